@@ -1,0 +1,151 @@
+"""The grid of modules: named axes, levels that vary over some of them, paths that pick one module per level [2.3].
+
+A path is a point of the grid. A level is a set of parameters (a pattern over their names) plus the axes it varies over,
+so that it has one module for each point of those axes, shared by all paths that differ only elsewhere:
+
+    axes of the level    what it is                   modules K_l    paths through each, P_{l,e}
+    ('a',)               a DiPaCo level               K_a            P / K_a
+    ()                   shared by all paths          1              P
+    all                  path-specific [2.6.1]        P              1
+
+DiLoCo is one axis that no level varies over; flat MoE is every level over all axes; a dense model is the empty grid.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Coordinates = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+  """Parameters whose names `pattern` matches (re.search), one module per point of `axes`."""
+
+  name: str
+  pattern: str
+  axes: tuple[str, ...]
+
+
+class Grid:
+  """Named axes in the order of their names; paths count in row-major order, the last axis fastest."""
+
+  def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = ()):
+    """Raises ValueError for a size below 1 or a name that is not a lower-case identifier."""
+    self.sizes = dict(sorted(dict(axes).items()))
+    for name, size in self.sizes.items():
+      if size < 1:
+        raise ValueError(f'grid axis {name!r} has size {size}; it should be at least 1')
+      if not name.isidentifier() or name == 'data':
+        raise ValueError(f"grid axis {name!r}: use an identifier other than 'data' (the devices inside a path)")
+
+  def __repr__(self) -> str:
+    return 'x'.join(f'{name}{size}' for name, size in self.sizes.items()) or 'single'
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    return tuple(self.sizes)
+
+  @property
+  def shape(self) -> Coordinates:
+    return tuple(self.sizes.values())
+
+  @property
+  def num_paths(self) -> int:
+    """P, the product of the axes' sizes."""
+    return math.prod(self.shape)
+
+  def coordinates(self, path: int) -> Coordinates:
+    """Path index in [0, P) to one coordinate per axis."""
+    if not 0 <= path < self.num_paths:
+      raise ValueError(f'path {path} is not in the grid {self}: paths go from 0 to {self.num_paths - 1}')
+    coords = []
+    for size in reversed(self.shape):
+      path, c = divmod(path, size)
+      coords.append(c)
+    return tuple(reversed(coords))
+
+  def path(self, coordinates: Coordinates) -> int:
+    """One coordinate per axis to the path's index; the inverse of `coordinates`."""
+    index = 0
+    for c, size in zip(coordinates, self.shape, strict=True):
+      if not 0 <= c < size:
+        raise ValueError(f'coordinates {coordinates} are outside the grid {self}')
+      index = index * size + c
+    return index
+
+  def points(self) -> Iterator[Coordinates]:
+    """Coordinates of all paths, in the order of their indices."""
+    return itertools.product(*map(range, self.shape))
+
+  def positions(self, level: Level) -> tuple[int, ...]:
+    """Which of the grid's axes the level varies over, as positions in `names`."""
+    return tuple(i for i, name in enumerate(self.names) if name in level.axes)
+
+  def level_shape(self, level: Level) -> Coordinates:
+    """Sizes of the level's axes: the leading dimensions of its stacked parameters."""
+    return tuple(self.shape[i] for i in self.positions(level))
+
+  def num_modules(self, level: Level) -> int:
+    """K_l."""
+    return math.prod(self.level_shape(level))
+
+  def paths_through(self, level: Level) -> int:
+    """P_{l,e}: the product of the axes that the level lacks."""
+    return self.num_paths // self.num_modules(level)
+
+  def module(self, level: Level, coordinates: Coordinates) -> Coordinates:
+    """The level's module that a path picks: the path's coordinates on the level's axes."""
+    return tuple(coordinates[i] for i in self.positions(level))
+
+  def modules(self, level: Level) -> Iterator[Coordinates]:
+    """All modules of a level, row-major."""
+    return itertools.product(*map(range, self.level_shape(level)))
+
+  def lacking(self, level: Level) -> tuple[int, ...]:
+    """Positions of the axes over which a module's paths differ: those the outer gradient is averaged over."""
+    return tuple(i for i, name in enumerate(self.names) if name not in level.axes)
+
+
+def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Level, ...]:
+  """Levels from (name, pattern, axes).
+
+  Raises:
+    ValueError: an axis is not in the grid, a name is used twice or unfit for a file, a pattern does not parse.
+  """
+  levels = []
+  for name, pattern, axes in specs:
+    unknown = [axis for axis in axes if axis not in grid.names]
+    if unknown:
+      raise ValueError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
+    if not re.fullmatch(r'\w+', name) or name in {level.name for level in levels}:
+      raise ValueError(f'level name {name!r}: use letters, digits and _, and each name once')
+    try:
+      re.compile(pattern)
+    except re.error as e:
+      raise ValueError(f'level {name!r}: pattern {pattern!r} is no regular expression: {e}') from e
+    levels.append(Level(name, pattern, tuple(axis for axis in grid.names if axis in axes)))
+  return tuple(levels)
+
+
+def assign(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
+  """Each parameter's level.
+
+  Raises:
+    ValueError: a parameter matches no level or several, or a level matches nothing.
+  """
+  owner: dict[str, Level] = {}
+  for name in sorted(names):
+    matching = [level for level in levels if re.search(level.pattern, name)]
+    if not matching:
+      raise ValueError(f'parameter {name!r} matches no level; add a pattern to config.levels')
+    if len(matching) > 1:
+      both = ' and '.join(repr(level.name) for level in matching)
+      raise ValueError(f'parameter {name!r} matches levels {both}; make the patterns of config.levels disjoint')
+    owner[name] = matching[0]
+  for level in levels:
+    if level not in owner.values():
+      raise ValueError(f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {sorted(owner)}')
+  return owner

@@ -1,0 +1,300 @@
+"""Every field of a run, its default, and what is wrong with a bad one.
+
+This is the one place where defaults live. A config file fills a ConfigDict made from `Settings().to_dict()`; `main.py`
+turns it back with `from_dict`, and everything below takes these frozen dataclasses. Section numbers refer to the DiPaCo
+paper, arXiv 2403.10616.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Where documents come from."""
+
+  source: str = 'stdlib'  # 'files', or 'stdlib': the source and documentation of the running Python
+  train: tuple[str, ...] = ()  # globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst
+  validation: tuple[str, ...] = ()  # globs; none: documents whose id hashes below validation_fraction
+  validation_fraction: float = 0.02
+  max_validation_documents: int = 1000  # 0: all
+  max_documents: int = 0  # 0: all; the first so many, of training and validation together
+  text_key: str = 'text'
+  domain_key: str = 'domain'
+  holdout_fraction: float = 0.01  # of the documents, held back from every shard for early stopping [2.7]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """SentencePiece: a given model, or one trained on a seeded sample of the training text."""
+
+  model_file: str = ''  # for instance T5's 32,000 pieces
+  vocab_size: int = 32_000  # of the model to train
+  sample_bytes: int = 20_000_000  # of text to train it on
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A decoder-only transformer in Llama's shape; the defaults are the 150M path of the paper [7.1]."""
+
+  width: int = 896
+  num_layers: int = 12
+  num_heads: int = 16
+  head_dim: int = 64
+  mlp_dim: int = 2432
+  seq_len: int = 1024  # tokens in a row of training
+  tied: bool = True  # the head is the embedding, transposed
+  dtype: str = 'auto'  # of compute: 'float32', 'bfloat16', 'auto' (float32 on CPU); parameters are float32
+  attention: str = 'auto'  # 'xla', 'cudnn', 'splash', 'auto' (by device)
+  remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep the matrix products)
+  loss_chunk: int = 1024  # tokens whose logits exist at one time
+  rope_base: float = 10_000.0
+  norm_epsilon: float = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrain:
+  """The base model, from which every path starts [2.6]."""
+
+  steps: int = 24_000
+  batch_size: int = 512  # rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+  """Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5]."""
+
+  phases: int = 427
+  steps_per_phase: int = 150  # tau
+  batch_size: int = 512  # rows per path
+  steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
+  early_stopping: bool = True  # a path points at the version with its lowest hold-out loss [2.7]
+  paths_per_phase: int = 0  # path sampling [2.6.2]: so many, drawn by (seed, phase); 0: all
+  schedule: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (first phase, its paths); overrides paths_per_phase
+  offload: bool = False  # AdamW state of waiting paths lives in host memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  """AdamW inside a path, with a cosine over the global step, pretraining included [7.1]."""
+
+  learning_rate: float = 4e-4
+  warmup_steps: int = 1000
+  rewarm_steps: int = 0  # warm up once more, from the first step after pretraining (as DiLoCo does)
+  decay_steps: int = 0  # length of the cosine; 0: pretrain.steps + phases * steps_per_phase
+  final_fraction: float = 0.05  # of learning_rate, at the cosine's end; open in the paper
+  b1: float = 0.9
+  b2: float = 0.95  # open in the paper
+  epsilon: float = 1e-8
+  weight_decay: float = 0.1  # of matrices, not of norms' scales
+  clip_norm: float = 1.0  # global norm of the gradient; 0: no clipping
+  optimizer: str = 'adamw'  # or 'sgd', for checks against data-parallel SGD
+  keep_state: bool = True  # AdamW state survives the outer step, as DiLoCo's does on its worker
+  inherit_state: bool = True  # paths start with the base model's AdamW state
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+  """What is done with the averaged outer gradient of a module [2.5, 2.7]."""
+
+  optimizer: str = 'nesterov'  # 'nesterov', 'momentum', 'sgd', 'adam'
+  learning_rate: float = 0.7
+  momentum: float = 0.9
+  epsilon: float = 0.1  # of adam
+  rescale: bool = True  # times sqrt(P_{l,e})
+  reweigh: bool = True  # paths weigh as their shards' tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+  """How a sequence finds its path [2.4]."""
+
+  method: str = 'kmeans'  # 'kmeans', 'random', 'single'
+  prefix_tokens: int = 32  # which the router sees, and which no loss counts
+  top_n: int = 1  # training sequences go to so many paths [2.4.4]
+  sample: int = 100_000  # sequences that k-means is fitted on
+  restarts: int = 3
+  iterations: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+  """Routed perplexity on validation documents."""
+
+  seq_len: int = 0  # tokens of each document; 0: model.seq_len
+  batch_size: int = 0  # rows; 0: train.batch_size
+  every_phases: int = 1  # 0: only at the end
+  matrix: bool = False  # every path's loss on every shard's hold-out, in the report
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """Orbax run state."""
+
+  every_steps: int = 50  # inner steps (as long as those of all paths, where paths take turns)
+  keep: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """How devices are laid out; zeros are filled in from the devices at hand."""
+
+  data: int = 0  # devices inside one path's slice
+  shard_states: bool = False  # parameters and AdamW state sharded over `data`, else replicated
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
+
+  seed: int = 0
+  grid: tuple[tuple[str, int], ...] = ()
+  levels: tuple[tuple[str, str, tuple[str, ...]], ...] = (('all', '.*', ()),)
+  data: Data = Data()
+  tokenizer: Tokenizer = Tokenizer()
+  model: Model = Model()
+  pretrain: Pretrain = Pretrain()
+  train: Train = Train()
+  inner: Inner = Inner()
+  outer: Outer = Outer()
+  routing: Routing = Routing()
+  evaluate: Evaluate = Evaluate()
+  checkpoint: Checkpoint = Checkpoint()
+  mesh: Mesh = Mesh()
+
+  def to_dict(self) -> dict[str, Any]:
+    """Nested dicts of plain values, the grid as a dict: what a config file edits and config.json holds."""
+    return dataclasses.asdict(self) | {'grid': dict(self.grid)}
+
+
+# Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
+MAY_CHANGE = ('train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix')
+
+CHOICES = {
+  'data.source': ('files', 'stdlib'),
+  'model.dtype': ('auto', 'float32', 'bfloat16'),
+  'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
+  'model.remat': ('none', 'full', 'dots'),
+  'inner.optimizer': ('adamw', 'sgd'),
+  'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),
+  'routing.method': ('kmeans', 'random', 'single'),
+}
+MAY_BE_ZERO = (
+  'seed max_validation_documents max_documents holdout_fraction steps phases paths_per_phase warmup_steps rewarm_steps '
+  'decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data'
+).split()
+FRACTIONS = ('validation_fraction', 'holdout_fraction', 'final_fraction', 'b1', 'b2', 'momentum')
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """`{'a': {'b': 1}}` to `{'a.b': 1}`."""
+  flat = {}
+  for key, value in nested.items():
+    flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, Mapping) else {prefix + key: value}
+  return flat
+
+
+def from_dict(values: Mapping[str, Any]) -> Settings:
+  """Settings from nested dicts.
+
+  Raises:
+    ValueError: a field is unknown (the nearest one is named), of a wrong type or out of range.
+  """
+  settings = _build(Settings, values, '')
+  _check(settings)
+  return settings
+
+
+def _build(cls, values: Mapping[str, Any], prefix: str):
+  fields = {f.name: f.type for f in dataclasses.fields(cls)}
+  for name in values:
+    if name not in fields:
+      near = difflib.get_close_matches(name, fields, 1, 0)
+      raise ValueError(f'config.{prefix}{name}: there is no such field; the nearest is config.{prefix}{near[0]}')
+  return cls(**{name: _convert(value, fields[name], prefix + name) for name, value in values.items()})
+
+
+def _convert(value, kind, name: str):
+  if dataclasses.is_dataclass(kind):
+    return _build(kind, value, name + '.')
+  if name == 'grid':
+    value = tuple(sorted(value.items() if isinstance(value, Mapping) else value))
+  if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
+    value = tuple(value.split(',')) if value else ()
+  if typing.get_origin(kind) is tuple:
+    return _tuple(value, kind, name)
+  if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    value = float(value)
+  if type(value) is not kind:
+    raise ValueError(f'config.{name}={value!r} should be of type {kind.__name__}')
+  return value
+
+
+def _tuple(value, kind, name: str) -> tuple:
+  if not isinstance(value, (tuple, list)):
+    raise ValueError(f'config.{name}={value!r} should be a tuple')
+  kinds = typing.get_args(kind)
+  kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
+  if len(kinds) != len(value):
+    raise ValueError(f'config.{name}={value!r} should have {len(kinds)} entries')
+  return tuple(_convert(v, k, f'{name}[{i}]') for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+
+
+def _check(s: Settings):
+  """Ranges of single fields, then what fields say of each other."""
+  for name, value in flatten(s.to_dict()).items():
+    last = name.split('.')[-1]
+    if name in CHOICES and value not in CHOICES[name]:
+      raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
+    if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
+      raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
+    if last in FRACTIONS and value >= 1:
+      raise ValueError(f'config.{name}={value} should be below 1')
+  for name, size in (('pretrain', s.pretrain.batch_size), ('train', s.train.batch_size)):
+    if not size:
+      raise ValueError(f'config.{name}.batch_size=0 should be above 0')
+  num_paths = 1
+  for _, size in s.grid:
+    num_paths *= size
+  if s.model.head_dim % 2:
+    raise ValueError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
+  if not s.model.seq_len > s.routing.prefix_tokens:
+    raise ValueError(
+      f'config.model.seq_len={s.model.seq_len or 0} should be above config.routing.prefix_tokens='
+      f'{s.routing.prefix_tokens}: the prefix is not trained on'
+    )
+  if s.routing.top_n > num_paths:
+    raise ValueError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
+  if s.routing.method == 'single' and num_paths > 1:
+    raise ValueError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
+  if s.train.paths_per_phase > num_paths:
+    raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
+  if s.data.source == 'files' and not s.data.train:
+    raise ValueError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
+  _check_schedule(s, num_paths)
+
+
+def _check_schedule(s: Settings, num_paths: int):
+  firsts = [first for first, _ in s.train.schedule]
+  if firsts and (firsts[0] != 0 or firsts != sorted(set(firsts))):
+    raise ValueError(f'config.train.schedule: first phases {firsts} should start at 0 and rise')
+  for first, paths in s.train.schedule:
+    if not paths or not all(0 <= path < num_paths for path in paths):
+      raise ValueError(f'config.train.schedule: phase {first} names paths {paths}; they go from 0 to {num_paths - 1}')
+
+
+def digest(settings: Settings, *prefixes: str) -> str:
+  """sha256 over the canonical JSON of the fields whose dotted names start with one of `prefixes` (none: all)."""
+  chosen = {k: v for k, v in flatten(settings.to_dict()).items() if not prefixes or k.startswith(prefixes)}
+  return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: Settings, new: Settings) -> dict[str, tuple[Any, Any]]:
+  """Fields that differ and may not: `{name: (old, new)}`."""
+  a, b = flatten(old.to_dict()), flatten(new.to_dict())
+  return {k: (a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k) and k not in MAY_CHANGE}
