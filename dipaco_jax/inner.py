@@ -1,0 +1,99 @@
+"""The inner optimization: one path's AdamW, for tau steps on its own shard [2.5, 7.1]. Pure.
+
+With g the gradient clipped to norm c, and eta_s the learning rate of the global step s (pretraining included):
+
+    m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+    theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
+
+t counts the path's own updates, s is passed in: the schedule belongs to the run, the moments to the path.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dipaco_jax import settings
+
+# (params, tokens [B, L], segments [B, L]) -> (mean loss, gradients, their global norm)
+Gradient = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any, jax.Array]]
+
+
+class Inner(NamedTuple):
+  """A path's optimizer: an Optax transformation without its learning rate, and the learning rate by global step."""
+
+  init: Callable[[Any], Any]
+  update: Callable[[Any, Any, Any], tuple[Any, Any]]
+  learning_rate: Callable[[jax.Array], jax.Array]
+  clip_norm: float
+
+
+def learning_rate(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Callable[[jax.Array], jax.Array]:
+  """eta_s = eta min(1, (s+1)/warmup) (f + (1-f) (1 + cos(pi min(1, s/decay))) / 2), warmed up again after pretraining.
+
+  Args:
+    config: eta, warmup_steps, rewarm_steps, f = final_fraction.
+    decay_steps: length of the cosine in global steps.
+    pretrain_steps: the first global step that is warmed up again, if rewarm_steps.
+  """
+
+  def rate(step):
+    s = step.astype(jnp.float32)
+    warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup_steps))
+    cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(1.0, s / max(1, decay_steps))))
+    again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
+    again = jnp.where(step >= pretrain_steps, again, 1.0)
+    return config.learning_rate * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
+
+  return rate
+
+
+def make(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Inner:
+  """AdamW, or plain SGD for checks against data-parallel training."""
+  transformation = optax.identity()
+  if config.optimizer == 'adamw':
+    transformation = optax.chain(
+      optax.scale_by_adam(config.b1, config.b2, config.epsilon),
+      optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
+    )
+  rate = learning_rate(config, decay_steps, pretrain_steps)
+  return Inner(transformation.init, transformation.update, rate, config.clip_norm)
+
+
+def gradient(loss: Callable) -> Gradient:
+  """The gradient of the mean loss over the targets that count, from `loss -> (summed nll, number of targets)`."""
+
+  def compute(params, tokens_BL, segments_BL):
+    (nll, count), grads = jax.value_and_grad(loss, has_aux=True)(params, tokens_BL, segments_BL)
+    count = jnp.maximum(count, 1)
+    grads = jax.tree.map(lambda g: g / count, grads)
+    return nll / count, grads, optax.global_norm(grads)
+
+  return compute
+
+
+def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL, global_step):
+  """One update. Returns (params, state, {'loss', 'grad_norm'}), the loss being that before the update."""
+  loss, grads, norm = compute(params, tokens_BL, segments_BL)
+  if inner.clip_norm:
+    scale = jnp.minimum(1.0, inner.clip_norm / jnp.maximum(norm, 1e-12))
+    grads = jax.tree.map(lambda g: g * scale, grads)
+  updates, state = inner.update(grads, state, params)
+  rate = inner.learning_rate(global_step)
+  params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
+  return params, state, {'loss': loss, 'grad_norm': norm}
+
+
+def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_KBL, first_step):
+  """K updates in one program (a scan). Metrics come back stacked, [K]."""
+
+  def one(carry, xs):
+    tokens_BL, segments_BL, offset = xs
+    *carry, metrics = step(inner, compute, *carry, tokens_BL, segments_BL, first_step + offset)
+    return tuple(carry), metrics
+
+  offsets_K = jnp.arange(tokens_KBL.shape[0], dtype=jnp.int32)
+  (params, state), metrics = jax.lax.scan(one, (params, state), (tokens_KBL, segments_KBL, offsets_K))
+  return params, state, metrics

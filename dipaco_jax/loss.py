@@ -1,0 +1,100 @@
+"""Cross-entropy in chunks of tokens, so that the [B, L, V] logits never exist; what counts and what doesn't [2.4].
+
+Only targets after a sequence's first 32 tokens count, for every method: the prefix is the router's.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from dipaco_jax import model as model_lib
+
+
+def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:
+  """The token that follows each one [B, L], and whether it counts [B, L] float32.
+
+  It counts when it is in the same segment, is not padding, and is at place `prefix_tokens` or later of its sequence.
+  """
+  follow_BL, next_segment_BL = (jnp.pad(x_BL, ((0, 0), (0, 1)))[:, 1:] for x_BL in (tokens_BL, segments_BL))
+  late_BL = model_lib.positions(segments_BL) + 1 >= prefix_tokens
+  counts_BL = (next_segment_BL == segments_BL) & (segments_BL > 0) & late_BL
+  return follow_BL, counts_BL.astype(jnp.float32)
+
+
+def chunks(x: jax.Array, chunk: int) -> jax.Array:
+  """[N, ...] to [N / c, c, ...], c the largest divisor of N up to `chunk`."""
+  size = next(c for c in range(min(chunk, x.shape[0]), 0, -1) if x.shape[0] % c == 0)
+  return x.reshape(-1, size, *x.shape[1:])
+
+
+def _chunk_nll(x_CD, head_DV, targets_C):
+  logits_CV = jnp.einsum('CD,DV->CV', x_CD, head_DV, preferred_element_type=jnp.float32)
+  log_z_C = jax.nn.logsumexp(logits_CV, axis=-1)
+  return log_z_C - jnp.take_along_axis(logits_CV, targets_C[:, None], axis=-1)[:, 0], logits_CV, log_z_C
+
+
+def token_nll(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> jax.Array:
+  """-log p(target) of every token, [N] float32 nats."""
+  pieces = jax.lax.map(lambda xt: _chunk_nll(xt[0], head_DV, xt[1])[0], (chunks(x_ND, chunk), chunks(targets_N, chunk)))
+  return pieces.reshape(-1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def summed_nll(x_ND, head_DV, targets_N, weights_N, chunk: int) -> jax.Array:
+  """sum_n weights_n * -log p(target_n).
+
+  Its gradients are made chunk by chunk along with the loss, while the logits are at hand:
+  dx = w (softmax - onehot) head^T, dhead = x^T w (softmax - onehot).
+  """
+  return jnp.sum(token_nll(x_ND, head_DV, targets_N, chunk) * weights_N)
+
+
+def _forward(x_ND, head_DV, targets_N, weights_N, chunk):
+  def one(carry, xs):
+    loss, dhead_DV = carry
+    x_CD, targets_C, weights_C = xs
+    nll_C, logits_CV, log_z_C = _chunk_nll(x_CD, head_DV, targets_C)
+    onehot_CV = jax.nn.one_hot(targets_C, head_DV.shape[1], dtype=jnp.float32)
+    dlogits_CV = ((jnp.exp(logits_CV - log_z_C[:, None]) - onehot_CV) * weights_C[:, None]).astype(x_CD.dtype)
+    dx_CD = jnp.einsum('CV,DV->CD', dlogits_CV, head_DV)
+    dhead_DV += jnp.einsum('CD,CV->DV', x_CD, dlogits_CV, preferred_element_type=jnp.float32)
+    return (loss + jnp.sum(nll_C * weights_C), dhead_DV), dx_CD
+
+  start = (jnp.zeros((), jnp.float32), jnp.zeros(head_DV.shape, jnp.float32))
+  pieces = tuple(chunks(a, chunk) for a in (x_ND, targets_N, weights_N))
+  (loss, dhead_DV), dx = jax.lax.scan(one, start, pieces)
+  return loss, (dx.reshape(x_ND.shape), dhead_DV.astype(head_DV.dtype))
+
+
+def _backward(chunk, gradients, g):
+  dx_ND, dhead_DV = gradients
+  return dx_ND * g.astype(dx_ND.dtype), dhead_DV * g.astype(dhead_DV.dtype), None, None
+
+
+summed_nll.defvjp(_forward, _backward)
+
+
+def path_loss(model: model_lib.Transformer, prefix_tokens: int):
+  """`loss(params, tokens_BL, segments_BL) -> (summed nll in nats, number of targets that count)`."""
+
+  def loss(params, tokens_BL, segments_BL):
+    x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
+    targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
+    x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
+    nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), model.config.loss_chunk)
+    return nll, counts_BL.sum()
+
+  return loss
+
+
+def row_losses(model: model_lib.Transformer, prefix_tokens: int):
+  """`losses(params, tokens_BL, segments_BL) -> (nll_B in nats, number of targets that count_B)`, for evaluation."""
+
+  def losses(params, tokens_BL, segments_BL):
+    x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
+    targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
+    nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
+    return (nll_N.reshape(tokens_BL.shape) * counts_BL).sum(1), counts_BL.sum(1)
+
+  return losses

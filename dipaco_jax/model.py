@@ -1,0 +1,211 @@
+"""The transformer that a path is: decoder-only, in Llama's shape, so that any Llama engine can load a trained path.
+
+RMSNorm, rotary embedding, SwiGLU, no biases, tied or untied head. Parameters are float32, computing is in `dtype`.
+Their names are stable; they are what the patterns of the levels match:
+
+    embed/tokens                 [V, D]
+    block_<n>/attention_norm/scale [D]     block_<n>/attention/{q,k,v} [D, H, K]     block_<n>/attention/o [H, K, D]
+    block_<n>/mlp_norm/scale     [D]       block_<n>/mlp/{gate,up}     [D, F]        block_<n>/mlp/down    [F, D]
+    final_norm/scale             [D]       head/kernel                 [D, V] (untied only)
+
+Dimensions: B batch, L length, D width, H heads, K head size, F MLP width, V vocabulary, N layers.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import traverse_util
+
+from dipaco_jax import settings
+
+Params = dict[str, jax.Array]  # flat: name to array
+
+
+def matrix(scale: float, fan_in: int) -> nn.initializers.Initializer:
+  """Normal with standard deviation scale / sqrt(fan_in)."""
+  return nn.initializers.normal(scale / math.sqrt(fan_in))
+
+
+class RMSNorm(nn.Module):
+  """x / sqrt(mean(x^2) + epsilon) * scale, in float32."""
+
+  epsilon: float
+
+  @nn.compact
+  def __call__(self, x_BLD):
+    scale_D = self.param('scale', nn.initializers.ones, (x_BLD.shape[-1],))
+    x32_BLD = x_BLD.astype(jnp.float32)
+    inverse_BL1 = jax.lax.rsqrt(jnp.mean(x32_BLD**2, -1, keepdims=True) + self.epsilon)
+    return (x32_BLD * inverse_BL1 * scale_D).astype(x_BLD.dtype)
+
+
+def positions(segments_BL: jax.Array) -> jax.Array:
+  """Place of every token in its own segment, from 0: [B, L]."""
+  index_BL = jax.lax.broadcasted_iota(jnp.int32, segments_BL.shape, 1)
+  previous_BL = jnp.pad(segments_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  return index_BL - jax.lax.cummax(jnp.where(segments_BL != previous_BL, index_BL, 0), axis=1)
+
+
+def rotate(x_BLHK: jax.Array, angles_BLK2: jax.Array) -> jax.Array:
+  """Rotary embedding in Llama's layout: dimension i of a head turns with dimension i + K/2 (arXiv 2104.09864)."""
+  sin_BL1K2, cos_BL1K2 = jnp.sin(angles_BLK2)[:, :, None], jnp.cos(angles_BLK2)[:, :, None]
+  a_BLHK2, b_BLHK2 = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
+  turned = (a_BLHK2 * cos_BL1K2 - b_BLHK2 * sin_BL1K2, b_BLHK2 * cos_BL1K2 + a_BLHK2 * sin_BL1K2)
+  return jnp.concatenate(turned, -1).astype(x_BLHK.dtype)
+
+
+def rotary_angles(positions_BL: jax.Array, head_dim: int, base: float) -> jax.Array:
+  """position * base^(-2i/K) for i in [0, K/2): [B, L, K/2] float32."""
+  inverse_K2 = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+  return positions_BL[..., None].astype(jnp.float32) * inverse_K2
+
+
+class Attention(nn.Module):
+  """Causal attention that never crosses a segment."""
+
+  config: settings.Model
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x_BLD, angles_BLK2, mask_B1LL):
+    c, D = self.config, self.config.width
+    q_DHK, k_DHK, v_DHK = (self.param(n, matrix(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
+    residual = 1 / math.sqrt(2 * c.num_layers)
+    o_HKD = self.param('o', matrix(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
+    q_BLHK, k_BLHK, v_BLHK = (
+      jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (q_DHK, k_DHK, v_DHK)
+    )
+    implementation = {'auto': None}.get(c.attention, c.attention)
+    out_BLHK = jax.nn.dot_product_attention(
+      rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK, mask=mask_B1LL, implementation=implementation
+    )
+    return jnp.einsum('BLHK,HKD->BLD', out_BLHK, o_HKD.astype(self.dtype))
+
+
+class MLP(nn.Module):
+  """SwiGLU: (silu(x gate) * (x up)) down (arXiv 2002.05202)."""
+
+  config: settings.Model
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x_BLD):
+    c, D, F = self.config, self.config.width, self.config.mlp_dim
+    gate_DF, up_DF = (self.param(name, matrix(1, D), (D, F)).astype(self.dtype) for name in ('gate', 'up'))
+    down_FD = self.param('down', matrix(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(self.dtype)
+    h_BLF = nn.silu(jnp.einsum('BLD,DF->BLF', x_BLD, gate_DF)) * jnp.einsum('BLD,DF->BLF', x_BLD, up_DF)
+    return jnp.einsum('BLF,FD->BLD', h_BLF, down_FD)
+
+
+class Block(nn.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+  config: settings.Model
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x_BLD, angles_BLK2, mask_B1LL):
+    c = self.config
+    h_BLD = RMSNorm(c.norm_epsilon, name='attention_norm')(x_BLD)
+    x_BLD = x_BLD + Attention(c, self.dtype, name='attention')(h_BLD, angles_BLK2, mask_B1LL)
+    h_BLD = RMSNorm(c.norm_epsilon, name='mlp_norm')(x_BLD)
+    return x_BLD + MLP(c, self.dtype, name='mlp')(h_BLD)
+
+
+REMAT_POLICIES = {
+  'full': jax.checkpoint_policies.nothing_saveable,
+  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+class Transformer(nn.Module):
+  """Tokens to the hidden state after the last block, which features [2.4] and logits are made from."""
+
+  config: settings.Model
+  vocab_size: int
+  dtype: jnp.dtype
+
+  def setup(self):
+    c = self.config
+    block = nn.remat(Block, policy=REMAT_POLICIES[c.remat]) if c.remat in REMAT_POLICIES else Block
+    self.embed = Embedding(self.vocab_size, c.width, self.dtype)
+    self.blocks = [block(c, self.dtype, name=f'block_{n}') for n in range(c.num_layers)]
+    self.final_norm = RMSNorm(c.norm_epsilon)
+    self.head = None if c.tied else Head(self.vocab_size, c.width)
+
+  def __call__(self, tokens_BL, segments_BL):
+    """`segments` number the packed sequences of a row from 1; 0 is padding. Returns x_BLD, before the final norm."""
+    length = tokens_BL.shape[1]
+    angles_BLK2 = rotary_angles(positions(segments_BL), self.config.head_dim, self.config.rope_base)
+    same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
+    mask_B1LL = (same_BLL & jnp.tril(jnp.ones((length, length), bool)))[:, None]
+    x_BLD = self.embed(tokens_BL)
+    for block in self.blocks:
+      x_BLD = block(x_BLD, angles_BLK2, mask_B1LL)
+    return x_BLD
+
+  def normed_and_head(self, tokens_BL, segments_BL):
+    """What logits are the product of: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
+    x_BLD = self.final_norm(self(tokens_BL, segments_BL))
+    head_DV = self.embed.tokens.T if self.head is None else self.head.kernel
+    return x_BLD, head_DV.astype(self.dtype)
+
+
+class Embedding(nn.Module):
+  """Rows of a [V, D] table."""
+
+  vocab_size: int
+  width: int
+  dtype: jnp.dtype
+
+  def setup(self):
+    self.tokens = self.param('tokens', matrix(1, self.width), (self.vocab_size, self.width))
+
+  def __call__(self, tokens_BL):
+    return jnp.take(self.tokens, tokens_BL, axis=0).astype(self.dtype)
+
+
+class Head(nn.Module):
+  """The [D, V] matrix of an untied head."""
+
+  vocab_size: int
+  width: int
+
+  def setup(self):
+    self.kernel = self.param('kernel', matrix(1, self.width), (self.width, self.vocab_size))
+
+
+def make(config: settings.Model, vocab_size: int) -> Transformer:
+  """The model, its compute dtype chosen by device where the config leaves it open."""
+  auto = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+  return Transformer(config, vocab_size, jnp.dtype(auto if config.dtype == 'auto' else config.dtype))
+
+
+def init(model: Transformer, key: jax.Array) -> Params:
+  """Fresh parameters, flat and in the order of their names."""
+  blank = jnp.zeros((1, 8), jnp.int32)
+  nested = model.init(key, blank, blank, method=Transformer.normed_and_head)['params']
+  return dict(sorted(traverse_util.flatten_dict(nested, sep='/').items()))
+
+
+def shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
+  """What `init` would return, without computing it."""
+  return jax.eval_shape(lambda: init(model, jax.random.key(0)))
+
+
+def hidden(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
+  """The hidden state after the last block, [B, L, D]."""
+  return model.apply({'params': traverse_util.unflatten_dict(params, sep='/')}, tokens_BL, segments_BL)
+
+
+def normed_and_head(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array):
+  """(normed hidden state [B, L, D], head [D, V]): their product is the logits."""
+  nested = {'params': traverse_util.unflatten_dict(params, sep='/')}
+  return model.apply(nested, tokens_BL, segments_BL, method=Transformer.normed_and_head)
+
+
+def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
+  """z = g(x) [2.4]: the last block's output, averaged over the prefix that the router sees: [B, D] float32."""
+  return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)

@@ -1,0 +1,67 @@
+"""Modules as stacked pytrees: the parameters of a level have the level's axes in front [2.3].
+
+`Modules` is `{level name: {parameter name: array [K_a for each axis a of the level, ...]}}`. A path's parameters are a
+flat dict of arrays without those axes: index them.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dipaco_jax import grid as grid_lib
+
+Modules = dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Which level owns each parameter, on which grid."""
+
+  grid: grid_lib.Grid
+  levels: tuple[grid_lib.Level, ...]
+  owner: Mapping[str, grid_lib.Level]
+
+  def names(self, level: grid_lib.Level) -> tuple[str, ...]:
+    """The level's parameters, sorted."""
+    return tuple(sorted(name for name, owner in self.owner.items() if owner == level))
+
+  def num_parameters(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    """Of all modules together; one path's are those of `shapes`."""
+    return sum(shapes[name].size * self.grid.num_modules(level) for name, level in self.owner.items())
+
+
+def make_layout(
+  axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str]
+) -> Layout:
+  """From the settings' `grid` and `levels` and the model's parameter names; raises ValueError as `grid.assign` does."""
+  grid = grid_lib.Grid(axes)
+  levels = grid_lib.make_levels(grid, specs)
+  return Layout(grid, levels, grid_lib.assign(levels, names))
+
+
+def by_level(layout: Layout, params: Mapping[str, Any]) -> Modules:
+  """The same leaves, grouped by level."""
+  return {level.name: {name: params[name] for name in layout.names(level)} for level in layout.levels}
+
+
+def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
+  """Every module a copy of its part of one path's parameters: how training starts from the base model."""
+  return {
+    level.name: {
+      name: jnp.broadcast_to(params[name], (*layout.grid.level_shape(level), *params[name].shape))
+      for name in layout.names(level)
+    }
+    for level in layout.levels
+  }
+
+
+def take(layout: Layout, modules: Modules, coordinates: Sequence[Any]) -> dict[str, Any]:
+  """A path's parameters; its coordinates may be traced integers."""
+  params = {}
+  for level in layout.levels:
+    index = layout.grid.module(level, tuple(coordinates))
+    params |= {name: stacked[index] for name, stacked in modules[level.name].items()}
+  return dict(sorted(params.items()))

@@ -1,0 +1,106 @@
+"""The outer optimization: what paths that share a module exchange, once per phase [2.5, 2.7]. Pure.
+
+For each module (l, e), with w_i the weight of path i and the sums over the active paths through it:
+
+    Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths)]
+    module <- OuterOpt(module, Delta)
+
+`w_i` is 1, or in proportion to the shard's tokens (loss reweighing: alpha_i = |D_i| / sum |D_j|). A module that no
+active path goes through stays as it is, momentum included. Path-specific modules get the same treatment with one path [2.6.1].
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dipaco_jax import settings
+from dipaco_jax.modules import Layout, Modules
+
+
+def make(config: settings.Outer) -> optax.GradientTransformation:
+  """OuterOpt; Nesterov 0.7 / 0.9 by default: m <- mu m + Delta, module <- module - eta (Delta + mu m)."""
+  rate, mu = config.learning_rate, config.momentum
+  return {
+    'nesterov': lambda: optax.sgd(rate, mu, nesterov=True),
+    'momentum': lambda: optax.sgd(rate, mu),
+    'sgd': lambda: optax.sgd(rate),
+    'adam': lambda: optax.adam(rate, b1=mu, b2=0.99, eps=config.epsilon),
+  }[config.optimizer]()
+
+
+def vmap_modules(function, num_axes: int):
+  """`function` of one module, over the leading axes of a level's stacked modules."""
+  for _ in range(num_axes):
+    function = jax.vmap(function)
+  return function
+
+
+def init(layout: Layout, transformation: optax.GradientTransformation, modules: Modules) -> dict:
+  """Each module's own outer state, stacked like the modules: `{level name: state}`."""
+  return {
+    level.name: vmap_modules(transformation.init, len(level.axes))(modules[level.name]) for level in layout.levels
+  }
+
+
+def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: bool, shape: Sequence[int]):
+  """w_i, shaped like the grid, float32: 0 where not active; else by shard tokens (their mean is 1), or 1."""
+  tokens = np.asarray(shard_tokens, np.float64)
+  weights = tokens / tokens.mean() if reweigh else np.ones_like(tokens)
+  return (weights * active).astype(np.float32).reshape(shape)
+
+
+def over_lacking(layout: Layout, level, x: jax.Array, reduce=jnp.sum) -> jax.Array:
+  """Reduces an array shaped like the grid over the axes that the level lacks: one value per module."""
+  return reduce(x, axis=layout.grid.lacking(level))
+
+
+def update(layout: Layout, transformation, rescale: bool, modules: Modules, state: dict, sums: Modules, weights):
+  """One outer step of all modules.
+
+  Args:
+    layout: grid and levels.
+    transformation: OuterOpt, for one module.
+    rescale: multiply Delta by sqrt(number of active paths through the module), P_{l,e} when all are.
+    modules: the old modules.
+    state: outer states, as `init` makes them.
+    sums: sum_i w_i (old - new_i), shaped like the modules.
+    weights: w_i, shaped like the grid; 0 means that the path took no part.
+
+  Returns:
+    The new modules, the new state, and {level name: norm of Delta per module}.
+  """
+  new_modules, new_state, norms = {}, {}, {}
+  for level in layout.levels:
+    total = over_lacking(layout, level, weights)
+    active = over_lacking(layout, level, (weights > 0).astype(jnp.float32))
+    factor = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+    factor = factor * jnp.sqrt(active) if rescale else factor
+
+    def one(module, state, sum_of_module, factor, touched):
+      delta = jax.tree.map(lambda s: s * factor, sum_of_module)
+      updates, moved = transformation.update(delta, state, module)
+      new = (optax.apply_updates(module, updates), moved)
+      kept = jax.tree.map(lambda n, o: jnp.where(touched, n, o), new, (module, state))
+      return *kept, optax.global_norm(delta)
+
+    name = level.name
+    new_modules[name], new_state[name], norms[name] = vmap_modules(one, len(level.axes))(
+      modules[name], state[name], sums[name], factor, total > 0
+    )
+  return new_modules, new_state, norms
+
+
+def exchanged_bytes(layout: Layout, shapes) -> int:
+  """What an outer step sends: each path sends its copy of every module it shares, and receives the new one. Arithmetic.
+
+  Path-specific modules (P_{l,e} = 1) are not exchanged.
+  """
+  return sum(
+    2 * math.prod(shapes[name].shape) * 4 * layout.grid.num_paths
+    for name, level in layout.owner.items()
+    if layout.grid.paths_through(level) > 1
+  )
