@@ -1,0 +1,342 @@
+"""What a run says of itself: metrics.jsonl, TensorBoard events, the progress line, and figures from sums [4].
+
+A row of metrics.jsonl is one JSON object with kind, stage, updates (made so far within the stage), time (unix seconds)
+and values. `rewind` takes back what a resumed run is about to do again, so that every update has its row once.
+"""
+
+import collections
+import contextlib
+import json
+import math
+import os
+import pathlib
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dipaco_jax import settings
+
+MAX_TAGGED_PATHS = 64  # TensorBoard grows slow beyond; metrics.jsonl has them all
+
+
+class Metrics:
+  """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
+
+  def __init__(self, workdir: str | os.PathLike):
+    self._workdir = pathlib.Path(workdir)
+    self._file = _open_whole(self._workdir / 'metrics.jsonl')
+    self._events: dict[str, Any] = {}  # stage to its writer: each stage counts its own updates
+
+  def write(self, kind: str, stage: str, updates: int, **values):
+    """Appends a row, in one write; NaN and infinities become null.
+
+    Raises:
+      OSError: the disk is full. What was written of the row is dropped when the file is next opened.
+    """
+    row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3)}
+    row |= {name: plain(value) for name, value in values.items()}
+    line = json.dumps(row, allow_nan=False).encode() + b'\n'
+    if self._file.write(line) != len(line):
+      raise OSError(f'no space for a row of {len(line)} bytes in {self._file.name}')
+    if stage not in self._events:
+      self._events[stage] = _event_writer(self._workdir / 'events' / stage)
+    _write_events(self._events[stage], row)
+
+  def rewind(self, stage: str, updates: int):
+    """Drops the stage's rows of more than so many updates, here and in TensorBoard; call it when a stage resumes."""
+    path = self._workdir / 'metrics.jsonl'
+    aside = path.with_name('metrics.jsonl.partial')
+    with open(aside, 'wb') as f:
+      for row in read_rows(self._workdir):
+        if row['stage'] != stage or row['updates'] <= updates:
+          f.write(json.dumps(row).encode() + b'\n')
+      f.flush()
+      os.fsync(f.fileno())
+    self._file.close()
+    os.replace(aside, path)
+    self._file = _open_whole(path)
+    self._events[stage] = _event_writer(self._workdir / 'events' / stage, purge_step=updates + 1)
+
+  def close(self):
+    self._file.close()
+    for writer in self._events.values():
+      writer.close()
+
+
+def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
+  """Rows of metrics.jsonl, oldest first; none where there is no file; a line torn by a crash is passed over."""
+  path = pathlib.Path(workdir) / 'metrics.jsonl'
+  if not path.exists():
+    return
+  with open(path, 'rb') as f:
+    for line in f:
+      try:
+        row = json.loads(line)
+      except ValueError:
+        continue
+      if isinstance(row, dict) and {'kind', 'stage', 'updates', 'time'} <= row.keys():
+        yield row
+
+
+def plain(value: Any) -> Any:
+  """Arrays and numpy scalars to lists and numbers that JSON has; NaN and infinities to None."""
+  if isinstance(value, Mapping):
+    return {str(k): plain(v) for k, v in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [plain(v) for v in value]
+  if hasattr(value, 'tolist'):
+    return plain(value.tolist())
+  return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _open_whole(path: pathlib.Path):
+  """Opens to append, without buffer; cuts off a last line that has no end."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  file = open(path, 'ab+', buffering=0)  # noqa: SIM115
+  size, keep = file.seek(0, os.SEEK_END), 0
+  while size:  # backwards, block by block, to the last line's end
+    start = max(0, size - 65_536)
+    file.seek(start)
+    found = file.read(size - start).rfind(b'\n')
+    if found >= 0:
+      keep = start + found + 1
+      break
+    size = start
+  file.truncate(keep)
+  return file
+
+
+def _event_writer(folder: pathlib.Path, purge_step: int | None = None):
+  """TensorBoard's file, written in this thread: tensorboardX's own writer thread dies and blocks on a full disk."""
+  from tensorboardX import event_file_writer
+  from tensorboardX.proto import event_pb2
+
+  folder.mkdir(parents=True, exist_ok=True)
+  # The name that tensorboardX makes is only as fine as a second.
+  writer = event_file_writer.EventsWriter(str(folder / 'events'), f'.{os.getpid()}.{time.time_ns() % 10**9:09d}')
+  if purge_step is not None:
+    log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    writer.write_event(event_pb2.Event(wall_time=time.time(), step=purge_step, session_log=log))
+  writer.flush()
+  return writer
+
+
+def _write_events(writer, row: Mapping[str, Any]):
+  from tensorboardX.proto import event_pb2, summary_pb2
+
+  values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row)]
+  event = event_pb2.Event(wall_time=row['time'], step=row['updates'], summary=summary_pb2.Summary(value=values))
+  writer.write_event(event)
+  writer.flush()
+
+
+def scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+  """(tag, number) of a row: `train/loss` is the mean over paths, `train/loss/path_3` one of them."""
+  group = row['stage'] if row['kind'] == 'step' else row['kind']
+  for name, value in row.items():
+    if name not in ('kind', 'stage', 'updates', 'time', 'paths'):
+      yield from _scalars(f'{group}/{name.removesuffix("_by_path").replace("_by_", "/")}', value, row.get('paths'))
+
+
+def _scalars(tag: str, value: Any, paths: Sequence[int] | None) -> Iterator[tuple[str, float]]:
+  if isinstance(value, (int, float)):
+    yield tag, float(value)
+  elif isinstance(value, Mapping):
+    for name, part in value.items():
+      yield from _scalars(f'{tag}/{name}', part, None)
+  elif isinstance(value, list):
+    names = paths if paths is not None and len(paths) == len(value) else range(len(value))
+    known = [(p, v) for p, v in zip(names, value, strict=True) if isinstance(v, (int, float))]
+    if known:
+      # Beside the perplexity of the whole, the mean over paths would be another number under the same tag.
+      if not tag.endswith('perplexity'):
+        yield tag, sum(v for _, v in known) / len(known)
+      yield from ((f'{tag}/path_{p}', float(v)) for p, v in known if p < MAX_TAGGED_PATHS)
+
+
+class Progress:
+  """How far a stage is: one line that overwrites itself on a terminal, an occasional plain line elsewhere."""
+
+  def __init__(self, stage: str, total: int, unit: str, stream=None, clock=time.monotonic):
+    """total: of units; 0 where it is not known."""
+    self._stage, self._total, self._unit, self._clock = stage, total, unit, clock
+    self._stream = sys.stderr if stream is None else stream
+    self._terminal = self._stream.isatty() and os.environ.get('TERM') != 'dumb'
+    self._started, self._next_time = clock(), -math.inf
+    self._recent: collections.deque[tuple[float, int]] = collections.deque()
+    self._line, self._printed = '', ''
+
+  def update(self, done: int, **shown):
+    """Shows done of total and values: `loss=3.2` as 'loss 3.200', `tokens_per_s=8e3` as '8,000 tokens/s'."""
+    now = self._clock()
+    self._recent.append((now, done))
+    while len(self._recent) > 2 and now - self._recent[1][0] > 30:  # seconds that the rate looks back
+      self._recent.popleft()
+    self._line = '  '.join([self._position(done), *(_show(k, v) for k, v in shown.items()), *self._eta(done)])
+    if now >= self._next_time:
+      self._next_time = now + (0.2 if self._terminal else 10 if now - self._started < 120 else 30)
+      self._print()
+
+  def close(self):
+    """Shows the last update, and leaves the line."""
+    if self._line != self._printed:
+      self._print()
+    if self._terminal and self._printed:
+      self._stream.write('\n')
+      self._stream.flush()
+    self._line = self._printed = ''
+
+  def _position(self, done: int) -> str:
+    if not self._total:
+      return f'{self._stage} {done:,} {self._unit}'
+    return f'{self._stage} {done:,}/{self._total:,} {self._unit} {100 * done // self._total}%'
+
+  def _eta(self, done: int) -> list[str]:
+    """From the recent rate: a resumed run starts in the middle, and the first step compiles."""
+    (first_time, first), (last_time, last) = self._recent[0], self._recent[-1]
+    if not self._total or done >= self._total or last <= first or last_time <= first_time:
+      return []
+    return [f'ETA {duration((self._total - done) * (last_time - first_time) / (last - first))}']
+
+  def _print(self):
+    # One write, and the rest of the line is erased after the text: nothing blinks, and no long line wraps.
+    if self._terminal:
+      width = shutil.get_terminal_size().columns
+      with contextlib.suppress(OSError, ValueError):  # this stream's terminal, where it has one of its own
+        width = os.get_terminal_size(self._stream.fileno()).columns or width
+      self._stream.write(f'\r{self._line[: max(width - 1, 1)]}\x1b[K')
+    else:
+      self._stream.write(self._line + '\n')
+    self._stream.flush()
+    self._printed = self._line
+
+
+def _show(name: str, value: Any) -> str:
+  words = name.replace('_per_', '/').replace('_', ' ')
+  if isinstance(value, float):
+    value = f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3f}'
+  elif isinstance(value, int):
+    value = f'{value:,}'
+  return f'{value} {words}' if '_per_' in name else f'{words} {value}'
+
+
+def duration(seconds: float) -> str:
+  """'7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
+  s = round(seconds)
+  if s < 60:
+    return f'{s} s'
+  if s < 3600:
+    return f'{s // 60}:{s % 60:02d}'
+  if s < 86_400:
+    return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}'
+  return f'{s // 86_400} d {s // 3600 % 24} h'
+
+
+def summarize(
+  nll: np.ndarray,
+  tokens: np.ndarray,
+  num_bytes: np.ndarray,
+  path: np.ndarray,
+  domain: np.ndarray,
+  num_paths: int,
+  domain_names: Sequence[str],
+) -> dict[str, Any]:
+  """Perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
+
+  Args:
+    nll: [N] nats, summed over the counted tokens of a sequence.
+    tokens: [N] counted tokens (those after the prefix).
+    num_bytes: [N] bytes of text that the counted tokens stand for.
+    path: [N] index of the path that a sequence was routed to.
+    domain: [N] index into domain_names.
+
+  Returns:
+    perplexity, perplexity_by_path and perplexity_by_domain (None where there is no token), bits_per_byte =
+    sum nll / (ln 2 * sum bytes), validation_tokens.
+
+  Raises:
+    ValueError: there is no token to count.
+  """
+  nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in (nll, tokens, num_bytes))
+  if not tokens.sum():
+    raise ValueError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
+  domains = _perplexities(nll, tokens, np.asarray(domain), len(domain_names))
+  return {
+    'perplexity': _exp(nll.sum() / tokens.sum()),
+    'perplexity_by_path': _perplexities(nll, tokens, np.asarray(path), num_paths),
+    'perplexity_by_domain': dict(zip(domain_names, domains, strict=True)),
+    'bits_per_byte': float(nll.sum() / math.log(2) / num_bytes.sum()) if num_bytes.sum() else None,
+    'validation_tokens': int(tokens.sum()),
+  }
+
+
+def _perplexities(nll: np.ndarray, tokens: np.ndarray, group: np.ndarray, size: int) -> list[float | None]:
+  sums, counts = (np.bincount(group, weights=x, minlength=size)[:size] for x in (nll, tokens))
+  return [_exp(n / t) if t else None for n, t in zip(sums, counts, strict=True)]
+
+
+def _exp(x: float) -> float:
+  return math.exp(x) if x < 700 else math.inf
+
+
+def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int:
+  """Forward and backward FLOPs of one path's matrix products, per trained token, as PaLM counts them.
+
+      6 (N (4 D H K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
+
+  The head counts, tied or not; the embedding's look-up and rematerialization don't; attention counts as if it were
+  neither causal nor cut into segments.
+  """
+  m = model
+  block = 4 * m.width * m.num_heads * m.head_dim + 3 * m.width * m.mlp_dim
+  products = m.num_layers * block + m.width * vocab_size
+  return 6 * products + 12 * m.num_layers * seq_len * m.num_heads * m.head_dim
+
+
+# Dense peak of one JAX device in bfloat16, FLOP/s, by what `device_kind` contains; the first match holds.
+PEAK_BFLOAT16 = (
+  ('tpu v6', 918e12),
+  ('tpu v5 lite', 197e12),
+  ('tpu v5e', 197e12),
+  ('tpu v5', 459e12),
+  ('tpu v4', 275e12),
+  (' mig ', None),  # a slice of a GPU
+  ('h200 nvl', 835e12),
+  ('h200', 989e12),
+  ('h100 pcie', 756e12),
+  ('h100 nvl', 835e12),
+  ('h100', 989e12),
+  ('a100', 312e12),
+)
+
+
+def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> float | None:
+  """Model FLOPs utilization: flops_per_s of the whole run over the devices' peak; None where the peak isn't known.
+
+  At JAX's default precision float32 products run as one bfloat16 pass on a TPU and as TF32, at half of bfloat16's
+  peak, on these GPUs.
+  """
+  kind = device_kind.lower()
+  peak = next((peak for name, peak in PEAK_BFLOAT16 if name in kind), None)
+  if peak is None or dtype not in ('bfloat16', 'float32'):
+    return None
+  if dtype == 'float32' and 'tpu' not in kind:
+    peak /= 2
+  return flops_per_s / (peak * num_devices)
+
+
+def process_peak_bytes() -> int:
+  """Largest resident size of this process so far, bytes."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == 'darwin' else peak * 1024
+
+
+def device_peak_bytes(devices: Iterable) -> int | None:
+  """Largest use of memory on any of these JAX devices so far, bytes; None where they don't tell (a CPU)."""
+  stats = [device.memory_stats() or {} for device in devices]
+  return max((s['peak_bytes_in_use'] for s in stats if 'peak_bytes_in_use' in s), default=None)
