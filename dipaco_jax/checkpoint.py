@@ -1,0 +1,275 @@
+"""What survives: files published whole or not at all, modules that others read, and the run state to go on from.
+
+Two formats, each for what it is good at. Published modules are one self-contained safetensors object each,
+`modules/<version>/<level>/<c0-c1>.safetensors`, the version being the number of outer steps inside; `load_path` reads one
+path's objects and no more. Run state (paths in training, moments, position) is Orbax, asynchronous and sharded, named by
+the number of updates inside.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax.grid import Coordinates, Level
+from dipaco_jax.modules import Layout, Modules
+
+Path = pathlib.Path
+
+
+def write_file(path: Path, data: bytes | str):
+  """Whole or not at all, on the disk before it is seen: written aside, synced, renamed."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  aside = path.with_name(f'.{path.name}.{os.getpid()}')
+  try:
+    with open(aside, 'wb') as f:
+      f.write(data.encode() if isinstance(data, str) else data)
+      f.flush()
+      os.fsync(f.fileno())
+    os.replace(aside, path)
+  finally:
+    aside.unlink(missing_ok=True)
+  sync_directory(path.parent)
+
+
+def sync_directory(path: Path):
+  """Makes renames inside a directory survive a power cut."""
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(handle)
+  finally:
+    os.close(handle)
+
+
+def write_json(path: Path, value: Any):
+  """As `write_file`; keys in the order given."""
+  write_file(path, json.dumps(value, indent=1) + '\n')
+
+
+@contextlib.contextmanager
+def publish_directory(path: Path) -> Iterator[Path]:
+  """Yields a directory aside, and renames it to `path` if the block ends well. Leftovers of killed runs are removed."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  for leftover in path.parent.glob(f'.{path.name}.*'):
+    shutil.rmtree(leftover)
+  aside = path.with_name(f'.{path.name}.{os.getpid()}')
+  aside.mkdir()
+  try:
+    yield aside
+  except BaseException:
+    shutil.rmtree(aside, ignore_errors=True)
+    raise
+  for file in aside.rglob('*'):
+    with open(file, 'rb') if file.is_file() else contextlib.nullcontext() as f:
+      os.fsync(f.fileno()) if f else sync_directory(file)
+  sync_directory(aside)
+  if path.exists():
+    shutil.rmtree(path)
+  os.replace(aside, path)
+  sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def hold(workdir: Path) -> Iterator[None]:
+  """One run per workdir; raises ValueError that says who holds it."""
+  with open(workdir / 'lock', 'a+') as f:
+    try:
+      fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      f.seek(0)
+      owner = json.loads(f.read() or '{}')
+      raise ValueError(
+        f'--workdir={workdir} is in use by process {owner.get("pid")} on {owner.get("host")} since '
+        f'{owner.get("started")}: wait for it, stop it, or choose another'
+      ) from None
+    f.truncate(0)
+    started = time.strftime('%Y-%m-%d %H:%M:%S')
+    f.write(json.dumps({'pid': os.getpid(), 'host': socket.gethostname(), 'started': started}))
+    f.flush()
+    yield
+
+
+# -- published modules
+
+
+def module_file(workdir: Path, version: int, level: Level, module: Coordinates) -> Path:
+  """Where a module of a version is."""
+  return workdir / 'modules' / str(version) / level.name / f'{"-".join(map(str, module)) or "shared"}.safetensors'
+
+
+def to_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+  """safetensors, in the order of the names: equal arrays give equal bytes."""
+  return safetensors.numpy.save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)})
+
+
+def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Level, Coordinates, dict[str, np.ndarray]]]:
+  """The modules that this process is to write: those whose first replica is on its devices."""
+  for level in layout.levels:
+    n = len(level.axes)
+    found: dict[Coordinates, dict[str, np.ndarray]] = {}
+    for name, stacked in modules[level.name].items():
+      for shard in stacked.addressable_shards:
+        if shard.replica_id == 0:
+          block, first = np.asarray(shard.data), [s.start or 0 for s in shard.index[:n]]
+          for local in np.ndindex(*block.shape[:n]):
+            found.setdefault(tuple(f + i for f, i in zip(first, local, strict=True)), {})[name] = block[local]
+    for module in sorted(found):
+      yield level, module, found[module]
+
+
+def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules):
+  """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json. Every process writes its own modules.
+
+  A version that is there already stays: a run that was killed and goes on makes the same bytes again.
+  """
+  final = workdir / 'modules' / str(version)
+  if final.exists():
+    return
+  aside = workdir / f'.version-{version}'
+  index = {}
+  for level, module, arrays in addressable_modules(layout, modules):
+    data = to_bytes(arrays)
+    file = module_file(aside, version, level, module)
+    write_file(file, data)
+    index[f'{level.name}/{file.name}'] = hashlib.sha256(data).hexdigest()
+  write_json(aside / 'modules' / str(version) / f'index-{jax.process_index()}.json', index)
+  barrier(f'version {version}')
+  if jax.process_index() == 0:
+    final.parent.mkdir(exist_ok=True)
+    os.replace(aside / 'modules' / str(version), final)
+    sync_directory(final.parent)
+    shutil.rmtree(aside)
+  barrier(f'version {version} is out')
+
+
+def barrier(name: str):
+  """All processes of a job wait for each other."""
+  if jax.process_count() > 1:
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices(name)
+
+
+def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
+  """A module's parameters; raises OSError naming the file that is missing or whose sha256 is not the recorded one."""
+  file = module_file(workdir, version, level, module)
+  data = file.read_bytes()
+  recorded: dict[str, str] = {}
+  for index in file.parent.parent.glob('index-*.json'):
+    recorded |= json.loads(index.read_text())
+  if hashlib.sha256(data).hexdigest() != recorded.get(f'{level.name}/{file.name}'):
+    raise OSError(f'{file} is corrupt: its sha256 is not the one in {file.parent.parent}/index-*.json')
+  return safetensors.numpy.load(data)
+
+
+def load_path(workdir: Path, layout: Layout, path: int, version: int | None = None) -> dict[str, np.ndarray]:
+  """One path's parameters, by default of the version that its early-stopping pointer names. Reads those files only."""
+  version = best_versions(workdir)[path] if version is None else version
+  coordinates = layout.grid.coordinates(path)
+  params: dict[str, np.ndarray] = {}
+  for level in layout.levels:
+    params |= read_module(workdir, version, level, layout.grid.module(level, coordinates))
+  return dict(sorted(params.items()))
+
+
+def best_versions(workdir: Path) -> list[int]:
+  """The version that each path points at."""
+  return json.loads((workdir / 'paths' / 'best.json').read_text())['version']
+
+
+def versions(workdir: Path) -> list[int]:
+  """Published versions, rising."""
+  return sorted(int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit())
+
+
+def collect(workdir: Path, keep: Iterable[int]):
+  """Removes published versions other than `keep` and the newest."""
+  for version in set(versions(workdir)[:-1]) - set(keep):
+    doomed = workdir / f'.collected-{version}'
+    os.replace(workdir / 'modules' / str(version), doomed)  # seen whole or not at all
+    shutil.rmtree(doomed)
+
+
+def modules_sha256(workdir: Path, version: int) -> str:
+  """sha256 over the parameters' bytes of all modules, by level, module and name in sorted order."""
+  total = hashlib.sha256()
+  for file in sorted((workdir / 'modules' / str(version)).glob('*/*.safetensors')):
+    for name, array in sorted(safetensors.numpy.load(file.read_bytes()).items()):
+      total.update(f'{file.parent.name}/{file.stem}/{name}'.encode())
+      total.update(array.tobytes())
+  return total.hexdigest()
+
+
+# -- run state
+
+
+class RunState:
+  """Orbax checkpoints of a training loop, in `directory/<updates>`, the newest `keep` of them."""
+
+  def __init__(self, directory: Path, keep: int):
+    import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
+
+    self._ocp = ocp
+    self._directory = directory.absolute()
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
+
+  def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
+    """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
+    args = self._ocp.args
+    items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
+    self._manager.save(updates, args=items, force=True)
+
+  def metas(self) -> dict[int, dict[str, Any]]:
+    """The meta of every checkpoint that can be read, by updates."""
+    found = {}
+    for updates in sorted(self._manager.all_steps(), reverse=True):
+      with self._skip_corrupt(updates):
+        found[updates] = self._manager.restore(
+          updates, args=self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
+        ).meta
+    return found
+
+  def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
+    """(arrays, meta) of the newest checkpoint that can be read, None if there is none.
+
+    A corrupt one is named in the log, removed, and the one before it is used.
+
+    Args:
+      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have.
+    """
+    for updates, meta in self.metas().items():
+      with self._skip_corrupt(updates):
+        restore = self._ocp.args.StandardRestore(abstract(meta))
+        return self._manager.restore(updates, args=self._ocp.args.Composite(arrays=restore)).arrays, meta
+    return None
+
+  @contextlib.contextmanager
+  def _skip_corrupt(self, updates: int):
+    try:
+      yield
+    except Exception as e:  # tensorstore and Orbax raise many kinds
+      logging.warning(
+        'checkpoint %s is corrupt (%s): the one before it is used', self._directory / str(updates), str(e).split('\n')[0]
+      )
+      shutil.rmtree(self._directory / str(updates), ignore_errors=True)
+      self._manager.reload()
+
+  def wait(self):
+    """Until everything is written; raises what went wrong."""
+    self._manager.wait_until_finished()
+
+  def close(self):
+    self._manager.close()

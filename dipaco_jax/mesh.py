@@ -1,0 +1,128 @@
+"""Where paths live: a device mesh with the grid's axis names, plus `data` for the devices inside one path's slice.
+
+A mesh axis may be shorter than its grid axis: every mesh position then holds a block of paths and takes them in turn. The
+path with coordinates c sits at position c_a // b_a of mesh axis a and has its turn at c_a % b_a, b_a = K_a / m_a. Arrays
+of the paths in flight have the mesh's axes in front, `[m_a, ..., shape]`, one path per position; stacked modules have their
+level's axes in front, `[K_a, ..., shape]`, sharded in the same blocks.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dipaco_jax import settings
+from dipaco_jax.grid import Coordinates, Grid
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """A grid on a mesh."""
+
+  grid: Grid
+  mesh: Mesh
+  shard_states: bool  # over `data`
+
+  @property
+  def positions(self) -> Coordinates:
+    """m_a: the mesh's size along every grid axis."""
+    return tuple(self.mesh.shape[name] for name in self.grid.names)
+
+  @property
+  def data(self) -> int:
+    """Devices inside one path's slice."""
+    return self.mesh.shape['data']
+
+  @property
+  def block(self) -> Coordinates:
+    """b_a: paths per mesh position along every axis."""
+    return tuple(k // m for k, m in zip(self.grid.shape, self.positions, strict=True))
+
+  def turns(self) -> list[Coordinates]:
+    """Places within the block, in the order in which every position takes them."""
+    return list(itertools.product(*map(range, self.block)))
+
+  def path(self, turn: Coordinates, position: Coordinates) -> int:
+    """The path in flight at a mesh position during a turn."""
+    return self.grid.path(tuple(p * b + t for p, b, t in zip(position, self.block, turn, strict=True)))
+
+  def paths(self, turn: Coordinates) -> list[int]:
+    """The paths in flight during a turn, positions in row-major order."""
+    return [self.path(turn, position) for position in itertools.product(*map(range, self.positions))]
+
+  def sharding(self, *spec: Any, host: bool = False) -> NamedSharding:
+    """A NamedSharding on this mesh; `host` puts it in the hosts' pinned memory."""
+    sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
+    return sharding.with_memory_kind('pinned_host') if host else sharding
+
+  def data_dim(self, shape: Sequence[int]) -> int | None:
+    """Which dimension of a parameter is sharded over `data`: the largest that divides, None if none is."""
+    fit = [i for i, size in enumerate(shape) if size % self.data == 0]
+    return max(fit, key=lambda i: shape[i]) if self.shard_states and self.data > 1 and fit else None
+
+  def parameter_spec(self, shape: Sequence[int]) -> tuple[str | None, ...]:
+    """PartitionSpec entries of one path's parameter inside its slice."""
+    dim = self.data_dim(shape)
+    return tuple('data' if i == dim else None for i in range(len(shape)))
+
+  def in_flight_spec(self, shape: Sequence[int]) -> PartitionSpec:
+    """Of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
+    return PartitionSpec(*self.grid.names, *self.parameter_spec(shape))
+
+  def assemble(self, shape: Sequence[int], spec: PartitionSpec, load: Callable[[Coordinates], np.ndarray]) -> jax.Array:
+    """`[m_a, ..., shape]` from `load(position) -> array of shape`; loads only positions of this process's devices."""
+    n = len(self.grid.names)
+    loaded: dict[Coordinates, np.ndarray] = {}
+
+    def piece(index):
+      position = tuple(s.start or 0 for s in index[:n])
+      if position not in loaded:
+        loaded[position] = load(position)
+      return loaded[position][index[n:]].reshape((1,) * n + loaded[position][index[n:]].shape)
+
+    return jax.make_array_from_callback((*self.positions, *shape), NamedSharding(self.mesh, spec), piece)
+
+
+def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
+  """Divisors of the grid's sizes with the largest product that the devices allow; the first axes longest."""
+  options = itertools.product(*([d for d in range(k, 0, -1) if k % d == 0] for k in shape))
+  return max((o for o in options if math.prod(o) <= devices), key=math.prod)
+
+
+def place(grid: Grid, config: settings.Mesh, batch_sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Placement:
+  """Lays a grid out on devices.
+
+  Args:
+    grid: of paths.
+    config: `data` devices inside a path; 0: as many as there are to spare and divide every batch.
+    batch_sizes: {config field: rows per path and step} that `data` has to divide.
+    devices: all that may be used; some are left over where sizes don't divide.
+
+  Raises:
+    ValueError: `data` is more than the devices, or doesn't divide a batch.
+  """
+  if config.data > len(devices):
+    raise ValueError(f'config.mesh.data={config.data} is more than the {len(devices)} devices')
+  for field, rows in batch_sizes.items():
+    if config.data and rows % config.data:
+      raise ValueError(f'config.{field}={rows} is not divided by config.mesh.data={config.data}: change one of them')
+  spare = max(1, len(devices) // grid.num_paths)
+  data = config.data or max(d for d in range(1, spare + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
+  shape = (*_fit_positions(grid.shape, len(devices) // data), data)
+  mesh = jax.make_mesh(
+    shape, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape), devices=devices[: math.prod(shape)]
+  )
+  return Placement(grid, mesh, config.shard_states)
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+  """To the host, whole; across processes it is replicated first (small arrays only)."""
+  if not x.is_fully_addressable:
+    replicated = NamedSharding(x.sharding.mesh, PartitionSpec())
+    x = jax.jit(lambda x: x, out_shardings=replicated)(x)
+  return np.asarray(x)

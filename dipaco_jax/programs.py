@@ -1,0 +1,299 @@
+"""The compiled programs of a run. One path is the unit of computation: every program runs one path per mesh position.
+
+    begin     modules -> parameters of the paths in flight                   (copy of the path's modules, Algorithm 1, 2.)
+    steps     k inner steps                                                 (a scan; no collective crosses the grid's axes)
+    finish    sums += w (old - new)
+    outer     sums over the axes a level lacks, OuterOpt, sums back to zero   (Algorithm 1, 3.; the collectives are here)
+    evaluate  nll per row
+
+All are shard_maps over the whole mesh but `outer`, whose collectives follow from the shardings. Inside a path's slice,
+parameters and AdamW state are replicated over `data`, or sharded: then gathered once per step, and gradients scattered.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dipaco_jax import inner as inner_lib
+from dipaco_jax import loss as loss_lib
+from dipaco_jax import model as model_lib
+from dipaco_jax import modules as modules_lib
+from dipaco_jax import outer as outer_lib
+from dipaco_jax import settings as settings_lib
+from dipaco_jax.mesh import Placement
+
+
+def gradient_over_data(loss: Callable, dims: dict[str, int | None]) -> inner_lib.Gradient:
+  """As `inner.gradient`, with rows split over `data`, and parameters too along the dimensions `dims` (None: not)."""
+
+  def compute(shards, tokens_BL, segments_BL):
+    (nll, count), grads = jax.value_and_grad(loss, has_aux=True)(gather(shards, dims), tokens_BL, segments_BL)
+    nll, count = jax.lax.psum((nll, count), 'data')
+    count = jnp.maximum(count, 1)
+    sharded = {
+      n: jax.lax.psum_scatter(grads[n], 'data', scatter_dimension=d, tiled=True) / count
+      for n, d in dims.items()
+      if d is not None
+    }
+    whole = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
+    square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(whole, squared=True)
+    return nll / count, dict(sorted((sharded | whole).items())), jnp.sqrt(square)
+
+  return compute
+
+
+def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[str, jax.Array]:
+  """One path's parameters, whole on every device of its slice."""
+  return {
+    n: x if dims[n] is None else jax.lax.all_gather(x, 'data', axis=dims[n], tiled=True) for n, x in shards.items()
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """What a run computes with, for one placement; see the file's docstring."""
+
+  placement: Placement
+  layout: modules_lib.Layout
+  model: model_lib.Transformer
+  settings: settings_lib.Settings
+  inner: inner_lib.Inner
+
+  # -- shapes and shardings
+
+  @functools.cached_property
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """One path's parameters."""
+    return model_lib.shapes(self.model)
+
+  @functools.cached_property
+  def dims(self) -> dict[str, int | None]:
+    """The dimension of each parameter that is sharded over `data`."""
+    return {name: self.placement.data_dim(s.shape) for name, s in self.shapes.items()}
+
+  @property
+  def num_axes(self) -> int:
+    return len(self.layout.grid.names)
+
+  @functools.cached_property
+  def params_spec(self) -> dict[str, P]:
+    """In-flight parameters."""
+    return {name: self.placement.in_flight_spec(s.shape) for name, s in self.shapes.items()}
+
+  @functools.cached_property
+  def state_spec(self):
+    """In-flight inner states: moments as the parameters, counts one per position."""
+    state = jax.eval_shape(self.inner.init, self.shapes)
+    return jax.tree.map(lambda s: self.placement.in_flight_spec(s.shape), state)
+
+  @functools.cached_property
+  def modules_spec(self) -> dict[str, dict[str, P]]:
+    """Stacked modules: sharded over their level's axes, replicated over the others."""
+    return self._per_parameter(lambda level, name: P(*level.axes, *self.placement.parameter_spec(self.shapes[name].shape)))
+
+  @functools.cached_property
+  def sums_spec(self) -> dict[str, dict[str, P]]:
+    """Partial sums of w (old - new): one per mesh position, so with the axes in front that the level lacks."""
+    names = self.layout.grid.names
+    lacking = {level: [names[i] for i in self.layout.grid.lacking(level)] for level in self.layout.levels}
+    return self._per_parameter(
+      lambda level, name: P(*lacking[level], *level.axes, *self.placement.parameter_spec(self.shapes[name].shape))
+    )
+
+  @functools.cached_property
+  def squares_spec(self) -> dict[str, P]:
+    """Partial sums of |w (old - new)|^2, per module."""
+    return {
+      level.name: P(*[self.layout.grid.names[i] for i in self.layout.grid.lacking(level)], *level.axes)
+      for level in self.layout.levels
+    }
+
+  def _per_parameter(self, spec) -> dict[str, dict[str, Any]]:
+    return {
+      level.name: {name: spec(level, name) for name in self.layout.names(level)} for level in self.layout.levels
+    }
+
+  def shardings(self, specs):
+    """PartitionSpecs to NamedShardings."""
+    return jax.tree.map(lambda s: NamedSharding(self.placement.mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
+
+  @property
+  def weights_spec(self) -> P:
+    return P(*self.layout.grid.names)
+
+  def rows_spec(self, leading: int = 0) -> P:
+    """`[..., m_a, ..., B, L]`: rows split over `data`."""
+    return P(*(None,) * leading, *self.layout.grid.names, 'data')
+
+  # -- one path per position
+
+  def _squeeze(self, tree, at: int = 0):
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.num_axes :]), tree)
+
+  def _expand(self, tree, at: int = 0):
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.num_axes, *x.shape[at:]), tree)
+
+  def _shard_map(self, function, in_specs, out_specs, **jit_options):
+    mapped = jax.shard_map(
+      function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return jax.jit(mapped, **jit_options)
+
+  @functools.cached_property
+  def begin(self):
+    """`begin(modules, turn [n]) -> in-flight parameters`."""
+
+    def begin(modules, turn):
+      return self._expand(modules_lib.take(self.layout, modules, tuple(turn)))
+
+    return self._shard_map(begin, (self.modules_spec, P()), self.params_spec)
+
+  @functools.cached_property
+  def fresh_state(self):
+    """`fresh_state(params) -> in-flight inner state` before the first update."""
+
+    def fresh_state(params):
+      return self._expand(self.inner.init(self._squeeze(params)))
+
+    return self._shard_map(fresh_state, (self.params_spec,), self.state_spec)
+
+  @functools.cached_property
+  def steps(self):
+    """`steps(params, state, tokens [k, m.., B, L], segments, first_step) -> (params, state, metrics [k, m..])`.
+
+    Donates params and state.
+    """
+    loss = loss_lib.path_loss(self.model, self.settings.routing.prefix_tokens)
+    compute = gradient_over_data(loss, self.dims) if self.placement.data > 1 else inner_lib.gradient(loss)
+
+    def steps(params, state, tokens, segments, first_step):
+      params, state, tokens, segments = (*self._squeeze((params, state)), *self._squeeze((tokens, segments), 1))
+      params, state, metrics = inner_lib.steps(self.inner, compute, params, state, tokens, segments, first_step)
+      return *self._expand((params, state)), self._expand(metrics, 1)
+
+    metrics_spec = P(None, *self.layout.grid.names)
+    return self._shard_map(
+      steps,
+      (self.params_spec, self.state_spec, self.rows_spec(1), self.rows_spec(1), P()),
+      (self.params_spec, self.state_spec, {'loss': metrics_spec, 'grad_norm': metrics_spec}),
+      donate_argnums=(0, 1),
+    )
+
+  @functools.cached_property
+  def finish(self):
+    """`finish(sums, squares, modules, params, weights, turn) -> (sums, squares)` with w (old - new) added.
+
+    Donates sums and squares.
+    """
+
+    def finish(sums, squares, modules, params, weights, turn):
+      turn = tuple(turn)
+      old, new = modules_lib.take(self.layout, modules, turn), self._squeeze(params)
+      for level in self.layout.levels:
+        lacking = (0,) * len(self.layout.grid.lacking(level))
+        at = lacking + self.layout.grid.module(level, turn)
+        delta = {name: weights[turn] * (old[name] - new[name]) for name in self.layout.names(level)}
+        sums[level.name] = {name: sums[level.name][name].at[at].add(d) for name, d in delta.items()}
+        squares[level.name] = squares[level.name].at[at].add(self._square(delta))
+      return sums, squares
+
+    specs = (self.sums_spec, self.squares_spec)
+    return self._shard_map(
+      finish, (*specs, self.modules_spec, self.params_spec, self.weights_spec, P()), specs, donate_argnums=(0, 1)
+    )
+
+  def _square(self, delta: dict[str, jax.Array]):
+    """|delta|^2 of one module's parameters, over the slice."""
+    sharded = {n: d for n, d in delta.items() if self.dims[n] is not None}
+    whole = optax.tree.norm({n: d for n, d in delta.items() if self.dims[n] is None}, squared=True)
+    return whole + (jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') if sharded else 0)
+
+  @functools.cached_property
+  def evaluate(self):
+    """`evaluate(params, tokens [m.., B, L], segments) -> (nll [m.., B], number of targets [m.., B])`."""
+    losses = loss_lib.row_losses(self.model, self.settings.routing.prefix_tokens)
+
+    def evaluate(params, tokens, segments):
+      return self._expand(losses(gather(self._squeeze(params), self.dims), *self._squeeze((tokens, segments))))
+
+    rows = self.rows_spec()
+    return self._shard_map(evaluate, (self.params_spec, rows, rows), (rows, rows))
+
+  # -- all paths
+
+  @functools.cached_property
+  def transformation(self) -> optax.GradientTransformation:
+    return outer_lib.make(self.settings.outer)
+
+  @functools.cached_property
+  def outer(self):
+    """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, sums, squares, statistics)`.
+
+    Donates all but the weights; sums and squares come back as zeros. Statistics: per level and module, the norm of Delta
+    and the mean cosine between the paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
+    """
+
+    def outer(modules, state, sums, squares, weights):
+      totals, cosines = {}, {}
+      for level in self.layout.levels:
+        axes = tuple(range(len(self.layout.grid.lacking(level))))
+        totals[level.name] = {name: x.sum(axes) for name, x in sums[level.name].items()}
+        square = squares[level.name].sum(axes)
+        of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
+        paths = outer_lib.over_lacking(self.layout, level, (weights > 0).astype(jnp.float32))
+        cosines[level.name] = (of_sum - square) / jnp.maximum((paths - 1) * square, 1e-30)
+      modules, state, norms = outer_lib.update(
+        self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights
+      )
+      zeros = jax.tree.map(jnp.zeros_like, (sums, squares))
+      return modules, state, *zeros, {'norm': norms, 'cosine': cosines}
+
+    specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
+    return jax.jit(
+      outer,
+      in_shardings=self.shardings((*specs, self.weights_spec)),
+      out_shardings=(*self.shardings(specs), NamedSharding(self.placement.mesh, P())),
+      donate_argnums=(0, 1, 2, 3),
+    )
+
+  @functools.cached_property
+  def outer_spec(self):
+    """Outer states: moments as the modules, scalars one per module."""
+    modules = jax.eval_shape(functools.partial(modules_lib.stack, self.layout), self.shapes)
+    state = jax.eval_shape(functools.partial(outer_lib.init, self.layout, self.transformation), modules)
+
+    def spec(level, leaf):
+      n = len(level.axes)
+      return P(*level.axes, *self.placement.parameter_spec(leaf.shape[n:]))
+
+    return {level.name: jax.tree.map(functools.partial(spec, level), state[level.name]) for level in self.layout.levels}
+
+  @functools.cached_property
+  def start(self):
+    """`start(params of the base) -> (modules, outer_state, sums, squares)`: every module a copy of the base's part."""
+    grid, sizes = self.layout.grid, self.placement.positions
+
+    def start(params):
+      modules = modules_lib.stack(self.layout, params)
+      state = outer_lib.init(self.layout, self.transformation, modules)
+      lead = {level.name: tuple(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
+      sums = {l: {n: jnp.zeros((*lead[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
+      squares = {l.name: jnp.zeros((*lead[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels}
+      return modules, state, sums, squares
+
+    specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
+    return jax.jit(start, out_shardings=self.shardings(specs))
+
+
+def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:
+  """Programs of a run; `settings.inner.decay_steps` 0 stands for the run's length."""
+  steps = settings.pretrain.steps + settings.train.phases * settings.train.steps_per_phase
+  inner = inner_lib.make(settings.inner, settings.inner.decay_steps or steps, settings.pretrain.steps)
+  return Programs(placement, layout, model, settings, inner)
