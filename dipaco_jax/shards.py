@@ -1,206 +1,28 @@
-"""Tokenized sequences before routing, and shards of packed rows after it, in ArrayRecord.
+"""Shards: the sequences of each path, packed into rows and read as a stream of batches [2.4].
 
-A document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed [2.4]. The sequences of one
-path are its shard, packed into rows of `seq_len` with segment ids, and read as an endless shuffled stream in which a
-step's batch depends on nothing but (seed, path, step). Nothing here imports JAX.
+Sequences are packed into rows of `seq_len` with segment ids; attention does not cross a segment. A shard is read as an
+endless shuffled stream in which a step's batch depends on nothing but (seed, path, step), so that going on needs only
+the step. Nothing here imports JAX.
 """
 
 import collections
 import concurrent.futures
-import contextlib
 import functools
 import itertools
-import json
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordReader
 
-BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
-READ_RECORDS = 2048  # read at one time
+from dipaco_jax.sequences import READ_RECORDS, Progress, Sequences, record_reader, record_writer, write_meta
+
 BLOCK = 4096  # positions of a stream shuffled at one time
 OPEN_ROWS = 64  # rows being packed
 MIN_DOCUMENTS = 8  # a path with so many has one for its hold-out, whatever the draw
-MAX_DOMAINS = 256  # further ones count as 'other'
-HEADER = struct.Struct('<IHH')  # document, domain, bytes of a token
 
 T = TypeVar('T')
-Progress = Callable[[int, int | None], None]  # done, of how many where that is known
-
-
-class Sequence(NamedTuple):
-  """Tokens [at most seq_len], the number of their document, the index of its domain."""
-
-  tokens: np.ndarray
-  document: int
-  domain: int
-
-
-# Files.
-
-
-@contextlib.contextmanager
-def _writer(file: str):
-  """A writer of records of one each, uncompressed: the fastest to read at random."""
-  writer = ArrayRecordWriter(file, 'group_size:1,uncompressed')
-  try:
-    yield writer
-    writer.close()
-  except RuntimeError as e:
-    raise OSError(f'{file}: {e}') from e
-
-
-def _open(file: str) -> ArrayRecordReader:
-  try:
-    reader = ArrayRecordReader(file, 'readahead_buffer_size:0,max_parallelism:0')
-    if reader.ok():
-      return reader
-  except (RuntimeError, ValueError):
-    pass
-  raise ValueError(f'{file}: {"damaged" if os.path.exists(file) else "missing"}: have it made again')
-
-
-@functools.lru_cache(256)  # bounds the open files, however many the paths
-def _open_cached(file: str, modified_ns: int) -> ArrayRecordReader:
-  return _open(file)
-
-
-def _write_meta(out_dir: str, meta: dict[str, Any]) -> dict[str, Any]:
-  with open(os.path.join(out_dir, 'meta.json'), 'w') as f:
-    json.dump(meta, f, indent=1)
-  return meta
-
-
-# Tokenization.
-
-
-def write_sequences(
-  make_documents: Callable[[str], Iterable],
-  tokenizer,
-  out_dir: str,
-  *,
-  seq_len: int,
-  eval_len: int,
-  prefix_tokens: int,
-  progress: Progress = lambda done, total: None,
-  threads: int = 0,
-) -> dict[str, Any]:
-  """Writes `train.array_record`, `validation.array_record` and `meta.json` into a folder, documents in their order.
-
-  A training document gives sequences of at most `seq_len` tokens, a validation document its first `eval_len`; those of
-  `prefix_tokens` or fewer are dropped, as no loss would count them. Memory does not grow with the text.
-
-  Args:
-    make_documents: 'train' or 'validation' to documents (id, text, domain).
-    tokenizer: has `encode_batch` and `vocab_size`.
-    progress: called now and then with the number of documents done, and None.
-    threads: that tokenize; 0: one per core. The result is the same.
-
-  Returns:
-    What meta.json holds: counts, domain names, lengths.
-  """
-  dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
-  counts: collections.Counter[tuple[str, str]] = collections.Counter()
-  domains: dict[str, int] = {}
-  done = itertools.count(1)
-  for split, length in (('train', seq_len), ('validation', eval_len)):
-    with _writer(os.path.join(out_dir, f'{split}.array_record')) as writer:
-      for number, (domain, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
-        if domain not in domains and len(domains) == MAX_DOMAINS:
-          domain = 'other'
-        index = domains.setdefault(domain, len(domains))
-        for begin in range(0, len(tokens) if split == 'train' else 1, length):
-          piece = tokens[begin : begin + length]
-          kept = len(piece) > prefix_tokens
-          if kept:
-            writer.write(HEADER.pack(number, index, dtype.itemsize) + piece.astype(dtype).tobytes())
-          counts[split, 'sequences' if kept else 'dropped'] += 1
-          counts[split, 'tokens'] += kept * len(piece)
-        counts[split, 'documents'] += 1
-        progress(next(done), None)
-  return _write_meta(
-    out_dir,
-    {
-      'documents': counts['train', 'documents'],
-      'sequences': counts['train', 'sequences'],
-      'tokens': counts['train', 'tokens'],
-      'dropped_sequences': counts['train', 'dropped'],
-      'validation_documents': counts['validation', 'sequences'],
-      'validation_tokens': counts['validation', 'tokens'],
-      'vocab_size': tokenizer.vocab_size,
-      'domains': list(domains),
-      'seq_len': seq_len,
-      'eval_len': eval_len,
-    },
-  )
-
-
-def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[str, np.ndarray]]:
-  """(domain, tokens) of each document. Threads suffice: SentencePiece releases Python's lock; nothing is orphaned."""
-  threads = threads or len(os.sched_getaffinity(0))
-  waiting: collections.deque = collections.deque()
-  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-    for batch in _batches(documents):
-      waiting.append(([d.domain for d in batch], pool.submit(tokenizer.encode_batch, [d.text for d in batch])))
-      if len(waiting) > 2 * threads:
-        names, future = waiting.popleft()
-        yield from zip(names, future.result(), strict=True)
-    for names, future in waiting:
-      yield from zip(names, future.result(), strict=True)
-
-
-def _batches(documents: Iterable) -> Iterator[list]:
-  batch: list = []
-  size = 0
-  for document in documents:
-    batch.append(document)
-    size += len(document.text)
-    if size >= BATCH_CHARS:
-      yield batch
-      batch, size = [], 0
-  if batch:
-    yield batch
-
-
-class Sequences:
-  """Random access to a file of sequences; a grain data source as it stands."""
-
-  def __init__(self, file: str):
-    """Raises ValueError for a missing or damaged file."""
-    self._reader = _open(os.fspath(file))
-
-  def __len__(self) -> int:
-    return self._reader.num_records()
-
-  def __getitem__(self, index: int) -> Sequence:
-    return self.read([range(len(self))[index]])[0]
-
-  def read(self, indices: Iterable[int]) -> list[Sequence]:
-    """Those at `indices`, in their order."""
-    return [_decode(record) for record in self._reader.read([int(i) for i in indices])]
-
-  def columns(self) -> tuple[np.ndarray, np.ndarray]:
-    """All sequences' documents and domains, int64 [N] each."""
-    rows = (HEADER.unpack_from(record)[:2] for i in self._starts() for record in self._reader.read(i, self._stop(i)))
-    both = np.fromiter(itertools.chain.from_iterable(rows), np.int64, 2 * len(self)).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
-
-  def _starts(self) -> range:
-    return range(0, len(self), READ_RECORDS)
-
-  def _stop(self, start: int) -> int:
-    return min(start + READ_RECORDS, len(self))
-
-
-def _decode(record: bytes) -> Sequence:
-  document, domain, itemsize = HEADER.unpack_from(record)
-  return Sequence(np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size), document, domain)
-
-
-# Packing.
 
 
 def write_shards(
@@ -245,7 +67,7 @@ def write_shards(
     rows.append(num_rows)
     holdout_rows.append(_write_rows(f'{folder}/holdout.array_record', sequences, holdout[path], seq_len)[1])
     progress(path + 1, num_paths)
-  return _write_meta(
+  return write_meta(
     out_dir,
     {
       'shard_tokens': tokens,
@@ -287,7 +109,7 @@ def _by_path(assignment: np.ndarray, num_paths: int) -> list[np.ndarray]:
 def _write_rows(file: str, sequences: Sequences, indices: np.ndarray, seq_len: int) -> tuple[int, int]:
   """Packs the sequences at `indices`; returns the numbers of tokens and of rows."""
   num_tokens = num_rows = 0
-  with _writer(file) as writer:
+  with record_writer(file) as writer:
     chunks = (sequences.read(indices[i : i + READ_RECORDS]) for i in range(0, len(indices), READ_RECORDS))
     for row in pack((sequence.tokens for chunk in chunks for sequence in chunk), seq_len):
       writer.write(row.tobytes())
@@ -334,6 +156,11 @@ def pad(sequences: Iterable[np.ndarray], length: int) -> tuple[np.ndarray, np.nd
 # Reading.
 
 
+@functools.lru_cache(256)  # bounds the open files, however many the paths
+def _cached_reader(file: str, modified_ns: int) -> ArrayRecordReader:
+  return record_reader(file)
+
+
 class Shard:
   """An endless stream of batches of one path's rows, shuffled anew in every epoch."""
 
@@ -347,7 +174,7 @@ class Shard:
 
   def _reader(self) -> ArrayRecordReader:
     modified_ns = os.stat(self._file).st_mtime_ns if os.path.exists(self._file) else 0
-    return _open_cached(os.path.abspath(self._file), modified_ns)
+    return _cached_reader(os.path.abspath(self._file), modified_ns)
 
   def _shuffle(self, block: int) -> np.ndarray:
     """The order is worked out a block at a time, which costs little more than one batch's."""
@@ -365,7 +192,7 @@ class Shard:
 
 def read_rows(file: str, batch_size: int, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """All rows in their order, as `Shard.batch` gives them; the last batch is filled up with padding."""
-  reader = _open(os.fspath(file))
+  reader = record_reader(os.fspath(file))
   for start in range(0, reader.num_records(), batch_size):
     records = reader.read(start, min(start + batch_size, reader.num_records()))
     records += [bytes(len(records[0]))] * (batch_size - len(records))
