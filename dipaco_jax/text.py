@@ -256,17 +256,18 @@ def _check_file(name: str, path: str, data: settings.Data) -> None:
 def _stdlib() -> Iterator[Item]:
   """Sources, tests and documentation of the standard library, files in the order of a hash: any prefix is fair."""
   root = sysconfig.get_path('stdlib')
-  found: list[tuple[float, str, Callable[[], str]]] = []
+  found: dict[str, Callable[[], str]] = {}
   for folder, folders, names in os.walk(root):
     folders[:] = [f for f in folders if f not in ('site-packages', 'dist-packages', '__pycache__')]
     for file in names:
       name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, '/')
       if name.endswith(('.py', '.txt', '.rst')) and name != TOPICS:
-        found.append((_hash(name), name, functools.partial(_plain, os.path.join(folder, file))))
-  found += [(_hash(name), name, functools.partial(str, text)) for name, text in _topics(os.path.join(root, TOPICS))]
-  for draw, name, read in sorted(found, key=lambda f: f[:2]):
-    for number, piece in enumerate(_pieces(iter([read()]))):
-      yield Item(f'{name}#{number}', draw, functools.partial(_as_read, piece, _domain(name)))
+        found[name] = functools.partial(_plain, os.path.join(folder, file))
+  for name, text in _topics(os.path.join(root, TOPICS)):
+    found[name] = functools.partial(str, text)
+  for name in sorted(found, key=lambda name: _hash(f'order of {name}')):  # not that of the split
+    for number, piece in enumerate(_pieces(iter([found[name]()]))):
+      yield Item(f'{name}#{number}', _hash(name), functools.partial(_as_read, piece, _domain(name)))
 
 
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts

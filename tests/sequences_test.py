@@ -1,0 +1,157 @@
+"""Sequences are the documents' tokens, cut; the files are the same for any number of threads, and leave no process."""
+
+import os
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import psutil
+import pytest
+
+from dipaco_jax import settings, text
+from dipaco_jax.sequences import MAX_DOMAINS, Sequences, write_sequences
+from dipaco_jax.text import Document
+from dipaco_jax.tokenizer import Tokenizer, train
+
+DATA = settings.Data(max_documents=150, validation_fraction=0.1)
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return Tokenizer(train((d.text for d in text.documents(DATA, 'train')), 700))
+
+
+def write(out_dir, tokenizer, make_documents=lambda split: text.documents(DATA, split), **kwargs):
+  os.makedirs(out_dir)
+  sizes = {'seq_len': 128, 'eval_len': 200, 'prefix_tokens': 32}
+  return write_sequences(make_documents, tokenizer, str(out_dir), **sizes | kwargs)
+
+
+class Wide:
+  """A stand-in vocabulary of more than 16 bits: a token is a character's code."""
+
+  vocab_size = 1 << 21
+
+  def encode_batch(self, texts):
+    return [np.array([*map(ord, t), 0], np.int32) for t in texts]
+
+
+def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
+  calls = []
+  meta = write(tmp_path / 'a', tokenizer, progress=lambda *args: calls.append(args))
+  found = iter(Sequences(tmp_path / 'a' / 'train.array_record').read(range(meta['sequences'])))
+  dropped = tokens = 0
+  for number, document in enumerate(text.documents(DATA, 'train')):
+    whole = tokenizer.encode(document.text)
+    for begin in range(0, len(whole), 128):
+      piece = whole[begin : begin + 128]
+      if len(piece) <= 32:
+        dropped += 1
+        continue
+      sequence = next(found)
+      assert (sequence.tokens == piece).all() and sequence.document == number
+      assert meta['domains'][sequence.domain] == document.domain
+      tokens += len(piece)
+  assert next(found, None) is None and dropped
+  assert (meta['dropped_sequences'], meta['tokens'], meta['documents']) == (dropped, tokens, number + 1)
+  assert calls == [(i + 1, None) for i in range(150)]
+
+
+def test_validation_is_the_beginning_of_each_document(tmp_path, tokenizer):
+  meta = write(tmp_path / 'a', tokenizer)
+  sequences = Sequences(tmp_path / 'a' / 'validation.array_record')
+  wholes = [tokenizer.encode(d.text) for d in text.documents(DATA, 'validation')]
+  expected = [whole[:200] for whole in wholes if len(whole) > 32]
+  assert len(sequences) == len(expected) == meta['validation_documents'] > 5
+  assert all((sequences[i].tokens == expected[i]).all() for i in range(len(expected)))
+  assert meta['validation_tokens'] == sum(map(len, expected))
+
+
+def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
+  contents = []
+  for threads in (1, 5):
+    write(tmp_path / str(threads), tokenizer, threads=threads)
+    contents.append({f: (tmp_path / str(threads) / f).read_bytes() for f in os.listdir(tmp_path / str(threads))})
+  assert contents[0] == contents[1] and len(contents[0]) == 3
+
+
+def test_reading_at_random(tmp_path, tokenizer):
+  write(tmp_path / 'a', tokenizer)
+  sequences = Sequences(tmp_path / 'a' / 'train.array_record')
+  indices = np.random.default_rng(0).permutation(len(sequences))[:50]
+  for i, sequence in zip(indices, sequences.read(indices), strict=True):
+    assert (sequences[int(i)].tokens == sequence.tokens).all()
+  documents, domains = sequences.columns()
+  assert [(s.document, s.domain) for s in sequences.read(range(len(sequences)))] == [
+    *zip(documents, domains, strict=True)
+  ]
+  assert sequences[-1].document == documents[-1]
+  with pytest.raises(IndexError):
+    sequences[len(sequences)]
+
+
+def test_wide_vocabularies_and_many_domains(tmp_path):
+  documents = [Document(str(i), chr(70_000 + i) * 40, f'domain {i}') for i in range(MAX_DOMAINS + 10)]
+  meta = write(tmp_path / 'a', Wide(), lambda split: iter(documents))
+  sequences = Sequences(tmp_path / 'a' / 'train.array_record')
+  assert [s.tokens[0] for s in sequences] == [70_000 + i for i in range(len(documents))]
+  assert len(meta['domains']) == MAX_DOMAINS and meta['domains'][-1] == 'other'
+  assert sequences[-1].domain == MAX_DOMAINS - 1
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+  peaks = []
+  for count in (150, 450):
+    documents = (Document(str(i), 'some text ' * 1000, '') for i in range(count))
+    tracemalloc.start()
+    write(tmp_path / str(count), Wide(), lambda split: documents if split == 'train' else [DOCUMENT], threads=1)  # noqa: B023
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+  assert peaks[1] < 1.2 * peaks[0]
+
+
+DOCUMENT = Document('0', 'some text ' * 1000, '')
+
+
+def test_a_fault_in_the_text_is_passed_on(tmp_path, tokenizer):
+  def documents(split):
+    yield DOCUMENT
+    raise ValueError('a.txt: not UTF-8')
+
+  with pytest.raises(ValueError, match=r'a\.txt: not UTF-8'):
+    write(tmp_path / 'a', tokenizer, documents)
+
+
+def test_text_too_short_to_count(tmp_path, tokenizer):
+  with pytest.raises(ValueError, match=r'no train text is longer than config\.routing\.prefix_tokens=32'):
+    write(tmp_path / 'a', tokenizer, lambda split: [Document('0', 'short', '')])
+
+
+def test_missing_and_damaged_files(tmp_path):
+  with pytest.raises(ValueError, match=r'none\.array_record is missing'):
+    Sequences(tmp_path / 'none.array_record')
+  (tmp_path / 'bad.array_record').write_bytes(b'x' * 200_000)
+  with pytest.raises(ValueError, match=r'bad\.array_record is damaged'):
+    Sequences(tmp_path / 'bad.array_record')
+
+
+ENDLESS = """
+import itertools, sys
+from dipaco_jax import sequences, text, tokenizer
+assert 'jax' not in sys.modules
+model = tokenizer.Tokenizer(tokenizer.train(['some words to train on'] * 3, 275))
+documents = lambda split: (text.Document(str(i), 'some words ' * 1000, '') for i in itertools.count())
+report = lambda done, total: done == 100 and print('running', flush=True)
+sequences.write_sequences(
+  documents, model, sys.argv[1], seq_len=128, eval_len=128, prefix_tokens=32, progress=report, threads=4)
+"""
+
+
+def test_nothing_survives_a_killed_writer(tmp_path):
+  """Threads tokenize, so that there is no process to be left behind; and JAX is not imported for it."""
+  with subprocess.Popen([sys.executable, '-c', ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    assert process.stdout.readline() == 'running\n'
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+  assert children == [] and process.returncode == -9

@@ -1,0 +1,250 @@
+"""Packing loses nothing and mixes nothing; hold-outs are whole documents; a stream depends on its step alone."""
+
+import itertools
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dipaco_jax import shards
+from dipaco_jax.sequences import Sequences, write_sequences
+from dipaco_jax.text import Document
+
+SEQ_LEN = 48
+
+
+class Numbered:
+  """A vocabulary in which no token occurs twice: a text is the range of its tokens."""
+
+  vocab_size = 1 << 31
+
+  def encode_batch(self, texts):
+    return [np.arange(*map(int, t.split())) for t in texts]
+
+
+def make_sequences(folder, lengths):
+  """Documents of so many tokens; tokens count from 1."""
+  ends = [0, *itertools.accumulate(lengths)]
+  documents = [Document(str(i), f'{a + 1} {b + 1}', f'd{i % 3}') for i, (a, b) in enumerate(itertools.pairwise(ends))]
+  os.makedirs(folder)
+  write_sequences(lambda split: documents, Numbered(), str(folder), seq_len=SEQ_LEN, eval_len=SEQ_LEN, prefix_tokens=4)
+  return Sequences(folder / 'train.array_record')
+
+
+def read(file):
+  batches = list(shards.read_rows(file, 1, SEQ_LEN))
+  empty = np.zeros((0, SEQ_LEN), np.int32)
+  return [np.concatenate([batch[i] for batch in batches] or [empty]) for i in range(2)]
+
+
+def segments(tokens, ids):
+  """The sequences in packed rows, each row checked on the way."""
+  found = []
+  for row, row_ids in zip(tokens, ids, strict=True):
+    used = np.count_nonzero(row_ids)
+    assert (row_ids[used:] == 0).all() and (row[used:] == 0).all(), 'padding is at the end'
+    steps = np.diff(row_ids[:used])
+    assert used == 0 or (row_ids[0] == 1 and np.isin(steps, [0, 1]).all()), 'segments are contiguous: 1, 2...'
+    found += [tuple(row[row_ids == s]) for s in range(1, row_ids.max() + 1)]
+  return found
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, SEQ_LEN), max_size=300), st.integers(1, 5))
+def test_packing(lengths, open_rows):
+  ends = np.cumsum([0, *lengths]) + 1
+  sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(shards, 'OPEN_ROWS', open_rows)
+    rows = list(shards.pack(iter(sequences), SEQ_LEN))
+  packed = np.array(rows, np.int64).reshape(-1, 2, SEQ_LEN)
+  assert sorted(segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
+  used = np.count_nonzero(packed[:, 1], axis=1)
+  # Of two rows open together, one would have taken the other's first sequence if both were at most half full.
+  assert np.count_nonzero(used <= SEQ_LEN // 2) <= 1 or len(rows) > open_rows
+
+
+def test_packing_streams():
+  endless = (np.arange(1 + i % SEQ_LEN) for i in itertools.count())
+  assert len(list(itertools.islice(shards.pack(endless, SEQ_LEN), 1000))) == 1000
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_shards_hold_every_sequence(tmp_path_factory, data):
+  """Each sequence is in the hold-out of its first path, or trains all its paths; a document is on one side."""
+  lengths = data.draw(st.lists(st.integers(5, 150), min_size=1, max_size=80))
+  num_paths, top_n = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 2))
+  folder = tmp_path_factory.mktemp('shards')
+  sequences = make_sequences(folder / 'sequences', lengths)
+  rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+  assignment = rng.random((len(sequences), num_paths)).argsort(1)[:, :top_n].astype(np.int32)
+  meta = write(sequences, assignment, num_paths, folder / 'shards', holdout_fraction=0.2)
+  kinds = [
+    {s: read(folder / 'shards' / str(p) / f'{s}.array_record') for s in ('train', 'holdout')} for p in range(num_paths)
+  ]
+  train = [segments(*kind['train']) for kind in kinds]
+  holdout = [segments(*kind['holdout']) for kind in kinds]
+  held = {sequence for path in holdout for sequence in path}
+  for i, sequence in enumerate(sequences):
+    tokens = tuple(sequence.tokens)
+    assert [p for p in range(num_paths) if tokens in holdout[p]] == ([assignment[i, 0]] if tokens in held else [])
+    assert {p for p in range(num_paths) if tokens in train[p]} == (set() if tokens in held else set(assignment[i]))
+  sides = {(s.document, tuple(s.tokens) in held) for s in sequences}
+  assert len(sides) == len({document for document, _ in sides}), 'a document is held back whole'
+  assert meta['shard_tokens'] == [sum(map(len, path)) for path in train]
+  assert meta['shard_sequences'] == list(map(len, train))
+  assert meta['shard_rows'] == [len(kind['train'][0]) for kind in kinds]
+  assert meta['holdout_rows'] == [len(kind['holdout'][0]) for kind in kinds]
+  assert np.sum(meta['sequences_by_path_and_domain']) == len(sequences)
+  rows = np.concatenate([kind['train'][1] for kind in kinds])
+  assert meta['padding_fraction'] == pytest.approx((rows == 0).mean() if rows.size else 1)
+
+
+def write(sequences, assignment, num_paths, out_dir, **kwargs):
+  os.makedirs(out_dir)
+  options = {'seq_len': SEQ_LEN, 'seed': 0, 'holdout_fraction': 0.05, 'num_domains': 3} | kwargs
+  meta = shards.write_shards(sequences, assignment, num_paths, str(out_dir), **options)
+  with open(out_dir / 'meta.json') as f:
+    assert json.load(f) == meta
+  return meta
+
+
+def test_hold_outs_follow_the_fraction_and_the_seed():
+  documents = np.arange(100_000) // 2
+  held = shards.held_out(documents, documents % 7, 7, 0, 0.05)
+  assert 0.045 < held.mean() < 0.055
+  assert (held[::2] == held[1::2]).all()
+  assert (held != shards.held_out(documents, documents % 7, 7, 1, 0.05)).any()
+  assert (held == shards.held_out(documents, documents % 7, 7, 0, 0.05)).all()
+  assert not shards.held_out(documents, documents % 7, 7, 0, 0.0).any()
+
+
+def test_small_paths_have_a_hold_out_and_tiny_ones_do_not():
+  documents = np.concatenate([np.arange(1000), np.arange(1000, 1000 + shards.MIN_DOCUMENTS), [5000, 5001]])
+  first = np.repeat([0, 1, 2], [1000, shards.MIN_DOCUMENTS, 2])
+  held = shards.held_out(documents, first, 3, 0, 1e-9)
+  assert [held[first == p].sum() for p in range(3)] == [1, 1, 0]
+
+
+def test_many_paths_need_few_open_files(tmp_path):
+  sequences = make_sequences(tmp_path / 'sequences', [40] * 600)
+  write(sequences, np.arange(600)[:, None] % 300, 300, tmp_path / 'shards', holdout_fraction=0.0)
+  before = len(os.listdir('/proc/self/fd'))
+  streams = [shards.Shard(f'{tmp_path}/shards/{p}/train.array_record', 2, SEQ_LEN, 0, p) for p in range(300)]
+  for stream in streams:
+    stream.batch(3)
+  assert len(os.listdir('/proc/self/fd')) - before <= 257
+
+
+@settings(deadline=None)
+@given(st.integers(1, 70), st.integers(0, 2**31), st.integers(0, 40_000), st.integers(0, 10**12))
+def test_an_epoch_is_a_permutation(num_rows, seed, path, epoch):
+  positions = np.arange(epoch * num_rows, (epoch + 1) * num_rows)
+  order = shards.shuffled(positions, num_rows, seed, path)
+  assert sorted(order) == list(range(num_rows))
+  alone = [shards.shuffled(positions[i : i + 1], num_rows, seed, path)[0] for i in range(min(num_rows, 5))]
+  assert alone == list(order[:5])
+
+
+def test_orders_are_fair_and_differ():
+  orders = {tuple(shards.shuffled(np.arange(4 * e, 4 * e + 4), 4, 0, 0)) for e in range(500)}
+  assert len(orders) == 24, 'all permutations occur'
+  one = shards.shuffled(np.arange(200_000), 200_000, 0, 0)
+  others = [shards.shuffled(np.arange(200_000), 200_000, *key) for key in ((1, 0), (0, 1))]
+  others.append(shards.shuffled(np.arange(200_000, 400_000), 200_000, 0, 0))
+  for other in [*others, np.arange(200_000)]:
+    assert np.corrcoef(one, other)[0, 1] ** 2 < 25 / 200_000  # five standard deviations of independent orders
+    assert (one == other).sum() < 10
+
+
+@pytest.fixture(scope='module')
+def stream_file(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('stream')
+  sequences = make_sequences(folder / 'sequences', [SEQ_LEN] * 37)
+  write(sequences, np.zeros((37, 1), int), 1, folder / 'shards', holdout_fraction=0.0)
+  return f'{folder}/shards/0/train.array_record'
+
+
+@pytest.mark.parametrize('batch_size', [1, 8, 37, 100, 9000])
+def test_a_stream_depends_on_its_step_alone(stream_file, batch_size):
+  stream = shards.Shard(stream_file, batch_size, SEQ_LEN, 3, 5)
+  steps = [stream.batch(step) for step in range(4)]
+  for step in (3, 0, 2):
+    again = shards.Shard(stream_file, batch_size, SEQ_LEN, 3, 5).batch(step)
+    assert all((a == b).all() for a, b in zip(again, steps[step], strict=True))
+  tokens = np.concatenate([tokens for tokens, _ in steps])
+  assert tokens.shape == (4 * batch_size, SEQ_LEN) and tokens.dtype == steps[0][1].dtype == np.int32
+  rows = shards.shuffled(np.arange(4 * batch_size), 37, 3, 5)
+  assert (tokens == read(stream_file)[0][rows]).all()
+
+
+def test_a_far_step_costs_no_more(stream_file):
+  stream = shards.Shard(stream_file, 8, SEQ_LEN, 0, 0)
+  start = time.perf_counter()
+  stream.batch(10**12)
+  assert time.perf_counter() - start < 1
+
+
+def test_the_end_of_a_hold_out_is_padded(stream_file):
+  batches = list(shards.read_rows(stream_file, 8, SEQ_LEN))
+  assert [tokens.shape for tokens, _ in batches] == [(8, SEQ_LEN)] * 5
+  assert (batches[-1][1][:5] == 1).all() and (batches[-1][1][5:] == 0).all() and (batches[-1][0][5:] == 0).all()
+
+
+def test_padding_single_sequences():
+  tokens, ids = shards.pad([np.arange(1, 4, dtype=np.uint16), np.arange(1, 9, dtype=np.uint16)], 5)
+  assert tokens.tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]] and ids.tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+  assert tokens.dtype == ids.dtype == np.int32
+
+
+def test_empty_missing_and_damaged_shards(tmp_path):
+  sequences = make_sequences(tmp_path / 'sequences', [40] * 5)
+  write(sequences, np.zeros((5, 1), int), 2, tmp_path / 'shards', holdout_fraction=0.0)
+  with pytest.raises(ValueError, match=r'path 1 has no text .*fewer paths in config\.grid'):
+    shards.Shard(f'{tmp_path}/shards/1/train.array_record', 2, SEQ_LEN, 0, 1)
+  assert list(shards.read_rows(f'{tmp_path}/shards/1/holdout.array_record', 2, SEQ_LEN)) == []
+  with pytest.raises(ValueError, match='missing'):
+    shards.Shard(f'{tmp_path}/none', 2, SEQ_LEN, 0, 1)
+  (tmp_path / 'bad').write_bytes(b'x' * 100_000)
+  with pytest.raises(ValueError, match='damaged'):
+    shards.Shard(f'{tmp_path}/bad', 2, SEQ_LEN, 0, 1)
+
+
+def test_prefetch_runs_ahead_but_not_far():
+  loaded = []
+  stream = shards.prefetch(lambda i: loaded.append(i) or i * i, 3, 9, depth=2)
+  assert next(stream) == 9
+  wait_for(lambda: loaded == [3, 4, 5])
+  time.sleep(0.05)
+  assert loaded == [3, 4, 5], 'at most two ahead'
+  assert list(stream) == [16, 25, 36, 49, 64] and loaded == list(range(3, 9))
+  assert list(shards.prefetch(str, 4, 4)) == []
+
+
+def test_prefetch_passes_errors_on_and_ends_its_thread():
+  def load(i):
+    if i == 2:
+      raise OSError('disk gone')
+    return i
+
+  stream = shards.prefetch(load, 0, 5)
+  assert [next(stream), next(stream)] == [0, 1]
+  with pytest.raises(OSError, match='disk gone'):
+    next(stream)
+  closed = shards.prefetch(load, 3, 100)
+  next(closed)
+  closed.close()
+  assert not [t for t in threading.enumerate() if t.name.startswith('prefetch')]
+
+
+def wait_for(condition):
+  deadline = time.monotonic() + 10
+  while not condition() and time.monotonic() < deadline:
+    time.sleep(0.001)
+  assert condition()

@@ -1,0 +1,182 @@
+"""Documents: the same every time, in parts, on the right side of the split; and every bad input named in one line."""
+
+import gzip
+import itertools
+import json
+import os
+import sys
+
+import pytest
+import zstandard
+
+from dipaco_jax import settings, text
+
+
+def files(tmp_path, **kwargs):
+  return settings.Data(source='files', train=(f'{tmp_path}/*.*',), **kwargs)
+
+
+def lines(count):
+  return ''.join(json.dumps({'text': f'line {i}', 'domain': 'ab'[i % 2]}) + '\n' for i in range(count)).encode()
+
+
+def both(data):
+  return [list(text.documents(data, split)) for split in ('train', 'validation')]
+
+
+def test_formats_agree(tmp_path):
+  content = lines(200)
+  writers = {'a.jsonl': bytes, 'a.jsonl.gz': gzip.compress, 'a.jsonl.zst': zstandard.compress}
+  found = []
+  for name, compress in writers.items():
+    (tmp_path / name).write_bytes(compress(content))
+    train, validation = both(settings.Data(source='files', train=(f'{tmp_path}/{name}',), validation_fraction=0.1))
+    assert {d.text for d in train + validation} == {f'line {i}' for i in range(200)}
+    assert all(d.domain == 'ab'[int(d.text.split()[1]) % 2] for d in train)
+    found.append((len(train), len(validation)))
+  assert all(15 <= validation <= 25 and train + validation == 200 for train, validation in found)
+
+
+def test_long_text_is_cut_at_blank_lines(tmp_path):
+  paragraphs = [f'Paragraph {i}. ' + 'äöü word ' * (i % 97) for i in range(5000)]
+  (tmp_path / 'book.txt').write_bytes('\r\n\r\n'.join(paragraphs).encode())
+  train, validation = both(files(tmp_path))
+  assert validation, 'one book alone has a validation part'
+  pieces = sorted(train + validation, key=lambda d: int(d.id.split('#')[1]))
+  assert ''.join(d.text for d in pieces).split() == ' '.join(paragraphs).split()
+  assert all(d.text.startswith(('Paragraph', '\nParagraph')) for d in pieces)
+  assert all(len(d.text) < 2 * text.PIECE_CHARS for d in pieces)
+
+
+def test_text_without_any_break_is_cut_too(tmp_path):
+  (tmp_path / 'a.txt').write_text('é' * 3_000_000)
+  train, validation = both(files(tmp_path, validation_fraction=0.1))
+  assert sum(len(d.text) for d in train + validation) == 3_000_000
+  assert max(len(d.text) for d in train + validation) < 2 * text.PIECE_CHARS
+
+
+def test_pieces_of_a_file_stay_together_where_files_are_many(tmp_path):
+  for i in range(60):
+    (tmp_path / f'{i}.txt').write_text('some words\n\n' * 3000)
+  train, validation = ({d.id.split('#')[0] for d in split} for split in both(files(tmp_path, validation_fraction=0.2)))
+  assert validation and train and not train & validation
+
+
+def test_names_do_not_depend_on_where_the_files_are(tmp_path):
+  for folder in ('x', 'y'):
+    (tmp_path / folder / 'sub').mkdir(parents=True)
+    (tmp_path / folder / 'sub' / 'a.jsonl').write_bytes(lines(300))
+  x, y = (both(settings.Data(source='files', train=(f'{tmp_path}/{folder}/**/*.jsonl',))) for folder in ('x', 'y'))
+  assert x == y and x[0][0].id == 'sub/a.jsonl:1'
+
+
+def test_validation_globs_and_limits(tmp_path):
+  (tmp_path / 'train.jsonl').write_bytes(lines(50))
+  (tmp_path / 'other.jsonl').write_bytes(lines(20))
+  data = settings.Data(source='files', train=(f'{tmp_path}/train*',), validation=(f'{tmp_path}/other*',))
+  assert [len(split) for split in both(data)] == [50, 20]
+  data = settings.Data(**vars(data) | {'max_documents': 7, 'max_validation_documents': 3})
+  assert [len(split) for split in both(data)] == [7, 3]
+  shared = files(tmp_path, max_documents=40, validation_fraction=0.5)
+  assert sum(map(len, both(shared))) == 40
+
+
+@pytest.mark.parametrize('source', ['files', 'stdlib'])
+@pytest.mark.parametrize('split', ['train', 'validation'])
+def test_parts_are_the_whole(tmp_path, source, split):
+  (tmp_path / 'a.jsonl').write_bytes(lines(100))
+  (tmp_path / 'b.txt').write_text('a b c\n\n' * 20_000)
+  data = files(tmp_path, validation_fraction=0.3) if source == 'files' else settings.Data(max_documents=200)
+  whole = list(text.documents(data, split))
+  parts = [list(text.documents(data, split, (k, 3))) for k in range(3)]
+  assert [d for group in itertools.zip_longest(*parts) for d in group if d] == whole
+
+
+def test_stdlib_is_text_of_several_domains():
+  train, validation = both(settings.Data(max_documents=600))
+  assert (len(train) + len(validation)) == 600 and 5 <= len(validation) <= 30
+  assert {'code', 'tests'} <= {d.domain for d in train}
+  names = [{d.id.split('#')[0] for d in split} for split in (train, validation)]
+  assert not names[0] & names[1], 'a file is on one side'
+  assert not any('site-packages' in d.id for d in train)
+  assert sum(len(d.text) for d in train) > 1_000_000
+
+
+def test_stdlib_has_the_language_reference():
+  assert any(d.domain == 'docs' and d.id.startswith(text.TOPICS) for d in text.documents(settings.Data(), 'train'))
+
+
+def test_an_endless_file_streams():
+  """Memory is one chunk: reading stops where the consumer does."""
+  data = settings.Data(source='files', train=('/dev/zero',))
+  with pytest.raises(ValueError, match='matches no file'):  # a device is no file
+    text.check(data)
+  read = itertools.count()
+  pieces = text._pieces('word ' * 5000 for _ in read)
+  assert len(list(itertools.islice(pieces, 10))) == 10 and next(read) < 12
+
+
+BAD = {
+  'nothing.txt': (b'', 'no text in it'),
+  'blank.jsonl': (b'\n\n', 'no text in it'),
+  'binary.txt': (b'abc\0def', r'byte 3 is NUL'),
+  'latin.txt': (('x' * 100 + 'é').encode('latin1'), 'not UTF-8 at byte 100'),
+  'split.txt': (b'x' * ((1 << 20) - 1) + b'\xc3(', f'not UTF-8 at byte {(1 << 20) - 1}'),
+  'plain.jsonl': (lines(2) + b'plain text\n', r'plain\.jsonl:3: not JSON'),
+  'key.jsonl': (b'{"content": "x", "n": 1}\n', r"key\.jsonl:1: no text under 'text'; texts are under \['content'\]"),
+  'list.jsonl': (b'[1]\n', 'no text under'),
+  'latin.jsonl': (b'{"text": "\xe9"}\n', r'latin\.jsonl:1: not UTF-8 at byte 10'),
+  'cut.jsonl.gz': (gzip.compress(os.urandom(5000))[:2000], 'damaged or cut short'),
+  'no.jsonl.gz': (b'plain', 'Not a gzipped file'),
+  'no.jsonl.zst': (b'plain', 'damaged or cut short'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_bad_files_are_named(tmp_path, name):
+  content, message = BAD[name]
+  (tmp_path / 'good.txt').write_text('good text\n\n' * 20_000)
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=message) as error:
+    text.check(files(tmp_path))
+  assert name in str(error.value) and '\n' not in str(error.value)
+
+
+def test_good_files_pass(tmp_path):
+  (tmp_path / 'a.txt').write_text('\ufeffgood text, ' * 100_000)
+  (tmp_path / 'b.jsonl').write_bytes(b'\xef\xbb\xbf' + lines(5) + b'\n' + lines(200).rstrip())
+  text.check(files(tmp_path))
+  text.check(settings.Data())
+
+
+def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
+  (tmp_path / 'a.jsonl').write_bytes(lines(60_000) + b'{"txt": 1}\n')
+  (tmp_path / 'b.txt').write_bytes(b'good text\n' * 300_000 + b'\xff')
+  text.check(files(tmp_path))
+  with pytest.raises(ValueError, match=r'a\.jsonl:60001: no text'):
+    list(text.documents(files(tmp_path, validation_fraction=1e-9), 'train'))
+  (tmp_path / 'a.jsonl').unlink()
+  with pytest.raises(ValueError, match=r'b\.txt: not UTF-8 at byte 3000000'):
+    list(text.documents(files(tmp_path), 'train'))
+
+
+def test_missing_files_and_empty_splits(tmp_path):
+  with pytest.raises(ValueError, match=r'matches no file: mend config\.data\.train'):
+    text.check(files(tmp_path))
+  (tmp_path / 'a.txt').write_text('one short text')
+  with pytest.raises(ValueError, match=r'no document is left for validation.*validation_fraction=1e-09'):
+    text.check(files(tmp_path, validation_fraction=1e-9))
+  with pytest.raises(ValueError, match='no document is left for training'):
+    text.check(files(tmp_path, validation_fraction=1 - 1e-9))
+
+
+def test_zst_without_its_library(tmp_path, monkeypatch):
+  (tmp_path / 'a.jsonl.zst').write_bytes(zstandard.compress(lines(3)))
+  monkeypatch.setitem(sys.modules, 'zstandard', None)
+  with pytest.raises(ValueError, match='pip install'):
+    text.check(files(tmp_path))
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path):
+  (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\\ud800b \\ud83d\\ude00"}\n' * 300)
+  assert {d.text for d in text.documents(files(tmp_path), 'train')} == {'a?b \U0001f600'}

@@ -1,0 +1,123 @@
+"""The tokenizer gives back the text, counts its bytes, trains to the same bytes, and is quiet."""
+
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from dipaco_jax import settings, text
+from dipaco_jax.tokenizer import Tokenizer, sample, train
+
+
+@pytest.fixture(scope='module')
+def texts():
+  return [d.text for d in text.documents(settings.Data(max_documents=60), 'train')]
+
+
+@pytest.fixture(scope='module')
+def tokenizer(texts):
+  return Tokenizer(train(texts, 600))
+
+
+@hypothesis_settings(deadline=None)
+@given(st.text())
+def test_text_comes_back_and_its_bytes_are_counted(tokenizer, content):
+  content = content.replace('\u2581', '')  # SentencePiece's own sign for a space
+  tokens = tokenizer.encode(content)
+  assert tokens.dtype == np.int32 and tokens[-1] == tokenizer.eos_id and tokenizer.eos_id not in tokens[:-1]
+  assert tokenizer.decode(tokens) == content
+  assert tokenizer.piece_bytes()[tokens].sum() == len(content.encode())
+
+
+def test_code_comes_back_in_fewer_tokens_than_bytes(tokenizer, texts):
+  batch = tokenizer.encode_batch(texts)
+  assert [tokenizer.decode(tokens) for tokens in batch] == texts
+  assert sum(map(len, batch)) < 0.6 * sum(len(t.encode()) for t in texts)
+  assert all((tokenizer.encode(t, eos=False) == tokens[:-1]).all() for t, tokens in zip(texts, batch, strict=True))
+  assert max(map(max, batch)) < tokenizer.vocab_size == 600 == len(tokenizer.piece_bytes())
+
+
+def test_training_is_deterministic(texts):
+  assert train(texts, 500) == train(iter(texts), 500)
+  assert train(texts, 500) != train(texts[1:], 500)
+
+
+def test_training_is_quiet(texts, capfd):
+  train(texts[:3], 400)
+  with pytest.raises(ValueError):
+    train(texts[:3], 100_000)
+  assert capfd.readouterr() == ('', '')
+
+
+def test_too_many_pieces_says_what_works():
+  with pytest.raises(ValueError, match=r'config.tokenizer.vocab_size=5000 .* set it to (\d+) or less') as error:
+    train(['a few words, and no more'], 5000)
+  most = int(str(error.value).split('set it to ')[1].split()[0])
+  assert Tokenizer(train(['a few words, and no more'], most)).vocab_size == most
+  with pytest.raises(ValueError, match='or less'):
+    train(['a few words, and no more'], most + 1)
+
+
+def test_too_few_pieces_says_what_works():
+  chinese = [''.join(chr(0x4E00 + i) for i in range(500)) * 3]
+  with pytest.raises(ValueError, match=r'config.tokenizer.vocab_size=300 .* set it to (\d+) or more') as error:
+    train(chinese, 300)
+  least = int(str(error.value).split('set it to ')[1].split()[0])
+  assert Tokenizer(train(chinese, least)).vocab_size == least
+
+
+def test_no_text():
+  with pytest.raises(ValueError, match='no text'):
+    train([], 300)
+
+
+def test_sample_does_not_depend_on_order_but_on_the_seed():
+  documents = [(str(i), f'text {i} ' * 10) for i in range(500)]
+  chosen = sample(documents, 5000, seed=0)
+  assert 5000 <= sum(map(len, chosen)) < 5200
+  random.Random(0).shuffle(documents)
+  assert sample(iter(documents), 5000, seed=0) == chosen
+  assert set(sample(documents, 5000, seed=1)) != set(chosen)
+  assert sorted(sample(documents, 10**9, seed=0)) == sorted(t for _, t in documents)
+
+
+def test_bad_models_are_named(tmp_path, texts):
+  with pytest.raises(ValueError, match=r"none\.model': No such file.*config\.tokenizer\.model_file"):
+    Tokenizer(tmp_path / 'none.model')
+  (tmp_path / 'bad.model').write_bytes(b'nonsense' * 100)
+  with pytest.raises(ValueError, match=r"bad\.model': not a SentencePiece model"):
+    Tokenizer(tmp_path / 'bad.model')
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(texts[0].splitlines()),
+    model_prefix=str(tmp_path / 'no_eos'),
+    vocab_size=200,
+    eos_id=-1,
+    hard_vocab_limit=False,
+    minloglevel=3,
+  )
+  with pytest.raises(ValueError, match='no end-of-text token'):
+    Tokenizer(tmp_path / 'no_eos.model')
+
+
+def test_a_model_of_another_shape_counts_bytes_too(tmp_path, texts):
+  """T5's kind: unigram, a dummy space in front, unknown pieces, pad 0 and end 1."""
+  model = str(tmp_path / 't5')
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter([line for t in texts for line in t.splitlines()]),
+    model_prefix=model,
+    vocab_size=300,
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    minloglevel=3,
+  )
+  tokenizer = Tokenizer(model + '.model')
+  tokens = tokenizer.encode('import this')
+  assert tokens[-1] == tokenizer.eos_id == 1
+  assert tokenizer.piece_bytes()[tokens].sum() == len('import this') + 1  # the dummy space
+  assert tokenizer.piece_bytes()[:3].tolist() == [0, 0, 1]
