@@ -1,0 +1,84 @@
+"""Several runs side by side: a table, their curves in one picture, and what their configs differ in."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dipaco_jax import drawing, page, settings
+from dipaco_jax.metrics import duration
+from dipaco_jax.pictures import count, size
+from dipaco_jax.report_page import PIXELS
+
+Rows = list[list[str]]
+
+FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+  ('perplexity', 'perplexity', lambda x: f'{x:.3f}'),
+  ('base perplexity', 'base_perplexity', lambda x: f'{x:.3f}'),
+  ('bits per byte', 'bits_per_byte', lambda x: f'{x:.4f}'),
+  ('paths', 'paths', str),
+  ('steps of the base', 'pretrain_steps', lambda x: f'{x:,}'),
+  ('steps', 'steps', lambda x: f'{x:,}'),
+  ('training tokens', 'train_tokens', count),
+  ('training FLOPs', 'train_flops', count),
+  ('parameters of a path', 'parameters_path', count),
+  ('parameters in all', 'parameters_total', count),
+  ('bytes exchanged', 'bytes', size),
+  ('tokens/s', 'tokens_per_s', lambda x: f'{x:,.0f}'),
+  ('wall time', 'wall_s', lambda x: duration(sum(x.values()))),
+)
+
+
+def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settings.Settings]) -> Rows:
+  """A row of names, a row per figure, a row per config field that is not the same in all runs."""
+  rows = [['', *short_names(list(reports))]]
+  for words, name, form in FIGURES:
+    values = [_value(report, name) for report in reports.values()]
+    rows.append([words, *('-' if v is None else form(v) for v in values)])
+  flat = [settings.flatten(config.to_dict()) for config in configs.values()]
+  for field in sorted({field for config in flat for field in config}):
+    values = [config.get(field) for config in flat]
+    if any(v != values[0] for v in values):
+      rows.append([f'config.{field}', *('-' if v is None else json.dumps(v) for v in values)])
+  return rows
+
+
+def _value(report: Mapping[str, Any], name: str):
+  if name == 'bytes':
+    sent, phases = report['outer_bytes_per_phase'], report['phases']
+    return None if sent is None or phases is None else sent * phases
+  return report[name]
+
+
+def short_names(workdirs: Sequence[str]) -> list[str]:
+  """Last parts of the directories' names, as long as they need be to differ."""
+  parts = [os.path.abspath(w).split(os.sep) for w in workdirs]
+  for length in range(1, max(map(len, parts)) + 1):
+    names = [os.sep.join(p[-length:]) for p in parts]
+    if len(set(names)) == len(names):
+      break
+  return names
+
+
+def text(rows: Rows) -> str:
+  """In columns, for a terminal."""
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+  form = '  '.join(f'{{:{"<" if i == 0 else ">"}{width}}}' for i, width in enumerate(widths))
+  return '\n'.join(form.format(*row) for row in rows)
+
+
+def make(rows: Rows, figure) -> str:
+  """The page."""
+  split = 1 + len(FIGURES)
+  same_base = len({row for row in rows[2][1:]}) == 1
+  caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
+  parts = [
+    page.element('h1', f'{len(rows[0]) - 1} runs side by side'),
+    page.figure(drawing.to_svg(figure, 'compare'), figure.get_figwidth() * PIXELS, caption + (
+      ' They start from equally good base models.' if same_base else '')),
+    page.section('Figures'),
+    page.box(page.table(rows[1:split], rows[0])),
+  ]  # fmt: skip
+  if rows[split:]:
+    parts += [page.section('What differs in their configs'), page.box(page.table(rows[split:], rows[0]))]
+  return page.page('Runs side by side', parts)

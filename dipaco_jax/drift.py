@@ -1,0 +1,95 @@
+"""How far modules have gone from the base model they started as, and from their siblings, the level's other modules.
+
+Read from the published files a parameter at a time, so that the whole grid is never in memory [3].
+"""
+
+import itertools
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import safetensors
+
+from dipaco_jax import grid as grids
+from dipaco_jax.grid import Grid, Level
+
+
+class Slab(NamedTuple):
+  """Consecutive parts of the network that the same level holds: one storey of the grid."""
+
+  level: Level
+  parts: str  # in words: 'embed, blocks 0-1'; '(part)' where several levels share them
+  names: tuple[str, ...]  # parameters
+
+
+class Drift(NamedTuple):
+  """Of each module of a slab, row-major, relative to the norm of the base's parameters."""
+
+  from_base: np.ndarray  # [K] |module - base| / |base|
+  from_siblings: np.ndarray  # [K] |module - mean of modules| / |base|; nan where the level has one module
+
+
+def slabs(levels: Sequence[Level], names: Iterable[str]) -> list[Slab]:
+  """The network from its bottom to its top, cut where the levels change."""
+  owners = grids.assign(levels, names)
+  parts: dict[str, list[str]] = {}
+  for name in sorted(owners, key=_height):
+    parts.setdefault(name.split('/')[0], []).append(name)
+  held = [tuple(level for level in levels if level in {owners[n] for n in parts[part]}) for part in parts]
+  found = []
+  for here, group in itertools.groupby(zip(parts, held, strict=True), key=lambda pair: pair[1]):
+    run = [part for part, _ in group]
+    for level in here:
+      own = tuple(n for part in run for n in parts[part] if owners[n] is level)
+      found.append(Slab(level, _words(run) + (' (part)' if len(here) > 1 else ''), own))
+  return found
+
+
+def _height(name: str) -> tuple[int, str]:
+  """Sorts parameters as the network applies them."""
+  block = re.match(r'block_(\d+)/', name)
+  return (int(block[1]) if block else -1 if name.startswith('embed') else 10**9), name
+
+
+def _words(parts: Sequence[str]) -> str:
+  blocks = [int(part.removeprefix('block_')) for part in parts if part.startswith('block_')]
+  words = [part.replace('_', ' ') for part in parts if not part.startswith('block_')]
+  if blocks:
+    several = f'blocks {blocks[0]}-{blocks[-1]}' if len(blocks) > 1 else f'block {blocks[0]}'
+    words.insert(1 if words[:1] == ['embed'] else 0, several)
+  return ', '.join(words)
+
+
+def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Level]) -> list[tuple[Slab, Drift]]:
+  """Every slab's drift at a published version; raises OSError where a file is missing."""
+  base = workdir / 'base' / 'params.safetensors'
+  with safetensors.safe_open(base, 'np') as f:
+    names = list(f.keys())
+  return [(slab, _measure(workdir, version, base, grid, slab)) for slab in slabs(levels, names)]
+
+
+def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid, slab: Slab) -> Drift:
+  from dipaco_jax import checkpoint  # imports jax
+
+  files = [checkpoint.module_file(workdir, version, slab.level, m) for m in grid.modules(slab.level)]
+  own, mutual, norm = np.zeros(len(files)), np.zeros(len(files)), 0.0
+  for name in slab.names:
+    start = _read(base, name)
+    norm += float((start**2).sum())
+    moved = np.zeros_like(start)  # the mean over modules, twice through the files rather than all in memory
+    for i, file in enumerate(files):
+      delta = _read(file, name) - start
+      own[i] += (delta**2).sum()
+      moved += delta / len(files)
+    for i, file in enumerate(files if len(files) > 1 else []):
+      mutual[i] += ((_read(file, name) - start - moved) ** 2).sum()
+  scale = math.sqrt(norm) or 1.0
+  return Drift(np.sqrt(own) / scale, np.sqrt(mutual) / scale if len(files) > 1 else np.full(1, np.nan))
+
+
+def _read(file: pathlib.Path, name: str) -> np.ndarray:
+  with safetensors.safe_open(file, 'np') as f:
+    return f.get_tensor(name).astype(np.float64)

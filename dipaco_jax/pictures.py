@@ -1,0 +1,229 @@
+"""What a report shows: every picture with a caption that says what is to be seen in it."""
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dipaco_jax import drawing, drift, grid_plot, plots, settings
+from dipaco_jax.grid import Grid, Level
+from dipaco_jax.history import History
+from dipaco_jax.metrics import duration
+
+
+class Run(NamedTuple):
+  """What a report is made from."""
+
+  workdir: pathlib.Path
+  settings: settings.Settings
+  grid: Grid
+  levels: tuple[Level, ...]
+  results: dict[str, dict[str, Any]]  # of complete stages
+  report: dict[str, Any]
+  history: History
+  drifts: list[tuple[drift.Slab, drift.Drift]]  # empty where no modules are published yet
+
+
+class Picture(NamedTuple):
+  figure: Any
+  caption: str
+
+
+def count(n: float | None) -> str:
+  """'1.05 M', '5.3 B', '812'."""
+  if n is None:
+    return 'not known'
+  for scale, unit in ((1e15, 'P'), (1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'K')):
+    if abs(n) >= scale:
+      return f'{n / scale:.3g} {unit}'
+  return f'{n:,.0f}'
+
+
+def size(n: float) -> str:
+  """Bytes, in decimal units."""
+  return f'{count(n).replace(" B", " G").replace(" K", " k")}B' if n >= 1e3 else f'{n:,.0f} bytes'
+
+
+def labels(grid: Grid) -> list[str]:
+  return [','.join(map(str, c)) or 'path' for c in grid.points()]
+
+
+def make(run: Run) -> dict[str, Picture]:
+  """By name, in the page's order; those whose data is not there yet are left out."""
+  found = {}
+  for name, draw in PICTURES.items():
+    picture = draw(run)
+    if picture:
+      found[name] = picture
+  return found
+
+
+def _validation(run: Run) -> Picture | None:
+  r, curve = run.report, run.history.validation
+  if not len(curve.steps):
+    return None
+  words, stopped = 'Every validation text is read by the one path that the router picks for it.', None
+  if r['perplexity'] and r['perplexity_final'] and r['perplexity'] != r['perplexity_final']:
+    stopped = r['perplexity']
+    words += (
+      ' The ring is early stopping: each path taken from the phase where it was best on text held back from its shard.'
+    )
+  return Picture(plots.perplexity_curves({'paths': curve}, {'base': r['base_perplexity']}, stopped), words)
+
+
+def _by_domain(run: Run) -> Picture | None:
+  base, paths = run.report['base_perplexity_by_domain'] or {}, run.report['perplexity_by_domain'] or {}
+  known = {n: paths[n] / base[n] for n in paths if paths[n] and base.get(n)}
+  if len(known) < 2:
+    return None
+  best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+  words = f'From the base model to the paths, on validation text. Most is gained on {best}, least on {worst}.'
+  return Picture(plots.by_domain(base, paths), words)
+
+
+def _by_path(run: Run) -> Picture | None:
+  values, whole = run.report['perplexity_by_path'] or [], run.report['perplexity']
+  known = [v for v in values if v is not None]
+  if len(values) < 2 or not known or not whole:
+    return None
+  empty = len(values) - len(known)
+  words = (
+    'Each path on the validation text that is routed to it, from the lowest to the highest. Paths read different '
+    'kinds of text, and some kinds are easier: the spread is not one of skill.'
+  )
+  if empty:
+    words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
+  return Picture(plots.by_path(values, whole, run.report['base_perplexity'], labels(run.grid)), words)
+
+
+def _losses(run: Run) -> Picture | None:
+  h = run.history
+  if not len(h.base.steps) and not len(h.training.steps):
+    return None
+  holdout = h.holdout if np.isfinite(h.holdout.values).any() else None
+  words = 'The base model first, then every path on its own shard, going on from the base’s step.'  # noqa: RUF001
+  if run.grid.num_paths > drawing.MAX_COLOURED:
+    words += ' One thin line per path; the thick one is their median.'
+  if holdout:
+    words += ' On the right, text of the same shard that the path never trains on: where it rises, the path overfits.'
+  return Picture(plots.losses(h.base, h.training, holdout, labels(run.grid)), words)
+
+
+def _outer(run: Run) -> Picture | None:
+  h = run.history
+  if len(h.phases) < 2 or not h.norms:
+    return None
+  words = 'An outer gradient is how far a phase moved a module, averaged over its paths.'
+  if h.cosines:
+    words += (
+      ' A cosine of 1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common. '
+      'A level with one module per path has nothing to agree on.'
+    )
+  return Picture(plots.outer_gradients(h.phases, h.norms, h.cosines), words)
+
+
+def _early_stopping(run: Run) -> Picture | None:
+  file = run.workdir / 'paths' / 'best.json'
+  if run.grid.num_paths < 2 or not run.settings.train.early_stopping or not file.exists():
+    return None
+  versions, last = json.loads(file.read_text())['version'], int(max(run.history.phases, default=0))
+  stopped = sum(v < last for v in versions)
+  words = (
+    f'{stopped or "No"} of {len(versions)} paths {"is" if stopped == 1 else "are"} taken from before the last phase.'
+  )
+  return Picture(plots.early_stopping(versions, last, labels(run.grid)), words)
+
+
+def _shards(run: Run) -> Picture | None:
+  tokens = run.results.get('route', {}).get('shard_tokens') or []
+  if len(tokens) < 2:
+    return None
+  words = (
+    f'Tokens that the router gave to each path: the largest shard has {count(max(tokens))}, '
+    f'the smallest {count(min(tokens))}.'
+  )
+  if run.settings.outer.reweigh:
+    words += ' Paths weigh in the averages as their shards do.'
+  return Picture(plots.shard_sizes(tokens, labels(run.grid)), words)
+
+
+def _kinds(run: Run) -> Picture | None:
+  table = np.array(run.results.get('route', {}).get('sequences_by_path_and_domain') or [[]])
+  kinds = run.results.get('tokenize', {}).get('domains') or []
+  if min(table.shape) < 2 or table.shape[1] != len(kinds):
+    return None
+  top = (table / np.maximum(table.sum(1, keepdims=True), 1)).max(1)
+  mostly = int((top > 0.5).sum())
+  words = f'What each path reads. The router never saw these names; {mostly} of {len(table)} paths read mostly one.'
+  return Picture(plots.kinds_by_paths(table, kinds, labels(run.grid)), words)
+
+
+def _matrix(run: Run) -> Picture | None:
+  matrix = run.results.get('evaluate', {}).get('loss_matrix')
+  if not matrix or len(matrix) < 2:
+    return None
+  words = 'Each column is a shard, each row a path. Red: worse than the path whose shard it is.'
+  values = np.array([[np.nan if v is None else v for v in row] for row in matrix], float)
+  return Picture(plots.loss_matrix(values, labels(run.grid)), words)
+
+
+def _grid(run: Run) -> Picture | None:
+  if not run.drifts:
+    return None
+  storeys = [
+    grid_plot.Storey(slab.level, slab.parts, (100 * d.from_base, 100 * d.from_siblings)) for slab, d in run.drifts
+  ]
+  titles = ('Distance from the base model', 'Distance from the siblings')
+  words = 'The network from its bottom to its top. Each patch is a module, shared by the paths that it covers. '
+  if run.grid.num_paths > 1:
+    words += (
+      'The line is one path: it goes up through one module of every storey. Left, how far each module has moved from '
+      'the base model; right, how far it is from the mean of its level’s modules.'  # noqa: RUF001
+    )
+  return Picture(grid_plot.draw(run.grid, storeys, titles, ('Blues', 'Oranges')), words)
+
+
+def _time(run: Run) -> Picture | None:
+  train, rows = run.results.get('train', {}), []
+  for name, wall_s in run.report['wall_s'].items():
+    outer_s = wall_s * (train.get('outer_fraction') or 0) if name == 'train' else 0.0
+    parts = [(wall_s - outer_s, drawing.BLUE), *([(outer_s, drawing.ORANGE)] if outer_s else [])]
+    rows.append((name, parts, duration(wall_s)))
+  words = f'{duration(sum(run.report["wall_s"].values()))} in all.'
+  if train.get('outer_s') is not None:
+    words += f' Exchange between paths, in orange, took {train["outer_s"]:.2g} s a phase.'
+  return Picture(plots.bars('Time by stage', rows), words)
+
+
+def _bytes(run: Run) -> Picture | None:
+  train = run.results.get('train', {})
+  sent, synchronous = (train.get(k) for k in ('outer_bytes_per_phase', 'synchronous_bytes_per_phase'))
+  if not sent or not synchronous:
+    return None
+  phases = train['phases']
+  rows = [
+    ('this run', [(sent * phases, drawing.BLUE)], size(sent * phases)),
+    ('synchronous', [(synchronous * phases, drawing.ORANGE)], size(synchronous * phases)),
+  ]
+  words = (
+    f'Paths spoke to each other once in {run.settings.train.steps_per_phase} steps. Training the same modules '
+    f'synchronously, exchanging gradients at every step, would have sent {synchronous / sent:,.0f} times as much.'
+  )
+  return Picture(plots.bars('Bytes between paths', rows), words)
+
+
+PICTURES = {
+  'validation_perplexity': _validation,
+  'perplexity_by_domain': _by_domain,
+  'perplexity_by_path': _by_path,
+  'early_stopping': _early_stopping,
+  'losses': _losses,
+  'outer_gradients': _outer,
+  'shard_sizes': _shards,
+  'loss_matrix': _matrix,
+  'kinds_by_paths': _kinds,
+  'grid': _grid,
+  'time_by_stage': _time,
+  'bytes_sent': _bytes,
+}

@@ -1,0 +1,137 @@
+"""The report of a run, and of several side by side.
+
+    python -m dipaco_jax.report --workdir=DIR                      report.json, report.html, plots/*.png
+    python -m dipaco_jax.report --workdir=DIR --workdir=DIR2       a table; compare.html and compare.png under --out
+"""
+
+import importlib.metadata
+import pathlib
+import platform
+import sys
+from typing import Any
+
+from absl import app, flags
+
+import dipaco_jax
+from dipaco_jax import grid as grids
+from dipaco_jax import settings
+
+WORKDIR = flags.DEFINE_multi_string('workdir', [], 'A run; give it several times to compare runs.')
+OUT = flags.DEFINE_string('out', None, 'Where compare.html and compare.png go; by default the first workdir.')
+
+EVALUATE = (
+  'perplexity perplexity_final perplexity_by_path perplexity_by_domain base_perplexity base_perplexity_by_domain '
+  'validation_tokens bits_per_byte base_bits_per_byte'
+).split()
+TRAIN = (
+  'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
+  'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
+  'goodput modules_sha256'
+).split()
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+
+
+def build(workdir: str | pathlib.Path) -> dict[str, Any]:
+  """What report.json holds: figures as measured, None where a stage that measures them is not complete.
+
+  Raises:
+    ValueError: there is no run in workdir, or none of its stages is complete.
+  """
+  from dipaco_jax import history
+
+  workdir = pathlib.Path(workdir)
+  s, stages = history.read_settings(workdir), history.read_stages(workdir)
+  if not stages:
+    raise ValueError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
+  results = {name: stage['result'] for name, stage in stages.items()}
+  pretrain, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'train', 'evaluate'))
+  report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
+  return report | {
+    'paths': grids.Grid(s.grid).num_paths,
+    'pretrain_steps': pretrain.get('steps'),
+    'pretrain_tokens': pretrain.get('tokens'),
+    'wall_s': {name: stage['wall_s'] for name, stage in stages.items()},
+    'config_sha256': settings.digest(s),
+    'versions': versions(),
+  }
+
+
+def versions() -> dict[str, str]:
+  """Of what computes: Python, this package and the libraries under it."""
+  found = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
+  return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
+
+
+def write(workdir: str | pathlib.Path) -> dict[str, Any]:
+  """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
+  from dipaco_jax import checkpoint, drawing, pictures, report_page
+
+  workdir = pathlib.Path(workdir)
+  report = build(workdir)
+  checkpoint.write_json(workdir / 'report.json', report)
+  run = _read_run(workdir, report)
+  found = pictures.make(run)
+  for name, picture in found.items():
+    checkpoint.write_file(workdir / 'plots' / f'{name}.png', drawing.to_png(picture.figure))
+  checkpoint.write_file(workdir / 'report.html', report_page.make(run, found))
+  return report
+
+
+def _read_run(workdir: pathlib.Path, report: dict[str, Any]):
+  from dipaco_jax import checkpoint, drift, history, pictures
+
+  s = history.read_settings(workdir)
+  grid = grids.Grid(s.grid)
+  levels = grids.make_levels(grid, s.levels)
+  published = checkpoint.versions(workdir)
+  return pictures.Run(
+    workdir,
+    s,
+    grid,
+    levels,
+    {name: stage['result'] for name, stage in history.read_stages(workdir).items()},
+    report,
+    history.read(workdir, grid.num_paths),
+    drift.measure(workdir, published[-1], grid, levels) if published else [],
+  )
+
+
+def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
+  """Writes compare.html and compare.png into `out`; returns the table as text."""
+  from dipaco_jax import checkpoint, comparison, drawing, history, plots
+
+  reports = {str(workdir): build(workdir) for workdir in workdirs}
+  configs = {str(workdir): history.read_settings(workdir) for workdir in workdirs}
+  names = comparison.short_names(list(reports))
+  curves = [history.read(w, reports[str(w)]['paths']).validation for w in workdirs]
+  rows = comparison.table(reports, configs)
+  bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
+  figure = plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases)
+  checkpoint.write_file(out / 'compare.png', drawing.to_png(figure))
+  checkpoint.write_file(out / 'compare.html', comparison.make(rows, figure))
+  return comparison.text(rows)
+
+
+def main(argv: list[str]):
+  if argv[1:] or not WORKDIR.value:
+    raise ValueError(f'unexpected {argv[1:]}' if argv[1:] else 'name a run with --workdir=DIR')
+  workdirs = [pathlib.Path(name) for name in WORKDIR.value]
+  if len(workdirs) == 1:
+    write(workdirs[0])
+    print(f'{workdirs[0] / "report.html"}, beside it report.json and plots/')
+  else:
+    out = pathlib.Path(OUT.value or workdirs[0])
+    print(compare(workdirs, out))
+    print(f'\n{out / "compare.html"}')
+
+
+def run_main(argv: list[str]):
+  try:
+    main(argv)
+  except ValueError as e:
+    print(e, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == '__main__':
+  app.run(run_main)

@@ -1,0 +1,132 @@
+"""The page of one run: what came out, the pictures, what it was made with."""
+
+import json
+
+from dipaco_jax import drawing, page, settings
+from dipaco_jax.grid import Grid
+from dipaco_jax.metrics import duration
+from dipaco_jax.pictures import Picture, Run, count, size
+
+PIXELS = 104  # per inch of a picture
+
+GLOSSARY = (
+  ('Base model', 'One small language model, trained first and alone. Every path starts as a copy of it.'),
+  ('Level', 'A part of the network. It exists in several versions, its modules.'),
+  ('Module', 'One version of a level. Paths that share a module pool what they learn for it.'),
+  ('Path', 'One module of every level: a whole language model, no larger than the base. A text needs only one path.'),
+  ('Shard', 'The training text of one path. The router looks at the first tokens of each text and picks its path.'),
+  ('Phase', 'Each path trains alone on its shard for some steps; then modules are averaged over their paths, once.'),
+  ('Perplexity', 'How many tokens the model hesitates between on text it has not seen. Lower is better.'),
+)
+
+SECTIONS = (
+  ('Quality', ('validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping')),
+  ('Training', ('losses', 'outer_gradients')),
+  ('Who reads what', ('shard_sizes', 'loss_matrix', 'kinds_by_paths')),
+  ('The grid', ('grid',)),
+  ('Cost', ('time_by_stage', 'bytes_sent')),
+)
+
+
+def make(run: Run, found: dict[str, Picture]) -> str:
+  parts = [_header(run), page.folded('New to DiPaCo? The words on this page', page.terms(GLOSSARY))]
+  for title, names in SECTIONS:
+    here = [(name, found[name]) for name in names if name in found]
+    if here:
+      parts += [page.section(title), *_placed(here)]
+  return page.page(f'DiPaCo run {run.workdir.name}', [*parts, *_details(run)])
+
+
+def _placed(found: list[tuple[str, Picture]]) -> list[str]:
+  """Pictures of half the width stand in pairs."""
+  placed, waiting = [], []
+  for name, (figure, caption) in found:
+    inches = figure.get_figwidth()
+    element = page.figure(drawing.to_svg(figure, name), inches * PIXELS * (1.15 if inches < 6 else 1), caption)
+    if inches < 6:
+      waiting.append(element)
+    else:
+      placed.append(element)
+  return [page.row(waiting[i : i + 2]) for i in range(0, len(waiting), 2)] + placed
+
+
+def _header(run: Run) -> str:
+  r, P = run.report, run.grid.num_paths
+  shape = ' × '.join(map(str, run.grid.shape))  # noqa: RUF001
+  name = f'{P} paths on a grid of {shape}' if len(run.grid.shape) > 1 else f'{P} paths' if P > 1 else 'One path'
+  train = run.results.get('train', {})
+  known = (str(run.workdir), train.get('device', ''), f'dipaco_jax {r["versions"]["dipaco_jax"]}')
+  quiet = ' · '.join(words for words in known if words)
+  return page.element('h1', name) + page.element('p', quiet, 'quiet') + _lead(run) + page.cards(_cards(run))
+
+
+def _lead(run: Run) -> str:
+  r, P = run.report, run.grid.num_paths
+  if not r['perplexity'] or not r['base_perplexity']:
+    done = ', '.join(run.results)
+    return page.element('p', f'This run is not finished. Complete so far: {done}.', 'lead')
+  who = f'{P} paths, each as small as the base model, bring' if P > 1 else 'One path, trained on from the base, brings'
+  words = (
+    f'{who} the perplexity on unseen text from {r["base_perplexity"]:.2f} to {r["perplexity"]:.2f}, '
+    f'{_percent(r["base_perplexity"], r["perplexity"])}.'
+  )
+  return page.element('p', words, 'lead')
+
+
+def _percent(before: float, after: float) -> str:
+  """'24% lower'."""
+  change = 100 * (after / before - 1)
+  return f'{abs(change):.0f}% {"lower" if change <= 0 else "higher"}'
+
+
+def _cards(run: Run) -> list[tuple[str, str]]:
+  r = run.report
+  found = []
+  if r['perplexity'] and r['base_perplexity']:
+    found.append((f'{r["base_perplexity"]:.2f} → {r["perplexity"]:.2f}', 'validation perplexity: base → paths'))
+  elif len(run.history.validation.steps):
+    found.append((f'{run.history.validation.values[-1]:.2f}', 'validation perplexity so far'))
+  if r['parameters_path']:
+    found.append((count(r['parameters_path']), 'parameters in a path, all that runs at a time'))
+    if run.grid.num_paths > 1:
+      found.append((count(r['parameters_total']), 'parameters in all modules together'))
+  if r['train_tokens']:
+    found.append((count(r['train_tokens']), f'training tokens, after {count(r["pretrain_tokens"])} of the base'))
+  found.append((duration(sum(r['wall_s'].values())), 'of wall time, from text to evaluation'))
+  return found
+
+
+def _details(run: Run) -> list[str]:
+  r, command = run.report, run.workdir / 'command.txt'
+  numbers = [(k.replace('_', ' '), _number(k, v)) for k, v in r.items() if isinstance(v, (int, float)) or v is None]
+  chosen, default = _fields(run.settings), _fields(settings.Settings())
+  changed = [(k, v, default[k]) for k, v in chosen.items() if v != default[k]]
+  digests = [('config', r['config_sha256']), ('modules', r['modules_sha256'] or 'not known')]
+  parts = [page.section('The run')]
+  if command.exists():
+    parts.append(page.box(page.element('b', 'Command') + page.element('pre', command.read_text().strip())))
+  changes = page.table(changed, ('field', 'this run', 'default'), 'left')
+  return [
+    *parts,
+    page.box(page.element('b', 'What differs from the defaults') + changes),
+    page.folded('All fields', page.table(list(chosen.items()), name='left')),
+    page.folded('All figures', page.table(numbers)),
+    page.folded('Versions', page.table(list(r['versions'].items()), name='left')),
+    page.folded('Digests (sha256)', page.table(digests, name='left')),
+  ]
+
+
+def _fields(s: settings.Settings) -> dict[str, str]:
+  """Every field as words."""
+  levels = [f'{name}: {pattern} over {", ".join(axes) or "nothing"}' for name, pattern, axes in s.levels]
+  nested = s.to_dict() | {'grid': str(Grid(s.grid)), 'levels': '; '.join(levels)}
+  flat = settings.flatten(nested).items()
+  return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in flat}
+
+
+def _number(name: str, value: float | None) -> str:
+  if value is None:
+    return 'not known'
+  if 'bytes_' in name:
+    return size(value)
+  return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}'
