@@ -1,0 +1,19 @@
+"""8 fake CPU devices, and a fixture against mixing dtypes by accident."""
+
+import os
+
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+
+import jax  # after the environment, which it reads once
+import pytest
+
+
+@pytest.fixture
+def strict_dtypes():
+  """float32 with bfloat16 or with int32 is an error, unless a cast says that it is meant.
+
+  For `pytestmark = pytest.mark.usefixtures('strict_dtypes')`. Not for everyone: Optax's Adam mixes them.
+  """
+  with jax.numpy_dtype_promotion('strict'):
+    yield

@@ -1,0 +1,175 @@
+"""The naive twin: Algorithm 1 of DiPaCo as it is written, the oracle that the product is held against [2.5, 2.7].
+
+Loops over paths and modules, nothing stacked, nothing compiled, every equation by hand in float64; only the loss and
+its gradient come from outside. It shares no code with the product but the grid, which has a brute force of its own.
+
+`modules` is {(level name, coordinates on the level's axes): {parameter name: array}}; paths are indices.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def module_of(grid, level, path):
+  """Which of the level's modules the path picks."""
+  return level.name, tuple(c for axis, c in zip(grid.names, grid.coordinates(path), strict=True) if axis in level.axes)
+
+
+def initial_modules(params, grid, owner):
+  """Every module its part of the base model. `owner` is {parameter name: level}."""
+  modules = {}
+  for path in range(grid.num_paths):
+    for name, level in owner.items():
+      modules.setdefault(module_of(grid, level, path), {})[name] = np.asarray(params[name], np.float64)
+  return modules
+
+
+def path_params(modules, grid, owner, path):
+  """theta of one path: a copy of its modules."""
+  return {name: modules[module_of(grid, level, path)][name].copy() for name, level in owner.items()}
+
+
+def learning_rate(s, inner, total_steps, pretrain_steps):
+  """Of global step s = 0, 1, ...: linear warm-up times cosine, warmed up again after pretraining if asked."""
+  cosine = 0.5 * (1 + math.cos(math.pi * min(1, s / (inner.decay_steps or total_steps))))
+  rate = inner.learning_rate * (inner.final_fraction + (1 - inner.final_fraction) * cosine)
+  if inner.warmup_steps:
+    rate *= min(1, (s + 1) / inner.warmup_steps)
+  if inner.rewarm_steps and s >= pretrain_steps:
+    rate *= min(1, (s - pretrain_steps + 1) / inner.rewarm_steps)
+  return rate
+
+
+def fresh_state(params):
+  """AdamW's, before any step."""
+  return {k: {n: np.zeros(x.shape) for n, x in params.items()} for k in 'mv'} | {'t': 0}
+
+
+def clip(grads, clip_norm):
+  norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+  scale = min(1, clip_norm / norm) if clip_norm and norm else 1
+  return {name: g * scale for name, g in grads.items()}
+
+
+def adamw(params, state, grads, rate, inner):
+  """One step, on every array in turn; only matrices decay."""
+  t = state['t'] + 1
+  new = {'m': {}, 'v': {}, 't': t}
+  params = dict(params)
+  for name, g in grads.items():
+    m = new['m'][name] = inner.b1 * state['m'][name] + (1 - inner.b1) * g
+    v = new['v'][name] = inner.b2 * state['v'][name] + (1 - inner.b2) * g**2
+    direction = (m / (1 - inner.b1**t)) / (np.sqrt(v / (1 - inner.b2**t)) + inner.epsilon)
+    if g.ndim >= 2:
+      direction = direction + inner.weight_decay * params[name]
+    params[name] = params[name] - rate * direction
+  return params, new
+
+
+def inner_phase(params, opt_state, batches, first_step, loss_fn, inner, total_steps, pretrain_steps):
+  """tau inner steps of one path: (new params, new opt_state, [loss before each step]).
+
+  Args:
+    params: {name: array}.
+    opt_state: as `fresh_state` makes it or an earlier phase left it; None for a fresh one.
+    batches: tau pairs (tokens, segments).
+    first_step: global step of the first batch, pretraining included.
+    loss_fn: (params, tokens, segments) -> scalar.
+    inner: settings.Inner.
+    total_steps: length of the cosine where inner.decay_steps is 0.
+    pretrain_steps: the global step from which inner.rewarm_steps count.
+  """
+  params = {name: np.asarray(x, np.float64) for name, x in params.items()}
+  opt_state = opt_state or fresh_state(params)
+  losses = []
+  for s, (tokens, segments) in enumerate(batches, first_step):
+    rounded = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
+    loss, grads = jax.value_and_grad(loss_fn)(rounded, tokens, segments)
+    losses.append(float(loss))
+    grads = clip({name: np.asarray(g, np.float64) for name, g in grads.items()}, inner.clip_norm)
+    rate = learning_rate(s, inner, total_steps, pretrain_steps)
+    if inner.optimizer == 'sgd':
+      params = {name: x - rate * grads[name] for name, x in params.items()}
+    else:
+      params, opt_state = adamw(params, opt_state, grads, rate, inner)
+  return params, opt_state, losses
+
+
+def outer_opt(theta, momentum, delta, outer):
+  """OuterOpt of one array: (new theta, new momentum). `momentum` is None before the first step; adam's is (m, v, t)."""
+  mu, rate = outer.momentum, outer.learning_rate
+  if outer.optimizer == 'sgd':
+    return theta - rate * delta, None
+  if outer.optimizer == 'adam':
+    m, v, t = momentum or (0, 0, 0)
+    m, v, t = mu * m + (1 - mu) * delta, 0.99 * v + 0.01 * delta**2, t + 1
+    return theta - rate * (m / (1 - mu**t)) / (np.sqrt(v / (1 - 0.99**t)) + outer.epsilon), (m, v, t)
+  m = delta if momentum is None else mu * momentum + delta
+  return theta - rate * (delta + mu * m if outer.optimizer == 'nesterov' else m), m
+
+
+def outer_step(modules, momenta, new_params, weights, grid, levels, outer):
+  """One outer step of every module: (new modules, new momenta).
+
+  Args:
+    modules: before the phase.
+    momenta: {(level name, coordinates): {parameter name: momentum}}; {} before the first outer step.
+    new_params: {path: {name: array}} after the phase, of the paths that took part.
+    weights: of each path in the grid, for instance its shard's tokens; looked at only if outer.reweigh.
+    grid: Grid.
+    levels: its levels.
+    outer: settings.Outer.
+  """
+  new_modules, new_momenta = dict(modules), dict(momenta)
+  for level in levels:
+    for module in {module_of(grid, level, path) for path in range(grid.num_paths)}:
+      through = [path for path in new_params if module_of(grid, level, path) == module]
+      if not through:
+        continue
+      shares = [weights[path] if outer.reweigh else 1 for path in through]
+      new_modules[module], new_momenta[module] = {}, {}
+      for name, old in modules[module].items():
+        delta = sum(w * (old - new_params[path][name]) for w, path in zip(shares, through, strict=True)) / sum(shares)
+        if outer.rescale:
+          delta = delta * math.sqrt(len(through))
+        momentum = momenta.get(module, {}).get(name)
+        new_modules[module][name], new_momenta[module][name] = outer_opt(old, momentum, delta, outer)
+  return new_modules, new_momenta
+
+
+def train(params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps):
+  """Algorithm 1, from the base model on.
+
+  Args:
+    params: the base model.
+    opt_state: its AdamW state, or None: paths start with a fresh one.
+    batches: (path, global step) -> (tokens, segments).
+    active: for each phase, the paths that take part.
+    weights: of each path.
+    grid, levels, owner: the grid, its levels, {parameter name: level}.
+    loss_fn: as for `inner_phase`.
+    config: Settings; `pretrain.steps`, `train.steps_per_phase`, `inner` and `outer` are looked at.
+    total_steps: length of the cosine.
+
+  Returns:
+    modules, momenta, {path: AdamW state}, and for each phase {path: [loss before each step]}.
+  """
+  modules, momenta, history = initial_modules(params, grid, owner), {}, []
+  states = dict.fromkeys(range(grid.num_paths), opt_state)
+  tau = config.train.steps_per_phase
+  for t, paths in enumerate(active):
+    first_step = config.pretrain.steps + t * tau
+    new_params, losses = {}, {}
+    for path in paths:
+      new_params[path], states[path], losses[path] = inner_phase(
+        path_params(modules, grid, owner, path),
+        states[path] if config.inner.keep_state or t == 0 else None,
+        [batches(path, s) for s in range(first_step, first_step + tau)],
+        first_step, loss_fn, config.inner, total_steps, config.pretrain.steps,
+      )  # fmt: skip
+    modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer)
+    history.append(losses)
+  return modules, momenta, states, history
