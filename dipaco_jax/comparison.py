@@ -1,6 +1,5 @@
 """Several runs side by side: a table, their curves in one picture, and what their configs differ in."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from dipaco_jax import drawing, page, settings
 from dipaco_jax.metrics import duration
 from dipaco_jax.pictures import count, size
-from dipaco_jax.report_page import PIXELS
+from dipaco_jax.report_page import PIXELS, fields
 
 Rows = list[list[str]]
 
@@ -35,11 +34,11 @@ def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settin
   for words, name, form in FIGURES:
     values = [_value(report, name) for report in reports.values()]
     rows.append([words, *('-' if v is None else form(v) for v in values)])
-  flat = [settings.flatten(config.to_dict()) for config in configs.values()]
-  for field in sorted({field for config in flat for field in config}):
-    values = [config.get(field) for config in flat]
-    if any(v != values[0] for v in values):
-      rows.append([f'config.{field}', *('-' if v is None else json.dumps(v) for v in values)])
+  flat = [fields(config) for config in configs.values()]
+  for name in flat[0]:
+    values = [config[name] for config in flat]
+    if len(set(values)) > 1:
+      rows.append([f'config.{name}', *values])
   return rows
 
 
@@ -61,7 +60,8 @@ def short_names(workdirs: Sequence[str]) -> list[str]:
 
 
 def text(rows: Rows) -> str:
-  """In columns, for a terminal."""
+  """In columns, for a terminal; long cells are cut."""
+  rows = [[cell if len(cell) <= 40 else cell[:37] + '...' for cell in row] for row in rows]
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   form = '  '.join(f'{{:{"<" if i == 0 else ">"}{width}}}' for i, width in enumerate(widths))
   return '\n'.join(form.format(*row) for row in rows)

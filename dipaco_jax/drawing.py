@@ -11,8 +11,8 @@ import numpy as np
 WIDE, HALF = 10.0, 4.9  # inches; pages show 104 pixels an inch
 INK, GREY, FAINT = '#243b53', '#829ab1', '#d9e2ec'
 BLUE, ORANGE = '#0072B2', '#D55E00'  # this run; the base model and other things it is compared with
-COLOURS = (BLUE, '#E69F00', '#009E73', '#CC79A7', '#56B4E9', ORANGE, '#332288', '#882255', '#999933', '#44AA99',
-           '#AA4499', '#117733')  # fmt: skip
+COLOURS = (BLUE, '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#332288', '#882255', '#999933', '#44AA99', '#AA4499',
+           '#117733', '#888888')  # fmt: skip
 NAMED = 32  # paths that an axis has room to name
 MAX_COLOURED = len(COLOURS)  # more paths are thin grey lines around their median
 STYLE: dict[Any, Any] = {

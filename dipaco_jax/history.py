@@ -27,11 +27,14 @@ class History(NamedTuple):
 
 
 def read_settings(workdir: pathlib.Path) -> settings.Settings:
-  """Raises ValueError where there is no run."""
+  """Raises ValueError where there is no run, or one of another program or version."""
   file = workdir / 'config.json'
   if not file.exists():
     raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
-  return settings.from_dict(json.loads(file.read_text()))
+  try:
+    return settings.from_dict(json.loads(file.read_text()))
+  except (ValueError, AttributeError, TypeError) as e:
+    raise ValueError(f'--workdir={workdir}: its config.json is not that of a run ({e})') from e
 
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -53,7 +56,7 @@ def read(workdir: pathlib.Path, num_paths: int) -> History:
       losses[row['paths'] if row['stage'] == 'train' else [0]] = _array(row['loss'])
     elif row['kind'] == 'phase' and row['stage'] == 'train':
       phases[row['phase']] = row
-    elif row['kind'] == 'evaluation' and row['stage'] == 'train' and row['perplexity'] is not None:
+    elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
       evaluations[row['step']] = row['perplexity']
   base = _curve(steps['pretrain'], 1)
   return History(

@@ -103,7 +103,7 @@ def _losses(run: Run) -> Picture | None:
     return None
   holdout = h.holdout if np.isfinite(h.holdout.values).any() else None
   words = 'The base model first, then every path on its own shard, going on from the base’s step.'  # noqa: RUF001
-  if run.grid.num_paths > drawing.MAX_COLOURED:
+  if run.grid.num_paths > 1:
     words += ' One thin line per path; the thick one is their median.'
   if holdout:
     words += ' On the right, text of the same shard that the path never trains on: where it rises, the path overfits.'

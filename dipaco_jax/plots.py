@@ -28,12 +28,12 @@ def _paths(ax, curve: Curve, labels: Sequence[str]):
       ax.plot(x, y, color=GREY, lw=0.6, alpha=max(0.12, min(0.55, 10 / num_paths)), rasterized=num_paths > 64)
     else:
       ax.plot(x, y, color=COLOURS[p], lw=1.4, marker='o' if len(x) < 3 else None, ms=3)
-      ends.append((y[-1], labels[p], COLOURS[p]))
-  if num_paths > MAX_COLOURED:
-    middle = _median(curve.values)
-    ax.plot(curve.steps, middle, color=BLUE, lw=2)
-    ends.append((middle[-1], f'median of\n{num_paths} paths', BLUE))
-  return ends
+      ends.append((y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p]))
+  if num_paths > 1:
+    middle, colour = _median(curve.values), BLUE if num_paths > MAX_COLOURED else INK
+    ax.plot(curve.steps, middle, color=colour, lw=2)
+    ends += [(middle[-1], f'median of\n{num_paths} paths' if num_paths > MAX_COLOURED else 'median', colour)]
+  return [end for end in ends if np.isfinite(end[0])]
 
 
 @styled

@@ -7,17 +7,13 @@
 import importlib.metadata
 import pathlib
 import platform
-import sys
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 import dipaco_jax
+from dipaco_jax import command, settings
 from dipaco_jax import grid as grids
-from dipaco_jax import settings
-
-WORKDIR = flags.DEFINE_multi_string('workdir', [], 'A run; give it several times to compare runs.')
-OUT = flags.DEFINE_string('out', None, 'Where compare.html and compare.png go; by default the first workdir.')
 
 EVALUATE = (
   'perplexity perplexity_final perplexity_by_path perplexity_by_domain base_perplexity base_perplexity_by_domain '
@@ -112,26 +108,20 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   return comparison.text(rows)
 
 
-def main(argv: list[str]):
-  if argv[1:] or not WORKDIR.value:
-    raise ValueError(f'unexpected {argv[1:]}' if argv[1:] else 'name a run with --workdir=DIR')
-  workdirs = [pathlib.Path(name) for name in WORKDIR.value]
+def main():
+  workdirs = [pathlib.Path(name) for name in flags.FLAGS.workdir]
+  if not workdirs:
+    raise ValueError('name a run with --workdir=DIR, or several to compare them')
   if len(workdirs) == 1:
     write(workdirs[0])
     print(f'{workdirs[0] / "report.html"}, beside it report.json and plots/')
   else:
-    out = pathlib.Path(OUT.value or workdirs[0])
+    out = pathlib.Path(flags.FLAGS.out or workdirs[0])
     print(compare(workdirs, out))
     print(f'\n{out / "compare.html"}')
 
 
-def run_main(argv: list[str]):
-  try:
-    main(argv)
-  except ValueError as e:
-    print(e, file=sys.stderr)
-    sys.exit(2)
-
-
 if __name__ == '__main__':
-  app.run(run_main)
+  flags.DEFINE_multi_string('workdir', [], 'A run; give it several times to compare runs.')
+  flags.DEFINE_string('out', None, 'Where compare.html and compare.png go; by default the first workdir.')
+  command.run(main)

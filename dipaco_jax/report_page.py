@@ -92,14 +92,15 @@ def _cards(run: Run) -> list[tuple[str, str]]:
       found.append((count(r['parameters_total']), 'parameters in all modules together'))
   if r['train_tokens']:
     found.append((count(r['train_tokens']), f'training tokens, after {count(r["pretrain_tokens"])} of the base'))
-  found.append((duration(sum(r['wall_s'].values())), 'of wall time, from text to evaluation'))
+  span = 'from text to evaluation' if 'evaluate' in run.results else 'so far'
+  found.append((duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
   return found
 
 
 def _details(run: Run) -> list[str]:
   r, command = run.report, run.workdir / 'command.txt'
   numbers = [(k.replace('_', ' '), _number(k, v)) for k, v in r.items() if isinstance(v, (int, float)) or v is None]
-  chosen, default = _fields(run.settings), _fields(settings.Settings())
+  chosen, default = fields(run.settings), fields(settings.Settings())
   changed = [(k, v, default[k]) for k, v in chosen.items() if v != default[k]]
   digests = [('config', r['config_sha256']), ('modules', r['modules_sha256'] or 'not known')]
   parts = [page.section('The run')]
@@ -116,7 +117,7 @@ def _details(run: Run) -> list[str]:
   ]
 
 
-def _fields(s: settings.Settings) -> dict[str, str]:
+def fields(s: settings.Settings) -> dict[str, str]:
   """Every field as words."""
   levels = [f'{name}: {pattern} over {", ".join(axes) or "nothing"}' for name, pattern, axes in s.levels]
   nested = s.to_dict() | {'grid': str(Grid(s.grid)), 'levels': '; '.join(levels)}

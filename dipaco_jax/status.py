@@ -1,0 +1,168 @@
+"""Where a run is: `python -m dipaco_jax.status --workdir=DIR`. Works while it runs, on the same machine or another."""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import mmap
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from dipaco_jax import command, settings
+from dipaco_jax.history import STAGES, read_settings, read_stages
+from dipaco_jax.metrics import duration
+
+DOING = ('reading and tokenizing text', 'training the base model', 'routing', 'training the paths', 'evaluating')
+
+
+def status(workdir: pathlib.Path) -> str:
+  """A few lines for a person.
+
+  Raises:
+    ValueError: there is no run in workdir.
+  """
+  config, complete = read_settings(workdir), read_stages(workdir)
+  stage = next((name for name in STAGES if name not in complete), None)
+  holder = owner(workdir)
+  lines = [f'{workdir}: {_doing(stage, holder)}']
+  if stage in ('pretrain', 'train'):
+    lines += _training(workdir, stage, config, holder is not None)
+  lines += _quality(workdir, complete) + _checkpoint(workdir, stage)
+  if holder:
+    lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
+  elif stage:
+    lines.append('no process is working on it; the command that started it goes on from here')
+  else:
+    lines.append(f'the report: {workdir / "report.html"}')
+  return '\n'.join(lines)
+
+
+def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
+  file = workdir / 'lock'
+  if not file.exists():
+    return None
+  with open(file) as f:
+    try:
+      fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+      try:
+        return json.loads(f.read())
+      except ValueError:
+        return {}  # it is writing its name
+  return None
+
+
+def _doing(stage: str | None, holder: dict[str, Any] | None) -> str:
+  if stage is None:
+    return 'finished'
+  number = STAGES.index(stage)
+  return f'{"" if holder else "stopped while "}{DOING[number]} (stage {number + 1} of {len(STAGES)})'
+
+
+def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:
+  """Phase and step, loss and speed, time to go, from the last rows of metrics.jsonl."""
+  steps: list[dict[str, Any]] = []
+  for row in rows_backwards(workdir):
+    if row['stage'] != stage or len(steps) == 40:
+      break
+    if row['kind'] == 'step':
+      steps.append(row)
+  if not steps:
+    return ['no step is made yet' + (': the first compiles' if running else '')]
+  last = steps[0]
+  if stage == 'pretrain':
+    position, left = f'step {last["step"]:,} of {config.pretrain.steps:,}', config.pretrain.steps - last['step']
+    share = last['step'] / config.pretrain.steps
+  else:
+    phases, tau = config.train.phases, config.train.steps_per_phase
+    turns = _turns(workdir, last, config)
+    position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
+    position += f'{config.pretrain.steps + phases * tau:,}'
+    left, share = phases * tau * turns - last['updates'], last['updates'] / (phases * tau * turns)
+  lines = [f'{position}, {100 * share:.0f}% of this stage']
+  losses = [loss for loss in last['loss'] if loss is not None]
+  figures = [f'loss {statistics.mean(losses):.3f}'] if losses else ['loss is not a number']
+  if last.get('tokens_per_s'):
+    figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
+  rate = _seconds_per_update(steps)
+  if running and rate:
+    figures.append(f'about {duration(left * rate)} to go in this stage')
+  return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
+
+
+def _turns(workdir: pathlib.Path, last: dict[str, Any], config: settings.Settings) -> int:
+  """How often a device trains a phase for one path after another: updates count each time."""
+  tau = config.train.steps_per_phase
+  for row in rows_backwards(workdir):
+    if row['kind'] == 'phase' and row['stage'] == 'train':
+      return row['updates'] // (row['phase'] * tau)
+    if row['stage'] != 'train':
+      break
+  paths = 1
+  for _, axis in config.grid:
+    paths *= axis
+  return -(-paths // max(len(last['paths']), 1))
+
+
+def _seconds_per_update(steps: list[dict[str, Any]]) -> float | None:
+  """A median, so that the phases' ends and a pause between two sittings don't count; steps are newest first."""
+  pairs = itertools.pairwise(steps)
+  rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
+  return statistics.median(rates) if rates else None
+
+
+def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
+  """Validation perplexity: the final one, else the last one measured in training."""
+  if 'evaluate' in complete:
+    result = complete['evaluate']['result']
+    return [f'validation perplexity {result["perplexity"]:.2f}, of the base model {result["base_perplexity"]:.2f}']
+  found: dict[str, str] = {}
+  for row in rows_backwards(workdir):
+    if row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] not in found:
+      after = f' after phase {row["phase"]}' if row['stage'] == 'train' else ' of the base model'
+      found[row['stage']] = f'{row["perplexity"]:.2f}{after}'
+    if 'pretrain' in found or (row['kind'] == 'step' and row['stage'] == 'pretrain'):
+      break  # what the base model came to is in its last rows
+  return [f'validation perplexity {", ".join(found.values())}'] if found else []
+
+
+def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
+  """The newest run state of the stage."""
+  if stage not in ('pretrain', 'train'):
+    return []
+  found = [p for p in (workdir / 'checkpoints' / stage).glob('*') if p.name.isdigit()]
+  if not found:
+    return ['no checkpoint of this stage yet']
+  newest = max(found, key=lambda p: int(p.name))
+  return [f'last checkpoint after {int(newest.name):,} updates, {duration(time.time() - newest.stat().st_mtime)} ago']
+
+
+def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Rows of metrics.jsonl, newest first: the file may be long, and its last line half written."""
+  file = workdir / 'metrics.jsonl'
+  if not file.exists() or not file.stat().st_size:
+    return
+  with open(file, 'rb') as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    end = text.rfind(b'\n')
+    while end >= 0:
+      start = text.rfind(b'\n', 0, end) + 1
+      with contextlib.suppress(ValueError):  # a line that a crash tore
+        yield json.loads(text[start:end])
+      end = start - 1
+
+
+def main():
+  if not flags.FLAGS.workdir:
+    raise ValueError('name a run with --workdir=DIR')
+  print(status(pathlib.Path(flags.FLAGS.workdir)))
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run.')
+  command.run(main)
