@@ -11,6 +11,7 @@ Their names are stable; they are what the patterns of the levels match:
 Dimensions: B batch, L length, D width, H heads, K head size, F MLP width, V vocabulary, N layers.
 """
 
+import functools
 import math
 
 import jax
@@ -186,7 +187,8 @@ def make(config: settings.Model, vocab_size: int) -> Transformer:
 def init(model: Transformer, key: jax.Array) -> Params:
   """Fresh parameters, flat and in the order of their names."""
   blank = jnp.zeros((1, 8), jnp.int32)
-  nested = model.init(key, blank, blank, method=Transformer.normed_and_head)['params']
+  init_all = jax.jit(functools.partial(model.init, method=Transformer.normed_and_head))
+  nested = init_all(key, blank, blank)['params']
   return dict(sorted(traverse_util.flatten_dict(nested, sep='/').items()))
 
 

@@ -104,3 +104,14 @@ def exchanged_bytes(layout: Layout, shapes) -> int:
     for name, level in layout.owner.items()
     if layout.grid.paths_through(level) > 1
   )
+
+
+def active_paths(train: settings.Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
+  """Which paths train in a phase [2.6.2], bool [P]: by `train.schedule`, or so many drawn by (seed, phase), or all."""
+  if train.schedule:
+    chosen = [paths for first, paths in train.schedule if first <= phase][-1]
+  elif train.paths_per_phase:
+    chosen = tuple(np.random.default_rng([seed, phase]).permutation(num_paths)[: train.paths_per_phase])
+  else:
+    chosen = tuple(range(num_paths))
+  return np.isin(np.arange(num_paths), chosen)

@@ -193,7 +193,10 @@ class Trainer:
     inner = state.states.pop(meta['turn'], None) if meta['in_turn'] else None
     self.clock = self.phase_started = time.monotonic()
     self.timed = False  # the first dispatch compiles
-    for dispatch, batch in shards.prefetch(self._load, dispatches(job, meta['phase'], meta['turn'], meta['step'])):
+    position = meta['phase'], meta['turn'], meta['step']
+    ahead = dispatches(job, *position)
+    count = sum(1 for _ in dispatches(job, *position))
+    for dispatch, batch in shards.prefetch(lambda _: self._load(next(ahead)), 0, count):
       turn = np.array(turns[dispatch.turn], np.int32)
       if state.params is None:
         state.params = programs.begin(state.modules, turn)

@@ -1,0 +1,205 @@
+"""python -m dipaco_jax.main --config=configs/tiny.py --workdir=runs/tiny
+
+Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
+Exit status: 0 done; 2 wrong config or input, before any work; 75 the disk is full (run it again when there is space);
+130 stopped by Ctrl-C and 143 by SIGTERM, with everything saved.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import pathlib
+import signal
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+from dipaco_jax import settings as settings_lib
+
+FLAGS = flags.FLAGS
+config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
+flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
+flags.DEFINE_bool('distributed', False, 'One of several processes of a job: starts jax.distributed.')
+
+
+class Signals:
+  """SIGINT and SIGTERM: at once, or inside `graceful` at the next dispatch, after saving. A second one is always at once."""
+
+  def __init__(self):
+    self.received: int | None = None
+    self._wait = False
+    signal.signal(signal.SIGINT, self._receive)
+    signal.signal(signal.SIGTERM, self._receive)
+
+  def _receive(self, number, frame):
+    again, self.received = self.received is not None, number
+    if again or not self._wait:
+      raise KeyboardInterrupt
+
+  def requested(self) -> bool:
+    return self.received is not None
+
+  @contextlib.contextmanager
+  def graceful(self):
+    self._wait = True
+    try:
+      yield
+    finally:
+      self._wait = False
+
+
+def fail(message: str, status: int = 2):
+  """One line on stderr, and out."""
+  print(f'dipaco_jax: {message}', file=sys.stderr)
+  raise SystemExit(status)
+
+
+def parse(argv: list[str]) -> list[str]:
+  """Flags; anything wrong with them ends with status 2 and one line."""
+  try:
+    rest = FLAGS(argv)
+    if FLAGS.config is None:
+      raise ValueError('--config is missing: for instance --config=configs/tiny.py')
+    if not FLAGS.workdir:
+      raise ValueError('--workdir is missing: name a directory to keep the run in')
+    if len(rest) > 1:
+      raise ValueError(f'{rest[1]!r} is not an option: write --name=value')
+    return rest
+  except FileNotFoundError as e:
+    fail(f'--config: {e.filename} is not there')
+  except Exception as e:  # config files are Python, and absl raises many kinds
+    fail(' '.join(str(e).split()))
+  raise AssertionError
+
+
+def main(argv: list[str] | None = None):
+  argv = sys.argv if argv is None else argv
+  if any(a in ('--help', '-h', '-help', '--helpfull') for a in argv[1:]):
+    return help_and_exit()
+  parse(argv)
+  signals = Signals()
+  try:
+    settings = settings_lib.from_dict(FLAGS.config.to_dict())
+    run_in(pathlib.Path(FLAGS.workdir), settings, signals)
+  except ValueError as e:
+    fail(str(e))
+  except KeyboardInterrupt:
+    stopped(signals)
+  except OSError as e:
+    if e.errno != errno.ENOSPC:
+      raise
+    fail(f'the disk is full ({e.filename or FLAGS.workdir}); run the same command again when there is space', 75)
+
+
+def stopped(signals: Signals):
+  """130 for Ctrl-C, 143 for SIGTERM; the process ends here, whatever threads are still at."""
+  print('dipaco_jax: stopped; the same command goes on from here', file=sys.stderr)
+  sys.stdout.flush()
+  os._exit(128 + (signals.received or signal.SIGINT))
+
+
+def help_and_exit():
+  print(__doc__)
+  print('options:')
+  print('  --config=FILE[:VARIANT]   ', FLAGS['config'].help)
+  print('  --workdir=DIR             ', FLAGS['workdir'].help)
+  print('  --config.FIELD=VALUE       Overrides a field of the config, for instance --config.train.phases=20:\n')
+  for name, value in settings_lib.flatten(settings_lib.Settings().to_dict()).items():
+    print(f'    {name:34} {value!r}')
+
+
+def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Signals):
+  """Checks everything that can be checked, then runs the stages."""
+  from dipaco_jax import spmd, stages, text  # JAX: not for --help
+
+  quiet()
+  if not finished_tokenizing(workdir):
+    text.check(settings.data)
+  check_model(settings)
+  workdir.mkdir(parents=True, exist_ok=True)
+  from dipaco_jax import checkpoint, metrics
+
+  with checkpoint.hold(workdir):
+    settle_config(workdir, settings)
+    compilation_cache(workdir)
+    run = stages.Run(workdir, settings, metrics.Metrics(workdir), signals.requested, signals.graceful)
+    stages.note_environment(run)
+    try:
+      stages.run_all(run)
+    except spmd.Stopped:
+      raise KeyboardInterrupt from None
+    run.metrics.close()
+    finish(workdir)
+
+
+def quiet():
+  """Keeps the libraries' chatter off the screen; our own warnings stay."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  from absl import logging as absl_logging
+
+  absl_logging.set_verbosity(absl_logging.ERROR)
+  logging.getLogger('jax').setLevel(logging.ERROR)
+  logging.basicConfig(format='dipaco_jax: %(message)s', level=logging.WARNING, force=True)
+
+
+def finished_tokenizing(workdir: pathlib.Path) -> bool:
+  return (workdir / 'stages' / 'tokenize.json').exists()
+
+
+def check_model(settings: settings_lib.Settings):
+  """Patterns against the model's parameters, devices against batches: before any work."""
+  import jax
+
+  from dipaco_jax import mesh, model, modules
+
+  shapes = model.shapes(model.make(settings.model, settings.tokenizer.vocab_size))
+  layout = modules.make_layout(settings.grid, settings.levels, shapes)
+  rows = {
+    'train.batch_size': settings.train.batch_size,
+    'evaluate.batch_size': settings.evaluate.batch_size or settings.train.batch_size,
+  }
+  mesh.place(layout.grid, settings.mesh, rows, jax.devices())
+
+
+def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
+  """Writes config.json; refuses another config than the run began with, naming the fields."""
+  from dipaco_jax import checkpoint
+
+  file = workdir / 'config.json'
+  if file.exists():
+    old = settings_lib.from_dict(json.loads(file.read_text()))
+    if changed := settings_lib.differences(old, settings):
+      words = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changed.items())
+      raise ValueError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
+  checkpoint.write_json(file, settings.to_dict())
+
+
+def compilation_cache(workdir: pathlib.Path):
+  """A resumed run takes its programs from there."""
+  import jax
+
+  jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+
+
+def finish(workdir: pathlib.Path):
+  """The report, and a summary of it."""
+  from dipaco_jax import report
+
+  r = report.write(workdir)
+  lines = [
+    f'perplexity    {r["perplexity"]:.2f}, the base model {r["base_perplexity"]:.2f}',
+    f'bits per byte {r["bits_per_byte"]:.3f} on {r["validation_tokens"]:,} validation tokens',
+    f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
+    f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
+    f'report        {workdir / "report.html"}',
+    f'next          python -m dipaco_jax.status --workdir={workdir}',
+  ]
+  print('\n'.join(lines))
+
+
+if __name__ == '__main__':
+  main()
