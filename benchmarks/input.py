@@ -53,7 +53,7 @@ def measure(folder: str) -> dict[str, float]:
   train_s, model = timed(train, sample(documents['train'], 2_000_000, 0), VOCAB_SIZE.value)
   tokenizer = Tokenizer(model)
   megabytes = sum(len(d.text.encode()) for split in documents.values() for d in split) / 1e6
-  cores = len(os.sched_getaffinity(0))
+  cores = os.cpu_count() or 1
   os.makedirs(f'{folder}/sequences')
   sizes = {'seq_len': SEQ_LEN.value, 'eval_len': SEQ_LEN.value, 'prefix_tokens': 32}
   encode_s = {}

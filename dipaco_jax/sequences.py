@@ -140,7 +140,7 @@ def _index(domains: dict[str, int], domain: str) -> int:
 
 def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[str, np.ndarray]]:
   """(domain, tokens) of each document. Threads suffice: SentencePiece releases Python's lock; nothing is orphaned."""
-  threads = threads or len(os.sched_getaffinity(0))
+  threads = threads or os.cpu_count() or 1
   waiting: collections.deque = collections.deque()
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
     for batch in _batches(documents):

@@ -36,9 +36,8 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
   """A SentencePiece BPE model; the same texts give the same bytes on any number of cores.
 
   Nothing is normalized and unknown characters fall back to bytes, so that decoding gives back the text (but U+2581,
-  SentencePiece's own sign for a space, comes back as one). Ids are
-  Llama's: 0 unknown, 1 begin (unused), 2 end. (BPE trains in a tenth of unigram's
-  time and gives 3% fewer tokens; it encodes at a third of the speed, 5 MB/s a core.)
+  SentencePiece's own sign for a space, comes back as one). Ids are Llama's: 0 unknown, 1 begin (unused), 2 end. BPE
+  trains in a tenth of unigram's time and gives 3% fewer tokens, though it encodes at a third of the speed.
 
   Raises:
     ValueError: the text is too small for so many pieces, or has more characters than there are pieces.
@@ -71,7 +70,7 @@ def _explain(error: str, vocab_size: int) -> str:
   if most := re.search(r'value <= (\d+)', error):
     return f'{option} is more than this text can fill: set it to {most[1]} or less, or add text'
   if least := re.search(r'required_chars\. \d+ vs (\d+)', error):
-    return f'{option} is less than the single characters of this text take: set it to {int(least[1]) + 1} or more'
+    return f'{option} is less than the single characters of this text take: set it to {least[1]} or more'
   if 'sentences_.empty()' in error:
     return f'{option}: there is no text to train it on'
   return f'{option}: SentencePiece cannot train on this text: {error}'

@@ -100,6 +100,12 @@ def test_wide_vocabularies_and_many_domains(tmp_path):
   assert sequences[-1].domain == MAX_DOMAINS - 1
 
 
+def test_a_prefix_alone_is_dropped(tmp_path):
+  documents = [Document(str(n), 'x' * n, '') for n in (31, 32, 33)]  # and the end token
+  meta = write(tmp_path / 'a', Wide(), lambda split: documents)
+  assert (meta['sequences'], meta['dropped_sequences']) == (2, 1)
+
+
 def test_memory_does_not_grow_with_the_text(tmp_path):
   peaks = []
   for count in (150, 450):

@@ -69,9 +69,15 @@ def test_packing(lengths, open_rows):
   assert np.count_nonzero(used <= SEQ_LEN // 2) <= 1 or len(rows) > open_rows
 
 
+def test_sequences_that_fit_exactly_share_a_row():
+  assert len(list(shards.pack([np.ones(n, int) for n in (SEQ_LEN - 5, 5, 3, SEQ_LEN - 3)], SEQ_LEN))) == 2
+
+
 def test_packing_streams():
-  endless = (np.arange(1 + i % SEQ_LEN) for i in itertools.count())
-  assert len(list(itertools.islice(shards.pack(endless, SEQ_LEN), 1000))) == 1000
+  """Of sequences no two of which fit in a row, a bounded number waits."""
+  read = itertools.count()
+  rows = shards.pack((np.ones(SEQ_LEN // 2 + 1, int) for _ in itertools.takewhile(lambda i: i < 5000, read)), SEQ_LEN)
+  assert len(list(itertools.islice(rows, 100))) == 100 and next(read) <= 102 + shards.OPEN_ROWS
 
 
 @settings(max_examples=15, deadline=None)

@@ -79,6 +79,8 @@ def test_validation_globs_and_limits(tmp_path):
   assert [len(split) for split in both(data)] == [7, 3]
   shared = files(tmp_path, max_documents=40, validation_fraction=0.5)
   assert sum(map(len, both(shared))) == 40
+  shared = files(tmp_path, max_validation_documents=4, validation_fraction=0.5)
+  assert len(both(shared)[1]) == 4 < len(both(shared)[0])
 
 
 @pytest.mark.parametrize('source', ['files', 'stdlib'])
@@ -103,7 +105,9 @@ def test_stdlib_is_text_of_several_domains():
 
 
 def test_stdlib_has_the_language_reference():
-  assert any(d.domain == 'docs' and d.id.startswith(text.TOPICS) for d in text.documents(settings.Data(), 'train'))
+  topics = [d for d in text.documents(settings.Data(), 'train') if d.id.startswith(text.TOPICS)]
+  assert len(topics) > 40 and {d.domain for d in topics} == {'docs'}
+  assert not any(d.text.startswith('#') for d in topics), 'as text, not as source'
 
 
 def test_an_endless_file_streams():

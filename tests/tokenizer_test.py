@@ -68,6 +68,8 @@ def test_too_few_pieces_says_what_works():
     train(chinese, 300)
   least = int(str(error.value).split('set it to ')[1].split()[0])
   assert Tokenizer(train(chinese, least)).vocab_size == least
+  with pytest.raises(ValueError, match='or more'):
+    train(chinese, least - 1)
 
 
 def test_no_text():
