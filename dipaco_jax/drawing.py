@@ -89,7 +89,7 @@ def to_svg(figure, name: str) -> str:
     figure.savefig(data, format='svg', metadata={'Date': None, 'Creator': None, 'Format': None, 'Type': None})
   svg = data.getvalue()
   svg = re.sub(r'<metadata>.*?</metadata>', '', svg[svg.index('<svg') :], flags=re.DOTALL)
-  return re.sub(r' id="[a-zA-Z]\w*_\d+"', '', svg)  # names of groups, which repeat from figure to figure
+  return re.sub(r' id="[a-zA-Z][\w.]*_\d+"', '', svg)  # names of groups, which repeat from figure to figure
 
 
 def thousands(axis):

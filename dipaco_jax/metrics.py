@@ -60,12 +60,20 @@ class Metrics:
     self._file.close()
     os.replace(aside, path)
     self._file = _open_whole(path)
+    if stage in self._events:
+      self._events.pop(stage).close()
     self._events[stage] = _event_writer(self._workdir / 'events' / stage, purge_step=updates + 1)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *error):
+    self.close()
 
   def close(self):
     self._file.close()
-    for writer in self._events.values():
-      writer.close()
+    while self._events:
+      self._events.popitem()[1].close()
 
 
 def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ def _paths(ax, curve: Curve, labels: Sequence[str]):
     else:
       ax.plot(x, y, color=COLOURS[p], lw=1.4, marker='o' if len(x) < 3 else None, ms=3)
       ends.append((y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p]))
-  if num_paths > 1:
+  if num_paths > 1 and len(curve.steps):
     middle, colour = _median(curve.values), BLUE if num_paths > MAX_COLOURED else INK
     ax.plot(curve.steps, middle, color=colour, lw=2)
     ends += [(middle[-1], f'median of\n{num_paths} paths' if num_paths > MAX_COLOURED else 'median', colour)]

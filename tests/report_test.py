@@ -1,0 +1,299 @@
+"""The report of synthetic runs of every shape: its figures are the artefacts', its page stands alone."""
+
+import html.parser
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import synthetic
+
+from dipaco_jax import comparison, drawing, drift, grid_plot, history, metrics, plots, report, report_page, settings
+from dipaco_jax import grid as grids
+
+FIELDS = (
+  'perplexity perplexity_by_path perplexity_by_domain base_perplexity validation_tokens bits_per_byte train_tokens '
+  'paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization step_s outer_s '
+  'outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations wall_s goodput '
+  'modules_sha256 config_sha256 versions'
+).split()
+
+RUNS = {
+  'grid': {},
+  'one_path': {'axes': (), 'domains': ('stdlib',), 'phases': 3},
+  'diloco': {'axes': (('a', 8),), 'phases': 1, 'domains': ()},
+  'half': {'stages': 3},
+  '256_paths': {'axes': (('a', 16), ('b', 16)), 'phases': 2, 'tau': 10},
+}
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  """Workdirs by name, made when they are asked for."""
+  made = {}
+
+  def make(name):
+    if name not in made:
+      made[name] = tmp_path_factory.mktemp('runs') / name
+      synthetic.make(made[name], **RUNS[name])
+    return made[name]
+
+  return make
+
+
+@pytest.fixture(scope='module')
+def reports(runs):
+  """(workdir, report, page) by name; a report is written once."""
+  written = {}
+
+  def write(name):
+    if name not in written:
+      written[name] = report.write(runs(name))
+    return runs(name), written[name], (runs(name) / 'report.html').read_text()
+
+  return write
+
+
+class Page(html.parser.HTMLParser):
+  """Counts tags, notes what would be fetched, checks that tags are closed in their order."""
+
+  VOID = ('meta', 'link', 'br', 'use', 'image')
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.open, self.fetched, self.words = [], [], [], []
+    self.feed(text)
+    assert not self.open
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.fetched += [v for k, v in attrs if k in ('src', 'href', 'xlink:href') and not v.startswith(('data:', '#'))]
+    if tag not in self.VOID:
+      self.open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.handle_starttag(tag, attrs)
+    if tag not in self.VOID:
+      self.open.pop()
+
+  def handle_endtag(self, tag):
+    if tag not in self.VOID:
+      assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    self.words.append(data)
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_report(reports, name):
+  workdir, found, text = reports(name)
+  assert json.loads((workdir / 'report.json').read_text()) == found
+  assert set(FIELDS) <= set(found)
+  page = Page(text)
+  assert not page.fetched
+  pictures = sorted(p.name for p in (workdir / 'plots').iterdir())
+  assert all(p.endswith('.png') for p in pictures)
+  assert page.tags.count('figure') == page.tags.count('svg') == len(pictures)
+  assert page.tags.count('h1') == 1
+
+
+def test_pictures_of_a_grid(reports):
+  workdir, *_ = reports('grid')
+  expected = {'validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
+              'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent'}  # fmt: skip
+  assert {p.stem for p in (workdir / 'plots').iterdir()} == expected
+
+
+def test_figures_are_those_of_the_stages(runs):
+  found = report.build(runs('grid'))
+  for stage, names in (('evaluate', report.EVALUATE), ('train', report.TRAIN)):
+    result = json.loads((runs('grid') / 'stages' / f'{stage}.json').read_text())['result']
+    assert {name: found[name] for name in names} == {name: result[name] for name in names}
+  assert found['wall_s'] == synthetic.WALL_S
+  config = settings.from_dict(json.loads((runs('grid') / 'config.json').read_text()))
+  assert found['config_sha256'] == settings.digest(config)
+  assert found['versions']['python'] == '.'.join(map(str, sys.version_info[:3]))
+  assert {'jax', 'flax', 'optax', 'orbax', 'dipaco_jax'} <= set(found['versions'])
+
+
+def test_what_is_not_measured_is_none(runs):
+  found = report.build(runs('half'))
+  assert found['perplexity'] is None and found['train_tokens'] is None
+  assert found['paths'] == 16 and found['pretrain_steps'] == 300
+  assert list(found['wall_s']) == ['tokenize', 'pretrain', 'route']
+
+
+def test_page_names_the_key_figures(reports):
+  words = ''.join(Page(reports('grid')[2]).words)
+  for expected in ('16 paths', '13.52 → 10.31', '24% lower', 'a4xb4', '69 times as much', 'this run', '5f5f5f'):
+    assert expected in words
+
+
+def test_texts_are_escaped(tmp_path):
+  synthetic.make(tmp_path / 'a<b>&', axes=(), domains=('x<script>', 'y&amp;'), phases=2)
+  (tmp_path / 'a<b>&' / 'command.txt').write_text('python -m dipaco_jax.main --config.data.train=<&>')
+  report.write(tmp_path / 'a<b>&')
+  page = Page((tmp_path / 'a<b>&' / 'report.html').read_text())
+  assert 'script' not in page.tags and 'x<script>' in ''.join(page.words)
+  assert '--config.data.train=<&>' in ''.join(page.words)
+
+
+def test_svgs_of_a_page_do_not_share_names(reports):
+  names = [part.split('"')[0] for part in reports('grid')[2].split(' id="')[1:]]
+  assert names and len(set(names)) == len(names)
+
+
+def test_compare(runs, tmp_path):
+  table = report.compare([runs('grid'), runs('one_path'), runs('half')], tmp_path)
+  lines = {line.split('  ')[0]: line.split() for line in table.splitlines()}
+  assert table.split()[:3] == ['grid', 'one_path', 'half']
+  assert lines['perplexity'][1:] == ['10.310', '10.310', '-']
+  assert lines['config.routing.method'][1:] == ['kmeans', 'single', 'kmeans']
+  assert 'config.model.width' not in table and len({len(line) for line in table.splitlines()}) == 1
+  page = Page((tmp_path / 'compare.html').read_text())
+  assert not page.fetched and 'config.routing.method' in page.words
+  assert (tmp_path / 'compare.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_short_names():
+  assert comparison.short_names(['runs/a', 'runs/b/']) == ['a', 'b']
+  assert comparison.short_names(['x/run', 'y/run']) == ['x/run', 'y/run']
+
+
+# -- what it is made from
+
+
+def test_history_has_paths_that_take_turns(tmp_path):
+  with metrics.Metrics(tmp_path) as writer:
+    for updates, (step, path, loss) in enumerate([(10, 0, 3.0), (20, 0, 2.0), (10, 1, 4.0), (20, 1, None)]):
+      writer.write('step', 'train', updates, step=step, paths=[path], loss=[loss])
+  found = history.read(tmp_path, 3)
+  assert found.training.steps.tolist() == [10, 20]
+  np.testing.assert_array_equal(found.training.values, [[3, 4, np.nan], [2, np.nan, np.nan]])
+
+
+def test_long_curves_are_means_of_stretches(tmp_path):
+  steps = 4 * history.POINTS
+  with metrics.Metrics(tmp_path) as writer:
+    for step in range(1, steps + 1):
+      writer.write('step', 'train', step, step=step, paths=[0], loss=[float(step)])
+  curve = history.read(tmp_path, 1).training
+  assert curve.steps.tolist() == list(range(4, steps + 1, 4))
+  np.testing.assert_allclose(curve.values[:, 0], curve.steps - 1.5)
+
+
+def test_drift_against_numpy(runs):
+  workdir = runs('grid')
+  config = history.read_settings(workdir)
+  grid = grids.Grid(config.grid)
+  levels = grids.make_levels(grid, config.levels)
+  from safetensors.numpy import load_file
+
+  base = load_file(workdir / 'base' / 'params.safetensors')
+  for slab, found in drift.measure(workdir, 12, grid, levels):
+    files = [workdir / 'modules' / '12' / slab.level.name / f'{"-".join(map(str, m))}.safetensors'
+             for m in grid.modules(slab.level)]  # fmt: skip
+    modules = np.stack([np.concatenate([load_file(f)[n].ravel() for n in slab.names]) for f in files]).astype(float)
+    start = np.concatenate([base[n].ravel() for n in slab.names]).astype(float)
+    norm = np.linalg.norm(start)
+    np.testing.assert_allclose(found.from_base, np.linalg.norm(modules - start, axis=1) / norm, rtol=1e-9)
+    expected = np.linalg.norm(modules - modules.mean(0), axis=1) / norm
+    np.testing.assert_allclose(found.from_siblings, expected, rtol=1e-9)
+
+
+def test_slabs_follow_the_network():
+  grid = grids.Grid({'a': 2, 'b': 2})
+  specs = (('middle', r'block_([1-9]|10)/\w+/', ['a']), ('ends', 'embed|block_0/|block_11/|final|head', ['a', 'b']))
+  levels = grids.make_levels(grid, specs)
+  names = [f'block_{i}/{part}' for i in range(12) for part in ('attention/q', 'mlp/up')]
+  found = drift.slabs(levels, [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel'])
+  parts = [('ends', 'embed, block 0'), ('middle', 'blocks 1-10'), ('ends', 'block 11, final norm, head')]
+  assert [(slab.level.name, slab.parts) for slab in found] == parts
+  assert sorted(n for slab in found for n in slab.names) == sorted([*names, 'embed/tokens', 'final_norm/scale',
+                                                                    'head/kernel'])  # fmt: skip
+
+
+def test_levels_that_share_blocks_are_slabs_of_their_own():
+  grid = grids.Grid({'a': 2})
+  levels = grids.make_levels(grid, (('norms', 'norm', []), ('rest', 'mlp|embed', ['a'])))
+  found = drift.slabs(levels, ['embed/tokens', 'block_0/norm', 'block_0/mlp', 'block_1/norm', 'block_1/mlp'])
+  assert [(slab.level.name, slab.parts) for slab in found] == [
+    ('rest', 'embed'),
+    ('norms', 'blocks 0-1 (part)'),
+    ('rest', 'blocks 0-1 (part)'),
+  ]
+
+
+@pytest.mark.parametrize('axes', [(), ('a',), ('b',), ('a', 'b'), ('a', 'c')])
+def test_patches_of_the_drawn_grid_are_the_modules(axes):
+  grid = grids.Grid({'a': 2, 'b': 3, 'c': 2})
+  level = grids.Level('x', '', axes)
+  index = grid_plot.modules_of_paths(grid, level)
+  assert index.shape == (2, 6)
+  modules = list(grid.modules(level))
+  assert [modules[i] for i in index.ravel()] == [grid.module(level, c) for c in grid.points()]
+
+
+def test_labels_do_not_overlap():
+  places = drawing._spread([1.0, 1.01, 5.0, 1.02], 0.5)
+  assert np.diff(np.sort(places)).min() > 0.499 and np.argsort(places).tolist() == [0, 1, 3, 2]
+
+
+def test_every_picture_of_odd_data():
+  nowhere = drawing.Curve(np.zeros(0, int), np.zeros((0, 2)))
+  plots.losses(drawing.Curve(np.zeros(0, int), np.zeros(0)), nowhere, None, ['0', '1'])
+  plots.perplexity_curves({'a': drawing.Curve(np.zeros(0, int), np.zeros(0))}, {'a': None})
+  plots.loss_matrix(np.array([[1.0, np.nan], [2.0, 1.0]]), ['0', '1'])
+  kinds = plots.kinds_by_paths(np.arange(300).reshape(3, 100), [f'kind {i}' for i in range(100)], ['0', '1', '2'])
+  assert [t.get_text() for t in kinds.axes[0].get_yticklabels()][-1] == '76 others'
+  drawing.to_png(plots.bars('Nothing', [('a', [(0.0, 'red')], '0')]))
+
+
+@pytest.mark.parametrize(('n', 'words'), [(812, '812'), (1.049e6, '1.05 M'), (5.3e9, '5.3 B'), (None, 'not known')])
+def test_count(n, words):
+  assert report_page.count(n) == words
+
+
+# -- the command
+
+
+def command(*args):
+  env = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)}
+  return subprocess.run(
+    [sys.executable, '-m', 'dipaco_jax.report', *args], capture_output=True, text=True, env=env, timeout=60
+  )
+
+
+@pytest.mark.parametrize(
+  ('args', 'words'),
+  [
+    ([], '--workdir=DIR'),
+    (['--workdir=/nowhere'], 'there is no run here'),
+    (['--workdri=x'], 'Did you mean: workdir'),
+    (['x'], 'x: every option starts with --'),
+  ],
+)
+def test_wrong_input(args, words):
+  done = command(*args)
+  assert done.returncode == 2 and words in done.stderr and not done.stdout
+  assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_without_a_complete_stage(tmp_path):
+  synthetic.make(tmp_path, stages=0)
+  with pytest.raises(ValueError, match='no stage of this run is complete yet'):
+    report.build(tmp_path)
+
+
+def test_command(runs):
+  done = command(f'--workdir={runs("one_path")}')
+  assert done.returncode == 0, done.stderr
+  assert 'report.html' in done.stdout and (runs('one_path') / 'report.html').exists()
+
+
+def test_help():
+  done = command('--help')
+  assert done.returncode == 0 and '--workdir' in done.stdout
