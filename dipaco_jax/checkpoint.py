@@ -1,9 +1,9 @@
 """What survives: files published whole or not at all, modules that others read, and the run state to go on from.
 
 Two formats, each for what it is good at. Published modules are one self-contained safetensors object each,
-`modules/<version>/<level>/<c0-c1>.safetensors`, the version being the number of outer steps inside; `load_path` reads one
-path's objects and no more. Run state (paths in training, moments, position) is Orbax, asynchronous and sharded, named by
-the number of updates inside.
+`modules/<version>/<level>/<c0-c1>.safetensors`, the version being the number of outer steps inside; `load_path` reads
+one path's objects and no more. Run state (paths in training, moments, position) is Orbax, asynchronous and sharded,
+named by the number of updates inside.
 """
 
 import contextlib
@@ -261,9 +261,8 @@ class RunState:
     try:
       yield
     except Exception as e:  # tensorstore and Orbax raise many kinds
-      logging.warning(
-        'checkpoint %s is corrupt (%s): the one before it is used', self._directory / str(updates), str(e).split('\n')[0]
-      )
+      name, why = self._directory / str(updates), str(e).split('\n')[0]
+      logging.warning('checkpoint %s is corrupt (%s): the one before it is used', name, why)
       shutil.rmtree(self._directory / str(updates), ignore_errors=True)
       self._manager.reload()
 

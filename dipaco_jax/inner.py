@@ -17,6 +17,8 @@ import optax
 
 from dipaco_jax import settings
 
+METRICS = ('loss', 'grad_norm', 'learning_rate')
+
 # (params, tokens [B, L], segments [B, L]) -> (mean loss, gradients, their global norm)
 Gradient = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any, jax.Array]]
 
@@ -75,7 +77,7 @@ def gradient(loss: Callable) -> Gradient:
 
 
 def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL, global_step):
-  """One update. Returns (params, state, {'loss', 'grad_norm'}), the loss being that before the update."""
+  """One update. Returns (params, state, {name: value} of METRICS), the loss being that before the update."""
   loss, grads, norm = compute(params, tokens_BL, segments_BL)
   if inner.clip_norm:
     scale = jnp.minimum(1.0, inner.clip_norm / jnp.maximum(norm, 1e-12))
@@ -83,7 +85,7 @@ def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL,
   updates, state = inner.update(grads, state, params)
   rate = inner.learning_rate(global_step)
   params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
-  return params, state, {'loss': loss, 'grad_norm': norm}
+  return params, state, {'loss': loss, 'grad_norm': norm, 'learning_rate': rate}
 
 
 def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_KBL, first_step):

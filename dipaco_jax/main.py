@@ -26,7 +26,7 @@ flags.DEFINE_bool('distributed', False, 'One of several processes of a job: star
 
 
 class Signals:
-  """SIGINT and SIGTERM: at once, or inside `graceful` at the next dispatch, after saving. A second one is always at once."""
+  """SIGINT and SIGTERM: at once, or inside `graceful` after the next dispatch and saving; a second one at once."""
 
   def __init__(self):
     self.received: int | None = None

@@ -1,9 +1,9 @@
 """Where paths live: a device mesh with the grid's axis names, plus `data` for the devices inside one path's slice.
 
-A mesh axis may be shorter than its grid axis: every mesh position then holds a block of paths and takes them in turn. The
-path with coordinates c sits at position c_a // b_a of mesh axis a and has its turn at c_a % b_a, b_a = K_a / m_a. Arrays
-of the paths in flight have the mesh's axes in front, `[m_a, ..., shape]`, one path per position; stacked modules have their
-level's axes in front, `[K_a, ..., shape]`, sharded in the same blocks.
+A mesh axis may be shorter than its grid axis: every mesh position then holds a block of paths and takes them in turn.
+The path with coordinates c sits at position c_a // b_a of mesh axis a and has its turn at c_a % b_a, b_a = K_a / m_a.
+Arrays of the paths in flight have the mesh's axes in front, `[m_a, ..., shape]`, one path per position; stacked modules
+have their level's axes in front, `[K_a, ..., shape]`, sharded in the same blocks.
 """
 
 import dataclasses
@@ -74,18 +74,25 @@ class Placement:
     """Of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
     return PartitionSpec(*self.grid.names, *self.parameter_spec(shape))
 
-  def assemble(self, shape: Sequence[int], spec: PartitionSpec, load: Callable[[Coordinates], np.ndarray]) -> jax.Array:
-    """`[m_a, ..., shape]` from `load(position) -> array of shape`; loads only positions of this process's devices."""
-    n = len(self.grid.names)
-    loaded: dict[Coordinates, np.ndarray] = {}
+  def assemble(
+    self, shape: Sequence[int], spec: PartitionSpec, load: Callable[[Coordinates], np.ndarray], lead: int = 0
+  ) -> jax.Array:
+    """One array from each position's part, asking only for the positions of this process's devices.
+
+    Args:
+      shape: of a part; `lead` of its dimensions come before the mesh's axes: [shape[:lead], m_a, ..., shape[lead:]].
+      spec: of the whole.
+      load: position -> its part; called once for every device.
+    """
+    n = len(self.positions)
 
     def piece(index):
-      position = tuple(s.start or 0 for s in index[:n])
-      if position not in loaded:
-        loaded[position] = load(position)
-      return loaded[position][index[n:]].reshape((1,) * n + loaded[position][index[n:]].shape)
+      position = tuple(s.start or 0 for s in index[lead : lead + n])
+      part = load(position)[(*index[:lead], *index[lead + n :])]
+      return part.reshape(*part.shape[:lead], *(1,) * n, *part.shape[lead:])
 
-    return jax.make_array_from_callback((*self.positions, *shape), NamedSharding(self.mesh, spec), piece)
+    whole = (*shape[:lead], *self.positions, *shape[lead:])
+    return jax.make_array_from_callback(whole, NamedSharding(self.mesh, spec), piece)
 
 
 def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
@@ -94,7 +101,9 @@ def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
   return max((o for o in options if math.prod(o) <= devices), key=math.prod)
 
 
-def place(grid: Grid, config: settings.Mesh, batch_sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Placement:
+def place(
+  grid: Grid, config: settings.Mesh, batch_sizes: Mapping[str, int], devices: Sequence[jax.Device]
+) -> Placement:
   """Lays a grid out on devices.
 
   Args:

@@ -6,7 +6,8 @@ For each module (l, e), with w_i the weight of path i and the sums over the acti
     module <- OuterOpt(module, Delta)
 
 `w_i` is 1, or in proportion to the shard's tokens (loss reweighing: alpha_i = |D_i| / sum |D_j|). A module that no
-active path goes through stays as it is, momentum included. Path-specific modules get the same treatment with one path [2.6.1].
+active path goes through stays as it is, momentum included. Path-specific modules get the same treatment, with one path
+[2.6.1].
 """
 
 import math

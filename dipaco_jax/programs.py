@@ -1,13 +1,13 @@
 """The compiled programs of a run. One path is the unit of computation: every program runs one path per mesh position.
 
-    begin     modules -> parameters of the paths in flight                   (copy of the path's modules, Algorithm 1, 2.)
-    steps     k inner steps                                                 (a scan; no collective crosses the grid's axes)
+    begin     modules -> parameters of the paths in flight           (Algorithm 1, 2.: copy the path's modules)
+    steps     k inner steps                                          (a scan; no collective crosses the grid's axes)
     finish    sums += w (old - new)
-    outer     sums over the axes a level lacks, OuterOpt, sums back to zero   (Algorithm 1, 3.; the collectives are here)
+    outer     sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
     evaluate  nll per row
 
 All are shard_maps over the whole mesh but `outer`, whose collectives follow from the shardings. Inside a path's slice,
-parameters and AdamW state are replicated over `data`, or sharded: then gathered once per step, and gradients scattered.
+parameters and AdamW state are replicated over `data`, or sharded: then gathered for each step, gradients scattered.
 """
 
 import dataclasses
@@ -96,7 +96,9 @@ class Programs:
   @functools.cached_property
   def modules_spec(self) -> dict[str, dict[str, P]]:
     """Stacked modules: sharded over their level's axes, replicated over the others."""
-    return self._per_parameter(lambda level, name: P(*level.axes, *self.placement.parameter_spec(self.shapes[name].shape)))
+    return self._per_parameter(
+      lambda level, name: P(*level.axes, *self.placement.parameter_spec(self.shapes[name].shape))
+    )
 
   @functools.cached_property
   def sums_spec(self) -> dict[str, dict[str, P]]:
@@ -166,23 +168,28 @@ class Programs:
 
   @functools.cached_property
   def steps(self):
-    """`steps(params, state, tokens [k, m.., B, L], segments, first_step) -> (params, state, metrics [k, m..])`.
+    """`steps(params, state, tokens [k, m.., B, L], segments, first_step, weights, turn) -> (params, state, metrics)`.
 
-    Donates params and state.
+    Metrics are [k, m..]. Donates params and state. Where paths are sampled, one of weight 0 stays as it is.
     """
     loss = loss_lib.path_loss(self.model, self.settings.routing.prefix_tokens)
     compute = gradient_over_data(loss, self.dims) if self.placement.data > 1 else inner_lib.gradient(loss)
 
-    def steps(params, state, tokens, segments, first_step):
-      params, state, tokens, segments = (*self._squeeze((params, state)), *self._squeeze((tokens, segments), 1))
-      params, state, metrics = inner_lib.steps(self.inner, compute, params, state, tokens, segments, first_step)
-      return *self._expand((params, state)), self._expand(metrics, 1)
+    def rest(params, state, tokens, *_):
+      return params, state, {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in inner_lib.METRICS}
+
+    def steps(params, state, tokens, segments, first_step, weights, turn):
+      work = functools.partial(inner_lib.steps, self.inner, compute)
+      operands = (*self._squeeze((params, state)), *self._squeeze((tokens, segments), 1), first_step)
+      sampled = self.settings.train.schedule or self.settings.train.paths_per_phase
+      trained = jax.lax.cond(weights[tuple(turn)] > 0, work, rest, *operands) if sampled else work(*operands)
+      return *self._expand(trained[:2]), self._expand(trained[2], 1)
 
     metrics_spec = P(None, *self.layout.grid.names)
     return self._shard_map(
       steps,
-      (self.params_spec, self.state_spec, self.rows_spec(1), self.rows_spec(1), P()),
-      (self.params_spec, self.state_spec, {'loss': metrics_spec, 'grad_norm': metrics_spec}),
+      (self.params_spec, self.state_spec, self.rows_spec(1), self.rows_spec(1), P(), self.weights_spec, P()),
+      (self.params_spec, self.state_spec, dict.fromkeys(inner_lib.METRICS, metrics_spec)),
       donate_argnums=(0, 1),
     )
 
@@ -236,8 +243,8 @@ class Programs:
   def outer(self):
     """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, sums, squares, statistics)`.
 
-    Donates all but the weights; sums and squares come back as zeros. Statistics: per level and module, the norm of Delta
-    and the mean cosine between the paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
+    Donates all but the weights; sums and squares come back as zeros. Statistics, per level and module: the norm of
+    Delta, and the mean cosine between its paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
     """
 
     def outer(modules, state, sums, squares, weights):

@@ -22,6 +22,7 @@ BLOCK = 4096  # positions of a stream shuffled at one time
 OPEN_ROWS = 64  # rows being packed
 MIN_DOCUMENTS = 8  # a path with so many has one for its hold-out, whatever the draw
 
+S = TypeVar('S')
 T = TypeVar('T')
 
 
@@ -240,15 +241,15 @@ def _mix(x: np.ndarray) -> np.ndarray:
   return x ^ (x >> np.uint64(31))
 
 
-def prefetch(load: Callable[[int], T], start: int, stop: int, depth: int = 2) -> Iterator[T]:
-  """`load(i)` for i from start to stop, up to `depth` of them ahead in a thread that ends with the iterator."""
+def prefetch(load: Callable[[S], T], items: Iterable[S], depth: int = 2) -> Iterator[T]:
+  """`load(item)` for each item, up to `depth` of them ahead in a thread that ends with the iterator."""
+  todo = iter(items)
   pool = concurrent.futures.ThreadPoolExecutor(1, 'prefetch')
   try:
-    waiting = collections.deque(pool.submit(load, i) for i in range(start, min(start + depth, stop)))
-    for i in range(start, stop):
+    waiting = collections.deque(pool.submit(load, item) for item in itertools.islice(todo, depth))
+    while waiting:
       value = waiting.popleft().result()
-      if i + depth < stop:
-        waiting.append(pool.submit(load, i + depth))
+      waiting.extend(pool.submit(load, item) for item in itertools.islice(todo, 1))
       yield value
   finally:
     pool.shutdown(cancel_futures=True)

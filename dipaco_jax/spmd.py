@@ -1,7 +1,7 @@
 """Training as one program on one mesh: phases of tau inner steps, then the outer step (Algorithm 1) [2.5, 2.6].
 
-Positions of the mesh take their paths in turn. A dispatch is k inner steps of the paths in flight; between dispatches the
-loop only hands over batches that are already on the device and reads the metrics of the dispatch before.
+Positions of the mesh take their paths in turn. A dispatch is k inner steps of the paths in flight; between dispatches
+the loop only hands over batches that are on the device already and reads the metrics of the dispatch before.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, mesh, shards
-from dipaco_jax import metrics as metrics_lib
+from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, shards
+from dipaco_jax import state as state_lib
 from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
 
@@ -39,17 +39,30 @@ class Job:
   weights: Callable[[int], np.ndarray]  # phase -> w_i of every path, shaped like the grid; 0: not trained
   base: dict[str, np.ndarray]  # parameters that every path starts from
   base_state: Any  # inner state that every path starts with; None: fresh
-  keep_state: bool
-  holdout: evaluate.Rows | None  # for early stopping
-  validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None  # params_of_turn -> a row of figures
-  validate_every: int  # phases
-  publish: bool  # modules, for others to read
-  offload: bool
+  keep_state: bool = True
+  holdout: evaluate.Rows | None = None  # for early stopping
+  validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
+  validate_every: int = 0  # phases; 0: after the last
+  publish: bool = False  # modules, for others to read
+  offload: bool = False  # inner states of waiting paths to host memory
 
   @property
   def dispatch_steps(self) -> int:
     """k: the largest divisor of tau up to what was asked."""
     return max(k for k in range(1, self.steps_per_dispatch + 1) if self.steps_per_phase % k == 0)
+
+  def updates(self, phase: int, turn: int, step: int) -> int:
+    """Inner steps that a position has made before (phase, turn, step): the name of a checkpoint there."""
+    return (phase * len(self.programs.placement.turns()) + turn) * self.steps_per_phase + step
+
+  def global_step(self, phase: int, step: int) -> int:
+    """Of the schedules and of the data."""
+    return self.first_step + phase * self.steps_per_phase + step
+
+  def trained(self, phase: int, turn: Coordinates) -> list[int]:
+    """The path of every position during a turn, -1 where it does not train in this phase."""
+    active = self.weights(phase).reshape(-1) > 0
+    return [path if active[path] else -1 for path in self.programs.placement.paths(turn)]
 
 
 class Dispatch(NamedTuple):
@@ -62,184 +75,68 @@ class Dispatch(NamedTuple):
   last_of_phase: bool
 
 
-def updates_after(job: Job, phase: int, turn: int, step: int) -> int:
-  """Inner steps that every position has made before (phase, turn, step): the name of a checkpoint there."""
-  return (phase * len(job.programs.placement.turns()) + turn) * job.steps_per_phase + step
-
-
 def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
   """What is to be done from there on; turns in which no path trains are left out."""
-  turns, k = job.programs.placement.turns(), job.dispatch_steps
+  turns = job.programs.placement.turns()
   for t in range(phase, job.phases):
-    active = job.weights(t).reshape(-1) > 0
-    trained = [i for i, places in enumerate(turns) if active[job.programs.placement.paths(places)].any()]
-    for i in trained:
-      if (t, i) < (phase, turn):
-        continue
-      for s in range(step if (t, i) == (phase, turn) else 0, job.steps_per_phase, k):
-        last = s + k == job.steps_per_phase
-        yield Dispatch(t, i, s, last, last and i == trained[-1])
-
-
-@dataclasses.dataclass
-class State:
-  """Everything that training goes on from: arrays on the devices, figures on the host."""
-
-  modules: Any
-  outer: Any
-  sums: Any
-  squares: Any
-  states: dict[int, Any]  # inner states by turn
-  params: Any  # of the paths in flight; None between turns
-  meta: dict[str, Any]
-
-  def arrays(self) -> dict[str, Any]:
-    """What a checkpoint holds: sums and parameters only where they are not what `begin` and zeros would make."""
-    kept: dict[str, Any] = {'modules': self.modules, 'outer': self.outer}
-    kept['states'] = {str(turn): state for turn, state in sorted(self.states.items())}
-    if self.meta['turn']:
-      kept |= {'sums': self.sums, 'squares': self.squares}
-    return kept | ({'params': self.params} if self.params is not None else {})
-
-
-def new_meta(num_paths: int) -> dict[str, Any]:
-  """Position, early stopping, and sums that the report is made from."""
-  return {
-    'phase': 0, 'turn': 0, 'step': 0, 'turns_with_state': [], 'in_turn': False,
-    'loss_sum': [0.0] * num_paths, 'loss_steps': [0] * num_paths,
-    'best_loss': [None] * num_paths, 'best_version': [0] * num_paths,
-    'inner_s': 0.0, 'outer_s': 0.0, 'steps': 0, 'tokens': 0,
-  }  # fmt: skip
+    active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
+    for i in active:
+      first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.steps_per_phase
+      for s in range(first, job.steps_per_phase, job.dispatch_steps):
+        last = s + job.dispatch_steps == job.steps_per_phase
+        yield Dispatch(t, i, s, last, last and i == active[-1])
 
 
 class Trainer:
   """Runs a job from wherever its last checkpoint left it."""
 
   def __init__(
-    self,
-    job: Job,
-    workdir: pathlib.Path,
-    every_steps: int,
-    keep: int,
-    metrics: metrics_lib.Metrics,
-    stop_requested: Callable[[], bool],
+    self, job: Job, workdir: pathlib.Path, every_steps: int, keep: int, rows: metrics.Metrics, stop: Callable[[], bool]
   ):
-    self.job, self.workdir, self.metrics, self.stop_requested = job, workdir, metrics, stop_requested
-    self.every_steps, self.keep = every_steps, keep
+    """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
+    self.job, self.workdir, self.every_steps, self.keep, self.stop = job, workdir, every_steps, keep, stop
     self.run_state = checkpoint.RunState(workdir / 'checkpoints' / job.name, keep)
-    self.state = self._restore() or self._start()
+    restored = state_lib.restore(self.run_state, job.programs, job.base)
+    self.state = restored or state_lib.start(job.programs, job.base)
+    record = self.state.record
+    rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
+    self.journal = journal.Journal(job.name, job.programs, job.updates(job.phases, 0, 0), rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
-    self.publication = futures.Future[None]()
-    self.publication.set_result(None)
-    self.referenced = {u: m['best_version'] for u, m in self.run_state.metas().items()}  # by checkpoints
-    turns = len(job.programs.placement.turns())
-    total = job.phases * turns * job.steps_per_phase
-    self.progress = metrics_lib.Progress(job.name, total, 'steps')
+    self.publication: futures.Future = self.publisher.submit(lambda: None)
+    # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
+    self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas().items()}
 
-  # -- where it starts
-
-  def _start(self) -> State:
-    programs = self.job.programs
-    modules, outer, sums, squares = programs.start(self.job.base)
-    return State(modules, outer, sums, squares, {}, None, new_meta(programs.layout.grid.num_paths))
-
-  def _restore(self) -> State | None:
-    found = self.run_state.restore(self._abstract)
-    if found is None:
-      return None
-    arrays, meta = found
-    self.metrics.rewind(self.job.name, updates_after(self.job, meta['phase'], meta['turn'], meta['step']))
-    fresh = self.job.programs.start(self.job.base)
-    sums, squares = (arrays['sums'], arrays['squares']) if meta['turn'] else fresh[2:]
-    states = {int(turn): state for turn, state in arrays['states'].items()}
-    return State(arrays['modules'], arrays['outer'], sums, squares, states, arrays.get('params'), meta)
-
-  def _abstract(self, meta: dict[str, Any]):
-    """ShapeDtypeStructs with shardings of what a checkpoint with this meta holds."""
-    programs = self.job.programs
-    modules, outer, sums, squares = jax.eval_shape(programs.start, programs.shapes)
-    params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
-    inner = jax.eval_shape(programs.fresh_state, params)
-    found = State(modules, outer, sums, squares, {}, params if meta['in_turn'] else None, meta)
-    found.states = {turn: inner for turn in meta['turns_with_state']}
-    specs = State(programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec, {}, None, meta)
-    specs.states = {turn: programs.state_spec for turn in meta['turns_with_state']}
-    specs.params = programs.params_spec if meta['in_turn'] else None
-
-    def with_sharding(struct, sharding):
-      return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
-
-    return jax.tree.map(with_sharding, found.arrays(), programs.shardings(specs.arrays()))
-
-  def _state_of(self, turn: int):
-    """Inner state that the paths in flight go on with."""
-    programs = self.job.programs
-    if turn in self.state.states:
-      state = self.state.states.pop(turn)
-      return jax.device_put(state, programs.shardings(programs.state_spec)) if self.job.offload else state
-    if self.job.base_state is None:
-      return programs.fresh_state(self.state.params)
-    return jax.tree.map(
-      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.job.base_state, programs.state_spec
-    )
-
-  # -- the loop
-
-  def train(self) -> State:
+  def train(self) -> state_lib.State:
     """To the end of the last phase. Raises Stopped after saving, when asked to stop."""
-    job, programs, state = self.job, self.job.programs, self.state
-    meta, turns = state.meta, programs.placement.turns()
-    pending: tuple[Dispatch, Any] | None = None  # the dispatch whose metrics are not read yet
-    inner = state.states.pop(meta['turn'], None) if meta['in_turn'] else None
-    self.clock = self.phase_started = time.monotonic()
-    self.timed = False  # the first dispatch compiles
-    position = meta['phase'], meta['turn'], meta['step']
-    ahead = dispatches(job, *position)
-    count = sum(1 for _ in dispatches(job, *position))
-    for dispatch, batch in shards.prefetch(lambda _: self._load(next(ahead)), 0, count):
-      turn = np.array(turns[dispatch.turn], np.int32)
-      if state.params is None:
-        state.params = programs.begin(state.modules, turn)
-        inner = self._state_of(dispatch.turn)
-      first_step = np.int32(job.first_step + dispatch.phase * job.steps_per_phase + dispatch.step)
-      state.params, inner, found = programs.steps(state.params, inner, *batch, first_step)
-      if pending:
-        self._log(*pending)
-      pending = dispatch, found
-      meta |= {'phase': dispatch.phase, 'turn': dispatch.turn, 'step': dispatch.step + job.dispatch_steps}
-      if dispatch.last_of_turn:
-        weights = job.weights(dispatch.phase)
-        state.sums, state.squares = programs.finish(
-          state.sums, state.squares, state.modules, state.params, weights, turn
-        )
-        state.params = None
-        if job.keep_state:
-          state.states[dispatch.turn] = self._waiting(inner)
-        meta |= {'turn': dispatch.turn + 1, 'step': 0}
-      if dispatch.last_of_phase:
-        self._log(*pending)
-        pending = None
-        self._end_phase(dispatch)
-      asked = self.stop_requested()
-      if asked or self._due(dispatch):
-        if pending:
-          self._log(*pending)
-          pending = None
-        self._save(inner)
-      if asked:
-        self._finish()
-        raise Stopped
-    self._finish()
-    return state
+    record = self.state.record
+    try:
+      for dispatch, batch in shards.prefetch(self._load, dispatches(self.job, record.phase, record.turn, record.step)):
+        self._inner(dispatch, batch)
+        if dispatch.last_of_turn:
+          self._end_turn(dispatch)
+        if dispatch.last_of_phase:
+          self._end_phase(dispatch)
+        stop = self.stop()
+        if stop or self._due(dispatch):
+          self._save()
+        if stop:
+          raise Stopped
+      self.journal.catch_up()
+      self.publication.result()
+      return self.state
+    finally:
+      self.journal.close()
+      self.publisher.shutdown()
+      self.run_state.close()
+
+  # -- inner
 
   def _load(self, dispatch: Dispatch):
-    """The dispatch with its rows on the devices, [k, m_a, ..., B, L]; every process reads its own paths' shards."""
+    """The dispatch with its rows on the devices; every process reads its own paths' shards."""
     job, placement = self.job, self.job.programs.placement
-    first = job.first_step + dispatch.phase * job.steps_per_phase + dispatch.step
-    turn = placement.turns()[dispatch.turn]
-    steps, shape = range(first, first + job.dispatch_steps), (job.batch_size, job.programs.model.config.seq_len)
+    turn, first = placement.turns()[dispatch.turn], job.global_step(dispatch.phase, dispatch.step)
+    steps = range(first, first + job.dispatch_steps)
     loaded: dict[Coordinates, np.ndarray] = {}
-    n = len(placement.positions)
 
     def rows(position):
       if position not in loaded:
@@ -247,134 +144,118 @@ class Trainer:
         loaded[position] = np.stack([np.stack(job.batch(path, step)) for step in steps], axis=1)  # [2, k, B, L]
       return loaded[position]
 
-    def piece(i, index):
-      block = rows(tuple(s.start or 0 for s in index[1 : n + 1]))[i][:, *index[n + 1 :]]
-      return block.reshape(len(steps), *(1,) * n, *block.shape[1:])
+    shape, spec = (len(steps), job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
+    return dispatch, [placement.assemble(shape, spec, lambda p, i=i: rows(p)[i], lead=1) for i in range(2)]
 
-    whole, sharding = (len(steps), *placement.positions, *shape), placement.sharding(*job.programs.rows_spec(1))
-    return dispatch, [
-      jax.make_array_from_callback(whole, sharding, lambda index, i=i: piece(i, index)) for i in range(2)
-    ]
-
-  def _waiting(self, inner):
-    """Inner state of paths that wait for their next phase, in host memory where the config asks."""
-    if not self.job.offload:
-      return inner
-    programs = self.job.programs
-    host = jax.tree.map(lambda s: s.with_memory_kind('pinned_host'), programs.shardings(programs.state_spec))
-    return jax.device_put(inner, host)
-
-  def _log(self, dispatch: Dispatch, found):
-    """A row of metrics and the progress line, from a dispatch that the device has finished or is about to."""
-    job, meta, k = self.job, self.state.meta, self.job.dispatch_steps
-    loss, norm = (mesh.fetch(found[name]).reshape(k, -1) for name in ('loss', 'grad_norm'))
-    now = time.monotonic()
-    active = job.weights(dispatch.phase).reshape(-1) > 0
-    paths = job.programs.placement.paths(job.programs.placement.turns()[dispatch.turn])
-    trained = [(i, path) for i, path in enumerate(paths) if active[path]]
-    for i, path in trained:
-      meta['loss_sum'][path] += float(loss[:, i].astype(np.float64).sum())
-      meta['loss_steps'][path] += k
-    tokens = k * len(trained) * job.batch_size * job.programs.model.config.seq_len
-    meta['tokens'] += tokens
-    meta['steps'] += k
-    if self.timed:
-      meta['inner_s'] += now - self.clock
-      meta['timed_tokens'] = meta.get('timed_tokens', 0) + tokens
-      meta['timed_steps'] = meta.get('timed_steps', 0) + k
-    rate = tokens / (now - self.clock) if self.timed else None
-    self.clock, self.timed = now, True
-    done = updates_after(job, dispatch.phase, dispatch.turn, dispatch.step + k)
-    step = job.first_step + dispatch.phase * job.steps_per_phase + dispatch.step + k
-    figures = {'loss': loss.mean(0)[[i for i, _ in trained]], 'grad_norm': norm.mean(0)[[i for i, _ in trained]]}
-    learning_rate = float(job.programs.inner.learning_rate(np.asarray(step - 1)))
-    self.metrics.write(
-      'step', job.name, done, step=step, phase=dispatch.phase, paths=[path for _, path in trained], **figures,
-      learning_rate=learning_rate, tokens_per_s=rate,
+  def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
+    """k inner steps of the paths in flight; the first of a turn copies their modules."""
+    job, programs, state = self.job, self.job.programs, self.state
+    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    if state.params is None:
+      state.params = programs.begin(state.modules, turn)
+      state.inner[dispatch.turn] = self._inner_state(dispatch.turn)
+    first, after = job.global_step(dispatch.phase, dispatch.step), dispatch.step + job.dispatch_steps
+    state.params, state.inner[dispatch.turn], found = programs.steps(
+      state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
+    )
+    state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
+    self.journal.dispatched(
+      dispatch.phase, job.updates(dispatch.phase, dispatch.turn, after), first + job.dispatch_steps,
+      job.trained(dispatch.phase, tuple(turn.tolist())), job.batch_size, found,
     )  # fmt: skip
-    shown = {'phase': f'{dispatch.phase + 1}/{job.phases}'} if job.phases > 1 else {}
-    self.progress.update(done, **shown, loss=float(figures['loss'].mean()), **({'tokens_per_s': rate} if rate else {}))
+
+  def _inner_state(self, turn: int):
+    """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
+    job, programs = self.job, self.job.programs
+    if turn in self.state.inner:
+      return jax.device_put(self.state.inner[turn], programs.shardings(programs.state_spec))
+    if job.base_state is None:
+      return programs.fresh_state(self.state.params)
+    return jax.tree.map(
+      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), job.base_state, programs.state_spec
+    )
+
+  # -- outer
+
+  def _end_turn(self, dispatch: Dispatch):
+    """The paths' part of the outer gradient; their AdamW state waits, in host memory if the config asks."""
+    programs, state = self.job.programs, self.state
+    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    state.sums, state.squares = programs.finish(
+      state.sums, state.squares, state.modules, state.params, self.job.weights(dispatch.phase), turn
+    )
+    state.params = None
+    state.record.turn, state.record.step = dispatch.turn + 1, 0
+    inner = state.inner.pop(dispatch.turn)
+    if self.job.keep_state and self.job.offload:
+      pinned = jax.tree.map(lambda s: s.with_memory_kind('pinned_host'), programs.shardings(programs.state_spec))
+      inner = jax.device_put(inner, pinned)
+    if self.job.keep_state:
+      state.inner[dispatch.turn] = inner
 
   def _end_phase(self, dispatch: Dispatch):
-    """The outer step, then what follows from the new modules: hold-out losses, validation, publication."""
-    job, state, meta, programs = self.job, self.state, self.state.meta, self.job.programs
+    """The outer step, and what follows from the new modules: hold-out losses, publication, validation."""
+    job, state, programs = self.job, self.state, self.job.programs
+    self.journal.catch_up()
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
     state.modules, state.outer, state.sums, state.squares, statistics = programs.outer(
       state.modules, state.outer, state.sums, state.squares, job.weights(dispatch.phase)
     )
-    statistics = jax.tree.map(lambda x: mesh.fetch(x).reshape(-1), statistics)
+    statistics = jax.tree.map(mesh.fetch, statistics)
     outer_s = time.monotonic() - started
-    meta['outer_s'] += outer_s
     version = dispatch.phase + 1
-    meta |= {'phase': version, 'turn': 0, 'step': 0}
+    state.record.phase, state.record.turn, state.record.step = version, 0, 0
 
     def params_of_turn(turn):
       return programs.begin(state.modules, np.array(turn, np.int32))
 
     holdout = self._early_stopping(version, params_of_turn)
-    means = [s / n if n else None for s, n in zip(meta['loss_sum'], meta['loss_steps'], strict=True)]
-    meta |= {'loss_sum': [0.0] * len(means), 'loss_steps': [0] * len(means)}
-    done, step = updates_after(job, version, 0, 0), job.first_step + version * job.steps_per_phase
-    self.metrics.write(
-      'phase', job.name, done, phase=version, step=step, inner_s=started - self.phase_started, outer_s=outer_s,
-      loss_by_path=means, holdout_loss_by_path=holdout, best_version_by_path=meta['best_version'],
-      outer_gradient_norm=statistics['norm'], cosine={k: float(v.mean()) for k, v in statistics['cosine'].items()},
-    )  # fmt: skip
-    if job.validate and (version == job.phases or (job.validate_every and version % job.validate_every == 0)):
-      row = job.validate(params_of_turn)
-      self.metrics.write('evaluation', job.name, done, phase=version, step=step, **row)
     if job.publish:
-      self.publication = self.publisher.submit(self._publish, version, state.modules, list(meta['best_version']))
-    self.clock = self.phase_started = time.monotonic()
+      self.publication = self.publisher.submit(
+        self._publish, version, state.modules, list(state.record.best_version), list(state.record.best_loss)
+      )
+    updates, step = job.updates(version, 0, 0), job.global_step(version, 0)
+    self.journal.phase(updates, step, outer_s, statistics, holdout)
+    if job.validate and (version == job.phases or (job.validate_every and version % job.validate_every == 0)):
+      self.journal.evaluation(updates, step, job.validate(params_of_turn))
+    self.journal.lap()
 
   def _early_stopping(self, version: int, params_of_turn) -> list[float | None]:
     """Points each path whose hold-out loss is its best so far at this version of its modules [2.7]."""
-    meta, num_paths = self.state.meta, self.job.programs.layout.grid.num_paths
+    record = self.state.record
     if self.job.holdout is None:
-      meta['best_version'] = [version] * num_paths
-      return [None] * num_paths
+      record.best_version = [version] * len(record.best_version)
+      return [None] * len(record.best_version)
     found = evaluate.mean_by_path(evaluate.losses(self.job.programs, params_of_turn, self.job.holdout))
     for path, loss in enumerate(found):
-      best = meta['best_loss'][path]
+      best = record.best_loss[path]
       if loss is None or best is None or loss < best:
-        meta['best_loss'][path], meta['best_version'][path] = loss, version
+        record.best_loss[path], record.best_version[path] = loss, version
     return found
 
   # -- what survives
 
-  def _publish(self, version: int, modules, best: list[int]):
+  def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
     """Modules, then the pointers to them, then what nobody points at goes: in this order no pointer ever dangles."""
     checkpoint.publish_modules(self.workdir, version, self.job.programs.layout, modules)
     if jax.process_index() == 0:
-      pointers = {'version': best, 'holdout_loss': self.state.meta['best_loss']}
-      checkpoint.write_json(self.workdir / 'paths' / 'best.json', pointers)
-      checkpoint.collect(self.workdir, {*best, *(v for held in self.referenced.values() for v in held)})
+      checkpoint.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
+      checkpoint.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _due(self, dispatch: Dispatch) -> bool:
     """A multiple of every_steps was passed, or the job is done."""
-    after = updates_after(self.job, dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
+    after = self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
     last = dispatch.last_of_phase and dispatch.phase + 1 == self.job.phases
     return last or after // self.every_steps > (after - self.job.dispatch_steps) // self.every_steps
 
-  def _save(self, inner):
-    """Waits for the publication that it refers to; the arrays are copied here, and written in the background."""
+  def _save(self):
+    """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there."""
+    self.journal.catch_up()
     self.publication.result()
-    state, meta = self.state, self.state.meta
-    meta['in_turn'] = state.params is not None
-    if meta['in_turn']:
-      state.states[meta['turn']] = inner
-    meta['turns_with_state'] = sorted(state.states)
-    updates = updates_after(self.job, meta['phase'], meta['turn'], meta['step'])
-    self.run_state.save(updates, state.arrays(), meta)
-    if meta['in_turn']:
-      del state.states[meta['turn']]
-    held = {**self.referenced, updates: list(meta['best_version'])}
-    self.referenced = {u: held[u] for u in sorted(held)[-self.keep - 1 :]}
-
-  def _finish(self):
-    self.publication.result()
-    self.publisher.shutdown()
-    self.run_state.wait()
-    self.run_state.close()
-    self.progress.close()
+    record = self.state.record
+    updates = self.job.updates(record.phase, record.turn, record.step)
+    state_lib.save(self.run_state, updates, self.state)
+    pointed = self.pointed | {updates: list(record.best_version)}
+    self.pointed = {u: pointed[u] for u in sorted(pointed)[-self.keep - 1 :]}  # the oldest until this one is written
+    self.journal.lap()

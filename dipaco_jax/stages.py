@@ -1,8 +1,8 @@
 """From text to a report: tokenize, pretrain, route, train, evaluate, report.
 
 Each stage leaves an artefact in the workdir that is published whole or not at all, and then its record
-`stages/<name>.json`: the digest of what it depended on, how long it took, and what it found. The same command again goes
-on from what is there. After `route` nothing reads raw text again.
+`stages/<name>.json`: the digest of what it depended on, how long it took, and what it found. The same command again
+goes on from what is there. After `route` nothing reads raw text again.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ import safetensors.numpy
 from dipaco_jax import checkpoint, evaluate, mesh, metrics, model, modules, outer, programs, router, shards, spmd
 from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
+from dipaco_jax import state as state_lib
 from dipaco_jax import text as text_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
@@ -208,12 +209,12 @@ def pretrain(run: Run) -> dict[str, Any]:
     with checkpoint.publish_directory(run.workdir / 'base') as aside:
       (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(start))
       if state:
-        (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(named_leaves(state.states[0])))
+        (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(named_leaves(state.inner[0])))
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
-  meta = state.meta if state else spmd.new_meta(1)
-  rate = meta.get('timed_tokens', 0) / max(meta['inner_s'], 1e-9)
+  record = state.record if state else state_lib.new_record(1)
+  rate = record.timed_tokens / max(record.inner_s, 1e-9)
   return {
-    'steps': s.pretrain.steps, 'tokens': meta['tokens'], 'tokens_per_s': rate, 'wall_s': time.monotonic() - seconds
+    'steps': s.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate, 'wall_s': time.monotonic() - seconds
   }  # fmt: skip
 
 
@@ -354,12 +355,11 @@ def _job(run: Run, name, made, shard, base, base_state, phases, tau, first_step,
   return spmd.Job(
     name=name, programs=made, phases=phases, steps_per_phase=tau, steps_per_dispatch=s.train.steps_per_dispatch,
     first_step=first_step, batch_size=batch_size, batch=lambda path, step: stream(path).batch(step), weights=weights,
-    base=base, base_state=base_state, keep_state=True, holdout=None, validate=None, validate_every=0, publish=False,
-    offload=False,
+    base=base, base_state=base_state,
   )  # fmt: skip
 
 
-def _train(run: Run, job: spmd.Job) -> spmd.State:
+def _train(run: Run, job: spmd.Job) -> state_lib.State:
   c = run.settings.checkpoint
   trainer = spmd.Trainer(job, run.workdir, c.every_steps, c.keep, run.metrics, run.stop_requested)
   with run.graceful():
@@ -381,28 +381,28 @@ def train(run: Run) -> dict[str, Any]:
     validate_every=s.evaluate.every_phases, publish=True, offload=t.offload,
   )  # fmt: skip
   state = _train(run, job)
-  return train_figures(run, job, state.meta)
+  return train_figures(run, job, state.record)
 
 
-def train_figures(run: Run, job: spmd.Job, meta: dict[str, Any]) -> dict[str, Any]:
+def train_figures(run: Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:
   """What the training stage says in the report."""
   s, made, base = run.settings, job.programs, run.result('pretrain')
   placement = made.placement
   devices = placement.mesh.devices.reshape(-1)
   flops = metrics.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
-  rate = meta.get('timed_tokens', 0) / max(meta['inner_s'], 1e-9)
+  rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
-  tokens = meta['tokens'] + base['tokens']
+  tokens = record.tokens + base['tokens']
   return {
     'phases': job.phases, 'steps': job.phases * job.steps_per_phase, 'train_tokens': tokens, 'tokens_per_s': rate,
-    'step_s': meta['inner_s'] / max(1, meta.get('timed_steps', 0)), 'outer_s': meta['outer_s'] / max(1, job.phases),
-    'outer_fraction': meta['outer_s'] / max(1e-9, meta['outer_s'] + meta['inner_s']),
+    'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, job.phases),
+    'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes),
     'synchronous_bytes_per_phase': 2 * 4 * path_parameters * made.layout.grid.num_paths * job.steps_per_phase,
     'peak_memory_bytes': metrics.device_peak_bytes(devices) or metrics.process_peak_bytes(),
     'train_flops': flops * tokens,
     'model_flops_utilization': metrics.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
-    'busy_s': meta['inner_s'] + meta['outer_s'],
+    'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
     'modules_sha256': checkpoint.modules_sha256(run.workdir, job.phases),

@@ -224,13 +224,13 @@ def test_empty_missing_and_damaged_shards(tmp_path):
 
 def test_prefetch_runs_ahead_but_not_far():
   loaded = []
-  stream = shards.prefetch(lambda i: loaded.append(i) or i * i, 3, 9, depth=2)
+  stream = shards.prefetch(lambda i: loaded.append(i) or i * i, range(3, 9), depth=2)
   assert next(stream) == 9
   wait_for(lambda: loaded == [3, 4, 5])
   time.sleep(0.05)
   assert loaded == [3, 4, 5], 'at most two ahead'
   assert list(stream) == [16, 25, 36, 49, 64] and loaded == list(range(3, 9))
-  assert list(shards.prefetch(str, 4, 4)) == []
+  assert list(shards.prefetch(str, [])) == []
 
 
 def test_prefetch_passes_errors_on_and_ends_its_thread():
@@ -239,11 +239,11 @@ def test_prefetch_passes_errors_on_and_ends_its_thread():
       raise OSError('disk gone')
     return i
 
-  stream = shards.prefetch(load, 0, 5)
+  stream = shards.prefetch(load, range(5))
   assert [next(stream), next(stream)] == [0, 1]
   with pytest.raises(OSError, match='disk gone'):
     next(stream)
-  closed = shards.prefetch(load, 3, 100)
+  closed = shards.prefetch(load, range(3, 100))
   next(closed)
   closed.close()
   assert not [t for t in threading.enumerate() if t.name.startswith('prefetch')]

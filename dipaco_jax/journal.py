@@ -1,0 +1,96 @@
+"""What a training loop writes of itself: rows of metrics, the progress line, seconds and tokens for the report."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from dipaco_jax import mesh, metrics
+from dipaco_jax.programs import Programs
+from dipaco_jax.state import Record
+
+
+class Journal:
+  """Of one stage. Metrics are read from the device one dispatch late, so that it never waits for us."""
+
+  def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics.Metrics, record: Record):
+    self._name, self._programs, self._rows, self._record = name, programs, rows, record
+    self._progress = metrics.Progress(name, total_updates, 'steps')
+    self._pending: tuple | None = None
+    self._timed = False  # the first dispatch compiles
+    self.lap()
+
+  def lap(self):
+    """Time counts from here: what went before was no inner step."""
+    self._clock = self._phase_clock = time.monotonic()
+
+  def dispatched(self, *work):
+    """Notes a dispatch whose metrics are still being computed, and writes the one before it. See `_write`."""
+    self.catch_up()
+    self._pending = work
+
+  def catch_up(self):
+    """Waits for the last dispatch, and writes it."""
+    if self._pending:
+      self._write(*self._pending)
+    self._pending = None
+
+  def _write(self, phase: int, updates: int, step: int, paths: list[int], rows: int, found):
+    """A row for a dispatch.
+
+    Args:
+      phase, updates, step: phase it was in; updates and global steps after it.
+      paths: path of every position, -1 where it did not train.
+      rows: per path and step.
+      found: `inner.METRICS`, [k, m_a, ...].
+    """
+    values = {name: mesh.fetch(x).reshape(x.shape[0], -1).astype(np.float64) for name, x in found.items()}
+    steps, at = len(values['loss']), [i for i, path in enumerate(paths) if path >= 0]
+    rate = self._count(steps, steps * len(at) * rows * self._programs.model.config.seq_len)
+    for i in at:
+      self._record.loss_sum[paths[i]] += float(values['loss'][:, i].sum())
+      self._record.loss_steps[paths[i]] += steps
+    rates = values.pop('learning_rate')[-1, at]
+    means = {name: x.mean(0)[at] for name, x in values.items()}
+    trained = [paths[i] for i in at]
+    self._rows.write(
+      'step', self._name, updates, step=step, phase=phase, paths=trained, **means,
+      learning_rate=float(rates[0]), tokens_per_s=rate,
+    )  # fmt: skip
+    shown: dict[str, Any] = {'phase': phase + 1} if self._programs.layout.grid.num_paths > 1 else {}
+    shown |= {'loss': float(means['loss'].mean())} | ({'tokens_per_s': rate} if rate else {})
+    self._progress.update(updates, **shown)
+
+  def _count(self, steps: int, tokens: int) -> float | None:
+    """Adds to the record; tokens/s since the last call, None for the first."""
+    now, record = time.monotonic(), self._record
+    seconds, self._clock = now - self._clock, now
+    record.tokens += tokens
+    if not self._timed:
+      self._timed = True
+      return None
+    record.inner_s += seconds
+    record.timed_steps += steps
+    record.timed_tokens += tokens
+    return tokens / seconds
+
+  def phase(self, updates: int, step: int, outer_s: float, statistics: dict, holdout: list[float | None]):
+    """A row for a phase and its outer step; the sums of its steps' losses start anew."""
+    record = self._record
+    means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
+    record.outer_s += outer_s
+    record.loss_sum, record.loss_steps = [0.0] * len(means), [0] * len(means)
+    found = jax.tree.map(lambda x: x.reshape(-1), statistics)
+    self._rows.write(
+      'phase', self._name, updates, phase=record.phase, step=step, inner_s=self._clock - self._phase_clock,
+      outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, best_version_by_path=record.best_version,
+      outer_gradient_norm=found['norm'], cosine={level: float(x.mean()) for level, x in found['cosine'].items()},
+    )  # fmt: skip
+
+  def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
+    """A row for a validation."""
+    self._rows.write('evaluation', self._name, updates, phase=self._record.phase, step=step, **figures)
+
+  def close(self):
+    self._progress.close()

@@ -1,0 +1,98 @@
+"""What training goes on from: arrays on the devices, a record on the host, and how a checkpoint holds both."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from dipaco_jax import checkpoint
+from dipaco_jax.programs import Programs
+
+
+@dataclasses.dataclass
+class Record:
+  """Position, early stopping, and the sums that the report is made from."""
+
+  phase: int = 0  # complete phases
+  turn: int = 0  # complete turns of the phase
+  step: int = 0  # complete inner steps of the turn
+  best_loss: list[float | None] = dataclasses.field(default_factory=list)  # on the hold-out, by path
+  best_version: list[int] = dataclasses.field(default_factory=list)  # of the modules, by path
+  loss_sum: list[float] = dataclasses.field(default_factory=list)  # of the phase's steps, by path
+  loss_steps: list[int] = dataclasses.field(default_factory=list)
+  tokens: int = 0
+  inner_s: float = 0.0  # of `timed_steps` steps with `timed_tokens`, those that compiled left out
+  timed_steps: int = 0
+  timed_tokens: int = 0
+  outer_s: float = 0.0
+
+
+def new_record(num_paths: int) -> Record:
+  """Before the first update."""
+  return Record(
+    best_loss=[None] * num_paths, best_version=[0] * num_paths, loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths
+  )
+
+
+@dataclasses.dataclass
+class State:
+  """Of all paths. `params` is None between turns; sums and squares are zeros between phases."""
+
+  modules: Any
+  outer: Any
+  sums: Any
+  squares: Any
+  inner: dict[int, Any]  # inner states by turn, of the paths that have one
+  params: Any  # of the paths in flight
+  record: Record
+
+  def arrays(self) -> dict[str, Any]:
+    """What a checkpoint holds: nothing that `begin` and zeros make again."""
+    kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
+    kept |= {'sums': self.sums, 'squares': self.squares} if self.record.turn else {}
+    return kept | ({'params': self.params} if self.params is not None else {})
+
+
+def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
+  """Every path is the base model."""
+  return State(*programs.start(base), {}, None, new_record(programs.layout.grid.num_paths))
+
+
+def save(run_state: checkpoint.RunState, updates: int, state: State):
+  """Copies the arrays from the devices, and writes in the background."""
+  held = {'turns': sorted(state.inner), 'in_turn': state.params is not None}
+  run_state.save(updates, state.arrays(), {'record': dataclasses.asdict(state.record), **held})
+
+
+def restore(run_state: checkpoint.RunState, programs: Programs, base: dict[str, np.ndarray]) -> State | None:
+  """The state of the newest checkpoint that can be read."""
+  found = run_state.restore(functools.partial(_abstract, programs))
+  if found is None:
+    return None
+  arrays, meta = found
+  state = start(programs, base)
+  state.modules, state.outer, state.record = arrays['modules'], arrays['outer'], Record(**meta['record'])
+  state.sums, state.squares = arrays.get('sums', state.sums), arrays.get('squares', state.squares)
+  state.inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
+  state.params = arrays.get('params')
+  return state
+
+
+def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
+  """ShapeDtypeStructs with shardings of the arrays in a checkpoint with this meta."""
+  stacked = jax.eval_shape(programs.start, programs.shapes)
+  params = jax.eval_shape(programs.begin, stacked[0], np.zeros(programs.num_axes, np.int32))
+  inner = jax.eval_shape(programs.fresh_state, params)
+  specs = (programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec)
+  record, turns, in_turn = Record(**meta['record']), meta['turns'], meta['in_turn']
+  structs = State(*stacked, dict.fromkeys(turns, inner), params if in_turn else None, record)
+  shardings = State(
+    *specs, dict.fromkeys(turns, programs.state_spec), programs.params_spec if in_turn else None, record
+  )
+
+  def one(struct, sharding):
+    return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
+
+  return jax.tree.map(one, structs.arrays(), programs.shardings(shardings.arrays()))
