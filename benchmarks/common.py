@@ -1,0 +1,103 @@
+"""What the benchmarks share: sizes as flags, a run's programs, rows of random tokens, times in turns, the result."""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from dipaco_jax import mesh, model, modules, programs, settings
+
+LEVELS = (
+  ('stem', r'block_0/', ()),
+  ('left', r'block_1/', ('a',)),
+  ('right', r'block_2/', ('b',)),
+  ('ends', r'embed/|head/|final_norm/|block_(?!0/|1/|2/)', ('a', 'b')),
+)  # a shared level, one along each axis, path-specific ends
+
+HELP = {
+  'width': 'D',
+  'num_layers': 'N',
+  'num_heads': 'H',
+  'head_dim': 'K; 0: width / num_heads',
+  'mlp_dim': 'F',
+  'vocab_size': 'V',
+  'seq_len': 'L, tokens in a row',
+  'batch_size': 'B, rows of a step',
+  'loss_chunk': 'tokens whose logits exist at one time',
+}
+
+
+def define_sizes(**sizes: int):
+  """An integer flag for every size, and those of how to compute."""
+  for name, default in ({'head_dim': 0, 'loss_chunk': settings.Model.loss_chunk} | sizes).items():
+    flags.DEFINE_integer(name, default, HELP[name])
+  flags.DEFINE_enum('dtype', 'float32', settings.CHOICES['model.dtype'][1:], 'of compute')
+  flags.DEFINE_enum('remat', 'none', settings.CHOICES['model.remat'], 'what is computed again')
+  flags.DEFINE_bool('tied', False, 'the head is the embedding, transposed')
+
+
+def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Settings:
+  """A run's settings, the sizes from the flags."""
+  f = flags.FLAGS
+  names = ('width', 'num_layers', 'num_heads', 'mlp_dim', 'seq_len', 'loss_chunk', 'dtype', 'remat', 'tied')
+  sizes = {name: getattr(f, name) for name in names} | {'head_dim': f.head_dim or f.width // f.num_heads}
+  return settings.from_dict(
+    {'grid': grid, 'levels': tuple(levels), 'model': sizes, 'train': {'batch_size': f.batch_size}}
+  )
+
+
+def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> programs.Programs:
+  """What the run computes with on these devices."""
+  transformer = model.make(s.model, flags.FLAGS.vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(transformer))
+  placement = mesh.place(layout.grid, s.mesh, {'train.batch_size': s.train.batch_size}, devices)
+  return programs.make(s, placement, layout, transformer)
+
+
+def random_rows(s: settings.Settings, steps: int) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens and segments [k, B, L]; every row holds two sequences, cut at a random place."""
+  rng = np.random.default_rng(0)
+  shape = (steps, s.train.batch_size, s.model.seq_len)
+  tokens = rng.integers(0, flags.FLAGS.vocab_size, shape, dtype=np.int32)
+  cuts = rng.integers(1, s.model.seq_len, (*shape[:2], 1))
+  return tokens, (1 + (np.arange(s.model.seq_len) >= cuts)).astype(np.int32)
+
+
+def in_flight(made: programs.Programs, rows: tuple[np.ndarray, np.ndarray]) -> list[jax.Array]:
+  """The same rows [k, B, L] for every path in flight, on the devices."""
+  return [
+    made.placement.assemble(array.shape, made.rows_spec(1), lambda _, array=array: array, lead=1) for array in rows
+  ]
+
+
+def seconds(function: Callable[[], Any]) -> float:
+  """Of one call, its results waited for."""
+  start = time.perf_counter()
+  jax.block_until_ready(function())
+  return time.perf_counter() - start
+
+
+def in_turns(functions: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+  """Median seconds of each, called in turns (ABAB...), so that a busy machine is as busy for all."""
+  times = [[seconds(function) for function in functions] for _ in range(rounds)]
+  return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def num_bytes(tree) -> int:
+  """Of all arrays."""
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def report(title: str, results: dict[str, Any]):
+  """A table and, as the last line, one JSON object."""
+  print(title)
+  for name, value in results.items():
+    if not isinstance(value, (list, dict)):
+      print(f'{name:30}{value:>18,.4g}' if isinstance(value, float) else f'{name:30}{value!s:>18}')
+  print(json.dumps(results))
