@@ -71,7 +71,7 @@ def gradient(loss: Callable) -> Gradient:
     (nll, count), grads = jax.value_and_grad(loss, has_aux=True)(params, tokens_BL, segments_BL)
     count = jnp.maximum(count, 1)
     grads = jax.tree.map(lambda g: g / count, grads)
-    return nll / count, grads, optax.global_norm(grads)
+    return nll / count, grads, optax.tree.norm(grads)
 
   return compute
 

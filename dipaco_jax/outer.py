@@ -86,7 +86,7 @@ def update(layout: Layout, transformation, rescale: bool, modules: Modules, stat
       updates, moved = transformation.update(delta, state, module)
       new = (optax.apply_updates(module, updates), moved)
       kept = jax.tree.map(lambda n, o: jnp.where(touched, n, o), new, (module, state))
-      return *kept, optax.global_norm(delta)
+      return *kept, optax.tree.norm(delta)
 
     name = level.name
     new_modules[name], new_state[name], norms[name] = vmap_modules(one, len(level.axes))(
