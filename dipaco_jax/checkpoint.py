@@ -155,11 +155,11 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
 
 
 def barrier(name: str):
-  """All processes of a job wait for each other."""
+  """All processes of a job wait for each other; by the coordinator, so that no device is kept waiting."""
   if jax.process_count() > 1:
-    from jax.experimental import multihost_utils
+    import orbax.checkpoint as ocp
 
-    multihost_utils.sync_global_devices(name)
+    ocp.multihost.sync_global_processes(name)
 
 
 def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:

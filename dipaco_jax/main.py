@@ -22,7 +22,10 @@ from dipaco_jax import settings as settings_lib
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
-flags.DEFINE_bool('distributed', False, 'One of several processes of a job: starts jax.distributed.')
+flags.DEFINE_bool('distributed', False, 'One of several processes of a job, which all see the workdir.')
+flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
+flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
+flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
 
 
 class Signals:
@@ -113,26 +116,44 @@ def help_and_exit():
 
 def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Signals):
   """Checks everything that can be checked, then runs the stages."""
-  from dipaco_jax import spmd, stages, text  # JAX: not for --help
-
   quiet()
+  if FLAGS.distributed:
+    join()
+  import jax
+
+  from dipaco_jax import checkpoint, metrics, spmd, stages, text  # JAX: not for --help
+
+  first = jax.process_index() == 0
+  metrics.Progress.silent = not first
   if not finished_tokenizing(workdir):
     text.check(settings.data)
   check_model(settings)
   workdir.mkdir(parents=True, exist_ok=True)
-  from dipaco_jax import checkpoint, metrics
-
-  with checkpoint.hold(workdir):
-    settle_config(workdir, settings)
+  with checkpoint.hold(workdir) if first else contextlib.nullcontext():
+    if first:
+      settle_config(workdir, settings)
+    checkpoint.barrier('config')
     compilation_cache(workdir)
-    run = stages.Run(workdir, settings, metrics.Metrics(workdir), signals.requested, signals.graceful)
+    run = stages.Run(
+      workdir, settings, metrics.Metrics(workdir, first), metrics.count_compilations(), signals.requested,
+      signals.graceful,
+    )  # fmt: skip
     stages.note_environment(run)
     try:
       stages.run_all(run)
     except spmd.Stopped:
       raise KeyboardInterrupt from None
     run.metrics.close()
-    finish(workdir)
+    if first:
+      finish(workdir)
+
+
+def join():
+  """Starts jax.distributed: by the flags, or by what Cloud TPU says of itself."""
+  import jax
+
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  jax.distributed.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 
 def quiet():
@@ -157,11 +178,8 @@ def check_model(settings: settings_lib.Settings):
 
   shapes = model.shapes(model.make(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
-  rows = {
-    'train.batch_size': settings.train.batch_size,
-    'evaluate.batch_size': settings.evaluate.batch_size or settings.train.batch_size,
-  }
-  mesh.place(layout.grid, settings.mesh, rows, jax.devices())
+  mesh.place(layout.grid, settings.mesh, settings.batch_sizes('train'), jax.devices())
+  mesh.place(modules.grid_lib.Grid(), settings.mesh, settings.batch_sizes('pretrain'), jax.devices())
 
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
@@ -182,7 +200,7 @@ def compilation_cache(workdir: pathlib.Path):
   import jax
 
   jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 def finish(workdir: pathlib.Path):

@@ -27,9 +27,10 @@ MAX_TAGGED_PATHS = 64  # TensorBoard grows slow beyond; metrics.jsonl has them a
 class Metrics:
   """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
 
-  def __init__(self, workdir: str | os.PathLike):
-    self._workdir = pathlib.Path(workdir)
-    self._file = _open_whole(self._workdir / 'metrics.jsonl')
+  def __init__(self, workdir: str | os.PathLike, writes: bool = True):
+    """`writes` is for one process of a job; the others' rows go nowhere."""
+    self._workdir, self._writes = pathlib.Path(workdir), writes
+    self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115
     self._events: dict[str, Any] = {}  # stage to its writer: each stage counts its own updates
 
   def write(self, kind: str, stage: str, updates: int, **values):
@@ -38,6 +39,8 @@ class Metrics:
     Raises:
       OSError: the disk is full. What was written of the row is dropped when the file is next opened.
     """
+    if not self._writes:
+      return
     row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3)}
     row |= {name: plain(value) for name, value in values.items()}
     line = json.dumps(row, allow_nan=False).encode() + b'\n'
@@ -49,6 +52,8 @@ class Metrics:
 
   def rewind(self, stage: str, updates: int):
     """Drops the stage's rows of more than so many updates, here and in TensorBoard; call it when a stage resumes."""
+    if not self._writes:
+      return
     path = self._workdir / 'metrics.jsonl'
     aside = path.with_name('metrics.jsonl.partial')
     with open(aside, 'wb') as f:
@@ -167,8 +172,24 @@ def _scalars(tag: str, value: Any, paths: Sequence[int] | None) -> Iterator[tupl
       yield from ((f'{tag}/path_{p}', float(v)) for p, v in known if p < MAX_TAGGED_PATHS)
 
 
+def count_compilations() -> collections.Counter[str]:
+  """How often XLA has compiled each function (or taken it from its cache) from now on, by the function's name."""
+  from jax import monitoring
+
+  counts: collections.Counter[str] = collections.Counter()
+
+  def listen(event: str, _: float, *, fun_name: str = '', **__):
+    if event == '/jax/core/compile/backend_compile_duration':
+      counts[fun_name.removeprefix('jit(').removesuffix(')')] += 1
+
+  monitoring.register_event_duration_secs_listener(listen)
+  return counts
+
+
 class Progress:
   """How far a stage is: one line that overwrites itself on a terminal, an occasional plain line elsewhere."""
+
+  silent = False  # all of them: in all processes of a job but one
 
   def __init__(self, stage: str, total: int, unit: str, stream=None, clock=time.monotonic):
     """total: of units; 0 where it is not known."""
@@ -181,6 +202,8 @@ class Progress:
 
   def update(self, done: int, **shown):
     """Shows done of total and values: `loss=3.2` as 'loss 3.200', `tokens_per_s=8e3` as '8,000 tokens/s'."""
+    if self.silent:
+      return
     now = self._clock()
     self._recent.append((now, done))
     while len(self._recent) > 2 and now - self._recent[1][0] > 30:  # seconds that the rate looks back

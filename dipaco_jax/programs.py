@@ -29,6 +29,8 @@ from dipaco_jax import outer as outer_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.mesh import Placement
 
+NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'evaluate')  # as the compiler knows them
+
 
 def gradient_over_data(loss: Callable, dims: dict[str, int | None]) -> inner_lib.Gradient:
   """As `inner.gradient`, with rows split over `data`, and parameters too along the dimensions `dims` (None: not)."""

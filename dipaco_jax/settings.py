@@ -172,6 +172,12 @@ class Settings:
     return dataclasses.asdict(self) | {'grid': dict(self.grid)}
 
 
+  def batch_sizes(self, stage: str) -> dict[str, int]:
+    """Rows per path that the devices inside a path divide among them, by the field that says so."""
+    train = getattr(self, stage).batch_size
+    return {f'{stage}.batch_size': train, 'evaluate.batch_size': self.evaluate.batch_size or self.train.batch_size}
+
+
 # Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
 MAY_CHANGE = ('train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix')
 

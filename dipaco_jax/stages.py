@@ -5,6 +5,7 @@ Each stage leaves an artefact in the workdir that is published whole or not at a
 goes on from what is there. After `route` nothing reads raw text again.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -23,7 +24,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, evaluate, mesh, metrics, model, modules, outer, programs, router, shards, spmd
+from dipaco_jax import checkpoint, evaluate, mesh, metrics, model, modules, outer, router, shards, spmd
+from dipaco_jax import programs as programs_lib
 from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
@@ -48,6 +50,7 @@ class Run:
   workdir: pathlib.Path
   settings: settings_lib.Settings
   metrics: metrics.Metrics
+  compilations: collections.Counter[str]
   stop_requested: Callable[[], bool]
   graceful: Callable[[], contextlib.AbstractContextManager]  # inside it, a signal only sets stop_requested
 
@@ -68,9 +71,29 @@ class Run:
   def model(self) -> model.Transformer:
     return model.make(self.settings.model, self.result('tokenize')['vocab_size'])
 
-  @functools.cached_property
+  @property
   def layout(self) -> modules.Layout:
-    return modules.make_layout(self.settings.grid, self.settings.levels, model.shapes(self.model))
+    return self.programs.layout
+
+  @functools.cached_property
+  def programs(self) -> programs_lib.Programs:
+    """Of the grid of paths."""
+    return self._programs(self.settings, 'train')
+
+  @functools.cached_property
+  def base_programs(self) -> programs_lib.Programs:
+    """Of the base model: the empty grid, and an outer step that only takes over what AdamW did."""
+    s = self.settings
+    plain = dataclasses.replace(
+      s, grid=(), levels=(('all', '.*', ()),), outer=settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False),
+      train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0),
+    )  # fmt: skip
+    return self._programs(plain, 'pretrain')
+
+  def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
+    layout = modules.make_layout(settings.grid, settings.levels, model.shapes(self.model))
+    placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), jax.devices())
+    return programs_lib.make(settings, placement, layout, self.model)
 
   @property
   def eval_len(self) -> int:
@@ -194,22 +217,18 @@ def pretrain(run: Run) -> dict[str, Any]:
     everything = np.zeros((len(sequences(run, 'train')), 1), np.int32)
     _write_shards(run, 'base', everything, 1)
   checkpoint.barrier('base shards')
-  plain = dataclasses.replace(
-    s, grid=(), levels=(('all', '.*', ()),), outer=settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False),
-    train=dataclasses.replace(s.train, batch_size=s.pretrain.batch_size),
-  )  # fmt: skip
-  made = make_programs(run, plain, 'pretrain')
+  made = run.base_programs
   start = {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(s.seed)).items()}
   state, seconds = None, time.monotonic()
   if s.pretrain.steps:
     job = _job(run, 'pretrain', made, 'base', start, None, 1, s.pretrain.steps, 0, s.pretrain.batch_size)
     state = _train(run, job)
     start = {name: mesh.fetch(x) for name, x in state.modules['all'].items()}
+  inner = named_leaves(state.inner[0]) if state else {}
   if jax.process_index() == 0:
     with checkpoint.publish_directory(run.workdir / 'base') as aside:
       (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(start))
-      if state:
-        (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(named_leaves(state.inner[0])))
+      (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(inner))
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   record = state.record if state else state_lib.new_record(1)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
@@ -229,12 +248,11 @@ def load_base(run: Run) -> dict[str, np.ndarray]:
   return dict(sorted(safetensors.numpy.load_file(run.workdir / 'base' / 'params.safetensors').items()))
 
 
-def load_base_state(run: Run, made: programs.Programs):
+def load_base_state(run: Run, made: programs_lib.Programs):
   """Inner state of the base model, None where paths start with a fresh one."""
-  file = run.workdir / 'base' / 'inner.safetensors'
-  if not run.settings.inner.inherit_state or not file.exists():
+  arrays = safetensors.numpy.load_file(run.workdir / 'base' / 'inner.safetensors')
+  if not run.settings.inner.inherit_state or not arrays:
     return None
-  arrays = safetensors.numpy.load_file(file)
   structure = jax.eval_shape(made.inner.init, made.shapes)
   return jax.tree_util.tree_map_with_path(lambda path, _: arrays[jax.tree_util.keystr(path)], structure)
 
@@ -329,15 +347,6 @@ def _write_shards(run: Run, name: str, assignment: np.ndarray, num_paths: int):
 # -- train
 
 
-def make_programs(run: Run, settings: settings_lib.Settings, stage: str) -> programs.Programs:
-  """The compiled programs of a stage, laid out on all devices."""
-  layout = modules.make_layout(settings.grid, settings.levels, model.shapes(run.model))
-  batches = {f'{stage}.batch_size': settings.train.batch_size}
-  if stage == 'train':
-    batches['evaluate.batch_size'] = run.eval_batch
-  return programs.make(settings, mesh.place(layout.grid, settings.mesh, batches, jax.devices()), layout, run.model)
-
-
 def _job(run: Run, name, made, shard, base, base_state, phases, tau, first_step, batch_size) -> spmd.Job:
   """What both pretraining and training have; the path's stream goes on where pretraining left it."""
   s, folder = run.settings, run.workdir / 'shards' / shard
@@ -369,7 +378,7 @@ def _train(run: Run, job: spmd.Job) -> state_lib.State:
 def train(run: Run) -> dict[str, Any]:
   """The grid of paths, from the base."""
   s = run.settings
-  made = make_programs(run, s, 'train')
+  made = run.programs
   base_state = load_base_state(run, made)
   t = s.train
   job = _job(
@@ -405,6 +414,7 @@ def train_figures(run: Run, job: spmd.Job, record: state_lib.Record) -> dict[str
     'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
+    'compilations': sum(run.compilations[name] for name in programs_lib.NAMES),
     'modules_sha256': checkpoint.modules_sha256(run.workdir, job.phases),
   }  # fmt: skip
 
@@ -441,7 +451,7 @@ def validation_rows(run: Run, assignment: np.ndarray, num_paths: int) -> evaluat
   return evaluate.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 
 
-def validate(run: Run, made: programs.Programs, params_of_turn, routed: bool = True) -> dict[str, Any]:
+def validate(run: Run, made: programs_lib.Programs, params_of_turn, routed: bool = True) -> dict[str, Any]:
   """Perplexity of validation documents, each under its own path (`routed`), or all under the only one."""
   found, num_paths = sequences(run, 'validation'), made.layout.grid.num_paths
   assignment = np.load(run.workdir / 'routing' / '0' / 'validation.npy')
@@ -460,10 +470,8 @@ def validate(run: Run, made: programs.Programs, params_of_turn, routed: bool = T
 def evaluate_all(run: Run) -> dict[str, Any]:
   """The base, the last version of all paths, and each path at the version that early stopping chose."""
   s = run.settings
-  alone = dataclasses.replace(s, grid=(), levels=(('all', '.*', ()),))
-  single = dataclasses.replace(make_programs(run, alone, 'train'))
+  single, made = run.base_programs, run.programs
   base = validate(run, single, lambda turn: evaluate.in_flight(single, turn, lambda _: load_base(run)), routed=False)
-  made = make_programs(run, s, 'train')
 
   def of_version(version: int | None):
     def load(path):

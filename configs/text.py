@@ -1,0 +1,40 @@
+"""Your own text on your own machine: 4x4 paths with path-specific ends, about an hour on a few cores.
+
+    python -m dipaco_jax.main --config=configs/text.py --workdir=runs/text --config.data.train='books/*.txt'
+
+Files may be .txt, .jsonl, .jsonl.gz (and .jsonl.zst with the extra `zstd`); name validation files in
+`--config.data.validation`, or leave it to a hash of the documents. Longer is better: `--config.train.phases=40`.
+Variants: `:dense` is the control, the same base trained on as one path.
+"""
+
+from ml_collections import ConfigDict
+
+from dipaco_jax import settings
+
+
+def get_config(variant: str = 'grid') -> ConfigDict:
+  """variant: 'grid' or 'dense'."""
+  c = ConfigDict(settings.Settings().to_dict())
+  c.data.update(source='files', holdout_fraction=0.004, max_validation_documents=400)
+  c.tokenizer.vocab_size = 4096
+  c.model.update(width=128, num_layers=6, num_heads=4, head_dim=32, mlp_dim=344, seq_len=256)
+  c.pretrain.update(steps=400, batch_size=16)
+  c.train.update(phases=10, steps_per_phase=24, batch_size=8)
+  c.inner.update(learning_rate=3e-3, warmup_steps=40)
+  c.routing.sample = 10_000
+  c.checkpoint.every_steps = 200
+  if variant == 'grid':
+    c.grid = ConfigDict({'a': 4, 'b': 4})
+    c.levels = (
+      ('shared', 'embed|final_norm', ()),
+      ('first', 'block_0/', ('a', 'b')),
+      ('low', 'block_[12]/', ('a',)),
+      ('high', 'block_[34]/', ('b',)),
+      ('last', 'block_5/', ('a', 'b')),
+    )
+  elif variant == 'dense':
+    c.routing.method = 'single'
+    c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
+  else:
+    raise ValueError(f"variant {variant!r}: there are 'grid' and 'dense'")
+  return c
