@@ -25,7 +25,7 @@ class Losses(NamedTuple):
   """Of every row: nats over the targets that count, and how many those are; a [rows] float64 array per path."""
 
   nll: list[np.ndarray]
-  count: list[np.ndarray]
+  targets: list[np.ndarray]
 
 
 def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Losses:
@@ -45,7 +45,7 @@ def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], row
     )
     for i, path in enumerate(paths):
       result.nll[path] = nll[i, : rows.counts[path]].astype(np.float64)
-      result.count[path] = count[i, : rows.counts[path]].astype(np.float64)
+      result.targets[path] = count[i, : rows.counts[path]].astype(np.float64)
   return result
 
 
@@ -69,7 +69,7 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
 
 def mean_by_path(found: Losses) -> list[float | None]:
   """nats per target of each path; None where it has none."""
-  return [float(n.sum() / c.sum()) if c.sum() else None for n, c in zip(found.nll, found.count, strict=True)]
+  return [float(n.sum() / c.sum()) if c.sum() else None for n, c in zip(found.nll, found.targets, strict=True)]
 
 
 def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:

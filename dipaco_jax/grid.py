@@ -115,7 +115,7 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   Raises:
     ValueError: an axis is not in the grid, a name is used twice or unfit for a file, a pattern does not parse.
   """
-  levels = []
+  levels: list[Level] = []
   for name, pattern, axes in specs:
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:

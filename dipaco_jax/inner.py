@@ -93,8 +93,8 @@ def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_K
 
   def one(carry, xs):
     tokens_BL, segments_BL, offset = xs
-    *carry, metrics = step(inner, compute, *carry, tokens_BL, segments_BL, first_step + offset)
-    return tuple(carry), metrics
+    params, state, metrics = step(inner, compute, *carry, tokens_BL, segments_BL, first_step + offset)
+    return (params, state), metrics
 
   offsets_K = jnp.arange(tokens_KBL.shape[0], dtype=jnp.int32)
   (params, state), metrics = jax.lax.scan(one, (params, state), (tokens_KBL, segments_KBL, offsets_K))

@@ -122,6 +122,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
   import jax
 
   from dipaco_jax import checkpoint, metrics, spmd, stages, text  # JAX: not for --help
+  from dipaco_jax import run as run_lib
 
   first = jax.process_index() == 0
   metrics.Progress.silent = not first
@@ -134,11 +135,11 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
       settle_config(workdir, settings)
     checkpoint.barrier('config')
     compilation_cache(workdir)
-    run = stages.Run(
+    run = run_lib.Run(
       workdir, settings, metrics.Metrics(workdir, first), metrics.count_compilations(), signals.requested,
       signals.graceful,
     )  # fmt: skip
-    stages.note_environment(run)
+    run_lib.note_environment(run)
     try:
       stages.run_all(run)
     except spmd.Stopped:

@@ -132,6 +132,7 @@ def place(
 def fetch(x: jax.Array) -> np.ndarray:
   """To the host, whole; across processes it is replicated first (small arrays only)."""
   if not x.is_fully_addressable:
+    assert isinstance(x.sharding, NamedSharding)
     replicated = NamedSharding(x.sharding.mesh, PartitionSpec())
     x = jax.jit(lambda x: x, out_shardings=replicated)(x)
   return np.asarray(x)

@@ -178,9 +178,9 @@ def count_compilations() -> collections.Counter[str]:
 
   counts: collections.Counter[str] = collections.Counter()
 
-  def listen(event: str, _: float, *, fun_name: str = '', **__):
+  def listen(event: str, duration_secs: float, **about: str | int):
     if event == '/jax/core/compile/backend_compile_duration':
-      counts[fun_name.removeprefix('jit(').removesuffix(')')] += 1
+      counts[str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')] += 1
 
   monitoring.register_event_duration_secs_listener(listen)
   return counts

@@ -13,6 +13,7 @@ Dimensions: B batch, L length, D width, H heads, K head size, F MLP width, V voc
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ class Attention(nn.Module):
     q_BLHK, k_BLHK, v_BLHK = (
       jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (q_DHK, k_DHK, v_DHK)
     )
-    implementation = {'auto': None}.get(c.attention, c.attention)
+    implementation: Any = {'auto': None}.get(c.attention, c.attention)
     out_BLHK = jax.nn.dot_product_attention(
       rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK, mask=mask_B1LL, implementation=implementation
     )
@@ -199,12 +200,13 @@ def shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
 
 def hidden(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
   """The hidden state after the last block, [B, L, D]."""
-  return model.apply({'params': traverse_util.unflatten_dict(params, sep='/')}, tokens_BL, segments_BL)
+  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
+  return jnp.asarray(model.apply(nested, tokens_BL, segments_BL))
 
 
 def normed_and_head(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array):
   """(normed hidden state [B, L, D], head [D, V]): their product is the logits."""
-  nested = {'params': traverse_util.unflatten_dict(params, sep='/')}
+  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
   return model.apply(nested, tokens_BL, segments_BL, method=Transformer.normed_and_head)
 
 

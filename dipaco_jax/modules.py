@@ -60,7 +60,7 @@ def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
 
 def take(layout: Layout, modules: Modules, coordinates: Sequence[Any]) -> dict[str, Any]:
   """A path's parameters; its coordinates may be traced integers."""
-  params = {}
+  params: dict[str, Any] = {}
   for level in layout.levels:
     index = layout.grid.module(level, tuple(coordinates))
     params |= {name: stacked[index] for name, stacked in modules[level.name].items()}

@@ -199,7 +199,7 @@ FRACTIONS = ('validation_fraction', 'holdout_fraction', 'final_fraction', 'b1', 
 
 def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """`{'a': {'b': 1}}` to `{'a.b': 1}`."""
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in nested.items():
     flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, Mapping) else {prefix + key: value}
   return flat

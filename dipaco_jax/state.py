@@ -57,7 +57,8 @@ class State:
 
 def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
   """Every path is the base model."""
-  return State(*programs.start(base), {}, None, new_record(programs.layout.grid.num_paths))
+  modules, outer, sums, squares = programs.start(base)
+  return State(modules, outer, sums, squares, {}, None, new_record(programs.layout.grid.num_paths))
 
 
 def save(run_state: checkpoint.RunState, updates: int, state: State):
@@ -82,17 +83,17 @@ def restore(run_state: checkpoint.RunState, programs: Programs, base: dict[str, 
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
   """ShapeDtypeStructs with shardings of the arrays in a checkpoint with this meta."""
-  stacked = jax.eval_shape(programs.start, programs.shapes)
-  params = jax.eval_shape(programs.begin, stacked[0], np.zeros(programs.num_axes, np.int32))
+  modules, outer, sums, squares = jax.eval_shape(programs.start, programs.shapes)
+  params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
   inner = jax.eval_shape(programs.fresh_state, params)
-  specs = (programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec)
   record, turns, in_turn = Record(**meta['record']), meta['turns'], meta['in_turn']
-  structs = State(*stacked, dict.fromkeys(turns, inner), params if in_turn else None, record)
-  shardings = State(
-    *specs, dict.fromkeys(turns, programs.state_spec), programs.params_spec if in_turn else None, record
-  )
+  structs = State(modules, outer, sums, squares, dict.fromkeys(turns, inner), params if in_turn else None, record)
+  specs = State(
+    programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec,
+    dict.fromkeys(turns, programs.state_spec), programs.params_spec if in_turn else None, record,
+  )  # fmt: skip
 
   def one(struct, sharding):
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
 
-  return jax.tree.map(one, structs.arrays(), programs.shardings(shardings.arrays()))
+  return jax.tree.map(one, structs.arrays(), programs.shardings(specs.arrays()))
