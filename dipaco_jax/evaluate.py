@@ -1,6 +1,6 @@
 """Losses of paths on rows of tokens: hold-outs for early stopping, routed validation [2.7, 4]."""
 
-import itertools
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -64,7 +64,8 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
       loaded[position] = block
     return loaded[position]
 
-  return [placement.assemble(shape, programs.rows_spec(), lambda p, i=i: load(p)[i]) for i in range(2)]
+  parts = (lambda position: load(position)[0]), (lambda position: load(position)[1])
+  return [placement.assemble(shape, programs.rows_spec(), part) for part in parts]
 
 
 def mean_by_path(found: Losses) -> list[float | None]:
@@ -96,22 +97,12 @@ def in_flight(programs: Programs, turn: Coordinates, params_of_path: Callable[[i
   placement = programs.placement
   loaded: dict[Coordinates, dict[str, np.ndarray]] = {}
 
-  def load(position, name):
+  def load(name, position):
     if position not in loaded:
       loaded[position] = params_of_path(placement.path(turn, position))
     return loaded[position][name]
 
   return {
-    name: placement.assemble(s.shape, programs.params_spec[name], lambda p, name=name: load(p, name))
+    name: placement.assemble(s.shape, programs.params_spec[name], functools.partial(load, name))
     for name, s in programs.shapes.items()
   }
-
-
-def padded(sequences: Sequence[np.ndarray], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-  """One sequence per row: tokens and segments [n, L]."""
-  tokens = np.zeros((len(sequences), seq_len), np.int32)
-  segments = np.zeros_like(tokens)
-  for row, sequence in zip(itertools.count(), sequences):
-    tokens[row, : len(sequence)] = sequence[:seq_len]
-    segments[row, : len(sequence)] = 1
-  return tokens, segments

@@ -93,7 +93,8 @@ def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_K
 
   def one(carry, xs):
     tokens_BL, segments_BL, offset = xs
-    params, state, metrics = step(inner, compute, *carry, tokens_BL, segments_BL, first_step + offset)
+    params, state = carry
+    params, state, metrics = step(inner, compute, params, state, tokens_BL, segments_BL, first_step + offset)
     return (params, state), metrics
 
   offsets_K = jnp.arange(tokens_KBL.shape[0], dtype=jnp.int32)

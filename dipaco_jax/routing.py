@@ -47,7 +47,8 @@ def make_router(run: run_lib.Run, aside: pathlib.Path) -> Callable[[str, int], n
   everything = run.sequences('train')
   drawn = np.sort(np.random.default_rng(s.seed).permutation(len(everything))[: s.routing.sample])
   z_ND = np.concatenate(list(features('fit the router', everything, drawn)))
-  fitted = router.fit(s.routing.method, jax.random.key(s.seed), jax.numpy.asarray(z_ND), run.layout.grid.shape, s.routing)
+  key, shape = jax.random.key(s.seed), run.layout.grid.shape
+  fitted = router.fit(s.routing.method, key, jax.numpy.asarray(z_ND), shape, s.routing)
   arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
   (aside / 'router.safetensors').write_bytes(checkpoint.to_bytes(arrays))
 

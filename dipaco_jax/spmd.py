@@ -145,7 +145,8 @@ class Trainer:
       return loaded[position]
 
     shape, spec = (len(steps), job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
-    return dispatch, [placement.assemble(shape, spec, lambda p, i=i: rows(p)[i], lead=1) for i in range(2)]
+    parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
+    return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
 
   def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
     """k inner steps of the paths in flight; the first of a turn copies their modules."""
