@@ -1,9 +1,10 @@
-"""8 fake CPU devices, and a fixture against mixing dtypes by accident."""
+"""8 fake CPU devices, quick compilation, and a fixture against mixing dtypes by accident."""
 
 import os
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'  # halves the time to compile; tests compute little
 
 import jax  # after the environment, which it reads once
 import pytest
@@ -17,3 +18,9 @@ def strict_dtypes():
   """
   with jax.numpy_dtype_promotion('strict'):
     yield
+
+
+def pytest_configure(config):
+  """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
+  jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('xla')))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
