@@ -45,11 +45,11 @@ def test_inertia_is_that_of_sklearn(z_ND):
 
 
 def test_lloyd_from_the_same_centroids_is_that_of_sklearn():
-  z_ND = hidden_like(3000, 32)
+  z_ND = hidden_like(router.ROWS + 1000, 32)
   start_KD = z_ND[:10]
   theirs = cluster.KMeans(10, init=start_KD, n_init=1, max_iter=4, tol=0, algorithm='lloyd').fit(z_ND)
   ours_KD = router.lloyd(z_ND, start_KD, 4)
-  # Sums of up to 3,000 values in float32, in another order.
+  # Sums of up to 5,000 values in float32, in another order.
   np.testing.assert_allclose(ours_KD, theirs.cluster_centers_, atol=1e-4)
   fitted = router.Router(np.zeros(32, 'f'), np.ones(32, 'f'), ours_KD, np.zeros(10, 'f'))
   assert (np.asarray(router.route(fitted, z_ND))[:, 0] == theirs.predict(z_ND)).mean() > 0.999
@@ -96,6 +96,16 @@ def test_seeding_finds_blobs_that_are_far_apart():
     seeds_KD = np.asarray(router.seed(jax.random.key(key), z_ND, 12))
     assert squared_distances(z_ND, seeds_KD).min(1).max() < 0.1  # one seed in each: others are 4 or more away
     assert all((seed_D == z_ND).all(1).any() for seed_D in seeds_KD)
+
+
+def test_seeding_is_as_good_as_that_of_sklearn():
+  z_ND = hidden_like(200, 8)
+  ours = [squared_distances(z_ND, router.seed(jax.random.key(i), z_ND, 9)).min(1).sum() for i in range(60)]
+  theirs = [
+    squared_distances(z_ND, cluster.kmeans_plusplus(z_ND, 9, random_state=i)[0]).min(1).sum() for i in range(60)
+  ]
+  # 3 standard errors of the difference of two means of 60.
+  assert abs(np.mean(ours) - np.mean(theirs)) < 3 * np.sqrt((np.var(ours) + np.var(theirs)) / 60)
 
 
 def test_best_restart_wins():

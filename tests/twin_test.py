@@ -36,7 +36,15 @@ def make_batches(num, seed=0):
 
 
 @pytest.mark.parametrize(
-  'change', [{}, {'clip_norm': 0.0}, {'clip_norm': 0.1}, {'rewarm_steps': 3}, {'warmup_steps': 0}, {'optimizer': 'sgd'}]
+  'change',
+  [
+    {},
+    {'clip_norm': 0.0},
+    {'rewarm_steps': 3},
+    {'warmup_steps': 0},
+    {'optimizer': 'sgd'},
+    {'optimizer': 'sgd', 'clip_norm': 0.1},
+  ],
 )
 def test_inner_phase_is_that_of_optax(change):
   inner = dataclasses.replace(settings.Inner(learning_rate=0.03, warmup_steps=4), **change)
