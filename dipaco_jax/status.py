@@ -149,10 +149,10 @@ def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
   if not file.exists() or not file.stat().st_size:
     return
   with open(file, 'rb') as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as text:
-    end = text.rfind(b'\n')
-    while end >= 0:
+    end = len(text)
+    while end > 0:
       start = text.rfind(b'\n', 0, end) + 1
-      with contextlib.suppress(ValueError):  # a line that a crash tore
+      with contextlib.suppress(ValueError):  # the end of the file, or a line that is half written
         yield json.loads(text[start:end])
       end = start - 1
 

@@ -121,6 +121,9 @@ def test_a_line_that_is_half_written(tmp_path):
   with open(tmp_path / 'metrics.jsonl', 'a') as f:
     f.write('{"kind": "step", "stage": "tr')
   assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [2, 1, 0]
+  with metrics.Metrics(tmp_path) as writer:
+    writer.write('step', 'train', 3)
+  assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [3, 2, 1, 0]
 
 
 def command(*args):
