@@ -101,7 +101,7 @@ def _storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, scale):
       borders.append(squares[-1][2:4])
   patches = faces.reshape(-1, 4)
   many = rows * columns > 64
-  style = {'facecolors': patches, 'edgecolors': patches, 'linewidths': 0.5, 'rasterized': rows * columns > 1024}
+  style = {'facecolors': patches, 'edgecolors': patches, 'linewidths': 0.9, 'rasterized': rows * columns > 1024}
   ax.add_collection(PolyCollection(squares, **style))
   ax.add_collection(LineCollection(borders, colors='white', linewidths=0.5 if many else 1.5))
   outline = np.array([plane.place(v, u) for v, u in ((0, 0), (0, 1), (1, 1), (1, 0), (0, 0))])

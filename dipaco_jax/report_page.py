@@ -91,7 +91,7 @@ def _cards(run: Run) -> list[tuple[str, str]]:
     if run.grid.num_paths > 1:
       found.append((count(r['parameters_total']), 'parameters in all modules together'))
   if r['train_tokens']:
-    found.append((count(r['train_tokens']), f'training tokens, after {count(r["pretrain_tokens"])} of the base'))
+    found.append((count(r['train_tokens']), 'training tokens, those of the base included'))
   span = 'from text to evaluation' if 'evaluate' in run.results else 'so far'
   found.append((duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
   return found
