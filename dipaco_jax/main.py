@@ -7,17 +7,21 @@ Exit status: 0 done; 2 wrong config or input, before any work; 75 the disk is fu
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import sys
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
+from dipaco_jax import command
 from dipaco_jax import settings as settings_lib
+
+DISK_FULL = 75  # exit status: try again
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
@@ -54,14 +58,8 @@ class Signals:
       self._wait = False
 
 
-def fail(message: str, status: int = 2):
-  """One line on stderr, and out."""
-  print(f'dipaco_jax: {message}', file=sys.stderr)
-  raise SystemExit(status)
-
-
-def parse(argv: list[str]) -> list[str]:
-  """Flags; anything wrong with them ends with status 2 and one line."""
+def parse(argv: list[str]) -> settings_lib.Settings:
+  """Flags and the config; anything wrong with them ends with status 2 and one line."""
   try:
     rest = FLAGS(argv)
     if FLAGS.config is None:
@@ -70,31 +68,30 @@ def parse(argv: list[str]) -> list[str]:
       raise ValueError('--workdir is missing: name a directory to keep the run in')
     if len(rest) > 1:
       raise ValueError(f'{rest[1]!r} is not an option: write --name=value')
-    return rest
-  except FileNotFoundError as e:
-    fail(f'--config: {e.filename} is not there')
+    if not isinstance(FLAGS.config, ConfigDict):
+      raise ValueError('--config: get_config() should return a ConfigDict of settings.Settings().to_dict()')
+    return settings_lib.from_dict(FLAGS.config.to_dict())
   except Exception as e:  # config files are Python, and absl raises many kinds
-    fail(' '.join(str(e).split()))
-  raise AssertionError
+    command.fail(command.explain(e, argv))
 
 
 def main(argv: list[str] | None = None):
   argv = sys.argv if argv is None else argv
   if any(a in ('--help', '-h', '-help', '--helpfull') for a in argv[1:]):
     return help_and_exit()
-  parse(argv)
   signals = Signals()
   try:
-    settings = settings_lib.from_dict(FLAGS.config.to_dict())
+    settings = parse(argv)
     run_in(pathlib.Path(FLAGS.workdir), settings, signals)
   except ValueError as e:
-    fail(str(e))
+    command.fail(' '.join(str(e).split()))
   except KeyboardInterrupt:
     stopped(signals)
   except OSError as e:
-    if e.errno != errno.ENOSPC:
+    if e.errno not in FULL:
       raise
-    fail(f'the disk is full ({e.filename or FLAGS.workdir}); run the same command again when there is space', 75)
+    where = e.filename or FLAGS.workdir
+    command.fail(f'the disk is full ({where}); run the same command again when there is space', DISK_FULL)
 
 
 def stopped(signals: Signals):
@@ -128,9 +125,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
   metrics.Progress.silent = not first
   if not finished_tokenizing(workdir):
     text.check(settings.data)
+    stages.check_input(settings)
   check_model(settings)
-  workdir.mkdir(parents=True, exist_ok=True)
-  with checkpoint.hold(workdir) if first else contextlib.nullcontext():
+  with kept(workdir), checkpoint.hold(workdir) if first else contextlib.nullcontext():
     if first:
       settle_config(workdir, settings)
     checkpoint.barrier('config')
@@ -167,6 +164,25 @@ def quiet():
   logging.basicConfig(format='dipaco_jax: %(message)s', level=logging.WARNING, force=True)
 
 
+@contextlib.contextmanager
+def kept(workdir: pathlib.Path):
+  """Makes the workdir, and takes it away again where input proves wrong before the first stage is complete."""
+  try:
+    new = not (workdir.exists() and any(workdir.iterdir()))
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / 'lock').touch()
+  except OSError as e:
+    if e.errno in FULL:
+      raise
+    raise ValueError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
+  try:
+    yield
+  except ValueError:
+    if new and not finished_tokenizing(workdir):
+      shutil.rmtree(workdir)
+    raise
+
+
 def finished_tokenizing(workdir: pathlib.Path) -> bool:
   return (workdir / 'stages' / 'tokenize.json').exists()
 
@@ -185,11 +201,11 @@ def check_model(settings: settings_lib.Settings):
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Writes config.json; refuses another config than the run began with, naming the fields."""
-  from dipaco_jax import checkpoint
+  from dipaco_jax import checkpoint, history
 
   file = workdir / 'config.json'
   if file.exists():
-    old = settings_lib.from_dict(json.loads(file.read_text()))
+    old = history.read_settings(workdir)
     if changed := settings_lib.differences(old, settings):
       words = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changed.items())
       raise ValueError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')

@@ -50,7 +50,7 @@ class Model:
   seq_len: int = 1024  # tokens in a row of training
   tied: bool = True  # the head is the embedding, transposed
   dtype: str = 'auto'  # of compute: 'float32', 'bfloat16', 'auto' (float32 on CPU); parameters are float32
-  attention: str = 'auto'  # 'xla', 'cudnn', 'splash', 'auto' (by device)
+  attention: str = 'auto'  # 'xla', 'cudnn', 'auto' (JAX's choice)
   remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep the matrix products)
   loss_chunk: int = 1024  # tokens whose logits exist at one time
   rope_base: float = 10_000.0
@@ -184,7 +184,7 @@ MAY_CHANGE = ('train.phases', 'train.offload', 'checkpoint.every_steps', 'checkp
 CHOICES = {
   'data.source': ('files', 'stdlib'),
   'model.dtype': ('auto', 'float32', 'bfloat16'),
-  'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
+  'model.attention': ('auto', 'xla', 'cudnn'),
   'model.remat': ('none', 'full', 'dots'),
   'inner.optimizer': ('adamw', 'sgd'),
   'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),
@@ -217,6 +217,8 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
 
 
 def _build(cls, values: Mapping[str, Any], prefix: str):
+  if not isinstance(values, Mapping):
+    raise ValueError(f'config.{prefix[:-1]}={values!r} should be a dict of fields')
   fields = {f.name: f.type for f in dataclasses.fields(cls)}
   for name in values:
     if name not in fields:
@@ -229,6 +231,8 @@ def _convert(value, kind, name: str):
   if dataclasses.is_dataclass(kind):
     return _build(kind, value, name + '.')
   if name == 'grid':
+    if not isinstance(value, (Mapping, tuple, list)):
+      raise ValueError(f'config.grid={value!r} should be a dict of axes and their sizes')
     value = tuple(sorted(value.items() if isinstance(value, Mapping) else value))
   if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
     value = tuple(value.split(',')) if value else ()
