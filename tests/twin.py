@@ -166,10 +166,12 @@ def train(params, opt_state, batches, active, weights, grid, levels, owner, loss
     for path in paths:
       new_params[path], states[path], losses[path] = inner_phase(
         path_params(modules, grid, owner, path),
-        states[path] if config.inner.keep_state or t == 0 else None,
+        states[path],
         [batches(path, s) for s in range(first_step, first_step + tau)],
         first_step, loss_fn, config.inner, total_steps, config.pretrain.steps,
       )  # fmt: skip
+      if not config.inner.keep_state:
+        states[path] = None  # the base model's, if any, was for its first phase
     modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer)
     history.append(losses)
   return modules, momenta, states, history

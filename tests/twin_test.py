@@ -132,15 +132,27 @@ def test_one_path_and_plain_outer_sgd_is_the_inner_run():
     np.testing.assert_allclose(modules['all', ()][name], expected[name], rtol=1e-12)
 
 
-def test_a_path_that_waits_keeps_its_state_and_modules():
+def run(active, opt_state=None, **inner):
   grid = grids.Grid({'a': 2, 'b': 1})
-  config = settings.Settings(pretrain=settings.Pretrain(steps=0), train=settings.Train(steps_per_phase=1))
-  batches = make_batches(4)
-  run = lambda active: twin.train(  # noqa: E731
-    make_params(), None, lambda path, s: batches[s], active, [1, 1], grid, LEVELS, OWNER, loss_fn, config, 4
+  config = settings.Settings(
+    pretrain=settings.Pretrain(steps=0), train=settings.Train(steps_per_phase=1), inner=settings.Inner(**inner)
   )
+  batches = make_batches(4)
+  return twin.train(
+    make_params(), opt_state, lambda path, s: batches[s], active, [1, 1], grid, LEVELS, OWNER, loss_fn, config, 4
+  )
+
+
+def test_a_path_that_waits_keeps_its_state_and_modules():
   modules, momenta, states, history = run([[0, 1], [0]])
   after_one = run([[0, 1]])
   for module in (('ends', (1, 0)), ('middle', (1,))):
     np.testing.assert_equal((modules[module], momenta[module]), (after_one[0][module], after_one[1][module]))
   assert (states[0]['t'], states[1]['t']) == (2, 1) and list(history[1]) == [0]
+
+
+def test_a_state_that_is_not_kept_is_inherited_once():
+  inherited = twin.fresh_state(make_params()) | {'t': 5}
+  kept, dropped = (run([[0], [0]], inherited, keep_state=keep)[2] for keep in (True, False))
+  assert (kept[0]['t'], kept[1]['t']) == (7, 5)
+  assert dropped[0] is None and dropped[1]['t'] == 5
