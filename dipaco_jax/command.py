@@ -1,10 +1,16 @@
 """How a command starts and ends: flags, then status 0 when done, 2 with one clear line for a wrong flag or input."""
 
+import difflib
+import os
+import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import app, flags
+
+from dipaco_jax import settings
 
 
 def run(main: Callable[[], int | None]):
@@ -31,6 +37,51 @@ def run(main: Callable[[], int | None]):
   app.run(guarded, flags_parser=parse)
 
 
-def fail(words: str) -> NoReturn:
-  print(words, file=sys.stderr)
-  sys.exit(2)
+def fail(words: str, status: int = 2) -> NoReturn:
+  """One line on stderr, and out."""
+  print(f'dipaco_jax: {words}', file=sys.stderr)
+  sys.exit(status)
+
+
+def explain(error: BaseException, argv: Sequence[str]) -> str:
+  """Why the flags or the config file in `argv` are refused, in one line; the file's own errors with their place."""
+  file = _config_file(argv)
+  if file is not None and not os.path.isfile(file):
+    return f'--config={file}: there is no such file; name one, for instance configs/tiny.py'
+  causes = [error]
+  while cause := causes[-1].__cause__ or causes[-1].__context__:
+    causes.append(cause)
+  for cause in reversed(causes):
+    lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
+    if isinstance(cause, SyntaxError) and cause.filename and os.path.samefile(cause.filename, file or ''):
+      return f'--config={file}, line {cause.lineno}: {cause.msg}'
+    if lines:
+      return f'--config={file}, line {lines[-1]}: {_words(cause)}'
+  where = '' if isinstance(error, (ValueError, flags.Error)) else f'--config={file}: '
+  return _unknown_override(argv) or where + _words(error)
+
+
+def _config_file(argv: Sequence[str]) -> str | None:
+  """What --config names, without its variant."""
+  for arg, after in zip(argv, [*argv[1:], ''], strict=True):
+    if match := re.fullmatch('--?config(=(.*))?', arg):
+      return (match[2] if match[1] else after).split(':')[0]
+  return None
+
+
+def _unknown_override(argv: Sequence[str]) -> str | None:
+  """A --config.field=value whose field is not there, and the nearest that is."""
+  fields = settings.flatten(settings.Settings().to_dict())
+  for name in re.findall(r'^--?(?:no)?config\.([\w.]+)', '\n'.join(argv), re.MULTILINE):
+    if name.startswith('grid.'):
+      return f"--config.{name}: this config has no such axis; write config.grid into a config file of your own"
+    if name not in fields:
+      nearest = difflib.get_close_matches(name, fields, 1, 0)[0]
+      return f'--config.{name}: there is no such field; the nearest is --config.{nearest}'
+  return None
+
+
+def _words(error: BaseException) -> str:
+  """What an error says, in one line; its type where that is needed to understand it."""
+  said = ' '.join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+  return said if isinstance(error, (ValueError, flags.Error)) else f'{type(error).__name__}: {said}'

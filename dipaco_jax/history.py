@@ -34,7 +34,7 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   try:
     return settings.from_dict(json.loads(file.read_text()))
   except (ValueError, AttributeError, TypeError) as e:
-    raise ValueError(f'--workdir={workdir}: its config.json is not that of a run ({e})') from e
+    raise ValueError(f'--workdir={workdir}: its config.json is not that of a run ({e}); name another directory') from e
 
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:

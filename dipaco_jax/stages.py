@@ -71,14 +71,31 @@ def _tokenize(run: run_lib.Run):
   progress.close()
 
 
-def check_size(s: settings_lib.Settings, meta: dict[str, Any]):
-  """Raises ValueError where the text can't fill a batch of every path, or nothing is left to validate on."""
-  rows, num_paths = meta['tokens'] // s.model.seq_len, len(list(modules.grid_lib.Grid(s.grid).points()))
+def check_input(s: settings_lib.Settings):
+  """Before any work: raises ValueError where a tokenizer is given that is none, or the text is far too short."""
+  if s.tokenizer.model_file:
+    tokenizer_lib.Tokenizer(s.tokenizer.model_file)
+  needed, most = modules.grid_lib.Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
+  for document in text_lib.documents(s.data, 'train'):
+    most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
+    if most >= needed:
+      return
+  check_rows(s, most)
+
+
+def check_rows(s: settings_lib.Settings, tokens: int):
+  """Raises ValueError where so many tokens of text can't fill a batch of every path."""
+  rows, num_paths = tokens // s.model.seq_len, modules.grid_lib.Grid(s.grid).num_paths
   if rows < num_paths * s.train.batch_size:
     raise ValueError(
       f'config.grid has {num_paths} paths with config.train.batch_size={s.train.batch_size} rows of '
       f'{s.model.seq_len} tokens each, but the text fills only {rows} rows: use a smaller grid or batch, or more text'
     )
+
+
+def check_size(s: settings_lib.Settings, meta: dict[str, Any]):
+  """Raises ValueError where the text can't fill a batch of every path, or nothing is left to validate on."""
+  check_rows(s, meta['tokens'])
   if not meta['validation_documents']:
     raise ValueError(
       'no validation document is longer than the prefix: name longer ones in config.data.validation, or raise '
@@ -101,7 +118,8 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
   state, seconds = None, time.monotonic()
   if s.pretrain.steps:
     job = _job(run, 'pretrain', made, 'base', start, None, 1, s.pretrain.steps, 0, s.pretrain.batch_size)
-    state = _train(run, job)
+    validate = functools.partial(validation.validate, run, made, routed=False)
+    state = _train(run, dataclasses.replace(job, validate=validate))
     start = {name: mesh.fetch(x) for name, x in state.modules['all'].items()}
   inner = named_leaves(state.inner[0]) if state else {}
   if jax.process_index() == 0:

@@ -107,7 +107,6 @@ def test_wrong_shapes_of_tuples(values, message):
   assert error(values) == message
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason='settings._build and _convert expect a dict here')
 @pytest.mark.parametrize('name', ['model', 'grid'])
 def test_a_section_or_grid_that_is_no_dict(name):
   assert f'config.{name}=3' in error({name: 3})

@@ -139,7 +139,7 @@ def test_no_run_here(tmp_path, config):
     (tmp_path / 'config.json').write_text(config)
   done = command(f'--workdir={tmp_path}')
   assert done.returncode == 2 and not done.stdout
-  assert done.stderr.startswith(f'--workdir={tmp_path}: ') and len(done.stderr.splitlines()) == 1
+  assert done.stderr.startswith(f'dipaco_jax: --workdir={tmp_path}: ') and len(done.stderr.splitlines()) == 1
 
 
 def test_command(tmp_path):
