@@ -43,8 +43,7 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
 def validate(run: run_lib.Run, made: Programs, params_of_turn, routed: bool = True) -> dict[str, Any]:
   """Perplexity of validation documents, each under its own path (`routed`), or all under the only one."""
   found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
-  assignment = run.routed('validation')
-  assignment = assignment if routed else np.zeros_like(assignment)
+  assignment = run.routed('validation') if routed else np.zeros(len(found), np.int32)
   losses = evaluate.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
   nll, count = np.zeros(len(found)), np.zeros(len(found))
   for path in range(num_paths):
