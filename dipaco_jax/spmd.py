@@ -154,7 +154,7 @@ class Trainer:
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     if state.params is None:
       state.params = programs.begin(state.modules, turn)
-      state.inner[dispatch.turn] = self._inner_state(dispatch.turn)
+      state.inner[dispatch.turn] = self._inner_state(dispatch)
     first, after = job.global_step(dispatch.phase, dispatch.step), dispatch.step + job.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
@@ -165,12 +165,12 @@ class Trainer:
       job.trained(dispatch.phase, tuple(turn.tolist())), job.batch_size, found,
     )  # fmt: skip
 
-  def _inner_state(self, turn: int):
+  def _inner_state(self, dispatch: Dispatch):
     """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
     job, programs = self.job, self.job.programs
-    if turn in self.state.inner:
-      return jax.device_put(self.state.inner[turn], programs.shardings(programs.state_spec))
-    if job.base_state is None:
+    if dispatch.turn in self.state.inner:
+      return jax.device_put(self.state.inner[dispatch.turn], programs.shardings(programs.state_spec))
+    if job.base_state is None or (dispatch.phase and not job.keep_state):
       return programs.fresh_state(self.state.params)
     return jax.tree.map(
       lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), job.base_state, programs.state_spec
