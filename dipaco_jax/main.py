@@ -6,7 +6,6 @@ Exit status: 0 done; 2 wrong config or input, before any work; 75 the disk is fu
 """
 
 import contextlib
-import errno
 import logging
 import os
 import pathlib
@@ -19,9 +18,6 @@ from ml_collections import ConfigDict, config_flags
 
 from dipaco_jax import command
 from dipaco_jax import settings as settings_lib
-
-DISK_FULL = 75  # exit status: try again
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
@@ -83,15 +79,15 @@ def main(argv: list[str] | None = None):
   try:
     settings = parse(argv)
     run_in(pathlib.Path(FLAGS.workdir), settings, signals)
-  except ValueError as e:
-    command.fail(' '.join(str(e).split()))
   except KeyboardInterrupt:
     stopped(signals)
-  except OSError as e:
-    if e.errno not in FULL:
+  except Exception as e:
+    if command.disk_is_full(e):
+      words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
+      command.fail(words, command.TRY_AGAIN)
+    if not command.is_input_error(e):
       raise
-    where = e.filename or FLAGS.workdir
-    command.fail(f'the disk is full ({where}); run the same command again when there is space', DISK_FULL)
+    command.fail(' '.join(str(e).split()))
 
 
 def stopped(signals: Signals):
@@ -172,7 +168,7 @@ def kept(workdir: pathlib.Path):
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / 'lock').touch()
   except OSError as e:
-    if e.errno in FULL:
+    if command.disk_is_full(e):
       raise
     raise ValueError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
   try:
