@@ -1,5 +1,6 @@
 """8 fake CPU devices, quick compilation, and a fixture against mixing dtypes by accident."""
 
+import fcntl
 import os
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -8,6 +9,7 @@ os.environ['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'  # halves the t
 
 import jax  # after the environment, which it reads once
 import pytest
+import tiny_run
 
 
 @pytest.fixture
@@ -24,3 +26,16 @@ def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
   jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('xla')))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+
+
+@pytest.fixture(scope='session')
+def undisturbed(tmp_path_factory, worker_id):
+  """The workdir of a finished run of the command, to read and not to touch; made once for all workers."""
+  temp = tmp_path_factory.getbasetemp()
+  folder = (temp if worker_id == 'master' else temp.parent) / 'undisturbed'
+  folder.mkdir(exist_ok=True)
+  with open(folder / 'lock', 'w') as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    if not (folder / 'run' / 'report.json').exists():
+      tiny_run.run(tiny_run.write_config(folder), folder / 'run')
+  return folder / 'run'

@@ -1,0 +1,124 @@
+"""Invariant 5: the compiled inner phase has no collective across the grid's axes; the outer step's move what they must.
+
+With each path on a device, an outer step sums over the paths of a module: every device contributes its copy of each
+shared module and receives the sum.
+"""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+import small
+
+from dipaco_jax import outer
+
+GRID = {'a': 4, 'b': 2}
+KINDS = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all'
+BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
+
+
+def collectives(text):
+  """[(kind, bytes of the result on a device, groups of devices)] of a compiled program's HLO."""
+  found = []
+  for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
+    if match := re.search(rf' = (.*?)\s({KINDS})(-start)?\(', line):
+      shapes = re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', match[1])
+      size = sum(BYTES[kind] * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
+      found.append((match[2], size, groups(line)))
+  return found
+
+
+def groups(line):
+  """Devices that a collective connects, from any of HLO's spellings."""
+  if match := re.search(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}', line):
+    return [[int(i) for i in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', match[1])]
+  match = re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', line)
+  shape, dims, order = ([int(i) for i in part.split(',')] if part else None for part in match.groups())
+  return np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(shape).tolist()
+
+
+def compiled(name, data, shard_states=False, devices=8):
+  """HLO of a program of the whole grid, and the programs."""
+  s = small.settings(GRID, small.MIXED_LEVELS, mesh=dict(data=data, shard_states=shard_states))
+  made = small.make_programs(s, devices)
+  stacked = jax.eval_shape(made.start, made.shapes)
+  turn = np.zeros(2, np.int32)
+  params = jax.eval_shape(made.begin, stacked[0], turn)
+  state = jax.eval_shape(made.fresh_state, params)
+  rows = jax.ShapeDtypeStruct((2, *made.placement.positions, small.ROWS, small.LENGTH), np.int32)
+  weights = jax.ShapeDtypeStruct((4, 2), np.float32)
+  arguments = {
+    'begin': (stacked[0], turn),
+    'steps': (params, state, rows, rows, np.int32(0), weights, turn),
+    'finish': (*stacked[2:], stacked[0], params, weights, turn),
+    'outer': (*stacked, weights),
+  }[name]
+  return getattr(made, name).lower(*arguments).compile().as_text(), made
+
+
+@pytest.mark.parametrize('name', ['begin', 'steps', 'finish'])
+def test_a_path_on_one_device_is_alone_until_the_outer_step(name):
+  text, made = compiled(name, data=1)
+  assert made.placement.positions == (4, 2)
+  assert 'HloModule' in text and not collectives(text)
+
+
+@pytest.mark.parametrize('shard_states', [False, True])
+def test_devices_inside_a_path_talk_among_themselves_only(shard_states):
+  text, made = compiled('steps', data=2, shard_states=shard_states)
+  inside = {frozenset(d.id for d in slice_) for slice_ in made.placement.mesh.devices.reshape(-1, 2)}
+  assert len(inside) == 4
+  found = collectives(text)
+  kinds = {kind for kind, _, _ in found}
+  # XLA's CPU compiler writes a reduce-scatter as an all-reduce or leaves it.
+  assert 'all-gather' in kinds if shard_states else kinds == {'all-reduce'}
+  order = [d.id for d in made.placement.mesh.devices.reshape(-1)]
+  for kind, _, devices in found:
+    assert devices, kind
+    assert all(frozenset(order[i] for i in group) in inside for group in devices), (kind, devices)
+
+
+def test_outer_step_moves_what_arithmetic_says():
+  text, made = compiled('outer', data=1)
+  shared = sum(
+    4 * math.prod(made.shapes[name].shape)
+    for name, level in made.layout.owner.items()
+    if made.layout.grid.paths_through(level) > 1
+  )
+  assert 0 < shared < sum(4 * math.prod(x.shape) for x in made.shapes.values())
+  assert outer.exchanged_bytes(made.layout, made.shapes) == 2 * shared * 8
+  found = collectives(text)
+  reduced = sum(size for kind, size, _ in found if kind == 'all-reduce')
+  rest = sum(size for kind, size, _ in found if kind != 'all-reduce')
+  # Beside the modules go the statistics: a few numbers per module and path.
+  numbers = 4 * (8 + sum(made.layout.grid.num_modules(level) for level in made.layout.levels))
+  assert shared <= reduced + rest <= shared + 8 * numbers
+  assert reduced >= shared
+
+
+def test_an_outer_step_of_one_path_to_a_module_moves_no_parameters():
+  s = small.settings(GRID, (('all', '.*', ('a', 'b')),))
+  made = small.make_programs(s, 8)
+  weights = jax.ShapeDtypeStruct((4, 2), np.float32)
+  text = made.outer.lower(*jax.eval_shape(made.start, made.shapes), weights).compile().as_text()
+  assert sum(size for _, size, _ in collectives(text)) <= 8 * 4 * (8 + 8)
+  assert outer.exchanged_bytes(made.layout, made.shapes) == 0
+
+
+HLO = """
+  %all-reduce.1 = (f32[64,16]{1,0}, f32[2,8]{1,0}, /*index=5*/f32[]) all-reduce(%a, %b, /*index=2*/%c), channel_id=1, \
+replica_groups={{0,1},{2,3}}, use_global_device_ids=true, to_apply=%add
+  ROOT %g = bf16[8]{0} all-gather(%x), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %p = f32[3]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
+  %call = f32[4]{0} call(%x), to_apply=%all-reduce-body
+"""
+
+
+def test_collectives_are_found_in_every_spelling():
+  assert collectives(HLO) == [
+    ('all-reduce', 4 * (64 * 16 + 16 + 1), [[0, 1], [2, 3]]),
+    ('all-gather', 16, [[0, 2], [1, 3]]),
+    ('collective-permute', 12, [[0, 1], [1, 0]]),
+  ]

@@ -1,0 +1,108 @@
+"""Invariant 6: stopped at any point, by whatever, and started again: the same modules, to the bit."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+
+import pytest
+import tiny_run
+
+from dipaco_jax import metrics
+
+
+def rows(workdir):
+  """What metrics.jsonl says of every update, without the clock's part."""
+  clock = {'time', 'tokens_per_s', 'inner_s', 'outer_s'}
+  return [{k: v for k, v in row.items() if k not in clock} for row in metrics.read_rows(workdir)]
+
+
+def assert_same(workdir, undisturbed):
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(undisturbed)
+  key = lambda row: (row['stage'] != 'pretrain', row['updates'])  # noqa: E731
+  assert sorted(rows(workdir), key=key) == sorted(rows(undisturbed), key=key)
+  reports = [json.loads((w / 'report.json').read_text()) for w in (workdir, undisturbed)]
+  for name in ('perplexity', 'perplexity_by_path', 'perplexity_by_domain', 'train_tokens', 'parameters_total'):
+    assert reports[0][name] == reports[1][name]
+
+
+@pytest.fixture
+def workdir(tmp_path, undisturbed):
+  """A fresh one, but for what XLA compiled, which a run that was stopped has too."""
+  shutil.copytree(undisturbed / 'cache', tmp_path / 'run' / 'cache')
+  return tmp_path / 'run'
+
+
+def exists(path: pathlib.Path):
+  return path.exists
+
+
+def test_killed_in_every_stage(workdir, undisturbed):
+  draw = random.Random(6)
+  early, late = draw.randrange(1, 40), draw.randrange(41, 80)
+  checkpoints = workdir / 'checkpoints' / 'train'
+  moments = [
+    exists(draw.choice([workdir / 'tokenizer.model', workdir / 'sequences'])),
+    lambda at=draw.randrange(1, 11): tiny_run.updates(workdir, 'pretrain') >= at,
+    exists(draw.choice([workdir / 'stages' / 'pretrain.json', workdir / 'routing' / '0', workdir / 'shards' / '0'])),
+    lambda: tiny_run.updates(workdir, 'train') >= early,
+    # Into the writing of a checkpoint, or of a version.
+    lambda: tiny_run.updates(workdir, 'train') > early and any(checkpoints.glob('*tmp*')),
+    lambda: tiny_run.updates(workdir, 'train') >= late and any(workdir.glob('.version-*')),
+    exists(draw.choice([workdir / 'stages' / 'train.json', workdir / 'stages' / 'evaluate.json'])),
+  ]
+  for moment in moments:
+    tiny_run.stop_when(tiny_run.start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
+  tiny_run.run(undisturbed.parent / 'config.py', workdir)
+  assert_same(workdir, undisturbed)
+
+
+def newest(workdir):
+  """The directory of the newest checkpoint of training, and its largest file."""
+  found = (p for p in (workdir / 'checkpoints' / 'train').iterdir() if p.name.isdigit())
+  checkpoint = max(found, key=lambda p: int(p.name))
+  return checkpoint, max((f for f in checkpoint.rglob('*') if f.is_file()), key=lambda f: f.stat().st_size)
+
+
+def truncate(file):
+  os.truncate(file, file.stat().st_size // 2)
+
+
+def garble(file):
+  data = bytearray(file.read_bytes())
+  data[len(data) // 4 : len(data) // 2] = random.Random(0).randbytes(len(data) // 2 - len(data) // 4)
+  file.write_bytes(data)
+
+
+def test_stopped_by_signals_and_checkpoints_gone_bad(workdir, undisturbed):
+  config, draw = undisturbed.parent / 'config.py', random.Random(7)
+
+  def go_on_until(stage, at, number):
+    moment = lambda: tiny_run.updates(workdir, stage) >= at  # noqa: E731
+    return tiny_run.stop_when(tiny_run.start(config, workdir), moment, number)
+
+  assert 'stopped' in go_on_until('pretrain', draw.randrange(1, 9), signal.SIGTERM)
+  go_on_until('train', draw.randrange(10, 35), signal.SIGINT)
+  for damage, at in ((truncate, draw.randrange(45, 60)), (garble, draw.randrange(70, 85))):
+    bad, file = newest(workdir)
+    damage(file)
+    said = go_on_until('train', at, signal.SIGTERM)
+    assert f'checkpoint {bad.absolute()} is corrupt' in said and 'the one before it is used' in said
+  tiny_run.run(config, workdir)
+  assert_same(workdir, undisturbed)
+
+
+def test_one_run_per_workdir(workdir, undisturbed):
+  config = undisturbed.parent / 'config.py'
+  first = tiny_run.start(config, workdir)
+  try:
+    while not (workdir / 'tokenizer.model').exists():
+      assert first.poll() is None
+    second = tiny_run.finish(tiny_run.start(config, workdir), status=2)
+    assert f'in use by process {first.pid}' in second and len(second.strip().split('\n')) == 1
+    assert first.poll() is None
+  finally:
+    first.kill()
+    first.communicate()

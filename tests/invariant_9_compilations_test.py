@@ -1,0 +1,55 @@
+"""Invariant 9: one compilation per program in a whole run; a resumed run has none."""
+
+import collections
+import shutil
+
+import jax
+import numpy as np
+import small
+import tiny_run
+
+from dipaco_jax import evaluate, metrics, programs
+
+
+def test_every_program_of_a_job_is_compiled_once(tmp_path):
+  s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS)
+  made = small.make_programs(s, 2)
+  rows = evaluate.Rows([3, 5, 0, 9], lambda path, start, stop: small.batch(path, 100, stop - start), 4, small.LENGTH)
+  validated = []
+
+  def validate(params_of_turn):
+    validated.append(evaluate.losses(made, params_of_turn, rows))
+    return {}
+
+  job = small.make_job(made, holdout=rows, validate=validate, validate_every=1, publish=True)
+  counts = metrics.count_compilations()
+  small.train(job, tmp_path)
+  assert len(validated) == job.phases
+  assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)
+  jax.jit(lambda x: x + 1)(np.zeros(3))
+  assert counts['<lambda>'] == 1  # so that the count is seen to count
+
+
+def cached(workdir):
+  """How many programs of each name XLA's cache has."""
+  names = (file.name.split('-')[0] for file in (workdir / 'cache').glob('jit_*-cache'))
+  return {name: n for name, n in collections.Counter(names).items() if name.removeprefix('jit_') in programs.NAMES}
+
+
+def test_every_program_of_a_run_is_compiled_once(undisturbed):
+  # Of the base model and of the grid; paths inherit their inner states, so that only the base needs a fresh one.
+  expected = {f'jit_{name}': 1 if name == 'fresh_state' else 2 for name in programs.NAMES}
+  assert cached(undisturbed) == expected
+  assert tiny_run.record(undisturbed, 'train')['result']['compilations'] == sum(expected.values())
+
+
+def test_a_resumed_run_takes_its_programs_from_the_cache(undisturbed, tmp_path):
+  workdir = shutil.copytree(undisturbed, tmp_path / 'run')
+  for stage in ('train', 'evaluate'):
+    (workdir / 'stages' / f'{stage}.json').unlink()
+  checkpoints = workdir / 'checkpoints' / 'train'
+  shutil.rmtree(checkpoints / max((p.name for p in checkpoints.iterdir() if p.name.isdigit()), key=int))
+  before = {file.name for file in (workdir / 'cache').glob('*-cache')}
+  tiny_run.run(undisturbed.parent / 'config.py', workdir)
+  assert {file.name for file in (workdir / 'cache').glob('*-cache')} == before
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(undisturbed)

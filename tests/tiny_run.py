@@ -1,0 +1,91 @@
+"""A whole run of the command, small enough for a test: text, config, process."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import dipaco_jax
+
+CONFIG = """
+from ml_collections import ConfigDict
+from dipaco_jax import settings
+
+def get_config():
+  c = ConfigDict(settings.Settings().to_dict())
+  c.data.update(source='files', train=({train!r},), validation_fraction=0.2, holdout_fraction=0.1)
+  c.tokenizer.vocab_size = 300
+  c.model.update(width=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=24, seq_len=64)
+  c.pretrain.update(steps=12, batch_size=4)
+  c.train.update(phases=4, steps_per_phase=6, batch_size=4, steps_per_dispatch=2)
+  c.inner.update(learning_rate=0.01, warmup_steps=4)
+  c.checkpoint.every_steps = 4
+  c.grid = ConfigDict({{'a': 2, 'b': 2}})
+  c.levels = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('b',)))
+  return c
+"""
+
+
+def write_config(folder: pathlib.Path, documents: int = 300) -> pathlib.Path:
+  """A config file, and documents of two domains with words of their own."""
+  rng = np.random.default_rng(0)
+  lines = []
+  for i in range(documents):
+    domain, letters = (('vowels', 'aeiouy'), ('consonants', 'bcdfgklmnprst'))[i % 2]
+    words = [''.join(rng.choice(list(letters), rng.integers(2, 6))) for _ in range(rng.integers(20, 60))]
+    lines.append(json.dumps({'text': ' '.join(words) + '.', 'domain': domain}))
+  (folder / 'text.jsonl').write_text('\n'.join(lines) + '\n')
+  config = folder / 'config.py'
+  config.write_text(CONFIG.format(train=str(folder / 'text.jsonl')))
+  return config
+
+
+def start(config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1) -> subprocess.Popen:
+  """The command, in a process of its own."""
+  flags = f'--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0'
+  root = str(pathlib.Path(dipaco_jax.__file__).parent.parent)
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': root}
+  command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={config}', f'--workdir={workdir}', *options]
+  return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen, status: int = 0) -> str:
+  """Waits for the process to end with this status; what it wrote to stderr."""
+  out, err = process.communicate(timeout=300)
+  assert process.returncode == status, f'status {process.returncode}\n{out}\n{err[-4000:]}'
+  return err
+
+
+def run(config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1) -> str:
+  """To the end."""
+  return finish(start(config, workdir, *options, devices=devices))
+
+
+def stop_when(process: subprocess.Popen, moment, number: int) -> str:
+  """Sends the signal as soon as `moment()` is true; what the process wrote to stderr."""
+  while not moment():
+    if process.poll() is not None:
+      raise AssertionError(f'it ended before the moment came:\n{process.communicate()[1][-4000:]}')
+    time.sleep(0.002)
+  process.send_signal(number)
+  return finish(process, -number if number == signal.SIGKILL else 128 + number)
+
+
+def updates(workdir: pathlib.Path, stage: str) -> int:
+  """How far the stage is, by metrics.jsonl."""
+  file = workdir / 'metrics.jsonl'
+  lines = file.read_bytes().split(b'\n')[:-1] if file.exists() else []
+  return max([row['updates'] for row in map(json.loads, lines) if row['stage'] == stage], default=0)
+
+
+def record(workdir: pathlib.Path, stage: str) -> dict:
+  return json.loads((workdir / 'stages' / f'{stage}.json').read_text())
+
+
+def modules_sha256(workdir: pathlib.Path) -> str:
+  return record(workdir, 'train')['result']['modules_sha256']
