@@ -1,6 +1,7 @@
 """How a command starts and ends: flags, then status 0 when done, 2 with one clear line for a wrong flag or input."""
 
 import difflib
+import errno
 import os
 import re
 import sys
@@ -11,6 +12,8 @@ from typing import NoReturn
 from absl import app, flags
 
 from dipaco_jax import settings
+
+TRY_AGAIN = 75  # exit status where the disk is full
 
 
 def run(main: Callable[[], int | None]):
@@ -43,15 +46,33 @@ def fail(words: str, status: int = 2) -> NoReturn:
   sys.exit(status)
 
 
+def causes(error: BaseException) -> list[BaseException]:
+  """An error, what it was raised from, and so on."""
+  found = [error]
+  while cause := found[-1].__cause__ or found[-1].__context__:
+    found.append(cause)
+  return found
+
+
+def is_input_error(error: BaseException) -> bool:
+  """Whether it is for the user to mend: a ValueError that our own code raises; one of a library is a bug."""
+  place = traceback.extract_tb(error.__traceback__)[-1].filename
+  return isinstance(error, ValueError) and os.path.dirname(place) == os.path.dirname(__file__)
+
+
+def disk_is_full(error: BaseException) -> bool:
+  """Whether a full disk is behind an error; TensorStore says so in words only."""
+  full = (errno.ENOSPC, errno.EDQUOT)
+  words = [os.strerror(number) for number in full]
+  return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in words) for e in causes(error))
+
+
 def explain(error: BaseException, argv: Sequence[str]) -> str:
   """Why the flags or the config file in `argv` are refused, in one line; the file's own errors with their place."""
   file = _config_file(argv)
   if file is not None and not os.path.isfile(file):
     return f'--config={file}: there is no such file; name one, for instance configs/tiny.py'
-  causes = [error]
-  while cause := causes[-1].__cause__ or causes[-1].__context__:
-    causes.append(cause)
-  for cause in reversed(causes):
+  for cause in reversed(causes(error)):
     lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
     if isinstance(cause, SyntaxError) and cause.filename and os.path.samefile(cause.filename, file or ''):
       return f'--config={file}, line {cause.lineno}: {cause.msg}'
@@ -74,7 +95,7 @@ def _unknown_override(argv: Sequence[str]) -> str | None:
   fields = settings.flatten(settings.Settings().to_dict())
   for name in re.findall(r'^--?(?:no)?config\.([\w.]+)', '\n'.join(argv), re.MULTILINE):
     if name.startswith('grid.'):
-      return f"--config.{name}: this config has no such axis; write config.grid into a config file of your own"
+      return f'--config.{name}: this config has no such axis; write config.grid into a config file of your own'
     if name not in fields:
       nearest = difflib.get_close_matches(name, fields, 1, 0)[0]
       return f'--config.{name}: there is no such field; the nearest is --config.{nearest}'
