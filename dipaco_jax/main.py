@@ -155,7 +155,7 @@ def quiet():
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   from absl import logging as absl_logging
 
-  absl_logging.set_verbosity(absl_logging.ERROR)
+  absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs the errors that it raises
   logging.getLogger('jax').setLevel(logging.ERROR)
   logging.basicConfig(format='dipaco_jax: %(message)s', level=logging.WARNING, force=True)
 
