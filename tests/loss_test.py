@@ -1,0 +1,82 @@
+"""The chunked loss and its gradients against whole logits; what counts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from dipaco_jax import loss
+
+N, D, V = 24, 8, 64
+
+
+def drawn(dtype='f'):
+  rng = np.random.default_rng(0)
+  x_ND, head_DV = rng.normal(size=(N, D)), rng.normal(size=(D, V))
+  targets_N, weights_N = rng.integers(0, V, N), rng.integers(0, 2, N).astype('f')
+  return jnp.asarray(x_ND, dtype), jnp.asarray(head_DV, dtype), targets_N, weights_N
+
+
+def plain(x_ND, head_DV, targets_N, weights_N):
+  log_p = jax.nn.log_softmax((x_ND @ head_DV).astype(jnp.float32))
+  return -(log_p[jnp.arange(N), targets_N] * weights_N).sum()
+
+
+@pytest.mark.parametrize('chunk', [1, 5, 8, 24, 1000])
+def test_loss_and_gradients_are_those_of_whole_logits(chunk):
+  inputs = drawn()
+  found = jax.value_and_grad(lambda *a: 3 * loss.summed_nll(*a, chunk), (0, 1))(*inputs)
+  expected = jax.value_and_grad(lambda *a: 3 * plain(*a), (0, 1))(*inputs)
+  # Sums over N tokens or V pieces of values below 10, times 3; of the loss itself, below 500, over both.
+  small.assert_close(found[1], expected[1], 3 * 10 * V * small.EPS)
+  np.testing.assert_allclose(found[0], expected[0], rtol=V * small.EPS)
+  np.testing.assert_allclose(loss.summed_nll(*inputs, chunk) * 3, expected[0], rtol=V * small.EPS)
+
+
+def test_gradients_in_bfloat16_are_summed_in_float32():
+  x_ND, head_DV, targets_N, weights_N = drawn('bfloat16')
+  found = jax.grad(loss.summed_nll, 1)(x_ND, head_DV, targets_N, weights_N, 1)
+  assert found.dtype == jnp.bfloat16
+  exact = jax.grad(plain, 1)(x_ND.astype('f'), head_DV.astype('f'), targets_N, weights_N)
+  # Rounded once at the end and once for each probability, not once for each of the N chunks.
+  np.testing.assert_allclose(found.astype('f'), exact, atol=2 * 2**-8 * np.abs(exact).max())
+
+
+def test_logits_of_all_tokens_never_exist():
+  inputs = drawn()
+  text = str(jax.make_jaxpr(jax.value_and_grad(lambda *a: loss.summed_nll(*a, 8), (0, 1)))(*inputs))
+  assert f'[8,{V}]' in text and f'[{N},{V}]' not in text
+
+
+@pytest.mark.parametrize('size, chunk, expected', [(24, 8, 8), (24, 7, 6), (7, 4, 1), (3, 10, 3)])
+def test_chunks_divide(size, chunk, expected):
+  pieces = loss.chunks(jnp.arange(2 * size).reshape(size, 2), chunk)
+  assert pieces.shape == (size // expected, expected, 2)
+  np.testing.assert_array_equal(pieces.reshape(size, 2), np.arange(2 * size).reshape(size, 2))
+
+
+def test_what_counts():
+  tokens = np.arange(10, 20)[None]
+  segments = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 0, 0]])
+  follow, counts = loss.targets(tokens, segments, 2)
+  # Targets at places 2 and 3 of either sequence: its first two are the prefix; none in padding, none across.
+  np.testing.assert_array_equal(np.flatnonzero(counts), [1, 2, 5, 6])
+  np.testing.assert_array_equal(follow[0][counts[0] > 0], [12, 13, 16, 17])
+
+
+@pytest.mark.parametrize('length, expected', [(32, 0), (33, 1), (40, 8)])
+def test_the_prefix_is_32_tokens(length, expected):
+  segments = (np.arange(40) < length).astype(int)[None]
+  _, counts = loss.targets(np.ones_like(segments), segments, 32)
+  assert counts.sum() == expected
+
+
+def test_path_loss_is_the_sum_of_row_losses():
+  made = small.make_programs(small.settings()).model
+  params, (tokens, segments) = small.base(made), small.batch(0, 0)
+  nll, count = loss.path_loss(made, 8)(params, tokens, segments)
+  nll_B, count_B = loss.row_losses(made, 8)(params, tokens, segments)
+  assert nll_B.shape == count_B.shape == (small.ROWS,)
+  np.testing.assert_allclose(nll, nll_B.sum(), rtol=small.ROWS * small.LENGTH * small.EPS)
+  assert count == count_B.sum() == small.ROWS * (12 + 8)

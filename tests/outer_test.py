@@ -1,0 +1,103 @@
+"""The outer step by hand, weights, untouched modules, path sampling, bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dipaco_jax import modules, outer, settings
+
+SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
+LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))
+PARAMS = {'x': jnp.zeros(4), 'y': jnp.zeros((2, 2)), 'z': jnp.zeros(1)}
+
+
+def step(weights, deltas, state=None, old=None, rescale=False, **config):
+  """deltas: {name: [2, 3]} old - new of every element of a path's parameter, by path."""
+  transformation = outer.make(settings.Outer(**config))
+  old = old or modules.stack(LAYOUT, PARAMS)
+  state = state or outer.init(LAYOUT, transformation, old)
+  sums = {}
+  for level in LAYOUT.levels:
+    sums[level.name] = {}
+    for name in LAYOUT.names(level):
+      total = (jnp.asarray(deltas[name]) * weights).sum(LAYOUT.grid.lacking(level))
+      shape = (*total.shape, *[1] * PARAMS[name].ndim)
+      sums[level.name][name] = jnp.broadcast_to(total.reshape(shape), old[level.name][name].shape)
+  return outer.update(LAYOUT, transformation, rescale, old, state, sums, jnp.asarray(weights))
+
+
+DELTAS = {name: np.arange(6.0).reshape(2, 3) + i for i, name in enumerate('xyz')}
+
+
+def test_modules_move_by_the_weighted_mean_of_their_paths():
+  weights = np.array([[1.0, 2, 3], [1, 1, 2]], 'f')
+  new, _, norms = step(weights, DELTAS, optimizer='sgd', learning_rate=1.0)
+  for name, level, axes in (('x', 'shared', (0, 1)), ('y', 'low', (1,)), ('z', 'own', ())):
+    mean = np.average(DELTAS[name], axis=axes, weights=weights) if axes else DELTAS[name]
+    moved = new[level][name].reshape(*mean.shape, -1)
+    np.testing.assert_allclose(moved, np.broadcast_to(-mean[..., None], moved.shape), rtol=1e-6)
+    np.testing.assert_allclose(norms[level], np.abs(mean) * PARAMS[name].size ** 0.5, rtol=1e-6)
+
+
+def test_rescaling_is_by_the_root_of_the_paths_that_took_part():
+  weights = np.array([[1.0, 1, 0], [1, 1, 1]], 'f')
+  plain, scaled = (step(weights, DELTAS, rescale=r, optimizer='sgd', learning_rate=1.0)[0] for r in (False, True))
+  np.testing.assert_allclose(scaled['shared']['x'], plain['shared']['x'] * 5**0.5, rtol=1e-6)
+  roots = np.array([2, 3])[:, None, None] ** 0.5
+  np.testing.assert_allclose(scaled['low']['y'], plain['low']['y'] * roots, rtol=1e-6)
+  np.testing.assert_allclose(scaled['own']['z'], plain['own']['z'], rtol=1e-6)
+
+
+def test_a_module_without_active_paths_keeps_its_parameters_and_momentum():
+  everyone, some = np.ones((2, 3), 'f'), np.array([[1.0, 0, 0], [0, 0, 0]], 'f')
+  new, state, _ = step(everyone, DELTAS)
+  later, state_later, norms = step(some, DELTAS, state, new)
+  untouched = lambda tree: jax.tree.map(lambda x: x[1], tree['low'])  # noqa: E731
+  for before, after in ((new, later), (state, state_later)):
+    for x, y in zip(jax.tree.leaves(untouched(before)), jax.tree.leaves(untouched(after)), strict=True):
+      np.testing.assert_array_equal(x, y)
+  assert norms['low'][1] == 0 and not np.array_equal(new['low']['y'][0], later['low']['y'][0])
+  np.testing.assert_array_equal(new['own']['z'][0, 1:], later['own']['z'][0, 1:])
+
+
+def test_nesterov_is_its_equation():
+  ones, momentum, at = np.ones((2, 3), 'f'), 0.0, 0.0
+  state = old = None
+  for scale in (1.0, -0.5, 2.0):
+    deltas = {name: np.full((2, 3), scale) for name in 'xyz'}
+    old, state, _ = step(ones, deltas, state, old)
+    momentum = 0.9 * momentum + scale
+    at -= 0.7 * (scale + 0.9 * momentum)
+    np.testing.assert_allclose(old['shared']['x'], at, rtol=1e-6)
+
+
+def test_path_weights():
+  active = np.array([True, True, False, True])
+  found = outer.path_weights(active, [10, 20, 30, 40], True, (2, 2))
+  np.testing.assert_allclose(found, [[0.4, 0.8], [0, 1.6]])
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(outer.path_weights(active, [10, 20, 30, 40], False, (2, 2)), [[1, 1], [0, 1]])
+
+
+def test_active_paths():
+  everyone = outer.active_paths(settings.Train(), 4, 0, 3)
+  assert everyone.dtype == bool and everyone.all()
+  sampled = settings.Train(paths_per_phase=3)
+  drawn = [outer.active_paths(sampled, 8, 5, phase) for phase in range(40)]
+  assert {int(x.sum()) for x in drawn} == {3} and np.any(drawn, 0).all() and len({x.tobytes() for x in drawn}) > 20
+  np.testing.assert_array_equal(drawn[7], outer.active_paths(sampled, 8, 5, 7))
+  assert any((drawn[p] != outer.active_paths(sampled, 8, 6, p)).any() for p in range(5))
+  schedule = settings.Train(schedule=((0, (1,)), (3, (0, 2))), paths_per_phase=1)
+  found = [np.flatnonzero(outer.active_paths(schedule, 4, 0, phase)).tolist() for phase in range(5)]
+  assert found == [[1], [1], [1], [0, 2], [0, 2]]
+
+
+def test_exchanged_bytes_are_those_of_shared_modules_both_ways():
+  assert outer.exchanged_bytes(LAYOUT, PARAMS) == 2 * 4 * 6 * (4 + 4)
+
+
+@pytest.mark.parametrize('optimizer', ['nesterov', 'momentum', 'sgd', 'adam'])
+def test_every_optimizer_goes_down(optimizer):
+  new, _, _ = step(np.ones((2, 3), 'f'), {name: np.ones((2, 3)) for name in 'xyz'}, optimizer=optimizer)
+  assert all((x < 0).all() for x in jax.tree.leaves(new))
