@@ -53,7 +53,9 @@ class Run:
     return sums
 
   def outer(self):
-    self.modules, *self.rest, found = self.made.outer(self.modules, *self.rest, self.weights)
+    outer_state, *sums = self.rest
+    self.modules, outer_state, found = self.made.outer(self.modules, outer_state, *sums, self.weights)
+    self.rest = [outer_state, *self.made.clear(*sums)]
     return self.modules, self.rest, found
 
 

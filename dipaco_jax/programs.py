@@ -4,6 +4,7 @@
     steps     k inner steps                                          (a scan; no collective crosses the grid's axes)
     finish    sums += w (old - new)
     outer     sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
+    clear     sums <- 0
     evaluate  nll per row
 
 All are shard_maps over the whole mesh but `outer`, whose collectives follow from the shardings. Inside a path's slice,
@@ -29,7 +30,7 @@ from dipaco_jax import outer as outer_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.mesh import Placement
 
-NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'evaluate')  # as the compiler knows them
+NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate')  # as the compiler knows them
 
 
 def gradient_over_data(loss: Callable, dims: dict[str, int | None]) -> inner_lib.Gradient:
@@ -243,10 +244,10 @@ class Programs:
 
   @functools.cached_property
   def outer(self):
-    """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, sums, squares, statistics)`.
+    """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, statistics)`.
 
-    Donates all but the weights; sums and squares come back as zeros. Statistics, per level and module: the norm of
-    Delta, and the mean cosine between its paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
+    Donates modules and outer state. Statistics, per level and module: the norm of Delta, and the mean cosine between
+    its paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
     """
 
     def outer(modules, state, sums, squares, weights):
@@ -261,16 +262,28 @@ class Programs:
       modules, state, norms = outer_lib.update(
         self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights
       )
-      zeros = jax.tree.map(jnp.zeros_like, (sums, squares))
-      return modules, state, *zeros, {'norm': norms, 'cosine': cosines}
+      return modules, state, {'norm': norms, 'cosine': cosines}
 
     specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
     return jax.jit(
       outer,
       in_shardings=self.shardings((*specs, self.weights_spec)),
-      out_shardings=(*self.shardings(specs), NamedSharding(self.placement.mesh, P())),
-      donate_argnums=(0, 1, 2, 3),
+      out_shardings=(*self.shardings(specs[:2]), NamedSharding(self.placement.mesh, P())),
+      donate_argnums=(0, 1),
     )
+
+  @functools.cached_property
+  def clear(self):
+    """`clear(sums, squares) -> zeros`, in their place.
+
+    Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
+    """
+
+    def clear(sums, squares):
+      return jax.tree.map(jnp.zeros_like, (sums, squares))
+
+    specs = self.shardings((self.sums_spec, self.squares_spec))
+    return jax.jit(clear, in_shardings=specs, out_shardings=specs, donate_argnums=(0, 1), keep_unused=True)
 
   @functools.cached_property
   def outer_spec(self):

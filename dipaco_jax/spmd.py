@@ -200,9 +200,10 @@ class Trainer:
     self.journal.catch_up()
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
-    state.modules, state.outer, state.sums, state.squares, statistics = programs.outer(
+    state.modules, state.outer, statistics = programs.outer(
       state.modules, state.outer, state.sums, state.squares, job.weights(dispatch.phase)
     )
+    state.sums, state.squares = programs.clear(state.sums, state.squares)
     statistics = jax.tree.map(mesh.fetch, statistics)
     outer_s = time.monotonic() - started
     version = dispatch.phase + 1

@@ -1,0 +1,50 @@
+"""Every benchmark runs at a tiny size, as a person runs it, and ends with its JSON object."""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent.parent / 'benchmarks'
+SIZES = '--width=32 --num_heads=2 --mlp_dim=48 --vocab_size=64 --seq_len=64 --batch_size=2'.split()
+
+
+def run(name: str, *flags: str) -> dict:
+  """One device: the 8 fake ones of the tests would share its cores."""
+  command = [sys.executable, str(FOLDER / name), *SIZES, *flags]
+  done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {'XLA_FLAGS': ''})
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_inner_step():
+  found = run('inner_step.py', '--num_layers=1', '--steps_per_dispatch=2', '--rounds=2')
+  keys = {'ratio', 'ratio_one_step_per_dispatch', 'tokens_per_s', 'mfu', 'peak_memory_bytes', 'compilations'}
+  assert keys <= set(found)
+  assert found['mfu'] is None  # nobody knows a CPU's peak
+  assert found['compilations'] == 4  # start, begin, fresh_state and steps, once each
+  assert math.isclose(found['losses'][0], math.log(64), rel_tol=0.2)  # of an untrained model on random tokens
+  assert found['tokens_per_s'] > 0 and found['ratio'] > 0 and found['ratio_one_step_per_dispatch'] > 0
+
+
+def test_outer_step():
+  found = run('outer_step.py', '--num_layers=3', '--grid=2,2', '--rounds=1', '--steps_per_dispatch=2')
+  assert {'outer_s', 'inner_150_s', 'fraction', 'bytes'} <= set(found)
+  assert found['outer_s'] == pytest.approx(found['begin_s'] + found['finish_s'] + found['update_s'])
+  assert found['inner_s'] == pytest.approx(4 * found['inner_150_s'])  # 4 paths in turn
+  block = 32 + 32 + 4 * 32 * 32 + 3 * 32 * 48
+  assert found['path_parameters'] == 3 * block + 2 * 64 * 32 + 32
+  assert found['bytes'] == 3 * 2 * 4 * 4 * block  # three shared blocks; each path sends and receives float32
+
+
+def test_paths():
+  found = run('paths.py', '--num_layers=3', '--paths=1,4', '--steps=1', '--phases=1')
+  assert {'time_ratio', 'memory_ratio', 'memory_ratios', 'results'} <= set(found)
+  assert [row['paths'] for row in found['results']] == [1, 4]
+  one, four = (row['parts'] for row in found['results'])
+  assert four['inner_states'] == 4 * one['inner_states'] == 4 * 2 * one['params']
+  assert four['modules'] > one['modules'] == one['params']
