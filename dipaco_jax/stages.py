@@ -5,19 +5,15 @@ Each stage leaves an artefact in the workdir that is published whole or not at a
 goes on from what is there. After `route` nothing reads raw text again.
 """
 
-import dataclasses
-import functools
 import json
 import pathlib
 import shutil
-import time
 from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from dipaco_jax import checkpoint, mesh, metrics, model, modules, outer, routing, shards, spmd, validation
+from dipaco_jax import checkpoint, jobs, mesh, metrics, model, modules, outer, routing, spmd, validation
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import sequences as sequences_lib
@@ -107,98 +103,35 @@ def check_size(s: settings_lib.Settings, meta: dict[str, Any]):
 
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
-  """The base model: one path on all text, with plain AdamW (the empty grid, an outer step that only takes over)."""
-  s = run.settings
+  """The base model: one path on all text [2.6]."""
   if jax.process_index() == 0 and not (run.workdir / 'shards' / 'base').exists():
-    everything = np.zeros((len(run.sequences('train')), 1), np.int32)
-    routing.write_shards(run, 'base', everything, 1)
+    routing.write_shards(run, 'base', np.zeros((len(run.sequences('train')), 1), np.int32), 1)
   checkpoint.barrier('base shards')
-  made = run.base_programs
-  start = {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(s.seed)).items()}
-  state, seconds = None, time.monotonic()
-  if s.pretrain.steps:
-    job = _job(run, 'pretrain', made, 'base', start, None, 1, s.pretrain.steps, 0, s.pretrain.batch_size)
-    validate = functools.partial(validation.validate, run, made, routed=False)
-    state = _train(run, dataclasses.replace(job, validate=validate))
-    start = {name: mesh.fetch(x) for name, x in state.modules['all'].items()}
-  inner = named_leaves(state.inner[0]) if state else {}
+  params = {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(run.settings.seed)).items()}
+  record, inner = state_lib.new_record(1), {}
+  if run.settings.pretrain.steps:
+    state = jobs.train(run, jobs.base_job(run, params))
+    params = {name: mesh.fetch(x) for name, x in state.modules['all'].items()}
+    record, inner = state.record, jobs.named_leaves(state.inner[0])
   if jax.process_index() == 0:
     with checkpoint.publish_directory(run.workdir / 'base') as aside:
-      (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(start))
+      (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(params))
       (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(inner))
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
-  record = state.record if state else state_lib.new_record(1)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
-  return {
-    'steps': s.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate, 'wall_s': time.monotonic() - seconds
-  }  # fmt: skip
-
-
-def named_leaves(tree) -> dict[str, np.ndarray]:
-  """A pytree of in-flight arrays of one path to host arrays by their place in it."""
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {jax.tree_util.keystr(path): mesh.fetch(leaf) for path, leaf in leaves}
-
-
-def load_base_state(run: run_lib.Run, made: programs_lib.Programs):
-  """Inner state of the base model, None where paths start with a fresh one."""
-  arrays = safetensors.numpy.load_file(run.workdir / 'base' / 'inner.safetensors')
-  if not run.settings.inner.inherit_state or not arrays:
-    return None
-  structure = jax.eval_shape(made.inner.init, made.shapes)
-  return jax.tree_util.tree_map_with_path(lambda path, _: arrays[jax.tree_util.keystr(path)], structure)
+  return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate}
 
 
 # -- train
 
 
-def _job(run: run_lib.Run, name, made, shard, base, base_state, phases, tau, first_step, batch_size) -> spmd.Job:
-  """What both pretraining and training have; the path's stream goes on where pretraining left it."""
-  s, folder = run.settings, run.workdir / 'shards' / shard
-  meta = json.loads((folder / 'meta.json').read_text())
-
-  @functools.cache
-  def stream(path: int) -> shards.Shard:
-    return shards.Shard(str(folder / str(path) / 'train.array_record'), batch_size, s.model.seq_len, s.seed, path)
-
-  def weights(phase: int) -> np.ndarray:
-    grid = made.layout.grid
-    active = outer.active_paths(s.train, grid.num_paths, s.seed, phase) if name == 'train' else np.ones(1, bool)
-    return outer.path_weights(active, meta['shard_tokens'], s.outer.reweigh, grid.shape)
-
-  return spmd.Job(
-    name=name, programs=made, phases=phases, steps_per_phase=tau, steps_per_dispatch=s.train.steps_per_dispatch,
-    first_step=first_step, batch_size=batch_size, batch=lambda path, step: stream(path).batch(step), weights=weights,
-    base=base, base_state=base_state,
-  )  # fmt: skip
-
-
-def _train(run: run_lib.Run, job: spmd.Job) -> state_lib.State:
-  c = run.settings.checkpoint
-  trainer = spmd.Trainer(job, run.workdir, c.every_steps, c.keep, run.metrics, run.stop_requested)
-  with run.graceful():
-    return trainer.train()
-
-
 def train(run: run_lib.Run) -> dict[str, Any]:
   """The grid of paths, from the base."""
-  s = run.settings
-  made = run.programs
-  base_state = load_base_state(run, made)
-  t = s.train
-  job = _job(
-    run, 'train', made, '0', run.base(), base_state, t.phases, t.steps_per_phase, s.pretrain.steps, t.batch_size
-  )
-  held = validation.holdout_rows(run) if t.early_stopping else None
-  job = dataclasses.replace(
-    job, keep_state=s.inner.keep_state, holdout=held, validate=functools.partial(validation.validate, run, made),
-    validate_every=s.evaluate.every_phases, publish=True, offload=t.offload,
-  )  # fmt: skip
-  state = _train(run, job)
-  return train_figures(run, job, state.record)
+  job = jobs.paths_job(run)
+  return figures(run, job, jobs.train(run, job).record)
 
 
-def train_figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:
+def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:
   """What the training stage says in the report."""
   s, made, base = run.settings, job.programs, run.result('pretrain')
   placement = made.placement

@@ -1,0 +1,78 @@
+"""What the two training stages train: the base model, and the grid of paths from it."""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import mesh, outer, shards, spmd, validation
+from dipaco_jax import run as run_lib
+from dipaco_jax import state as state_lib
+from dipaco_jax.programs import Programs
+
+
+def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:
+  """Pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
+  s, made = run.settings, run.base_programs
+  return spmd.Job(
+    name='pretrain', programs=made, phases=1, steps_per_phase=s.pretrain.steps,
+    steps_per_dispatch=s.train.steps_per_dispatch, first_step=0, batch_size=s.pretrain.batch_size,
+    batch=streams(run, 'base', s.pretrain.batch_size), weights=lambda phase: np.ones((), np.float32), base=params,
+    base_state=None, validate=functools.partial(validation.validate, run, made, routed=False),
+  )  # fmt: skip
+
+
+def paths_job(run: run_lib.Run) -> spmd.Job:
+  """All paths from the base; global steps, and so schedules and the streams of rows, go on where it left them."""
+  s, made, grid = run.settings, run.programs, run.layout.grid
+  meta = json.loads((run.workdir / 'shards' / '0' / 'meta.json').read_text())
+
+  def weights(phase: int) -> np.ndarray:
+    active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
+    return outer.path_weights(active, meta['shard_tokens'], s.outer.reweigh, grid.shape)
+
+  return spmd.Job(
+    name='train', programs=made, phases=s.train.phases, steps_per_phase=s.train.steps_per_phase,
+    steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
+    batch=streams(run, '0', s.train.batch_size), weights=weights, base=run.base(),
+    base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
+    holdout=validation.holdout_rows(run) if s.train.early_stopping else None,
+    validate=functools.partial(validation.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
+    offload=s.train.offload,
+  )  # fmt: skip
+
+
+def train(run: run_lib.Run, job: spmd.Job) -> state_lib.State:
+  """Runs a job to its end; a signal makes it save and raise spmd.Stopped."""
+  c = run.settings.checkpoint
+  trainer = spmd.Trainer(job, run.workdir, c.every_steps, c.keep, run.metrics, run.stop_requested)
+  with run.graceful():
+    return trainer.train()
+
+
+def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
+  """`batch(path, global step)` of the shards of one routing; opens a path's shard when it is first asked for."""
+  s = run.settings
+
+  @functools.cache
+  def stream(path: int) -> shards.Shard:
+    file = run.workdir / 'shards' / shard / str(path) / 'train.array_record'
+    return shards.Shard(str(file), batch_size, s.model.seq_len, s.seed, path)
+
+  return lambda path, step: stream(path).batch(step)
+
+
+def named_leaves(tree) -> dict[str, np.ndarray]:
+  """A pytree of in-flight arrays of one path to host arrays by their place in it."""
+  return {jax.tree_util.keystr(path): mesh.fetch(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def base_state(run: run_lib.Run, made: Programs) -> Any:
+  """Inner state of the base model as `named_leaves` has kept it; None where it was not trained."""
+  arrays = safetensors.numpy.load_file(run.workdir / 'base' / 'inner.safetensors')
+  structure = jax.eval_shape(made.inner.init, made.shapes)
+  return jax.tree_util.tree_map_with_path(lambda p, _: arrays[jax.tree_util.keystr(p)], structure) if arrays else None
