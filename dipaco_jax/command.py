@@ -49,7 +49,7 @@ def fail(words: str, status: int = 2) -> NoReturn:
 def causes(error: BaseException) -> list[BaseException]:
   """An error, what it was raised from, and so on."""
   found = [error]
-  while cause := found[-1].__cause__ or found[-1].__context__:
+  while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
     found.append(cause)
   return found
 

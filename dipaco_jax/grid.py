@@ -147,5 +147,6 @@ def assign(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
     owner[name] = matching[0]
   for level in levels:
     if level not in owner.values():
-      raise ValueError(f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {sorted(owner)}')
+      there = ', '.join(sorted({re.sub(r'\d+', '*', name) for name in owner}))
+      raise ValueError(f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {there}')
   return owner
