@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import sys
@@ -196,7 +197,7 @@ def check_model(settings: settings_lib.Settings):
 
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
-  """Writes config.json; refuses another config than the run began with, naming the fields."""
+  """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
   from dipaco_jax import checkpoint, history
 
   file = workdir / 'config.json'
@@ -206,6 +207,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
       words = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changed.items())
       raise ValueError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
   checkpoint.write_json(file, settings.to_dict())
+  checkpoint.write_file(workdir / 'command.txt', f'python -m dipaco_jax.main {shlex.join(sys.argv[1:])}\n')
 
 
 def compilation_cache(workdir: pathlib.Path):
@@ -214,6 +216,7 @@ def compilation_cache(workdir: pathlib.Path):
 
   jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # else a workdir that was moved compiles anew
 
 
 def finish(workdir: pathlib.Path):
