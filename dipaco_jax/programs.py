@@ -6,6 +6,7 @@
     outer     sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
     clear     sums <- 0
     evaluate  nll per row
+    whole     modules as they are published, where states are sharded inside a path's slice
 
 All are shard_maps over the whole mesh but `outer`, whose collectives follow from the shardings. Inside a path's slice,
 parameters and AdamW state are replicated over `data`, or sharded: then gathered for each step, gradients scattered.
@@ -30,7 +31,8 @@ from dipaco_jax import outer as outer_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.mesh import Placement
 
-NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate')  # as the compiler knows them
+# As the compiler knows them.
+NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate', 'whole')
 
 
 def gradient_over_data(loss: Callable, dims: dict[str, int | None]) -> inner_lib.Gradient:
@@ -284,6 +286,18 @@ class Programs:
 
     specs = self.shardings((self.sums_spec, self.squares_spec))
     return jax.jit(clear, in_shardings=specs, out_shardings=specs, donate_argnums=(0, 1), keep_unused=True)
+
+  @functools.cached_property
+  def whole(self):
+    """`whole(modules) -> modules`, each in one piece on every device of its slice; as they are where they are that."""
+    if all(dim is None for dim in self.dims.values()):
+      return lambda modules: modules
+
+    def whole(modules):
+      return modules
+
+    specs = self._per_parameter(lambda level, name: P(*level.axes))
+    return jax.jit(whole, out_shardings=self.shardings(specs))
 
   @functools.cached_property
   def outer_spec(self):

@@ -214,9 +214,8 @@ class Trainer:
 
     holdout = self._early_stopping(version, params_of_turn)
     if job.publish:
-      self.publication = self.publisher.submit(
-        self._publish, version, state.modules, list(state.record.best_version), list(state.record.best_loss)
-      )
+      best = list(state.record.best_version), list(state.record.best_loss)
+      self.publication = self.publisher.submit(self._publish, version, programs.whole(state.modules), *best)
     updates, step = job.updates(version, 0, 0), job.global_step(version, 0)
     self.journal.phase(updates, step, outer_s, statistics, holdout)
     if job.validate and (version == job.phases or (job.validate_every and version % job.validate_every == 0)):
