@@ -101,9 +101,9 @@ def stopped(signals: Signals):
 def help_and_exit():
   print(__doc__)
   print('options:')
-  print('  --config=FILE[:VARIANT]   ', FLAGS['config'].help)
-  print('  --workdir=DIR             ', FLAGS['workdir'].help)
-  print('  --config.FIELD=VALUE       Overrides a field of the config, for instance --config.train.phases=20:\n')
+  for name in ('config', 'workdir', 'distributed', 'coordinator', 'num_processes', 'process_id'):
+    print(f'  --{name:20} {FLAGS[name].help}')
+  print(f'  --{"config.FIELD=VALUE":20} Overrides a field of the config; the fields and their defaults:\n')
   for name, value in settings_lib.flatten(settings_lib.Settings().to_dict()).items():
     print(f'    {name:34} {value!r}')
 
