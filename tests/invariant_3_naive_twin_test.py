@@ -59,7 +59,7 @@ def test_twin(case, devices, tmp_path):
   active = [
     np.flatnonzero(outer.active_paths(s.train, paths, s.seed, phase)).tolist() for phase in range(s.train.phases)
   ]
-  modules, momenta, states, history = twin.train(
+  modules, _, states, history = twin.train(
     job.base, ours, small.batch, active, [1.0 + path for path in range(paths)], layout.grid, layout.levels,
     layout.owner, jax.jit(mean_loss), s, 16,
   )  # fmt: skip
@@ -72,5 +72,17 @@ def test_twin(case, devices, tmp_path):
     for name, expected in params.items():
       where = f'{level} {module} {name}'
       np.testing.assert_allclose(found[level][name][module], expected, rtol=0, atol=tolerance, err_msg=where)
+  rows = [row['loss_by_path'] for row in small.metrics.read_rows(tmp_path) if row['kind'] == 'phase']
+  for row, losses in zip(rows, history, strict=True):
+    expected = [np.mean(losses[path]) if path in losses else np.nan for path in range(paths)]
+    # Of losses near 4 nats, sums over the rows' targets.
+    np.testing.assert_allclose(np.array(row, float), expected, atol=4 * targets * small.EPS)
+  if s.inner.keep_state:
+    counts = {}
+    for turn, inner in state.inner.items():
+      where = made.placement.paths(made.placement.turns()[turn])
+      counts |= dict(zip(where, np.ravel(inner[0].count).tolist(), strict=True))
+    assert counts == {path: (states[path] or {'t': 0})['t'] for path in counts}
+    assert all(path in counts for path in np.unique(np.concatenate(active)))
   moved = max(np.abs(x - job.base[name]).max() for params in modules.values() for name, x in params.items())
   assert moved > 1000 * tolerance

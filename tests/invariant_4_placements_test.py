@@ -1,4 +1,4 @@
-"""Invariant 4: where paths are doesn't matter: 1 device or 8, one or two of them inside a path, together or in turns."""
+"""Invariant 4: it doesn't matter where paths are: on 1 device or 8, one or two inside a path, together or in turns."""
 
 import functools
 import pathlib

@@ -26,17 +26,29 @@ def collectives(text):
     if match := re.search(rf' = (.*?)\s({KINDS})(-start)?\(', line):
       shapes = re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', match[1])
       size = sum(BYTES[kind] * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
-      found.append((match[2], size, groups(line)))
+      found.append((match[2], size, np.array(groups(line)).tolist()))
   return found
+
+
+def permuted(text):
+  """Devices in the order that '[4,2]T(1,0)' says."""
+  dims, order = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text).groups()
+  dims, order = ([int(i) for i in part.split(',')] if part else None for part in (dims, order))
+  return np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(-1)
 
 
 def groups(line):
   """Devices that a collective connects, from any of HLO's spellings."""
   if match := re.search(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}', line):
     return [[int(i) for i in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', match[1])]
-  match = re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', line)
-  shape, dims, order = ([int(i) for i in part.split(',')] if part else None for part in match.groups())
-  return np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(shape).tolist()
+  if match := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? ?\{(('\w+',?)*)\}", line):
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+    devices = permuted(match[2] or f'[{math.prod(sizes.values())}]').reshape(*sizes.values())
+    inside = [i for i, name in enumerate(sizes) if name in re.findall(r"'(\w+)'", match[3])]
+    return np.moveaxis(devices, inside, range(-len(inside), 0)).reshape(-1, math.prod(devices.shape[i] for i in inside))
+  match = re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', line)
+  assert match, f'a spelling that this test does not know: {line}'
+  return permuted(match[2]).reshape(*map(int, match[1].split(',')))
 
 
 def compiled(name, data, shard_states=False, devices=8):
@@ -111,6 +123,8 @@ HLO = """
   %all-reduce.1 = (f32[64,16]{1,0}, f32[2,8]{1,0}, /*index=5*/f32[]) all-reduce(%a, %b, /*index=2*/%c), channel_id=1, \
 replica_groups={{0,1},{2,3}}, use_global_device_ids=true, to_apply=%add
   ROOT %g = bf16[8]{0} all-gather(%x), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %m = f32[1,2]{0,1} all-gather(%x), replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0'}, dimensions={1}
+  %t = f32[2]{0} all-gather(%x), replica_groups=mesh['axis_0'=2,'axis_1'=3], device_ids=([3,2]T(1,0)) {'axis_0'}
   %p = f32[3]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
   %call = f32[4]{0} call(%x), to_apply=%all-reduce-body
 """
@@ -120,5 +134,7 @@ def test_collectives_are_found_in_every_spelling():
   assert collectives(HLO) == [
     ('all-reduce', 4 * (64 * 16 + 16 + 1), [[0, 1], [2, 3]]),
     ('all-gather', 16, [[0, 2], [1, 3]]),
+    ('all-gather', 8, [[0, 2], [1, 3]]),
+    ('all-gather', 8, [[0, 1], [2, 3], [4, 5]]),
     ('collective-permute', 12, [[0, 1], [1, 0]]),
   ]

@@ -121,8 +121,11 @@ def test_fresh_parameters(made):
   assert list(params) == sorted(params) == list(model.shapes(made))
   assert {n: x.shape for n, x in params.items()} == {n: x.shape for n, x in model.shapes(made).items()}
   for name, fan_in, scale in (
-    ('embed/tokens', 16, 1), ('block_1/attention/q', 16, 1), ('block_0/attention/o', 16, 0.5), ('block_0/mlp/down', 24, 0.5)
-  ):  # fmt: skip
+    ('embed/tokens', 16, 1),
+    ('block_1/attention/q', 16, 1),
+    ('block_0/attention/o', 16, 0.5),
+    ('block_0/mlp/down', 24, 0.5),
+  ):
     expected = scale / fan_in**0.5
     # 5 standard errors of the deviation of as many normal draws as there are elements.
     assert params[name].std() == pytest.approx(expected, rel=5 / (2 * params[name].size) ** 0.5), name

@@ -39,7 +39,8 @@ def make_programs(s: settings_lib.Settings, devices: int = 1) -> programs.Progra
   """On the first so many of the fake devices."""
   made = model.make(s.model, VOCAB)
   layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
-  return programs.make(s, mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), jax.devices()[:devices]), layout, made)
+  placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), jax.devices()[:devices])
+  return programs.make(s, placement, layout, made)
 
 
 def base(made: model.Transformer, seed: int = 0) -> dict[str, np.ndarray]:
