@@ -26,6 +26,7 @@ def run(tmp_path, monkeypatch, capsys):
   """`run(option, ...)` runs the command in this process; returns (status, stderr)."""
   handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
   monkeypatch.setattr(logging.root, 'handlers', [])  # the command sets its own
+  monkeypatch.setattr(sys, 'dont_write_bytecode', True)  # of config files, beside them
   monkeypatch.chdir(tmp_path)
 
   def call(*options: str) -> tuple[int, str]:
