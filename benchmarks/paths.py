@@ -7,6 +7,8 @@ Time should be linear in the number of paths P, memory what arithmetic says:
     3 x all modules (they, their outer momentum, the sums of outer gradients) + P AdamW states (2 x parameters)
     + one path's parameters and what a program of its steps needs (gradients, activations), as XLA states it
 
+Where all modules are larger than the latter, the outer step is the peak: XLA copies the momentum before it writes it.
+
 Every count of paths runs in a process of its own. Memory is the largest use during whole phases, less that before
 them, with everything imported, compiled and run once: of the device where it tells, else of the process (Linux).
 Prints a table and, as the last line, one JSON object.
