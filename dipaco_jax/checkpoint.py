@@ -27,6 +27,7 @@ from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.modules import Layout, Modules
 
 Path = pathlib.Path
+BARRIER_MS = 7 * 24 * 3_600_000
 
 
 def write_file(path: Path, data: bytes | str):
@@ -41,11 +42,11 @@ def write_file(path: Path, data: bytes | str):
     os.replace(aside, path)
   finally:
     aside.unlink(missing_ok=True)
-  sync_directory(path.parent)
+  sync(path.parent)
 
 
-def sync_directory(path: Path):
-  """Makes renames inside a directory survive a power cut."""
+def sync(path: Path):
+  """Makes a file's bytes, or the names in a directory, survive a power cut."""
   handle = os.open(path, os.O_RDONLY)
   try:
     os.fsync(handle)
@@ -71,14 +72,14 @@ def publish_directory(path: Path) -> Iterator[Path]:
   except BaseException:
     shutil.rmtree(aside, ignore_errors=True)
     raise
-  for file in aside.rglob('*'):
-    with open(file, 'rb') if file.is_file() else contextlib.nullcontext() as f:
-      os.fsync(f.fileno()) if f else sync_directory(file)
-  sync_directory(aside)
+  for written in (*aside.rglob('*'), aside):
+    sync(written)
+  old = path.with_name(f'.{path.name}.old')
   if path.exists():
-    shutil.rmtree(path)
+    os.replace(path, old)  # what has this name is whole at every moment
   os.replace(aside, path)
-  sync_directory(path.parent)
+  sync(path.parent)
+  shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -138,6 +139,9 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
   if final.exists():
     return
   aside = workdir / f'.version-{version}'
+  if jax.process_index() == 0:
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+  barrier(f'version {version} begins')
   index = {}
   for level, module, arrays in addressable_modules(layout, modules):
     data = to_bytes(arrays)
@@ -149,17 +153,20 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
   if jax.process_index() == 0:
     final.parent.mkdir(exist_ok=True)
     os.replace(aside / 'modules' / str(version), final)
-    sync_directory(final.parent)
+    sync(final.parent)
     shutil.rmtree(aside)
   barrier(f'version {version} is out')
 
 
 def barrier(name: str):
-  """All processes of a job wait for each other; by the coordinator, so that no device is kept waiting."""
+  """All processes of a job wait for each other; by the coordinator, so that threads may and no device waits.
+
+  A name serves once. It may take as long as the longest stage: a process that dies ends it for the others.
+  """
   if jax.process_count() > 1:
     import orbax.checkpoint as ocp
 
-    ocp.multihost.sync_global_processes(name)
+    ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=BARRIER_MS)
 
 
 def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
@@ -196,8 +203,11 @@ def versions(workdir: Path) -> list[int]:
 
 def collect(workdir: Path, keep: Iterable[int]):
   """Removes published versions other than `keep` and the newest."""
+  for leftover in (*workdir.glob('.collected-*'), *workdir.glob('.version-*')):  # of runs that were killed
+    shutil.rmtree(leftover)
   for version in set(versions(workdir)[:-1]) - set(keep):
     doomed = workdir / f'.collected-{version}'
+    shutil.rmtree(doomed, ignore_errors=True)  # a killed run's, half gone
     os.replace(workdir / 'modules' / str(version), doomed)  # seen whole or not at all
     shutil.rmtree(doomed)
 
@@ -223,7 +233,9 @@ class RunState:
 
     self._ocp = ocp
     self._directory = directory.absolute()
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+    )
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
 
   def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
@@ -245,7 +257,7 @@ class RunState:
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
     """(arrays, meta) of the newest checkpoint that can be read, None if there is none.
 
-    A corrupt one is named in the log, removed, and the one before it is used.
+    A corrupt one is named in the log, moved away, and the one before it is used.
 
     Args:
       abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have.
@@ -261,9 +273,12 @@ class RunState:
     try:
       yield
     except Exception as e:  # tensorstore and Orbax raise many kinds
-      name, why = self._directory / str(updates), str(e).split('\n')[0]
-      logging.warning('checkpoint %s is corrupt (%s): the one before it is used', name, why)
-      shutil.rmtree(self._directory / str(updates), ignore_errors=True)
+      bad, why = self._directory / str(updates), str(e).split('\n')[0]
+      logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why)
+      # Never removed: whatever went wrong may have been for a moment, or this machine's.
+      away = self._directory.with_name(f'{self._directory.name}-{updates}-corrupt-{time.time_ns()}')
+      if jax.process_index() == 0:
+        os.replace(bad, away)
       self._manager.reload()
 
   def wait(self):
