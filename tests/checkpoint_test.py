@@ -1,0 +1,198 @@
+"""What survives: files whole or not at all, modules by path, versions that are pointed at, run state gone bad."""
+
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import small
+
+from dipaco_jax import checkpoint, modules
+
+SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
+SHAPES = {'x': (3,), 'y': (2, 2), 'z': (1,)}
+LAYOUT = modules.make_layout({'a': 2, 'b': 2}.items(), SPECS, SHAPES)
+
+
+def numbered(version):
+  """Every module filled with numbers of its own."""
+  stacked = {}
+  for i, level in enumerate(LAYOUT.levels):
+    (name,), lead = LAYOUT.names(level), LAYOUT.grid.level_shape(level)
+    numbers = 1000 * version + 100 * i + np.arange(LAYOUT.grid.num_modules(level), dtype='f')
+    spread = numbers.reshape(*lead, *[1] * len(SHAPES[name]))
+    stacked[level.name] = {name: jax.numpy.broadcast_to(spread, (*lead, *SHAPES[name]))}
+  return stacked
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  for version in (1, 2, 3):
+    checkpoint.publish_modules(tmp_path, version, LAYOUT, numbered(version))
+  checkpoint.write_json(tmp_path / 'paths' / 'best.json', {'version': [3, 1, 3, 3]})
+  return tmp_path
+
+
+def test_load_path_is_what_the_path_takes(workdir):
+  for path, version in enumerate([3, 1, 3, 3]):
+    expected = modules.take(LAYOUT, numbered(version), LAYOUT.grid.coordinates(path))
+    found = checkpoint.load_path(workdir, LAYOUT, path)
+    assert list(found) == sorted(SHAPES)
+    small.assert_close(found, small.fetched(expected), 0)
+  assert checkpoint.load_path(workdir, LAYOUT, 0, version=2)['x'][0] == 2000
+
+
+def test_load_path_reads_its_own_files_only(workdir):
+  mine = {'shared/shared.safetensors', 'low/1.safetensors', 'own/1-0.safetensors'}
+  for file in (workdir / 'modules').rglob('*.safetensors'):
+    if '/'.join(file.parts[-3:]) not in {f'3/{name}' for name in mine}:
+      file.unlink()
+  assert set(checkpoint.load_path(workdir, LAYOUT, 2)) == set(SHAPES)
+  with pytest.raises(FileNotFoundError, match=r'3/low/0\.safetensors'):
+    checkpoint.load_path(workdir, LAYOUT, 1, version=3)
+
+
+@pytest.mark.parametrize('at', [0, 9, -1])
+def test_a_flipped_bit_in_a_module_is_named(workdir, at):
+  file = workdir / 'modules' / '3' / 'low' / '0.safetensors'
+  data = bytearray(file.read_bytes())
+  data[at] ^= 1
+  file.write_bytes(data)
+  with pytest.raises(OSError, match=r'low/0\.safetensors is corrupt'):
+    checkpoint.load_path(workdir, LAYOUT, 0)
+  checkpoint.load_path(workdir, LAYOUT, 2)
+
+
+def test_a_module_is_one_plain_file(workdir):
+  found = safetensors.numpy.load_file(workdir / 'modules' / '2' / 'own' / '0-1.safetensors')
+  np.testing.assert_array_equal(found['z'], [2201])
+  index = json.loads((workdir / 'modules' / '2' / 'index-0.json').read_text())
+  assert len(index) == 1 + 2 + 4
+
+
+def test_collect_keeps_what_is_pointed_at_and_the_newest(workdir):
+  checkpoint.collect(workdir, {1})
+  assert checkpoint.versions(workdir) == [1, 3]
+  for path in range(4):
+    checkpoint.load_path(workdir, LAYOUT, path)
+
+
+def test_collect_goes_on_where_it_was_killed(workdir):
+  (workdir / '.collected-2' / 'low').mkdir(parents=True)
+  checkpoint.collect(workdir, {1})
+  assert checkpoint.versions(workdir) == [1, 3] and not list(workdir.glob('.collected-*'))
+
+
+def test_a_version_is_published_once_and_whole(workdir):
+  checkpoint.publish_modules(workdir, 3, LAYOUT, numbered(9))
+  assert checkpoint.load_path(workdir, LAYOUT, 0)['x'][0] == 3000
+  (workdir / '.version-4' / 'modules' / '4' / 'low').mkdir(parents=True)  # of a killed run
+  assert checkpoint.versions(workdir) == [1, 2, 3]
+  checkpoint.publish_modules(workdir, 4, LAYOUT, numbered(4))
+  assert checkpoint.versions(workdir) == [1, 2, 3, 4] and not list(workdir.glob('.version-*'))
+
+
+def test_digest_is_of_parameters_and_where_they_are(workdir, tmp_path_factory):
+  other = tmp_path_factory.mktemp('other')
+  checkpoint.publish_modules(other, 7, LAYOUT, numbered(3))
+  assert checkpoint.modules_sha256(other, 7) == checkpoint.modules_sha256(workdir, 3)
+  assert checkpoint.modules_sha256(workdir, 2) != checkpoint.modules_sha256(workdir, 3)
+  low = other / 'modules' / '7' / 'low'
+  for a, b in (('0', 'aside'), ('1', '0'), ('aside', '1')):
+    os.replace(low / f'{a}.safetensors', low / f'{b}.safetensors')
+  assert checkpoint.modules_sha256(other, 7) != checkpoint.modules_sha256(workdir, 3)
+
+
+# -- files
+
+
+def test_write_file_is_whole_or_not_at_all(tmp_path):
+  file = tmp_path / 'new' / 'file'
+  checkpoint.write_file(file, 'one')
+  assert file.read_text() == 'one'
+  with pytest.raises(TypeError):
+    checkpoint.write_file(file, 12)
+  assert file.read_text() == 'one' and os.listdir(file.parent) == ['file']
+  before = open(file)  # noqa: SIM115
+  checkpoint.write_file(file, b'two')
+  with before:
+    assert before.read() == 'one'  # who was reading goes on with the old one
+  assert file.read_text() == 'two'
+
+
+def test_publish_directory_is_whole_or_not_at_all(tmp_path):
+  final = tmp_path / 'published'
+  with checkpoint.publish_directory(final) as aside:
+    (aside / 'part').mkdir()
+    (aside / 'part' / 'file').write_text('one')
+    assert not final.exists()
+  with pytest.raises(KeyboardInterrupt), checkpoint.publish_directory(final) as aside:
+    (aside / 'file').write_text('two')
+    raise KeyboardInterrupt
+  assert [str(p.relative_to(final)) for p in final.rglob('*')] == ['part', 'part/file']
+  (tmp_path / '.published.1').mkdir()  # of a killed run
+  with checkpoint.publish_directory(final) as aside:
+    (aside / 'file').write_text('three')
+  assert os.listdir(final) == ['file'] and os.listdir(tmp_path) == ['published']
+
+
+# -- run state
+
+
+def arrays(k):
+  rng = np.random.default_rng(k)
+  return {'modules': {'w': jax.numpy.asarray(rng.normal(size=(40, 50)).astype('f'))}, 'count': jax.numpy.int32(k)}
+
+
+def abstract(meta):
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), arrays(0))
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """Checkpoints of 4 and 6 updates; that of 2 was to go."""
+  directory = tmp_path_factory.mktemp('run') / 'state'
+  state = checkpoint.RunState(directory, 2)
+  for updates in (2, 4, 6):
+    state.save(updates, arrays(updates), {'record': {'phase': updates, 'best': [None, 1.5]}})
+  state.wait()
+  state.close()
+  return directory
+
+
+def restored(directory):
+  state = checkpoint.RunState(directory, 2)
+  try:
+    return state.restore(abstract)
+  finally:
+    state.close()
+
+
+def test_run_state_comes_back_as_it_was(saved):
+  found, meta = restored(saved)
+  assert meta == {'record': {'phase': 6, 'best': [None, 1.5]}}
+  small.assert_close(found, arrays(6), 0)
+  assert sorted(p.name for p in saved.iterdir() if p.name.isdigit()) == ['4', '6']
+
+
+def test_no_run_state_is_none(tmp_path):
+  assert restored(tmp_path / 'none') is None
+
+
+def truncate(file):
+  os.truncate(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize('damage', [truncate, os.unlink, lambda file: file.write_bytes(bytes(file.stat().st_size))])
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_it_used(saved, tmp_path, damage, caplog):
+  directory = shutil.copytree(saved, tmp_path / 'state')
+  damage(max((f for f in (directory / '6').rglob('*') if f.is_file()), key=lambda f: f.stat().st_size))
+  found, meta = restored(directory)
+  assert meta['record']['phase'] == 4
+  small.assert_close(found, arrays(4), 0)
+  assert f'checkpoint {directory / "6"} is corrupt' in caplog.text
+  assert not (directory / '6').exists()

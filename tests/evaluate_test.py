@@ -1,0 +1,90 @@
+"""Losses by path, the matrix, and early stopping when the loss grows worse on purpose."""
+
+import functools
+
+import numpy as np
+import pytest
+import small
+
+from dipaco_jax import checkpoint, evaluate, loss
+
+COUNTS = [3, 0, 5, 2]
+
+
+def load(path, start, stop):
+  tokens, segments = small.batch(path, 50, 8)
+  return tokens[start:stop], segments[start:stop]
+
+
+ROWS = evaluate.Rows(COUNTS, load, small.ROWS, small.LENGTH)
+
+
+@pytest.fixture(scope='module')
+def made():
+  return small.make_programs(small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS), 2)
+
+
+def params_of(made, path):
+  return small.base(made.model, path)
+
+
+def mean(made, params, rows_of):
+  """Of a path's parameters on a path's rows, None without rows."""
+  if not COUNTS[rows_of]:
+    return None
+  nll, count = loss.path_loss(made.model, 8)(params, *load(rows_of, 0, COUNTS[rows_of]))
+  return float(nll / count)
+
+
+# Means of sums over targets, of values near 4 nats.
+CLOSE = 4 * small.ROWS * small.LENGTH * small.EPS
+
+
+def test_matrix_is_every_path_on_every_hold_out(made):
+  table = evaluate.matrix(made, functools.partial(params_of, made), ROWS)
+  for path in range(4):
+    assert table[path] == [pytest.approx(mean(made, params_of(made, path), rows), abs=CLOSE) for rows in range(4)]
+  assert table[0][0] != pytest.approx(table[1][0], abs=100 * CLOSE)
+
+
+def test_in_flight_asks_for_each_path_once(made):
+  asked = []
+
+  def params(path):
+    asked.append(path)
+    return params_of(made, path)
+
+  for turn in made.placement.turns():
+    found = small.fetched(evaluate.in_flight(made, turn, params))
+    for i, path in enumerate(made.placement.paths(turn)):
+      small.assert_close({n: x.reshape(2, *x.shape[2:])[i] for n, x in found.items()}, params_of(made, path), 0)
+  assert sorted(asked) == [0, 1, 2, 3]
+
+
+def test_early_stopping_points_at_the_best_version(tmp_path):
+  """Ever larger steps: the loss falls, then rises, and versions that nobody points at go."""
+  s = small.settings(
+    {'a': 2, 'b': 2}, small.MIXED_LEVELS, train=dict(phases=6, steps_per_phase=2),
+    inner=dict(learning_rate=0.3, warmup_steps=12, decay_steps=1000, weight_decay=0.0),
+    outer=dict(optimizer='sgd', learning_rate=1.0),
+  )  # fmt: skip
+  made = small.make_programs(s, 2)
+  state = small.train(small.make_job(made, holdout=ROWS, publish=True), tmp_path)
+  rows = [row for row in small.metrics.read_rows(tmp_path) if row['kind'] == 'phase']
+  losses = np.array([row['holdout_loss_by_path'] for row in rows], float)
+  measured = [0, 2, 3]
+  best = losses[:, measured].argmin(0) + 1
+  assert (best < 6).any() and (losses[-1, measured] > losses.min(0)[measured]).any()
+  found = checkpoint.best_versions(tmp_path)
+  assert [found[path] for path in measured] == best.tolist()
+  assert found[1] == 6  # nothing to choose by: the last
+  assert found == state.record.best_version == rows[-1]['best_version_by_path']
+  assert checkpoint.versions(tmp_path) == sorted({*found, 6})
+  for path in measured:  # a pointer is to what was measured
+    params = checkpoint.load_path(tmp_path, made.layout, path)
+    assert mean(made, params, path) == pytest.approx(losses[:, path].min(), abs=CLOSE)
+
+
+def test_mean_without_targets_is_none():
+  found = evaluate.Losses([np.array([3.0, 4.0]), np.zeros(0)], [np.array([2.0, 0.0]), np.zeros(0)])
+  assert evaluate.mean_by_path(found) == [3.5, None]

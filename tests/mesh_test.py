@@ -1,0 +1,83 @@
+"""Placement by brute force over paths: who is where, when, and who asks for what."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from dipaco_jax import mesh, settings
+from dipaco_jax.grid import Grid
+
+
+def place(grid, devices, data=0, rows=4, shard_states=False):
+  config = settings.Mesh(data, shard_states)
+  return mesh.place(Grid(grid), config, {'train.batch_size': rows}, jax.devices()[:devices])
+
+
+@pytest.mark.parametrize('grid, devices, data, expected', [
+  ({}, 1, 0, (1,)), ({}, 8, 0, (4,)), ({}, 3, 0, (2,)), ({'a': 4, 'b': 2}, 8, 0, (4, 2, 1)),
+  ({'a': 4, 'b': 2}, 1, 0, (1, 1, 1)), ({'a': 2, 'b': 2}, 8, 0, (2, 2, 2)), ({'a': 3}, 8, 0, (3, 2)),
+  ({'a': 6, 'b': 6}, 8, 0, (6, 1, 1)), ({'a': 4, 'b': 2}, 8, 4, (2, 1, 4)), ({'a': 5}, 4, 0, (1, 1)),
+])  # fmt: skip
+def test_devices_are_used(grid, devices, data, expected):
+  placement = place(grid, devices, data)
+  assert (*placement.positions, placement.data) == expected
+  assert placement.mesh.axis_names == (*sorted(grid), 'data')
+
+
+@pytest.mark.parametrize('devices', [1, 2, 4, 6, 8])
+@pytest.mark.parametrize('grid', [{}, {'a': 3}, {'a': 4, 'b': 2}, {'a': 2, 'b': 3, 'c': 2}])
+def test_every_path_has_one_turn_at_one_position(grid, devices):
+  placement = place(grid, devices)
+  shape, block = placement.grid.shape, placement.block
+  seen = {}
+  for turn in placement.turns():
+    places = list(itertools.product(*map(range, placement.positions)))
+    assert placement.paths(turn) == [placement.path(turn, position) for position in places]
+    for position in places:
+      path = placement.path(turn, position)
+      assert path not in seen
+      seen[path] = position
+  assert sorted(seen) == list(range(placement.grid.num_paths))
+  # Positions hold the blocks that a stacked module's shards hold.
+  for path, position in seen.items():
+    coordinates = np.unravel_index(path, shape) if shape else ()
+    assert position == tuple(c // b for c, b in zip(coordinates, block, strict=True))
+
+
+def test_assemble_asks_for_the_positions_it_has_and_puts_them_there():
+  placement = place({'a': 2, 'b': 2}, 8)
+  asked = []
+
+  def load(position):
+    asked.append(position)
+    return np.arange(3 * 4 * 5).reshape(3, 4, 5) + 1000 * np.ravel_multi_index(position, (2, 2))
+
+  found = placement.assemble((3, 4, 5), P(None, 'a', 'b', 'data'), load, lead=1)
+  assert found.shape == (3, 2, 2, 4, 5) and len(asked) == 8 and set(asked) == set(np.ndindex(2, 2))
+  for position in np.ndindex(2, 2):
+    np.testing.assert_array_equal(found[:, *position], load(position))
+  assert {shard.data.shape for shard in found.addressable_shards} == {(3, 1, 1, 2, 5)}
+
+
+@pytest.mark.parametrize('shape, expected', [((4, 6), 1), ((6, 4), 0), ((3, 2), 1), ((3, 5), None), ((), None)])
+def test_the_largest_dimension_that_divides_is_sharded(shape, expected):
+  assert place({'a': 4}, 8, shard_states=True).data_dim(shape) == expected
+  assert place({'a': 4}, 8).data_dim(shape) is None
+  assert place({'a': 4}, 4, shard_states=True).data_dim(shape) is None
+
+
+@pytest.mark.parametrize('data, rows, words', [
+  (9, 4, 'config.mesh.data=9 is more than the 8 devices'), (3, 4, 'config.train.batch_size=4 is not divided by'),
+])  # fmt: skip
+def test_what_cannot_be_is_said(data, rows, words):
+  with pytest.raises(ValueError, match=words):
+    place({'a': 2}, 8, data, rows)
+
+
+def test_fetch_is_whole():
+  placement = place({'a': 4}, 8)
+  x = jax.device_put(np.arange(8.0).reshape(4, 2), placement.sharding('a', 'data'))
+  np.testing.assert_array_equal(mesh.fetch(x), np.arange(8.0).reshape(4, 2))
