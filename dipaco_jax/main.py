@@ -206,6 +206,9 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
     if changed := settings_lib.differences(old, settings):
       words = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changed.items())
       raise ValueError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
+    trained = max(checkpoint.versions(workdir), default=0)
+    if settings.train.phases < trained:
+      raise ValueError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
   checkpoint.write_json(file, settings.to_dict())
   checkpoint.write_file(workdir / 'command.txt', f'python -m dipaco_jax.main {shlex.join(sys.argv[1:])}\n')
 

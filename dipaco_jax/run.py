@@ -23,7 +23,6 @@ from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
-NAMES = ('tokenize', 'pretrain', 'route', 'train', 'evaluate')
 # The settings that each stage is the first to depend on; its record's digest covers those before it too.
 DEPENDS = {
   'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
@@ -32,6 +31,7 @@ DEPENDS = {
   'train': ('levels', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase', 'outer'),
   'evaluate': ('evaluate',),
 }
+NAMES = tuple(DEPENDS)  # in their order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +47,14 @@ class Run:
 
   def record(self, name: str) -> dict[str, Any] | None:
     """What a finished stage left, None where it isn't finished."""
-    file = self.workdir / 'stages' / f'{name}.json'
-    return json.loads(file.read_text()) if file.exists() else None
+    try:
+      return json.loads(record_file(self.workdir, name).read_text())
+    except FileNotFoundError:
+      return None
 
   def result(self, name: str) -> dict[str, Any]:
     """What a finished stage found."""
-    return json.loads((self.workdir / 'stages' / f'{name}.json').read_text())['result']
+    return json.loads(record_file(self.workdir, name).read_text())['result']
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:
@@ -107,22 +109,56 @@ class Run:
     return self.settings.evaluate.batch_size or self.settings.train.batch_size
 
 
+def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Where a finished stage's record is."""
+  return workdir / 'stages' / f'{name}.json'
+
+
 def digest(settings: settings_lib.Settings, name: str) -> str:
   """Of everything that a stage's artefact depends on."""
   upto = [prefix for stage in NAMES[: NAMES.index(name) + 1] for prefix in DEPENDS[stage]]
   return settings_lib.digest(settings, *upto)
 
 
+def is_done(run: Run, name: str) -> bool:
+  """Whether a stage's record is that of this config; those of training and of evaluation may ask for more.
+
+  Raises:
+    ValueError: an artefact that others were made from is of another config.
+  """
+  record = run.record(name)
+  if record is None:
+    return False
+  same = record['digest'] == digest(run.settings, name)
+  if not same and name != 'evaluate':
+    raise ValueError(f'--workdir={run.workdir}: stage {name} was made by another version or config; use another one')
+  return same and record['result'].get('phases', run.settings.train.phases) == run.settings.train.phases
+
+
 def write_record(run: Run, name: str, wall_s: float, result: dict[str, Any]):
   """Marks a stage as done; its artefacts are there already."""
   record = {'digest': digest(run.settings, name), 'wall_s': wall_s, 'result': metrics.plain(result)}
-  checkpoint.write_json(run.workdir / 'stages' / f'{name}.json', record)
+  checkpoint.write_json(record_file(run.workdir, name), record)
+  seconds_file(run.workdir, name).unlink(missing_ok=True)
+
+
+def reopen(run: Run, name: str):
+  """Takes back the records of a stage that is to do more and of those after it; the seconds that it took count on."""
+  if record := run.record(name):
+    checkpoint.write_file(seconds_file(run.workdir, name), str(record['wall_s']))
+  for later in reversed(NAMES[NAMES.index(name) :]):
+    record_file(run.workdir, later).unlink(missing_ok=True)
+
+
+def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Where an unfinished stage notes the seconds that it has taken."""
+  return workdir / 'stages' / f'{name}.seconds'
 
 
 @contextlib.contextmanager
 def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]:
   """Seconds that a stage has taken, those of interrupted runs of it too (noted every few seconds)."""
-  file = workdir / 'stages' / f'{name}.seconds'
+  file = seconds_file(workdir, name)
   before = float(file.read_text()) if file.exists() else 0.0
   started, done = time.monotonic(), threading.Event()
 
@@ -130,7 +166,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
     return before + time.monotonic() - started
 
   def note():
-    while not done.wait(5):
+    while jax.process_index() == 0 and not done.wait(5):
       with contextlib.suppress(OSError):
         checkpoint.write_file(file, f'{elapsed():.1f}')
 
@@ -141,7 +177,6 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
   finally:
     done.set()
     thread.join()
-  file.unlink(missing_ok=True)
 
 
 def only_first_process(function: Callable[[], None], name: str):

@@ -54,7 +54,7 @@ def record_reader(file: str) -> ArrayRecordReader:
   except (RuntimeError, ValueError):
     pass
   fault = 'damaged' if os.path.exists(file) else 'missing'
-  raise ValueError(f'{file} is {fault}: remove its folder to have it made again')
+  raise ValueError(f'{file} is {fault}: remove its folder, and its stage in stages/, to have it made again')
 
 
 def write_meta(out_dir: str, meta: dict[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ CHOICES = {
   'routing.method': ('kmeans', 'random', 'single'),
 }
 MAY_BE_ZERO = (
-  'seed max_validation_documents max_documents holdout_fraction steps phases paths_per_phase warmup_steps rewarm_steps '
+  'seed max_validation_documents max_documents holdout_fraction steps paths_per_phase warmup_steps rewarm_steps '
   'decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data'
 ).split()
 FRACTIONS = ('validation_fraction', 'holdout_fraction', 'final_fraction', 'b1', 'b2', 'momentum')

@@ -27,9 +27,9 @@ def run_all(run: run_lib.Run):
   """Every stage that is not done yet, in order; a finished run is only reported again."""
   stages = dict(zip(run_lib.NAMES, (tokenize, pretrain, routing.route, train, validation.evaluate_all), strict=True))
   for name in run_lib.NAMES:
-    record = run.record(name)
-    longer = name in ('train', 'evaluate') and record and record['result'].get('phases') != run.settings.train.phases
-    if record is None or longer or record['digest'] != run_lib.digest(run.settings, name):
+    if not run_lib.is_done(run, name):
+      if jax.process_index() == 0:
+        run_lib.reopen(run, name)
       with run_lib.stopwatch(run.workdir, name) as elapsed:
         result = stages[name](run)
         if name in ('train', 'evaluate'):
@@ -117,7 +117,6 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
     with checkpoint.publish_directory(run.workdir / 'base') as aside:
       (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(params))
       (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(inner))
-    shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate}
 
@@ -126,7 +125,9 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
 
 
 def train(run: run_lib.Run) -> dict[str, Any]:
-  """The grid of paths, from the base."""
+  """The grid of paths, from the base, whose checkpoints may go now that its record is written."""
+  if jax.process_index() == 0:
+    shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   job = jobs.paths_job(run)
   return figures(run, job, jobs.train(run, job).record)
 
