@@ -112,7 +112,7 @@ def module_file(workdir: Path, version: int, level: Level, module: Coordinates) 
 
 def to_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
   """safetensors, in the order of the names: equal arrays give equal bytes."""
-  return safetensors.numpy.save({name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)})
+  return safetensors.numpy.save({name: np.asarray(arrays[name], order='C') for name in sorted(arrays)})
 
 
 def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Level, Coordinates, dict[str, np.ndarray]]]:
@@ -260,11 +260,11 @@ class RunState:
     A corrupt one is named in the log, moved away, and the one before it is used.
 
     Args:
-      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have.
+      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have; what it raises is passed on.
     """
     for updates, meta in self.metas().items():
+      restore = self._ocp.args.StandardRestore(abstract(meta))
       with self._skip_corrupt(updates):
-        restore = self._ocp.args.StandardRestore(abstract(meta))
         return self._manager.restore(updates, args=self._ocp.args.Composite(arrays=restore)).arrays, meta
     return None
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from typing import Any
 
 import jax
@@ -63,12 +64,16 @@ def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
 
 def save(run_state: checkpoint.RunState, updates: int, state: State):
   """Copies the arrays from the devices, and writes in the background."""
-  held = {'turns': sorted(state.inner), 'in_turn': state.params is not None}
+  held = {'turns': sorted(state.inner), 'in_turn': state.params is not None, 'shapes': _shapes(state.arrays())}
   run_state.save(updates, state.arrays(), {'record': dataclasses.asdict(state.record), **held})
 
 
 def restore(run_state: checkpoint.RunState, programs: Programs, base: dict[str, np.ndarray]) -> State | None:
-  """The state of the newest checkpoint that can be read."""
+  """The state of the newest checkpoint that can be read.
+
+  Raises:
+    ValueError: its arrays are of other shapes, and so of another version or of devices that were laid out otherwise.
+  """
   found = run_state.restore(functools.partial(_abstract, programs))
   if found is None:
     return None
@@ -96,4 +101,16 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
   def one(struct, sharding):
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
 
-  return jax.tree.map(one, structs.arrays(), programs.shardings(specs.arrays()))
+  arrays = jax.tree.map(one, structs.arrays(), programs.shardings(specs.arrays()))
+  if meta.get('shapes') != _shapes(arrays):
+    raise ValueError(
+      'the checkpoints of this run are of another version, or of another number of devices: go on with that, or use '
+      'another --workdir'
+    )
+  return arrays
+
+
+def _shapes(arrays) -> str:
+  """Digest of what the arrays are, not of what is in them."""
+  found = [(jax.tree_util.keystr(p), x.shape, str(x.dtype)) for p, x in jax.tree_util.tree_leaves_with_path(arrays)]
+  return hashlib.sha256(repr(found).encode()).hexdigest()

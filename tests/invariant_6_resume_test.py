@@ -54,8 +54,9 @@ def test_killed_in_every_stage(workdir, undisturbed):
     exists(draw.choice([workdir / 'stages' / 'train.json', workdir / 'stages' / 'evaluate.json'])),
   ]
   for moment in moments:
-    tiny_run.stop_when(tiny_run.start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
-  tiny_run.run(undisturbed.parent / 'config.py', workdir)
+    said = tiny_run.stop_when(tiny_run.start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
+    assert 'corrupt' not in said  # to begin anew would give the same bits too
+  assert 'corrupt' not in tiny_run.run(undisturbed.parent / 'config.py', workdir)
   assert_same(workdir, undisturbed)
 
 
