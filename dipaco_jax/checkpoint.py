@@ -207,7 +207,6 @@ def collect(workdir: Path, keep: Iterable[int]):
     shutil.rmtree(leftover)
   for version in set(versions(workdir)[:-1]) - set(keep):
     doomed = workdir / f'.collected-{version}'
-    shutil.rmtree(doomed, ignore_errors=True)  # a killed run's, half gone
     os.replace(workdir / 'modules' / str(version), doomed)  # seen whole or not at all
     shutil.rmtree(doomed)
 

@@ -148,6 +148,7 @@ def join():
   import jax
 
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, and keep it to itself
   jax.distributed.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 

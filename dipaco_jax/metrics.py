@@ -50,6 +50,11 @@ class Metrics:
       self._events[stage] = _event_writer(self._workdir / 'events' / stage)
     _write_events(self._events[stage], row)
 
+  def sync(self):
+    """Makes the rows so far survive a power cut, before a checkpoint after them does."""
+    if self._writes:
+      os.fsync(self._file.fileno())
+
   def rewind(self, stage: str, updates: int):
     """Drops the stage's rows of more than so many updates, here and in TensorBoard; call it when a stage resumes."""
     if not self._writes:

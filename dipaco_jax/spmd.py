@@ -99,6 +99,7 @@ class Trainer:
     restored = state_lib.restore(self.run_state, job.programs, job.base)
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
+    self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
     self.journal = journal.Journal(job.name, job.programs, job.updates(job.phases, 0, 0), rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
@@ -253,6 +254,7 @@ class Trainer:
   def _save(self):
     """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there."""
     self.journal.catch_up()
+    self.rows.sync()
     self.publication.result()
     record = self.state.record
     updates = self.job.updates(record.phase, record.turn, record.step)
