@@ -373,6 +373,6 @@ def process_peak_bytes() -> int:
 
 
 def device_peak_bytes(devices: Iterable) -> int | None:
-  """Largest use of memory on any of these JAX devices so far, bytes; None where they don't tell (a CPU)."""
-  stats = [device.memory_stats() or {} for device in devices]
+  """Largest use of memory on any of this process's JAX devices among these, bytes; None if they don't tell (a CPU)."""
+  stats = [device.memory_stats() or {} for device in devices if device in device.client.local_devices()]
   return max((s['peak_bytes_in_use'] for s in stats if 'peak_bytes_in_use' in s), default=None)

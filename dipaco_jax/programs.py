@@ -269,7 +269,7 @@ class Programs:
     specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
     return jax.jit(
       outer,
-      in_shardings=self.shardings((*specs, self.weights_spec)),
+      in_shardings=self.shardings((*specs, P())),  # every process has the weights on its host
       out_shardings=(*self.shardings(specs[:2]), NamedSharding(self.placement.mesh, P())),
       donate_argnums=(0, 1),
     )
