@@ -53,6 +53,7 @@ def joined(undisturbed, tmp_path_factory):
   finally:
     for process in processes:
       process.kill()
+      process.communicate()
   return workdir, seen
 
 
