@@ -27,6 +27,7 @@ from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.modules import Layout, Modules
 
 Path = pathlib.Path
+HOLD_ATTEMPTS = 10
 BARRIER_MS = 7 * 24 * 3_600_000
 
 
@@ -74,9 +75,15 @@ def publish_directory(path: Path) -> Iterator[Path]:
     raise
   for written in (*aside.rglob('*'), aside):
     sync(written)
+  put_in_place(aside, path)
+
+
+def put_in_place(aside: Path, path: Path):
+  """Renames a directory that is complete; one that has its name goes. What has the name is whole at every moment."""
   old = path.with_name(f'.{path.name}.old')
+  shutil.rmtree(old, ignore_errors=True)  # of a run that was killed
   if path.exists():
-    os.replace(path, old)  # what has this name is whole at every moment
+    os.replace(path, old)
   os.replace(aside, path)
   sync(path.parent)
   shutil.rmtree(old, ignore_errors=True)
@@ -86,15 +93,18 @@ def publish_directory(path: Path) -> Iterator[Path]:
 def hold(workdir: Path) -> Iterator[None]:
   """One run per workdir; raises ValueError that says who holds it."""
   with open(workdir / 'lock', 'a+') as f:
-    try:
-      fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for attempt in range(HOLD_ATTEMPTS):  # `status` looks at the lock for a moment, a killed process takes one to go
+      with contextlib.suppress(BlockingIOError):
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      time.sleep(0.2 * (attempt + 1 < HOLD_ATTEMPTS))
+    else:
       f.seek(0)
       owner = json.loads(f.read() or '{}')
       raise ValueError(
         f'--workdir={workdir} is in use by process {owner.get("pid")} on {owner.get("host")} since '
         f'{owner.get("started")}: wait for it, stop it, or choose another'
-      ) from None
+      )
     f.truncate(0)
     started = time.strftime('%Y-%m-%d %H:%M:%S')
     f.write(json.dumps({'pid': os.getpid(), 'host': socket.gethostname(), 'started': started}))
@@ -133,11 +143,9 @@ def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Leve
 def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules):
   """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json. Every process writes its own modules.
 
-  A version that is there already stays: a run that was killed and goes on makes the same bytes again.
+  A version that is there already is replaced: a run that was killed and goes on makes it again, with the same bytes
+  unless the config was lengthened or the devices changed.
   """
-  final = workdir / 'modules' / str(version)
-  if final.exists():
-    return
   aside = workdir / f'.version-{version}'
   if jax.process_index() == 0:
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
@@ -151,9 +159,8 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
   write_json(aside / 'modules' / str(version) / f'index-{jax.process_index()}.json', index)
   barrier(f'version {version}')
   if jax.process_index() == 0:
-    final.parent.mkdir(exist_ok=True)
-    os.replace(aside / 'modules' / str(version), final)
-    sync(final.parent)
+    (workdir / 'modules').mkdir(exist_ok=True)
+    put_in_place(aside / 'modules' / str(version), workdir / 'modules' / str(version))
     shutil.rmtree(aside)
   barrier(f'version {version} is out')
 

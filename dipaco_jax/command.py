@@ -55,9 +55,10 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def is_input_error(error: BaseException) -> bool:
-  """Whether it is for the user to mend: a ValueError that our own code raises; one of a library is a bug."""
-  place = traceback.extract_tb(error.__traceback__)[-1].filename
-  return isinstance(error, ValueError) and os.path.dirname(place) == os.path.dirname(__file__)
+  """Whether it is for the user to mend: a ValueError that our own code states with `raise`; any other is a bug."""
+  place = traceback.extract_tb(error.__traceback__)[-1]
+  ours = os.path.dirname(place.filename) == os.path.dirname(__file__)
+  return isinstance(error, ValueError) and ours and (place.line or '').startswith('raise ')
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -177,7 +177,7 @@ def kept(workdir: pathlib.Path):
     yield
   except ValueError:
     if new and not finished_tokenizing(workdir):
-      shutil.rmtree(workdir)
+      shutil.rmtree(workdir, ignore_errors=True)
     raise
 
 
@@ -228,6 +228,8 @@ def finish(workdir: pathlib.Path):
   from dipaco_jax import report
 
   r = report.write(workdir)
+  if r['perplexity'] is None:
+    raise ValueError('training diverged: its losses are not finite; use another --workdir and a lower learning rate')
   lines = [
     f'perplexity    {r["perplexity"]:.2f}, the base model {r["base_perplexity"]:.2f}',
     f'bits per byte {r["bits_per_byte"]:.3f} on {r["validation_tokens"]:,} validation tokens',

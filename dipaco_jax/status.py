@@ -119,8 +119,8 @@ def _seconds_per_update(steps: list[dict[str, Any]]) -> float | None:
 
 def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
   """Validation perplexity: the final one, else the last one measured in training."""
-  if 'evaluate' in complete:
-    result = complete['evaluate']['result']
+  result = complete.get('evaluate', {}).get('result', {})
+  if result.get('perplexity') is not None:
     return [f'validation perplexity {result["perplexity"]:.2f}, of the base model {result["base_perplexity"]:.2f}']
   found: dict[str, str] = {}
   for row in rows_backwards(workdir):

@@ -71,7 +71,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.trian.phases=3'], 'the nearest is --config.train.phases'),
     ([TINY, '--config.grid.c=3'], '--config.grid.c: this config has no such axis'),
     ([TINY, '--config.train.phases=some'], '--config.train.phases=some: invalid literal for int()'),
-    ([TINY, '--config.train.phases=-1'], 'config.train.phases=-1 should be 0 or more'),
+    ([TINY, '--config.train.phases=-1'], 'config.train.phases=-1 should be above 0'),
     ([TINY, '--config.routing.method=means'], "config.routing.method='means': choose one of kmeans"),
     ([TEXT], 'config.data.train is empty: name the text'),
     ([TINY, "--config.levels=(('all','.*',('z',)),)"], "level 'all' varies over ['z'], but the grid has ['a', 'b']"),

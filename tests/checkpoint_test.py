@@ -87,9 +87,11 @@ def test_collect_goes_on_where_it_was_killed(workdir):
   assert checkpoint.versions(workdir) == [1, 3] and not list(workdir.glob('.collected-*'))
 
 
-def test_a_version_is_published_once_and_whole(workdir):
-  checkpoint.publish_modules(workdir, 3, LAYOUT, numbered(9))
-  assert checkpoint.load_path(workdir, LAYOUT, 0)['x'][0] == 3000
+def test_a_version_is_published_whole_and_replaced_whole(workdir):
+  for number in (9, 3):
+    (workdir / 'modules' / '.3.old' / 'low').mkdir(parents=True, exist_ok=True)  # of a killed run
+    checkpoint.publish_modules(workdir, 3, LAYOUT, numbered(number))
+    assert checkpoint.load_path(workdir, LAYOUT, 0)['x'][0] == 1000 * number
   (workdir / '.version-4' / 'modules' / '4' / 'low').mkdir(parents=True)  # of a killed run
   assert checkpoint.versions(workdir) == [1, 2, 3]
   checkpoint.publish_modules(workdir, 4, LAYOUT, numbered(4))
