@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from dipaco_jax import mesh, metrics
@@ -23,12 +22,14 @@ class Journal:
 
   def lap(self):
     """Time counts from here: what went before was no inner step."""
-    self._clock = self._phase_clock = time.monotonic()
+    self._clock = time.monotonic()
 
   def dispatched(self, *work):
     """Notes a dispatch whose metrics are still being computed, and writes the one before it. See `_write`."""
+    # Made readable now: after the next dispatch, it would wait for that one.
+    found = {name: mesh.readable(x) for name, x in work[-1].items()}
     self.catch_up()
-    self._pending = work
+    self._pending = (*work[:-1], found)
 
   def catch_up(self):
     """Waits for the last dispatch, and writes it."""
@@ -67,6 +68,7 @@ class Journal:
     now, record = time.monotonic(), self._record
     seconds, self._clock = now - self._clock, now
     record.tokens += tokens
+    record.phase_s += seconds
     if not self._timed:
       self._timed = True
       return None
@@ -80,13 +82,14 @@ class Journal:
     record = self._record
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
     record.outer_s += outer_s
-    record.loss_sum, record.loss_steps = [0.0] * len(means), [0] * len(means)
-    found = jax.tree.map(lambda x: x.reshape(-1), statistics)
+    norms = {level: x.reshape(-1) for level, x in statistics['norm'].items()}
+    cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}
     self._rows.write(
-      'phase', self._name, updates, phase=record.phase, step=step, inner_s=self._clock - self._phase_clock,
+      'phase', self._name, updates, phase=record.phase, step=step, inner_s=record.phase_s,
       outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, best_version_by_path=record.best_version,
-      outer_gradient_norm=found['norm'], cosine={level: float(x.mean()) for level, x in found['cosine'].items()},
+      outer_gradient_norm=norms, cosine=cosine,
     )  # fmt: skip
+    record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
 
   def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
     """A row for a validation."""

@@ -7,10 +7,10 @@ have their level's axes in front, `[K_a, ..., shape]`, sharded in the same block
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -54,11 +54,6 @@ class Placement:
   def paths(self, turn: Coordinates) -> list[int]:
     """The paths in flight during a turn, positions in row-major order."""
     return [self.path(turn, position) for position in itertools.product(*map(range, self.positions))]
-
-  def sharding(self, *spec: Any, host: bool = False) -> NamedSharding:
-    """A NamedSharding on this mesh; `host` puts it in the hosts' pinned memory."""
-    sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
-    return sharding.with_memory_kind('pinned_host') if host else sharding
 
   def data_dim(self, shape: Sequence[int]) -> int | None:
     """Which dimension of a parameter is sharded over `data`: the largest that divides, None if none is."""
@@ -113,7 +108,7 @@ def place(
     devices: all that may be used; some are left over where sizes don't divide.
 
   Raises:
-    ValueError: `data` is more than the devices, or doesn't divide a batch.
+    ValueError: `data` is more than the devices, or doesn't divide a batch; or a process would have nothing to do.
   """
   if config.data > len(devices):
     raise ValueError(f'config.mesh.data={config.data} is more than the {len(devices)} devices')
@@ -123,16 +118,29 @@ def place(
   spare = max(1, len(devices) // grid.num_paths)
   data = config.data or max(d for d in range(1, spare + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
   shape = (*_fit_positions(grid.shape, len(devices) // data), data)
-  mesh = jax.make_mesh(
-    shape, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape), devices=devices[: math.prod(shape)]
-  )
+  used = devices[: math.prod(shape)]
+  if idle := {d.process_index for d in devices} - {d.process_index for d in used}:
+    raise ValueError(
+      f'processes {sorted(idle)} would have nothing to do: grid {grid} and batches of {sorted(batch_sizes.values())} '
+      f'rows take {len(used)} of {len(devices)} devices; start fewer processes, or change config.grid or the batches'
+    )
+  mesh = jax.make_mesh(shape, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape), devices=used)
   return Placement(grid, mesh, config.shard_states)
 
 
 def fetch(x: jax.Array) -> np.ndarray:
-  """To the host, whole; across processes it is replicated first (small arrays only)."""
-  if not x.is_fully_addressable:
-    assert isinstance(x.sharding, NamedSharding)
-    replicated = NamedSharding(x.sharding.mesh, PartitionSpec())
-    x = jax.jit(lambda x: x, out_shardings=replicated)(x)
-  return np.asarray(x)
+  """To the host, whole; every process calls it, in the same order."""
+  return np.asarray(readable(x))
+
+
+def readable(x: jax.Array) -> jax.Array:
+  """The array, replicated if it is in parts that other processes have (small arrays only)."""
+  if x.is_fully_addressable or x.is_fully_replicated:
+    return x
+  assert isinstance(x.sharding, NamedSharding)
+  return _replicate(x.sharding.mesh)(x)
+
+
+@functools.cache  # a new function would compile anew
+def _replicate(mesh: Mesh):
+  return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -249,7 +249,7 @@ class Programs:
     """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, statistics)`.
 
     Donates modules and outer state. Statistics, per level and module: the norm of Delta, and the mean cosine between
-    its paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
+    its n paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2), NaN where n is below 2.
     """
 
     def outer(modules, state, sums, squares, weights):
@@ -260,7 +260,8 @@ class Programs:
         square = squares[level.name].sum(axes)
         of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
         paths = outer_lib.over_lacking(self.layout, level, (weights > 0).astype(jnp.float32))
-        cosines[level.name] = (of_sum - square) / jnp.maximum((paths - 1) * square, 1e-30)
+        cosine = (of_sum - square) / jnp.maximum((paths - 1) * square, 1e-30)
+        cosines[level.name] = jnp.where(paths > 1, cosine, jnp.nan)
       modules, state, norms = outer_lib.update(
         self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights
       )

@@ -23,6 +23,7 @@ class Record:
   best_version: list[int] = dataclasses.field(default_factory=list)  # of the modules, by path
   loss_sum: list[float] = dataclasses.field(default_factory=list)  # of the phase's steps, by path
   loss_steps: list[int] = dataclasses.field(default_factory=list)
+  phase_s: float = 0.0  # of the phase's steps
   tokens: int = 0
   inner_s: float = 0.0  # of `timed_steps` steps with `timed_tokens`, those that compiled left out
   timed_steps: int = 0

@@ -5,6 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dipaco_jax import mesh, settings
@@ -79,5 +80,5 @@ def test_what_cannot_be_is_said(data, rows, words):
 
 def test_fetch_is_whole():
   placement = place({'a': 4}, 8)
-  x = jax.device_put(np.arange(8.0).reshape(4, 2), placement.sharding('a', 'data'))
+  x = jax.device_put(np.arange(8.0).reshape(4, 2), NamedSharding(placement.mesh, P('a', 'data')))
   np.testing.assert_array_equal(mesh.fetch(x), np.arange(8.0).reshape(4, 2))
