@@ -42,7 +42,6 @@ def paths_job(run: run_lib.Run) -> spmd.Job:
     base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
     holdout=validation.holdout_rows(run) if s.train.early_stopping else None,
     validate=functools.partial(validation.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
-    offload=s.train.offload,
   )  # fmt: skip
 
 

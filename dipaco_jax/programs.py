@@ -99,6 +99,14 @@ class Programs:
     return jax.tree.map(lambda s: self.placement.in_flight_spec(s.shape), state)
 
   @functools.cached_property
+  def waiting_shardings(self):
+    """Of the inner states of paths that wait for their turn: in the hosts' pinned memory, if the config asks."""
+    shardings = self.shardings(self.state_spec)
+    if not self.settings.train.offload:
+      return shardings
+    return jax.tree.map(lambda s: s.with_memory_kind('pinned_host'), shardings)
+
+  @functools.cached_property
   def modules_spec(self) -> dict[str, dict[str, P]]:
     """Stacked modules: sharded over their level's axes, replicated over the others."""
     return self._per_parameter(

@@ -44,7 +44,6 @@ class Job:
   validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
   validate_every: int = 0  # phases; 0: after the last
   publish: bool = False  # modules, for others to read
-  offload: bool = False  # inner states of waiting paths to host memory
 
   @property
   def dispatch_steps(self) -> int:
@@ -96,7 +95,7 @@ class Trainer:
     """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
     self.job, self.workdir, self.every_steps, self.keep, self.stop = job, workdir, every_steps, keep, stop
     self.run_state = checkpoint.RunState(workdir / 'checkpoints' / job.name, keep)
-    restored = state_lib.restore(self.run_state, job.programs, job.base)
+    restored = state_lib.restore(self.run_state, job.programs)
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
     self.rows = rows
@@ -189,11 +188,8 @@ class Trainer:
     state.params = None
     state.record.turn, state.record.step = dispatch.turn + 1, 0
     inner = state.inner.pop(dispatch.turn)
-    if self.job.keep_state and self.job.offload:
-      pinned = jax.tree.map(lambda s: s.with_memory_kind('pinned_host'), programs.shardings(programs.state_spec))
-      inner = jax.device_put(inner, pinned)
     if self.job.keep_state:
-      state.inner[dispatch.turn] = inner
+      state.inner[dispatch.turn] = jax.device_put(inner, programs.waiting_shardings)
 
   def _end_phase(self, dispatch: Dispatch):
     """The outer step, and what follows from the new modules: hold-out losses, publication, validation."""

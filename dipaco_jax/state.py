@@ -69,7 +69,7 @@ def save(run_state: checkpoint.RunState, updates: int, state: State):
   run_state.save(updates, state.arrays(), {'record': dataclasses.asdict(state.record), **held})
 
 
-def restore(run_state: checkpoint.RunState, programs: Programs, base: dict[str, np.ndarray]) -> State | None:
+def restore(run_state: checkpoint.RunState, programs: Programs) -> State | None:
   """The state of the newest checkpoint that can be read.
 
   Raises:
@@ -79,12 +79,21 @@ def restore(run_state: checkpoint.RunState, programs: Programs, base: dict[str, 
   if found is None:
     return None
   arrays, meta = found
-  state = start(programs, base)
-  state.modules, state.outer, state.record = arrays['modules'], arrays['outer'], Record(**meta['record'])
-  state.sums, state.squares = arrays.get('sums', state.sums), arrays.get('squares', state.squares)
-  state.inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
-  state.params = arrays.get('params')
-  return state
+  sums, squares = (arrays['sums'], arrays['squares']) if 'sums' in arrays else _zeros(programs)
+  inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
+  record = Record(**meta['record'])
+  return State(arrays['modules'], arrays['outer'], sums, squares, inner, arrays.get('params'), record)
+
+
+def _zeros(programs: Programs) -> tuple[Any, Any]:
+  """Sums and squares between phases, without the modules and outer states that `start` would make beside them."""
+
+  def one(struct, sharding):
+    part = np.zeros(sharding.shard_shape(struct.shape), struct.dtype)
+    return jax.make_array_from_callback(struct.shape, sharding, lambda _: part)
+
+  structs = jax.eval_shape(programs.start, programs.shapes)[2:]
+  return jax.tree.map(one, structs, programs.shardings((programs.sums_spec, programs.squares_spec)))
 
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +111,10 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
   def one(struct, sharding):
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
 
-  arrays = jax.tree.map(one, structs.arrays(), programs.shardings(specs.arrays()))
+  shardings = programs.shardings(specs.arrays())
+  waiting = {str(turn) for turn in turns if not (in_turn and turn == record.turn)}
+  shardings['inner'] |= dict.fromkeys(waiting, programs.waiting_shardings)
+  arrays = jax.tree.map(one, structs.arrays(), shardings)
   if meta.get('shapes') != _shapes(arrays):
     raise ValueError(
       'the checkpoints of this run are of another version, or of another number of devices: go on with that, or use '

@@ -73,7 +73,7 @@ def make_job(made: programs.Programs, **changes) -> spmd.Job:
   t = s.train
   job = spmd.Job(
     'train', made, t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps, t.batch_size, batch, weights,
-    base(made.model), None, keep_state=s.inner.keep_state, offload=t.offload,
+    base(made.model), None, keep_state=s.inner.keep_state,
   )  # fmt: skip
   return dataclasses.replace(job, **changes)
 

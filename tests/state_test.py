@@ -1,0 +1,28 @@
+"""A checkpoint restores to where each array was, and to the same bits."""
+
+import jax
+import numpy as np
+import pytest
+import small
+
+from dipaco_jax import checkpoint, spmd, state
+
+
+def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
+  s = small.settings({'a': 3}, (('all', '.*', ('a',)),), train=dict(offload=True))
+  made = small.make_programs(s, 1)
+  job = small.make_job(made)
+  undisturbed = small.train(job, tmp_path / 'undisturbed')
+
+  stops = iter([False] * (job.steps_per_phase // job.dispatch_steps) + [True])  # in the second path's turn
+  with pytest.raises(spmd.Stopped):
+    small.train(job, tmp_path / 'run', lambda: next(stops))
+  run_state = checkpoint.RunState(tmp_path / 'run' / 'checkpoints' / job.name, 2)
+  restored = state.restore(run_state, made)
+  run_state.close()
+  assert restored is not None
+  kinds = {turn: {x.sharding.memory_kind for x in jax.tree.leaves(inner)} for turn, inner in restored.inner.items()}
+  assert kinds == {0: {'pinned_host'}, 1: {'device'}}
+
+  resumed = small.train(job, tmp_path / 'run')
+  jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))
