@@ -176,6 +176,19 @@ def barrier(name: str):
     ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=BARRIER_MS)
 
 
+def any_process(flag: bool, occasion: str) -> bool:
+  """Whether it is so on any process of a job. All of them ask, once for each occasion; no device waits."""
+  if jax.process_count() == 1:
+    return flag
+  import orbax.checkpoint as ocp
+
+  client = ocp.multihost.get_jax_distributed_client()
+  if flag:
+    client.key_value_set(f'{occasion}/{jax.process_index()}', 'yes')
+  barrier(occasion)  # every answer is there, and none will come
+  return bool(client.key_value_dir_get(f'{occasion}/'))
+
+
 def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
   """A module's parameters; raises OSError naming the file that is missing or whose sha256 is not the recorded one."""
   file = module_file(workdir, version, level, module)
@@ -279,6 +292,8 @@ class RunState:
     try:
       yield
     except Exception as e:  # tensorstore and Orbax raise many kinds
+      if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
+        raise  # the machine is full: nothing is wrong with the checkpoint
       bad, why = self._directory / str(updates), str(e).split('\n')[0]
       logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why)
       # Never removed: whatever went wrong may have been for a moment, or this machine's.

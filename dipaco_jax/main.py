@@ -137,6 +137,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     try:
       stages.run_all(run)
     except spmd.Stopped:
+      checkpoint.barrier('stopped')  # the first process takes the coordinator with it
       raise KeyboardInterrupt from None
     run.metrics.close()
     if first:

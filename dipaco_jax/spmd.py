@@ -116,7 +116,8 @@ class Trainer:
           self._end_turn(dispatch)
         if dispatch.last_of_phase:
           self._end_phase(dispatch)
-        stop = self.stop()
+        # Signals reach processes apart: they stop after the same dispatch, or would wait for each other.
+        stop = checkpoint.any_process(self.stop(), f'{self.job.name} stops after {self._updates_after(dispatch)}')
         if stop or self._due(dispatch):
           self._save()
         if stop:
@@ -241,9 +242,12 @@ class Trainer:
       checkpoint.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
       checkpoint.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
+  def _updates_after(self, dispatch: Dispatch) -> int:
+    return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
+
   def _due(self, dispatch: Dispatch) -> bool:
     """A multiple of every_steps was passed, or the job is done."""
-    after = self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
+    after = self._updates_after(dispatch)
     last = dispatch.last_of_phase and dispatch.phase + 1 == self.job.phases
     return last or after // self.every_steps > (after - self.job.dispatch_steps) // self.every_steps
 
