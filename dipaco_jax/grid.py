@@ -33,7 +33,7 @@ class Grid:
   """Named axes in the order of their names; paths count in row-major order, the last axis fastest."""
 
   def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = ()):
-    """Raises ValueError for a size below 1 or a name that is not a lower-case identifier."""
+    """Raises ValueError for a size below 1 or a name that is no identifier, or 'data'."""
     self.sizes = dict(sorted(dict(axes).items()))
     for name, size in self.sizes.items():
       if size < 1:

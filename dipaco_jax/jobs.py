@@ -31,6 +31,7 @@ def paths_job(run: run_lib.Run) -> spmd.Job:
   s, made, grid = run.settings, run.programs, run.layout.grid
   meta = json.loads((run.workdir / 'shards' / '0' / 'meta.json').read_text())
 
+  @functools.lru_cache(2)  # asked at every dispatch, of all paths
   def weights(phase: int) -> np.ndarray:
     active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
     return outer.path_weights(active, meta['shard_tokens'], s.outer.reweigh, grid.shape)

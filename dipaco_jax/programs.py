@@ -1,6 +1,8 @@
 """The compiled programs of a run. One path is the unit of computation: every program runs one path per mesh position.
 
+    start     the base model's parameters -> modules, outer states, sums
     begin     modules -> parameters of the paths in flight           (Algorithm 1, 2.: copy the path's modules)
+    fresh_state                                                      (of AdamW, before the first update)
     steps     k inner steps                                          (a scan; no collective crosses the grid's axes)
     finish    sums += w (old - new)
     outer     sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
@@ -8,8 +10,9 @@
     evaluate  nll per row
     whole     modules as they are published, where states are sharded inside a path's slice
 
-All are shard_maps over the whole mesh but `outer`, whose collectives follow from the shardings. Inside a path's slice,
-parameters and AdamW state are replicated over `data`, or sharded: then gathered for each step, gradients scattered.
+Those of the paths in flight are shard_maps over the whole mesh; the collectives of the others follow from the
+shardings. Inside a path's slice, parameters and AdamW state are replicated over `data`, or sharded: then gathered for
+each step, gradients scattered.
 """
 
 import dataclasses

@@ -275,8 +275,13 @@ def _check(s: Settings):
     raise ValueError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
   if not s.model.seq_len > s.routing.prefix_tokens:
     raise ValueError(
-      f'config.model.seq_len={s.model.seq_len or 0} should be above config.routing.prefix_tokens='
+      f'config.model.seq_len={s.model.seq_len} should be above config.routing.prefix_tokens='
       f'{s.routing.prefix_tokens}: the prefix is not trained on'
+    )
+  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
+    raise ValueError(
+      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
+      f'{s.routing.prefix_tokens}: the prefix does not count'
     )
   if s.routing.top_n > num_paths:
     raise ValueError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')

@@ -145,6 +145,7 @@ GRID = {'grid': {'a': 2, 'b': 2}}
     ({'train': {'batch_size': 0}}, 'config.train.batch_size=0 should be above 0'),
     ({'model': {'head_dim': 7}}, 'config.model.head_dim=7 should be even'),
     ({'model': {'seq_len': 32}}, 'config.model.seq_len=32 should be above config.routing.prefix_tokens=32'),
+    ({'evaluate': {'seq_len': 32}}, 'config.evaluate.seq_len=32 should be above config.routing.prefix_tokens=32'),
     ({'model': {'seq_len': 0}}, 'config.model.seq_len=0 should be above config.routing.prefix_tokens=32'),
     ({'routing': {'top_n': 2}}, 'config.routing.top_n=2 is more than the 1 paths of config.grid'),
     (GRID | {'routing': {'top_n': 5}}, 'config.routing.top_n=5 is more than the 4 paths of config.grid'),
