@@ -12,6 +12,8 @@ import numpy as np
 
 import dipaco_jax
 
+PATIENCE_S = 240  # for a process, on a machine that does much else; then it hangs
+
 CONFIG = """
 from ml_collections import ConfigDict
 from dipaco_jax import settings
@@ -56,7 +58,10 @@ def start(config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: i
 
 def finish(process: subprocess.Popen, status: int = 0) -> str:
   """Waits for the process to end with this status; what it wrote to stderr."""
-  out, err = process.communicate(timeout=300)
+  try:
+    out, err = process.communicate(timeout=PATIENCE_S)
+  finally:
+    process.kill()
   assert process.returncode == status, f'status {process.returncode}\n{out}\n{err[-4000:]}'
   return err
 
@@ -68,7 +73,10 @@ def run(config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int
 
 def stop_when(process: subprocess.Popen, moment, number: int) -> str:
   """Sends the signal as soon as `moment()` is true; what the process wrote to stderr."""
+  deadline = time.monotonic() + PATIENCE_S
   while not moment():
+    if time.monotonic() > deadline:
+      process.kill()
     if process.poll() is not None:
       raise AssertionError(f'it ended before the moment came:\n{process.communicate()[1][-4000:]}')
     time.sleep(0.002)
