@@ -1,16 +1,13 @@
-"""What survives: files published whole or not at all, modules that others read, and the run state to go on from.
+"""What survives: files and directories published whole or not at all, and modules that others read.
 
-Two formats, each for what it is good at. Published modules are one self-contained safetensors object each,
-`modules/<version>/<level>/<c0-c1>.safetensors`, the version being the number of outer steps inside; `load_path` reads
-one path's objects and no more. Run state (paths in training, moments, position) is Orbax, asynchronous and sharded,
-named by the number of updates inside.
+A module of a version is one self-contained safetensors object, `modules/<version>/<level>/<c0-c1>.safetensors`, the
+version being the number of outer steps inside; `load_path` reads one path's objects and no more.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -239,72 +236,3 @@ def modules_sha256(workdir: Path, version: int) -> str:
       total.update(f'{file.parent.name}/{file.stem}/{name}'.encode())
       total.update(array.tobytes())
   return total.hexdigest()
-
-
-# -- run state
-
-
-class RunState:
-  """Orbax checkpoints of a training loop, in `directory/<updates>`, the newest `keep` of them."""
-
-  def __init__(self, directory: Path, keep: int):
-    import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
-
-    self._ocp = ocp
-    self._directory = directory.absolute()
-    options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
-    )
-    self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
-
-  def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
-    """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
-    args = self._ocp.args
-    items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
-    self._manager.save(updates, args=items, force=True)
-
-  def metas(self) -> dict[int, dict[str, Any]]:
-    """The meta of every checkpoint that can be read, by updates."""
-    found = {}
-    for updates in sorted(self._manager.all_steps(), reverse=True):
-      with self._skip_corrupt(updates):
-        found[updates] = self._manager.restore(
-          updates, args=self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
-        ).meta
-    return found
-
-  def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
-    """(arrays, meta) of the newest checkpoint that can be read, None if there is none.
-
-    A corrupt one is named in the log, moved away, and the one before it is used.
-
-    Args:
-      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have; what it raises is passed on.
-    """
-    for updates, meta in self.metas().items():
-      restore = self._ocp.args.StandardRestore(abstract(meta))
-      with self._skip_corrupt(updates):
-        return self._manager.restore(updates, args=self._ocp.args.Composite(arrays=restore)).arrays, meta
-    return None
-
-  @contextlib.contextmanager
-  def _skip_corrupt(self, updates: int):
-    try:
-      yield
-    except Exception as e:  # tensorstore and Orbax raise many kinds
-      if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
-        raise  # the machine is full: nothing is wrong with the checkpoint
-      bad, why = self._directory / str(updates), str(e).split('\n')[0]
-      logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why)
-      # Never removed: whatever went wrong may have been for a moment, or this machine's.
-      away = self._directory.with_name(f'{self._directory.name}-{updates}-corrupt-{time.time_ns()}')
-      if jax.process_index() == 0:
-        os.replace(bad, away)
-      self._manager.reload()
-
-  def wait(self):
-    """Until everything is written; raises what went wrong."""
-    self._manager.wait_until_finished()
-
-  def close(self):
-    self._manager.close()

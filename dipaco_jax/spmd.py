@@ -5,6 +5,7 @@ the loop only hands over batches that are on the device already and reads the me
 """
 
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, shards
+from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
@@ -94,7 +96,7 @@ class Trainer:
   ):
     """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
     self.job, self.workdir, self.every_steps, self.keep, self.stop = job, workdir, every_steps, keep, stop
-    self.run_state = checkpoint.RunState(workdir / 'checkpoints' / job.name, keep)
+    self.run_state = run_state_lib.RunState(workdir / 'checkpoints' / job.name, keep)
     restored = state_lib.restore(self.run_state, job.programs)
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
@@ -227,9 +229,10 @@ class Trainer:
       record.best_version = [version] * len(record.best_version)
       return [None] * len(record.best_version)
     found = evaluate.mean_by_path(evaluate.losses(self.job.programs, params_of_turn, self.job.holdout))
+    found = [math.inf if loss is not None and math.isnan(loss) else loss for loss in found]  # worse than any
     for path, loss in enumerate(found):
       best = record.best_loss[path]
-      if loss is None or best is None or loss < best:
+      if loss is None or best is None or loss < best:  # a path without a hold-out points at the newest
         record.best_loss[path], record.best_version[path] = loss, version
     return found
 

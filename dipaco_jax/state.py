@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint
+from dipaco_jax import run_state as run_state_lib
 from dipaco_jax.programs import Programs
 
 
@@ -63,13 +63,13 @@ def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
   return State(modules, outer, sums, squares, {}, None, new_record(programs.layout.grid.num_paths))
 
 
-def save(run_state: checkpoint.RunState, updates: int, state: State):
+def save(run_state: run_state_lib.RunState, updates: int, state: State):
   """Copies the arrays from the devices, and writes in the background."""
   held = {'turns': sorted(state.inner), 'in_turn': state.params is not None, 'shapes': _shapes(state.arrays())}
   run_state.save(updates, state.arrays(), {'record': dataclasses.asdict(state.record), **held})
 
 
-def restore(run_state: checkpoint.RunState, programs: Programs) -> State | None:
+def restore(run_state: run_state_lib.RunState, programs: Programs) -> State | None:
   """The state of the newest checkpoint that can be read.
 
   Raises:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import checkpoint, spmd, state
+from dipaco_jax import run_state as run_state_lib
+from dipaco_jax import spmd, state
 
 
 def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
@@ -17,7 +18,7 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   stops = iter([False] * (job.steps_per_phase // job.dispatch_steps) + [True])  # in the second path's turn
   with pytest.raises(spmd.Stopped):
     small.train(job, tmp_path / 'run', lambda: next(stops))
-  run_state = checkpoint.RunState(tmp_path / 'run' / 'checkpoints' / job.name, 2)
+  run_state = run_state_lib.RunState(tmp_path / 'run' / 'checkpoints' / job.name, 2)
   restored = state.restore(run_state, made)
   run_state.close()
   assert restored is not None

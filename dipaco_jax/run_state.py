@@ -1,0 +1,126 @@
+"""Run state: what a training loop needs to go on, in Orbax checkpoints that are written in the background."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Mapping
+from concurrent import futures
+from typing import Any
+
+import jax
+
+from dipaco_jax import checkpoint
+
+
+def digests(directory: pathlib.Path) -> dict[str, str]:
+  """sha256 of every file below a directory, by its path there."""
+  found = {}
+  for file in sorted(directory.rglob('*')):
+    if file.is_file():
+      with open(file, 'rb') as f:
+        found[str(file.relative_to(directory))] = hashlib.file_digest(f, 'sha256').hexdigest()
+  return found
+
+
+class RunState:
+  """Orbax checkpoints of a training loop, in `directory/<updates>`, the newest `keep` of them.
+
+  In a job of one process each is sealed: the sha256 of its files is noted in `directory.sha256/<updates>.json` once all
+  are written, and compared before anything is read.
+  """
+
+  def __init__(self, directory: pathlib.Path, keep: int):
+    import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
+
+    self._ocp = ocp
+    self._directory = directory.absolute()
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+    )
+    self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
+    self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
+    self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
+
+  def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
+    """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
+    args = self._ocp.args
+    items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
+    self._manager.save(updates, args=items, force=True)
+    if jax.process_count() == 1:
+      self._sealer.submit(self._seal, updates)
+
+  def _seal(self, updates: int):
+    """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
+    while not (self._directory / str(updates)).exists() and not self._closing.wait(0.1):
+      pass
+    with contextlib.suppress(OSError):  # it never came, or has gone already
+      checkpoint.write_json(self._seals / f'{updates}.json', digests(self._directory / str(updates)))
+
+  def _check_seal(self, updates: int):
+    """Raises OSError that names a file which is not as it was written. A checkpoint without a seal passes."""
+    seal = self._seals / f'{updates}.json'
+    if not seal.exists():
+      return
+    written, found = json.loads(seal.read_text()), digests(self._directory / str(updates))
+    for name in sorted(written):
+      if found.get(name) != written[name]:
+        raise OSError(f'{name} is not as it was written')
+
+  def metas(self) -> dict[int, dict[str, Any]]:
+    """The meta of every checkpoint that can be read, by updates."""
+    found = {}
+    for updates in sorted(self._manager.all_steps(), reverse=True):
+      with self._skip_corrupt(updates):
+        self._check_seal(updates)
+        found[updates] = self._manager.restore(
+          updates, args=self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
+        ).meta
+    return found
+
+  def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
+    """(arrays, meta) of the newest checkpoint that can be read, None if there is none.
+
+    A corrupt one is named in the log, moved away, and the one before it is used.
+
+    Args:
+      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have; what it raises is passed on.
+    """
+    for updates, meta in self.metas().items():
+      restore = self._ocp.args.StandardRestore(abstract(meta))
+      with self._skip_corrupt(updates):
+        return self._manager.restore(updates, args=self._ocp.args.Composite(arrays=restore)).arrays, meta
+    return None
+
+  @contextlib.contextmanager
+  def _skip_corrupt(self, updates: int):
+    try:
+      yield
+    except Exception as e:  # tensorstore and Orbax raise many kinds
+      if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
+        raise  # the machine is full: nothing is wrong with the checkpoint
+      bad, why = self._directory / str(updates), str(e).split('\n')[0]
+      logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why)
+      # Never removed: whatever went wrong may have been for a moment, or this machine's.
+      away = self._directory.with_name(f'{self._directory.name}-{updates}-corrupt-{time.time_ns()}')
+      if jax.process_index() == 0:
+        os.replace(bad, away)
+        (self._seals / f'{updates}.json').unlink(missing_ok=True)
+      self._manager.reload()
+
+  def wait(self):
+    """Until everything is written; raises what went wrong."""
+    self._manager.wait_until_finished()
+
+  def close(self):
+    """After the last write; a checkpoint that is removed takes its seal along."""
+    self._manager.close()
+    self._closing.set()
+    self._sealer.shutdown()
+    for seal in self._seals.glob('*.json'):
+      if not (self._directory / seal.stem).exists():
+        seal.unlink()
