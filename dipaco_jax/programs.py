@@ -162,7 +162,10 @@ class Programs:
     mapped = jax.shard_map(
       function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return jax.jit(mapped, **jit_options)
+    # Stated, since one placement has several spellings: axes of one device may be named or not. What a checkpoint has
+    # restored would be compiled for anew. Rows, and what is the host's, are spelled in one way only.
+    in_shardings = tuple(None if isinstance(spec, P) else self.shardings(spec) for spec in in_specs)
+    return jax.jit(mapped, in_shardings=in_shardings, **jit_options)
 
   @functools.cached_property
   def begin(self):
