@@ -17,6 +17,7 @@ each step, gradients scattered.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from dipaco_jax import model as model_lib
 from dipaco_jax import modules as modules_lib
 from dipaco_jax import outer as outer_lib
 from dipaco_jax import settings as settings_lib
+from dipaco_jax.grid import Level
 from dipaco_jax.mesh import Placement
 
 # As the compiler knows them.
@@ -118,20 +120,22 @@ class Programs:
 
   @functools.cached_property
   def sums_spec(self) -> dict[str, dict[str, P]]:
-    """Partial sums of w (old - new): one per mesh position, so with the axes in front that the level lacks."""
-    names = self.layout.grid.names
-    lacking = {level: [names[i] for i in self.layout.grid.lacking(level)] for level in self.layout.levels}
+    """Partial sums of w (old - new), [positions, K_a, ..., shape]: one for each mesh position along the axes that the
+    level lacks, as one dimension, so that one all-reduce adds them up.
+    """
     return self._per_parameter(
-      lambda level, name: P(*lacking[level], *level.axes, *self.placement.parameter_spec(self.shapes[name].shape))
+      lambda level, name: P(
+        self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape)
+      )
     )
+
+  def _lacking(self, level: Level) -> tuple[str, ...]:
+    return tuple(self.layout.grid.names[i] for i in self.layout.grid.lacking(level))
 
   @functools.cached_property
   def squares_spec(self) -> dict[str, P]:
-    """Partial sums of |w (old - new)|^2, per module."""
-    return {
-      level.name: P(*[self.layout.grid.names[i] for i in self.layout.grid.lacking(level)], *level.axes)
-      for level in self.layout.levels
-    }
+    """Partial sums of |w (old - new)|^2, [positions, K_a, ...]."""
+    return {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
 
   def _per_parameter(self, spec) -> dict[str, dict[str, Any]]:
     return {
@@ -223,8 +227,7 @@ class Programs:
       turn = tuple(turn)
       old, new = modules_lib.take(self.layout, modules, turn), self._squeeze(params)
       for level in self.layout.levels:
-        lacking = (0,) * len(self.layout.grid.lacking(level))
-        at = lacking + self.layout.grid.module(level, turn)
+        at = (0, *self.layout.grid.module(level, turn))
         delta = {name: weights[turn] * (old[name] - new[name]) for name in self.layout.names(level)}
         sums[level.name] = {name: sums[level.name][name].at[at].add(d) for name, d in delta.items()}
         squares[level.name] = squares[level.name].at[at].add(self._square(delta))
@@ -269,9 +272,8 @@ class Programs:
     def outer(modules, state, sums, squares, weights):
       totals, cosines = {}, {}
       for level in self.layout.levels:
-        axes = tuple(range(len(self.layout.grid.lacking(level))))
-        totals[level.name] = {name: x.sum(axes) for name, x in sums[level.name].items()}
-        square = squares[level.name].sum(axes)
+        totals[level.name] = {name: x.sum(0) for name, x in sums[level.name].items()}
+        square = squares[level.name].sum(0)
         of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
         paths = outer_lib.over_lacking(self.layout, level, (weights > 0).astype(jnp.float32))
         cosine = (of_sum - square) / jnp.maximum((paths - 1) * square, 1e-30)
@@ -334,9 +336,11 @@ class Programs:
     def start(params):
       modules = modules_lib.stack(self.layout, params)
       state = outer_lib.init(self.layout, self.transformation, modules)
-      lead = {level.name: tuple(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
-      sums = {l: {n: jnp.zeros((*lead[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
-      squares = {l.name: jnp.zeros((*lead[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels}
+      positions = {level.name: math.prod(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
+      sums = {l: {n: jnp.zeros((positions[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
+      squares = {
+        l.name: jnp.zeros((positions[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels
+      }
       return modules, state, sums, squares
 
     specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
