@@ -63,17 +63,10 @@ def measure(folder: str) -> dict[str, float]:
     )
   found = sequences.Sequences(f'{folder}/sequences/train.array_record')
   assignment = np.arange(len(found))[:, None] % NUM_PATHS.value
+  sizes = {'seq_len': SEQ_LEN.value, 'seed': 0, 'holdout_fraction': 0.01, 'num_domains': len(meta['domains'])}
   shard_s, packed = timed(
-    shards.write_shards,
-    found,
-    assignment,
-    NUM_PATHS.value,
-    f'{folder}/shards',
-    seq_len=SEQ_LEN.value,
-    seed=0,
-    holdout_fraction=0.01,
-    num_domains=len(meta['domains']),
-  )
+    shards.write_shards, found, assignment, NUM_PATHS.value, f'{folder}/shards', **sizes
+  )  # fmt: skip
   file = f'{folder}/shards/0/train.array_record'
   stream = shards.Shard(file, BATCH_SIZE.value, SEQ_LEN.value, seed=0, path=0)
   batch_ms, grain_ms = median_ms((stream.batch, grain_batches(file)), NUM_STEPS.value)

@@ -79,7 +79,7 @@ def measure() -> dict:
     'inner_s': inner_s,
     'fraction': round_s / inner_s,
     'fraction_of_inner_150': round_s / inner_150_s,
-    'bytes': outer.exchanged_bytes(made.layout, made.shapes),
+    'bytes': outer.exchanged_bytes(made.layout, made.shapes, made.layout.grid.num_paths),
     'synchronous_bytes': 2 * 4 * parameters * made.layout.grid.num_paths * TAU.value,
     'path_parameters': parameters,
     'total_parameters': made.layout.num_parameters(made.shapes),

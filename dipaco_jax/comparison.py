@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dipaco_jax import drawing, page, settings
-from dipaco_jax.metrics import duration
 from dipaco_jax.pictures import count, size
+from dipaco_jax.progress import duration
 from dipaco_jax.report_page import PIXELS, fields
 
 Rows = list[list[str]]

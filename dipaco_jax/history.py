@@ -10,7 +10,6 @@ import numpy as np
 from dipaco_jax import metrics, settings
 from dipaco_jax.drawing import Curve
 
-STAGES = ('tokenize', 'pretrain', 'route', 'train', 'evaluate')
 POINTS = 200  # of a curve of training losses; the steps between are averaged
 
 
@@ -39,7 +38,7 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
   """{stage: {'digest', 'wall_s', 'result'}} of the stages that are complete, in their order."""
-  files = {name: workdir / 'stages' / f'{name}.json' for name in STAGES}
+  files = {name: workdir / 'stages' / f'{name}.json' for name in settings.STAGES}
   return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import mesh, metrics
+from dipaco_jax import mesh, metrics, progress
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
 
@@ -15,7 +15,7 @@ class Journal:
 
   def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics.Metrics, record: Record):
     self._name, self._programs, self._rows, self._record = name, programs, rows, record
-    self._progress = metrics.Progress(name, total_updates, 'steps')
+    self._progress = progress.Progress(name, total_updates, 'steps')
     self._pending: tuple | None = None
     self._timed = False  # the first dispatch compiles
     self.lap()

@@ -115,11 +115,11 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     join()
   import jax
 
-  from dipaco_jax import checkpoint, metrics, spmd, stages, text  # JAX: not for --help
+  from dipaco_jax import checkpoint, metrics, progress, spmd, stages, text  # JAX: not for --help
   from dipaco_jax import run as run_lib
 
   first = jax.process_index() == 0
-  metrics.Progress.silent = not first
+  progress.Progress.silent = not first
   if not finished_tokenizing(workdir):
     text.check(settings.data)
     stages.check_input(settings)
@@ -211,6 +211,11 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
     trained = max(checkpoint.versions(workdir), default=0)
     if settings.train.phases < trained:
       raise ValueError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
+    if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
+      logging.warning(
+        'more phases stretch the cosine, so the learning rate steps up; --config.inner.decay_steps states its length '
+        'from the start'
+      )
   checkpoint.write_json(file, settings.to_dict())
   checkpoint.write_file(workdir / 'command.txt', f'python -m dipaco_jax.main {shlex.join(sys.argv[1:])}\n')
 

@@ -95,16 +95,23 @@ def update(layout: Layout, transformation, rescale: bool, modules: Modules, stat
   return new_modules, new_state, norms
 
 
-def exchanged_bytes(layout: Layout, shapes) -> int:
-  """What an outer step sends: each path sends its copy of every module it shares, and receives the new one. Arithmetic.
+def cosine(paths: jax.Array, square_of_sum: jax.Array, sum_of_squares: jax.Array) -> jax.Array:
+  """Mean cosine between the outer gradients d of n paths, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2).
 
-  Path-specific modules (P_{l,e} = 1) are not exchanged.
+  Exact where the d are of one length. NaN where n = `paths` is below 2.
   """
-  return sum(
-    2 * math.prod(shapes[name].shape) * 4 * layout.grid.num_paths
-    for name, level in layout.owner.items()
-    if layout.grid.paths_through(level) > 1
-  )
+  mean = (square_of_sum - sum_of_squares) / jnp.maximum((paths - 1) * sum_of_squares, 1e-30)
+  return jnp.where(paths > 1, mean, jnp.nan)
+
+
+def exchanged_bytes(layout: Layout, shapes, active: float) -> int:
+  """What an outer step of `active` paths (their mean, where they are sampled) sends. Arithmetic.
+
+  Each path sends its copy of every module it shares, and receives the new one; path-specific modules (P_{l,e} = 1) are
+  not exchanged.
+  """
+  shared = (name for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1)
+  return round(active * sum(2 * 4 * math.prod(shapes[name].shape) for name in shared))
 
 
 def active_paths(train: settings.Train, num_paths: int, seed: int, phase: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from dipaco_jax import drawing, drift, grid_plot, plots, settings
 from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
-from dipaco_jax.metrics import duration
+from dipaco_jax.progress import duration
 
 
 class Run(NamedTuple):

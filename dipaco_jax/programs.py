@@ -120,9 +120,7 @@ class Programs:
 
   @functools.cached_property
   def sums_spec(self) -> dict[str, dict[str, P]]:
-    """Partial sums of w (old - new), [positions, K_a, ..., shape]: one for each mesh position along the axes that the
-    level lacks, as one dimension, so that one all-reduce adds them up.
-    """
+    """Partial sums of w (old - new), [positions along axes that a level lacks, K_a, ..., shape]: one all-reduce."""
     return self._per_parameter(
       lambda level, name: P(
         self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape)
@@ -233,7 +231,7 @@ class Programs:
         squares[level.name] = squares[level.name].at[at].add(self._square(delta))
       return sums, squares
 
-    specs = (self.sums_spec, self.squares_spec)
+    specs = self.sums_spec, self.squares_spec
     return self._shard_map(
       finish, (*specs, self.modules_spec, self.params_spec, self.weights_spec, P()), specs, donate_argnums=(0, 1)
     )
@@ -265,8 +263,7 @@ class Programs:
   def outer(self):
     """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, statistics)`.
 
-    Donates modules and outer state. Statistics, per level and module: the norm of Delta, and the mean cosine between
-    its n paths' outer gradients, (|sum d|^2 - sum |d|^2) / ((n - 1) sum |d|^2), NaN where n is below 2.
+    Donates modules and outer state. Statistics, per level and module: the norm of Delta, and `outer.cosine`.
     """
 
     def outer(modules, state, sums, squares, weights):
@@ -276,8 +273,7 @@ class Programs:
         square = squares[level.name].sum(0)
         of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
         paths = outer_lib.over_lacking(self.layout, level, (weights > 0).astype(jnp.float32))
-        cosine = (of_sum - square) / jnp.maximum((paths - 1) * square, 1e-30)
-        cosines[level.name] = jnp.where(paths > 1, cosine, jnp.nan)
+        cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
       modules, state, norms = outer_lib.update(
         self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights
       )

@@ -4,8 +4,8 @@ import json
 
 from dipaco_jax import drawing, page, settings
 from dipaco_jax.grid import Grid
-from dipaco_jax.metrics import duration
 from dipaco_jax.pictures import Picture, Run, count, size
+from dipaco_jax.progress import duration
 
 PIXELS = 104  # per inch of a picture
 

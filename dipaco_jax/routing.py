@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, metrics, model, router, shards
+from dipaco_jax import checkpoint, model, router, shards
+from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import sequences as sequences_lib
 
@@ -66,7 +67,7 @@ def make_features(run: run_lib.Run):
   compute = jax.jit(lambda params, tokens: model.features(run.model, params, tokens))
 
   def features(title: str, found: sequences_lib.Sequences, indices: np.ndarray) -> Iterator[np.ndarray]:
-    progress = metrics.Progress(title, len(indices), 'sequences')
+    progress = progress_lib.Progress(title, len(indices), 'sequences')
     for start in range(0, len(indices), FEATURE_ROWS):
       chosen = indices[start : start + FEATURE_ROWS]
       tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)
@@ -80,7 +81,7 @@ def make_features(run: run_lib.Run):
 
 def write_shards(run: run_lib.Run, name: str, assignment: np.ndarray, num_paths: int):
   s = run.settings
-  progress = metrics.Progress(f'shards/{name}', num_paths, 'paths')
+  progress = progress_lib.Progress(f'shards/{name}', num_paths, 'paths')
   with checkpoint.publish_directory(run.workdir / 'shards' / name) as aside:
     meta = shards.write_shards(
       run.sequences('train'), assignment, num_paths, str(aside), seq_len=s.model.seq_len, seed=s.seed,

@@ -23,16 +23,6 @@ from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
-# The settings that each stage is the first to depend on; its record's digest covers those before it too.
-DEPENDS = {
-  'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
-  'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch'),
-  'route': ('grid', 'routing', 'train.batch_size'),
-  'train': ('levels', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase', 'outer'),
-  'evaluate': ('evaluate',),
-}
-NAMES = tuple(DEPENDS)  # in their order
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -116,7 +106,8 @@ def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 def digest(settings: settings_lib.Settings, name: str) -> str:
   """Of everything that a stage's artefact depends on."""
-  upto = [prefix for stage in NAMES[: NAMES.index(name) + 1] for prefix in DEPENDS[stage]]
+  stages = settings_lib.STAGES[: settings_lib.STAGES.index(name) + 1]
+  upto = [prefix for stage in stages for prefix in settings_lib.DEPENDS[stage]]
   return settings_lib.digest(settings, *upto)
 
 
@@ -146,7 +137,7 @@ def reopen(run: Run, name: str):
   """Takes back the records of a stage that is to do more and of those after it; the seconds that it took count on."""
   if record := run.record(name):
     checkpoint.write_file(seconds_file(run.workdir, name), str(record['wall_s']))
-  for later in reversed(NAMES[NAMES.index(name) :]):
+  for later in reversed(settings_lib.STAGES[settings_lib.STAGES.index(name) :]):
     record_file(run.workdir, later).unlink(missing_ok=True)
 
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -30,8 +30,8 @@ def digests(directory: pathlib.Path) -> dict[str, str]:
 class RunState:
   """Orbax checkpoints of a training loop, in `directory/<updates>`, the newest `keep` of them.
 
-  In a job of one process each is sealed: the sha256 of its files is noted in `directory.sha256/<updates>.json` once all
-  are written, and compared before anything is read.
+  Each is sealed: the sha256 of its files is noted in `directory.sha256/<updates>.json` once all are written, and
+  compared before anything is read.
   """
 
   def __init__(self, directory: pathlib.Path, keep: int):
@@ -45,13 +45,14 @@ class RunState:
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
     self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
+    self._reads = 0  # of checkpoints, on which the processes agree one by one
 
   def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
     args = self._ocp.args
     items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
     self._manager.save(updates, args=items, force=True)
-    if jax.process_count() == 1:
+    if jax.process_index() == 0:
       self._sealer.submit(self._seal, updates)
 
   def _seal(self, updates: int):
@@ -64,7 +65,7 @@ class RunState:
   def _check_seal(self, updates: int):
     """Raises OSError that names a file which is not as it was written. A checkpoint without a seal passes."""
     seal = self._seals / f'{updates}.json'
-    if not seal.exists():
+    if jax.process_index() or not seal.exists():
       return
     written, found = json.loads(seal.read_text()), digests(self._directory / str(updates))
     for name in sorted(written):
@@ -73,13 +74,12 @@ class RunState:
 
   def metas(self) -> dict[int, dict[str, Any]]:
     """The meta of every checkpoint that can be read, by updates."""
+    only = self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
     found = {}
     for updates in sorted(self._manager.all_steps(), reverse=True):
-      with self._skip_corrupt(updates):
-        self._check_seal(updates)
-        found[updates] = self._manager.restore(
-          updates, args=self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
-        ).meta
+      for _ in self._try(updates, self._check_seal, updates):
+        for restored in self._try(updates, self._manager.restore, updates, args=only):
+          found[updates] = restored.meta
     return found
 
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
@@ -91,26 +91,33 @@ class RunState:
       abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have; what it raises is passed on.
     """
     for updates, meta in self.metas().items():
-      restore = self._ocp.args.StandardRestore(abstract(meta))
-      with self._skip_corrupt(updates):
-        return self._manager.restore(updates, args=self._ocp.args.Composite(arrays=restore)).arrays, meta
+      args = self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(abstract(meta)))
+      for restored in self._try(updates, self._manager.restore, updates, args=args):
+        return restored.arrays, meta
     return None
 
-  @contextlib.contextmanager
-  def _skip_corrupt(self, updates: int):
+  def _try(self, updates: int, read: Callable, *args, **options) -> list[Any]:
+    """What `read` gives, in a list that is empty if any process cannot read: the checkpoint is corrupt, and moved."""
+    found, why = [], ''
     try:
-      yield
+      found = [read(*args, **options)]
     except Exception as e:  # tensorstore and Orbax raise many kinds
       if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
         raise  # the machine is full: nothing is wrong with the checkpoint
-      bad, why = self._directory / str(updates), str(e).split('\n')[0]
-      logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why)
-      # Never removed: whatever went wrong may have been for a moment, or this machine's.
-      away = self._directory.with_name(f'{self._directory.name}-{updates}-corrupt-{time.time_ns()}')
-      if jax.process_index() == 0:
-        os.replace(bad, away)
-        (self._seals / f'{updates}.json').unlink(missing_ok=True)
-      self._manager.reload()
+      why = str(e).split('\n')[0] or repr(e)
+    self._reads += 1
+    if not checkpoint.any_process(bool(why), f'{self._directory} {updates} is corrupt, read {self._reads}'):
+      return found
+    bad = self._directory / str(updates)
+    logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
+    # Never removed: whatever went wrong may have been for a moment, or this machine's.
+    away = self._directory.with_name(f'{self._directory.name}-{updates}-corrupt-{time.time_ns()}')
+    if jax.process_index() == 0:
+      os.replace(bad, away)
+      (self._seals / f'{updates}.json').unlink(missing_ok=True)
+    checkpoint.barrier(f'{away.parent} {updates} is away, read {self._reads}')
+    self._manager.reload()
+    return []
 
   def wait(self):
     """Until everything is written; raises what went wrong."""

@@ -100,31 +100,27 @@ def write_sequences(
     count = counts.setdefault(split, collections.Counter())
     with record_writer(os.path.join(out_dir, f'{split}.array_record')) as writer:
       for number, (domain, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
-        index = _index(domains, domain)
-        for piece in _cut(tokens, length) if split == 'train' else [tokens[:length]]:
-          if len(piece) > prefix_tokens:
-            writer.write(HEADER.pack(number, index, dtype.itemsize) + piece.astype(dtype).tobytes())
-            count['sequences'] += 1
-            count['tokens'] += len(piece)
-          else:
-            count['dropped'] += 1
-        count['documents'] += 1
+        pieces = list(_cut(tokens, length)) if split == 'train' else [tokens[:length]]
+        kept = [piece.astype(dtype) for piece in pieces if len(piece) > prefix_tokens]
+        _write_document(writer, number, _index(domains, domain), kept)
+        tokens_kept = sum(map(len, kept))
+        count.update(documents=1, sequences=len(kept), tokens=tokens_kept, dropped=len(pieces) - len(kept))
         progress(next(done), None)
     if not count['sequences']:
       raise ValueError(f'no {split} text is longer than config.routing.prefix_tokens={prefix_tokens}: use more text')
+  train, validation = counts['train'], counts['validation']
   meta = {
-    'documents': counts['train']['documents'],
-    'sequences': counts['train']['sequences'],
-    'tokens': counts['train']['tokens'],
-    'dropped_sequences': counts['train']['dropped'],
-    'validation_documents': counts['validation']['sequences'],
-    'validation_tokens': counts['validation']['tokens'],
-    'vocab_size': tokenizer.vocab_size,
-    'domains': list(domains),
-    'seq_len': seq_len,
-    'eval_len': eval_len,
-  }
+    'documents': train['documents'], 'sequences': train['sequences'], 'tokens': train['tokens'],
+    'dropped_sequences': train['dropped'], 'validation_documents': validation['sequences'],
+    'validation_tokens': validation['tokens'], 'vocab_size': tokenizer.vocab_size, 'domains': list(domains),
+    'seq_len': seq_len, 'eval_len': eval_len,
+  }  # fmt: skip
   return write_meta(out_dir, meta)
+
+
+def _write_document(writer: ArrayRecordWriter, number: int, domain: int, sequences: list[np.ndarray]):
+  for tokens in sequences:
+    writer.write(HEADER.pack(number, domain, tokens.itemsize) + tokens.tobytes())
 
 
 def _cut(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:

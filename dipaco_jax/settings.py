@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -74,6 +75,7 @@ class Train:
   batch_size: int = 512  # rows per path
   steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
   early_stopping: bool = True  # a path points at the version with its lowest hold-out loss [2.7]
+  max_holdout_rows: int = 512  # of each path's hold-out, that early stopping looks at; 0: all
   paths_per_phase: int = 0  # path sampling [2.6.2]: so many, drawn by (seed, phase); 0: all
   schedule: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (first phase, its paths); overrides paths_per_phase
   offload: bool = False  # AdamW state of waiting paths lives in host memory
@@ -86,8 +88,8 @@ class Inner:
   learning_rate: float = 4e-4
   warmup_steps: int = 1000
   rewarm_steps: int = 0  # warm up once more, from the first step after pretraining (as DiLoCo does)
-  decay_steps: int = 0  # length of the cosine; 0: pretrain.steps + phases * steps_per_phase
-  final_fraction: float = 0.05  # of learning_rate, at the cosine's end; open in the paper
+  decay_steps: int = 0  # of the cosine; 0: pretrain.steps + phases * steps_per_phase, which more phases stretch
+  final_fraction: float = 0.05  # of learning_rate, at the cosine's end; 1: no decay; open in the paper
   b1: float = 0.9
   b2: float = 0.95  # open in the paper
   epsilon: float = 1e-8
@@ -136,7 +138,7 @@ class Evaluate:
 class Checkpoint:
   """Orbax run state."""
 
-  every_steps: int = 50  # inner steps (as long as those of all paths, where paths take turns)
+  every_steps: int = 50  # inner steps, counted in every turn where paths take turns
   keep: int = 2
 
 
@@ -171,12 +173,24 @@ class Settings:
     """Nested dicts of plain values, the grid as a dict: what a config file edits and config.json holds."""
     return dataclasses.asdict(self) | {'grid': dict(self.grid)}
 
-
   def batch_sizes(self, stage: str) -> dict[str, int]:
     """Rows per path that the devices inside a path divide among them, by the field that says so."""
     train = getattr(self, stage).batch_size
     return {f'{stage}.batch_size': train, 'evaluate.batch_size': self.evaluate.batch_size or self.train.batch_size}
 
+
+# Which fields each stage is the first to depend on; its record's digest covers those before it too.
+DEPENDS = {
+  'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
+  'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch'),
+  'route': ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
+  'train': (
+    'levels', 'outer', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase', 'train.max_holdout_rows',
+    'evaluate.batch_size',
+  ),
+  'evaluate': ('evaluate',),
+}  # fmt: skip
+STAGES = tuple(DEPENDS)  # in their order
 
 # Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
 MAY_CHANGE = ('train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix')
@@ -191,10 +205,10 @@ CHOICES = {
   'routing.method': ('kmeans', 'random', 'single'),
 }
 MAY_BE_ZERO = (
-  'seed max_validation_documents max_documents holdout_fraction steps paths_per_phase warmup_steps rewarm_steps '
-  'decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data'
+  'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
+  'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data'
 ).split()
-FRACTIONS = ('validation_fraction', 'holdout_fraction', 'final_fraction', 'b1', 'b2', 'momentum')
+FRACTIONS = ('validation_fraction', 'holdout_fraction', 'b1', 'b2', 'momentum')
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -263,8 +277,12 @@ def _check(s: Settings):
       raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
     if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
       raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
+    if type(value) is float and not math.isfinite(value):
+      raise ValueError(f'config.{name}={value} should be a finite number')
     if last in FRACTIONS and value >= 1:
       raise ValueError(f'config.{name}={value} should be below 1')
+    if last == 'final_fraction' and value > 1:
+      raise ValueError(f'config.{name}={value} should be 1 (a constant rate) or below')
   for name, size in (('pretrain', s.pretrain.batch_size), ('train', s.train.batch_size)):
     if not size:
       raise ValueError(f'config.{name}.batch_size=0 should be above 0')

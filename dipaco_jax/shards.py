@@ -68,18 +68,12 @@ def write_shards(
     rows.append(num_rows)
     holdout_rows.append(_write_rows(f'{folder}/holdout.array_record', sequences, holdout[path], seq_len)[1])
     progress(path + 1, num_paths)
-  return write_meta(
-    out_dir,
-    {
-      'shard_tokens': tokens,
-      'shard_sequences': [len(indices) for indices in train],
-      'shard_rows': rows,
-      'holdout_rows': holdout_rows,
-      'sequences_by_path_and_domain': table.tolist(),
-      'padding_fraction': 1 - sum(tokens) / max(1, sum(rows) * seq_len),
-      'seq_len': seq_len,
-    },
-  )
+  meta = {
+    'shard_tokens': tokens, 'shard_sequences': [len(indices) for indices in train], 'shard_rows': rows,
+    'holdout_rows': holdout_rows, 'sequences_by_path_and_domain': table.tolist(),
+    'padding_fraction': 1 - sum(tokens) / max(1, sum(rows) * seq_len), 'seq_len': seq_len,
+  }  # fmt: skip
+  return write_meta(out_dir, meta)
 
 
 def held_out(documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float) -> np.ndarray:
@@ -162,6 +156,12 @@ def _cached_reader(file: str, modified_ns: int) -> ArrayRecordReader:
   return record_reader(file)
 
 
+def cached_reader(file: str) -> ArrayRecordReader:
+  """A reader that stays open for a while; ValueError for a missing or damaged file."""
+  modified_ns = os.stat(file).st_mtime_ns if os.path.exists(file) else 0
+  return _cached_reader(os.path.abspath(file), modified_ns)
+
+
 class Shard:
   """An endless stream of batches of one path's rows, shuffled anew in every epoch."""
 
@@ -169,13 +169,9 @@ class Shard:
     """Raises ValueError for a missing or damaged file, or one without rows."""
     self._file, self._batch_size, self._seq_len, self._seed, self._path = file, batch_size, seq_len, seed, path
     self._order = functools.lru_cache(2)(self._shuffle)
-    self.num_rows: int = self._reader().num_records()
+    self.num_rows: int = cached_reader(file).num_records()
     if not self.num_rows:
       raise ValueError(f'path {path} has no text ({file}): use more text, or fewer paths in config.grid')
-
-  def _reader(self) -> ArrayRecordReader:
-    modified_ns = os.stat(self._file).st_mtime_ns if os.path.exists(self._file) else 0
-    return _cached_reader(os.path.abspath(self._file), modified_ns)
 
   def _shuffle(self, block: int) -> np.ndarray:
     """The order is worked out a block at a time, which costs little more than one batch's."""
@@ -188,20 +184,19 @@ class Shard:
     while len(rows) < end:
       block += 1
       rows = np.concatenate([rows, self._order(block)])
-    return _unpack(self._reader().read(rows[begin:end].tolist()), self._seq_len)
+    return _unpack(cached_reader(self._file).read(rows[begin:end].tolist()), self._seq_len)
 
 
-def read_rows(file: str, batch_size: int, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """All rows in their order, as `Shard.batch` gives them; the last batch is filled up with padding."""
-  reader = record_reader(os.fspath(file))
-  for start in range(0, reader.num_records(), batch_size):
-    records = reader.read(start, min(start + batch_size, reader.num_records()))
-    records += [bytes(len(records[0]))] * (batch_size - len(records))
-    yield _unpack(records, seq_len)
+def read_rows(file: str, start: int, stop: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens and segment ids of the rows from `start` to before `stop`, or to the last, int32 [rows, L] each."""
+  reader = cached_reader(file)
+  stop = min(stop, reader.num_records())
+  return _unpack(reader.read(start, stop) if start < stop else [], seq_len)
 
 
 def _unpack(records: list[bytes], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-  rows = np.frombuffer(b''.join(records), f'<u{len(records[0]) // (2 * seq_len)}').reshape(-1, 2, seq_len)
+  itemsize = len(records[0]) // (2 * seq_len) if records else 2
+  rows = np.frombuffer(b''.join(records), f'<u{itemsize}').reshape(-1, 2, seq_len)
   return rows[:, 0].astype(np.int32), rows[:, 1].astype(np.int32)
 
 

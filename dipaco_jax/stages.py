@@ -15,6 +15,7 @@ import numpy as np
 
 from dipaco_jax import checkpoint, jobs, mesh, metrics, model, modules, outer, routing, spmd, validation
 from dipaco_jax import programs as programs_lib
+from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
@@ -25,13 +26,13 @@ from dipaco_jax import tokenizer as tokenizer_lib
 
 def run_all(run: run_lib.Run):
   """Every stage that is not done yet, in order; a finished run is only reported again."""
-  stages = dict(zip(run_lib.NAMES, (tokenize, pretrain, routing.route, train, validation.evaluate_all), strict=True))
-  for name in run_lib.NAMES:
+  functions = (tokenize, pretrain, routing.route, train, validation.evaluate_all)
+  for name, stage in zip(settings_lib.STAGES, functions, strict=True):
     if not run_lib.is_done(run, name):
       if jax.process_index() == 0:
         run_lib.reopen(run, name)
       with run_lib.stopwatch(run.workdir, name) as elapsed:
-        result = stages[name](run)
+        result = stage(run)
         if name in ('train', 'evaluate'):
           result = result | {'phases': run.settings.train.phases}
         if name == 'train':
@@ -57,7 +58,7 @@ def _tokenize(run: run_lib.Run):
   elif not file.exists():
     texts = tokenizer_lib.sample(text_lib.documents(s.data, 'train'), s.tokenizer.sample_bytes, s.seed)
     checkpoint.write_file(file, tokenizer_lib.train(texts, s.tokenizer.vocab_size))
-  progress = metrics.Progress('tokenize', s.data.max_documents, 'documents')
+  progress = progress_lib.Progress('tokenize', s.data.max_documents, 'documents')
   with checkpoint.publish_directory(run.workdir / 'sequences') as aside:
     meta = sequences_lib.write_sequences(
       lambda split: text_lib.documents(s.data, split), run.tokenizer, str(aside), seq_len=s.model.seq_len,
@@ -141,12 +142,13 @@ def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[s
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + base['tokens']
+  active = sum(int((job.weights(phase) > 0).sum()) for phase in range(job.phases)) / max(1, job.phases)
   return {
     'phases': job.phases, 'steps': job.phases * job.steps_per_phase, 'train_tokens': tokens, 'tokens_per_s': rate,
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, job.phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
-    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes),
-    'synchronous_bytes_per_phase': 2 * 4 * path_parameters * made.layout.grid.num_paths * job.steps_per_phase,
+    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, active),
+    'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
     'peak_memory_bytes': metrics.device_peak_bytes(devices) or metrics.process_peak_bytes(),
     'train_flops': flops * tokens,
     'model_flops_utilization': metrics.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),

@@ -14,8 +14,9 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax import command, settings
-from dipaco_jax.history import STAGES, read_settings, read_stages
-from dipaco_jax.metrics import duration
+from dipaco_jax.history import read_settings, read_stages
+from dipaco_jax.progress import duration
+from dipaco_jax.settings import STAGES
 
 DOING = ('reading and tokenizing text', 'training the base model', 'routing', 'training the paths', 'evaluating')
 

@@ -12,21 +12,15 @@ from dipaco_jax.programs import Programs
 
 
 def holdout_rows(run: run_lib.Run) -> evaluate.Rows:
-  """Every shard's hold-out."""
+  """The first `train.max_holdout_rows` of every shard's hold-out."""
   s, folder = run.settings, run.workdir / 'shards' / '0'
 
-  @functools.cache
-  def blocks(path: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = list(shards.read_rows(str(folder / str(path) / 'holdout.array_record'), run.eval_batch, s.model.seq_len))
-    tokens, segments = (np.concatenate(x) for x in zip(*rows, strict=True))
-    return tokens, segments
-
   def load(path, start, stop):
-    tokens, segments = blocks(path)
-    return tokens[start:stop], segments[start:stop]
+    return shards.read_rows(str(folder / str(path) / 'holdout.array_record'), start, stop, s.model.seq_len)
 
   counts = json.loads((folder / 'meta.json').read_text())['holdout_rows']
-  return evaluate.Rows(counts, load, run.eval_batch, s.model.seq_len)
+  most = s.train.max_holdout_rows or max(counts)
+  return evaluate.Rows([min(rows, most) for rows in counts], load, run.eval_batch, s.model.seq_len)
 
 
 def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluate.Rows:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import small
+import tiny_run
 
 from dipaco_jax import checkpoint, modules
 from dipaco_jax import run_state as run_state_lib
@@ -200,9 +201,7 @@ def truncate(file):
 def test_a_flipped_bit_in_an_array_is_noticed(saved, tmp_path):
   directory = copied(saved, tmp_path)
   file = max((f for f in (directory / '6').rglob('*') if f.is_file()), key=lambda f: f.stat().st_size)
-  data = bytearray(file.read_bytes())
-  data[len(data) // 2] ^= 1
-  file.write_bytes(data)
+  tiny_run.flip_a_bit(file)
   found, meta = restored(directory)
   small.assert_close(found, arrays(meta['record']['phase']), 0)
 

@@ -15,7 +15,7 @@ PACKAGE = 'dipaco_jax'
 FLOORS = {
   4: 'main generate export report status command',
   3: 'spmd worker outer_executor evaluator monitor stages jobs run routing validation evaluate journal',
-  2: 'mesh programs state run_state text tokenizer sequences shards checkpoint registry metrics '
+  2: 'mesh programs state run_state text tokenizer sequences shards checkpoint registry metrics progress '
   'history drift drawing plots grid_plot pictures page report_page comparison',
   1: 'model loss inner outer router modules',
   0: '__init__ grid settings',

@@ -100,7 +100,7 @@ def test_outer_step_moves_what_arithmetic_says():
     if made.layout.grid.paths_through(level) > 1
   )
   assert 0 < shared < sum(4 * math.prod(x.shape) for x in made.shapes.values())
-  assert outer.exchanged_bytes(made.layout, made.shapes) == 2 * shared * 8
+  assert outer.exchanged_bytes(made.layout, made.shapes, 8) == 2 * shared * 8
   found = collectives(text)
   reduced = sum(size for kind, size, _ in found if kind == 'all-reduce')
   rest = sum(size for kind, size, _ in found if kind != 'all-reduce')
@@ -116,7 +116,7 @@ def test_an_outer_step_of_one_path_to_a_module_moves_no_parameters():
   weights = jax.ShapeDtypeStruct((4, 2), np.float32)
   text = made.outer.lower(*jax.eval_shape(made.start, made.shapes), weights).compile().as_text()
   assert sum(size for _, size, _ in collectives(text)) <= 8 * 4 * (8 + 8)
-  assert outer.exchanged_bytes(made.layout, made.shapes) == 0
+  assert outer.exchanged_bytes(made.layout, made.shapes, 8) == 0
 
 
 HLO = """

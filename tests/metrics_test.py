@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tensorboardX.proto import event_pb2
 
 from dipaco_jax import metrics, settings
+from dipaco_jax import progress as progress_lib
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def on_terminal(columns, updates):
   reader = threading.Thread(target=read)
   reader.start()
   with open(follower, 'w') as stream:
-    progress = metrics.Progress('train', 1000, 'steps', stream, clock=lambda: now[0])
+    progress = progress_lib.Progress('train', 1000, 'steps', stream, clock=lambda: now[0])
     for now[0], done, shown in updates:
       progress.update(done, **shown)
     progress.close()
@@ -166,7 +167,7 @@ def test_eta_is_of_the_recent_rate(monkeypatch):
 
 def test_progress_off_a_terminal_is_rare():
   now, stream = [0.0], io.StringIO()
-  progress = metrics.Progress('pretrain', 0, 'documents', stream, clock=lambda: now[0])
+  progress = progress_lib.Progress('pretrain', 0, 'documents', stream, clock=lambda: now[0])
   for now[0] in np.arange(0, 600, 0.5):
     progress.update(int(now[0]))
   progress.close()
@@ -178,7 +179,7 @@ def test_progress_off_a_terminal_is_rare():
 
 def test_the_last_update_is_shown_once():
   stream = io.StringIO()
-  progress = metrics.Progress('route', 2, 'shards', stream)
+  progress = progress_lib.Progress('route', 2, 'shards', stream)
   progress.update(2)
   progress.close()
   assert stream.getvalue() == 'route 2/2 shards 100%\n'
@@ -246,4 +247,4 @@ def test_peak_memory():
   ('seconds', 'words'), [(0.4, '0 s'), (59.4, '59 s'), (61, '1:01'), (3661, '1:01:01'), (90_061, '1 d 1 h')]
 )
 def test_duration(seconds, words):
-  assert metrics.duration(seconds) == words
+  assert progress_lib.duration(seconds) == words

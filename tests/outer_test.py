@@ -94,7 +94,8 @@ def test_active_paths():
 
 
 def test_exchanged_bytes_are_those_of_shared_modules_both_ways():
-  assert outer.exchanged_bytes(LAYOUT, PARAMS) == 2 * 4 * 6 * (4 + 4)
+  assert outer.exchanged_bytes(LAYOUT, PARAMS, 6) == 2 * 4 * 6 * (4 + 4)
+  assert outer.exchanged_bytes(LAYOUT, PARAMS, 1.5) == 2 * 4 * 1.5 * (4 + 4), 'of the paths that train in a phase'
 
 
 @pytest.mark.parametrize('optimizer', ['nesterov', 'momentum', 'sgd', 'adam'])

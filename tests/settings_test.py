@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import typing
 
 import pytest
@@ -141,6 +142,9 @@ GRID = {'grid': {'a': 2, 'b': 2}}
 @pytest.mark.parametrize(
   'values, message',
   [
+    ({'inner': {'final_fraction': 1.5}}, 'config.inner.final_fraction=1.5 should be 1 (a constant rate) or below'),
+    ({'inner': {'learning_rate': math.nan}}, 'config.inner.learning_rate=nan should be a finite number'),
+    ({'outer': {'learning_rate': math.inf}}, 'config.outer.learning_rate=inf should be a finite number'),
     ({'pretrain': {'batch_size': 0}}, 'config.pretrain.batch_size=0 should be above 0'),
     ({'train': {'batch_size': 0}}, 'config.train.batch_size=0 should be above 0'),
     ({'model': {'head_dim': 7}}, 'config.model.head_dim=7 should be even'),
@@ -170,6 +174,7 @@ def test_checks_between_fields(values, message):
     GRID | {'train': {'paths_per_phase': 4}},
     GRID | {'train': {'schedule': ((0, (3,)), (2, (0, 1, 2, 3)))}},
     {'routing': {'method': 'single'}},
+    {'inner': {'final_fraction': 1.0}},
     {'model': {'seq_len': 33}},
     {'pretrain': {'steps': 0}, 'inner': {'warmup_steps': 0, 'clip_norm': 0, 'weight_decay': 0}},
   ],

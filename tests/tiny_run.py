@@ -84,6 +84,12 @@ def stop_when(process: subprocess.Popen, moment, number: int) -> str:
   return finish(process, -number if number == signal.SIGKILL else 128 + number)
 
 
+def flip_a_bit(file: pathlib.Path):
+  data = bytearray(file.read_bytes())
+  data[len(data) // 2] ^= 1
+  file.write_bytes(data)
+
+
 def updates(workdir: pathlib.Path, stage: str) -> int:
   """How far the stage is, by metrics.jsonl."""
   file = workdir / 'metrics.jsonl'

@@ -1,9 +1,14 @@
-"""Two processes of a job, joined by jax.distributed, agree with one; each reads its own paths' shards and no others."""
+"""Two processes of a job, joined by jax.distributed, agree with one; each reads its own paths' shards and no others.
+
+They agree with each other too: on when to stop, and on which checkpoint to go on from.
+"""
 
 import os
 import pathlib
 import re
+import signal
 import socket
+import subprocess
 import sys
 
 import numpy as np
@@ -34,13 +39,16 @@ def shards_held(pid: int) -> set[int]:
   return held
 
 
+def start(config: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Popen]:
+  options = ['--distributed', f'--coordinator=localhost:{free_port()}', '--num_processes=2']
+  return [tiny_run.start(config, workdir, *options, f'--process_id={i}') for i in range(2)]
+
+
 @pytest.fixture(scope='module')
 def joined(undisturbed, tmp_path_factory):
   """(workdir of a run by two processes, the paths whose shards each has been seen to hold open while training)."""
-  workdir, port = tmp_path_factory.mktemp('two') / 'run', free_port()
-  options = ['--distributed', f'--coordinator=localhost:{port}', '--num_processes=2']
-  config = undisturbed.parent / 'config.py'
-  processes = [tiny_run.start(config, workdir, *options, f'--process_id={i}') for i in range(2)]
+  workdir = tmp_path_factory.mktemp('two') / 'run'
+  processes = start(undisturbed.parent / 'config.py', workdir)
   seen: tuple[set[int], set[int]] = (set(), set())
   try:
     while all(process.poll() is None for process in processes):
@@ -85,3 +93,23 @@ def test_each_process_reads_its_own_shards_only(joined):
 def test_every_row_of_metrics_is_there_once(joined):
   rows = [(r['kind'], r['stage'], r['updates']) for r in small.metrics.read_rows(joined[0])]
   assert len(rows) == len(set(rows)) and ('phase', 'train', 48) in rows
+
+
+def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(joined, undisturbed, tmp_path):
+  config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
+  processes = start(config, workdir)
+  try:
+    tiny_run.stop_when(processes[1], lambda: tiny_run.updates(workdir, 'train') >= 20, signal.SIGTERM)
+    tiny_run.finish(processes[0], 130)
+    found = [p for p in (workdir / 'checkpoints' / 'train').iterdir() if p.name.isdigit()]
+    assert len(found) > 1
+    bad = max(found, key=lambda p: int(p.name))
+    tiny_run.flip_a_bit(max((f for f in bad.rglob('*') if f.is_file()), key=lambda f: f.stat().st_size))
+    processes = start(config, workdir)
+    for said in [tiny_run.finish(process) for process in processes]:
+      assert f'checkpoint {bad.absolute()} is corrupt' in said
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
