@@ -84,7 +84,7 @@ class Placement:
     def piece(index):
       position = tuple(s.start or 0 for s in index[lead : lead + n])
       part = load(position)[(*index[:lead], *index[lead + n :])]
-      return part.reshape(*part.shape[:lead], *(1,) * n, *part.shape[lead:])
+      return part.reshape((*part.shape[:lead], *(1,) * n, *part.shape[lead:]))
 
     whole = (*shape[:lead], *self.positions, *shape[lead:])
     return jax.make_array_from_callback(whole, NamedSharding(self.mesh, spec), piece)

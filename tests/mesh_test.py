@@ -63,6 +63,13 @@ def test_assemble_asks_for_the_positions_it_has_and_puts_them_there():
   assert {shard.data.shape for shard in found.addressable_shards} == {(3, 1, 1, 2, 5)}
 
 
+def test_assemble_of_scalars():
+  for axes in ({}, {'a': 2}):
+    placement = place(axes, 2, data=1)
+    found = placement.assemble((), placement.in_flight_spec(()), lambda position: np.array(sum(position), np.int32))
+    assert found.tolist() == ([0, 1] if axes else 0)
+
+
 @pytest.mark.parametrize('shape, expected', [((4, 6), 1), ((6, 4), 0), ((3, 2), 1), ((3, 5), None), ((), None)])
 def test_the_largest_dimension_that_divides_is_sharded(shape, expected):
   assert place({'a': 4}, 8, shard_states=True).data_dim(shape) == expected
