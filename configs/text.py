@@ -18,8 +18,8 @@ def get_config(variant: str = 'grid') -> ConfigDict:
   c.data.update(source='files', holdout_fraction=0.004, max_validation_documents=400)
   c.tokenizer.vocab_size = 4096
   c.model.update(width=128, num_layers=6, num_heads=4, head_dim=32, mlp_dim=344, seq_len=256)
-  c.pretrain.update(steps=300, batch_size=16)
-  c.train.update(phases=12, steps_per_phase=24, batch_size=8, steps_per_dispatch=4)
+  c.pretrain.update(steps=400, batch_size=16)
+  c.train.update(phases=16, steps_per_phase=24, batch_size=8, steps_per_dispatch=4)
   c.inner.update(learning_rate=3e-3, warmup_steps=30)
   c.routing.sample = 10_000
   c.checkpoint.every_steps = 200
