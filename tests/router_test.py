@@ -1,128 +1,17 @@
-"""The router: k-means against scikit-learn and against plain numpy, scores and routes, the hashed control."""
+"""The router: scores and routes, product k-means against scikit-learn, the hashed control."""
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from points import blobs, hidden_like, squared_distances
+from safetensors import numpy as safetensors
 from sklearn import cluster
 
-from dipaco_jax import router, settings
+from dipaco_jax import kmeans, router, settings
 
 pytestmark = pytest.mark.usefixtures('strict_dtypes')
-
-
-def blobs(num_points: int, width: int, num_blobs: int, spread: float, seed: int = 0) -> np.ndarray:
-  rng = np.random.default_rng(seed)
-  centres = rng.normal(size=(num_blobs, width))
-  return (centres[rng.integers(num_blobs, size=num_points)] + spread * rng.normal(size=(num_points, width))).astype('f')
-
-
-def hidden_like(num_points: int, width: int, seed: int = 0) -> np.ndarray:
-  """Unequal overlapping clusters, a decaying spectrum, heavy tails."""
-  rng = np.random.default_rng(seed)
-  centres = rng.normal(size=(40, width))
-  label = rng.choice(40, size=num_points, p=rng.dirichlet(np.full(40, 0.5)))
-  spectrum = np.arange(1, width + 1) ** -0.5
-  return ((centres[label] + rng.standard_t(5, size=(num_points, width))) * spectrum).astype('f')
-
-
-def squared_distances(z_ND, centroids_KD) -> np.ndarray:
-  z_ND, centroids_KD = (np.asarray(x, np.float64) for x in (z_ND, centroids_KD))
-  return np.stack([((z_ND - c_D) ** 2).sum(1) for c_D in centroids_KD], 1)
-
-
-ODD = (router.ROWS + 1, 24)  # one more point than are looked at together
-
-
-@pytest.mark.parametrize(
-  'z_ND', [blobs(*ODD, 12, 0.1), blobs(*ODD, 20, 1.0), hidden_like(*ODD)], ids=['apart', 'overlapping', 'hidden-like']
-)
-def test_inertia_is_that_of_sklearn(z_ND):
-  ours = squared_distances(z_ND, router.kmeans(jax.random.key(0), z_ND, 12, 50, 5)).min(1).sum()
-  theirs = cluster.KMeans(12, n_init=5, max_iter=50, random_state=0).fit(z_ND).inertia_
-  assert ours < 1.01 * theirs
-
-
-def test_lloyd_from_the_same_centroids_is_that_of_sklearn():
-  z_ND = hidden_like(router.ROWS + 1000, 32)
-  start_KD = z_ND[:10]
-  theirs = cluster.KMeans(10, init=start_KD, n_init=1, max_iter=4, tol=0, algorithm='lloyd').fit(z_ND)
-  ours_KD = router.lloyd(z_ND, start_KD, 4)
-  # Sums of up to 5,000 values in float32, in another order.
-  np.testing.assert_allclose(ours_KD, theirs.cluster_centers_, atol=1e-4)
-  fitted = router.Router(np.zeros(32, 'f'), np.ones(32, 'f'), ours_KD, np.zeros(10, 'f'))
-  assert (np.asarray(router.route(fitted, z_ND))[:, 0] == theirs.predict(z_ND)).mean() > 0.999
-
-
-def test_lloyd_stops_where_nothing_moves():
-  z_ND = blobs(500, 4, 3, 0.05)
-  settled_KD = router.lloyd(z_ND, z_ND[:3], 200)
-  np.testing.assert_array_equal(router.lloyd(z_ND, settled_KD, 1), settled_KD)
-
-
-def test_inertia_by_hand():
-  z_ND, centroids_KD = blobs(router.ROWS + 7, 8, 4, 0.5), blobs(6, 8, 6, 0.1, seed=1)
-  by_hand = squared_distances(z_ND, centroids_KD).min(1).sum()
-  assert float(router.inertia(z_ND, centroids_KD)) == pytest.approx(by_hand, rel=1e-5)
-
-
-def test_an_empty_cluster_goes_to_the_farthest_point():
-  z_ND = np.array([[0, 0], [0, 1], [1, 0], [9, 9], [-8, 0]], 'f')
-  start_KD = np.array([[0, 0], [100, 100], [200, 200]], 'f')
-  moved_KD = router.lloyd(z_ND, start_KD, 1)
-  np.testing.assert_array_equal(moved_KD[1:], [[9, 9], [-8, 0]])
-
-
-def test_no_cluster_is_left_empty():
-  z_ND = blobs(40, 3, 5, 0.3)
-  for first in range(0, 20, 5):
-    centroids_KD = router.lloyd(z_ND, np.repeat(z_ND[first : first + 5], 4, axis=0), 50)
-    assert len(set(squared_distances(z_ND, centroids_KD).argmin(1))) == 20
-
-
-def test_draws_are_in_proportion_to_weights():
-  weight_N = np.array([0, 1, 2, 0, 5, 0], 'f')
-  drawn = np.asarray(router.draw(jax.random.key(0), weight_N, 8000))
-  share_N = np.bincount(drawn, minlength=6) / 8000
-  assert share_N[[0, 3, 5]].sum() == 0
-  # 4 standard deviations of a binomial share: 4 sqrt(p (1 - p) / 8000) is at most 0.023.
-  np.testing.assert_allclose(share_N, weight_N / 8, atol=0.023)
-
-
-def test_seeding_finds_blobs_that_are_far_apart():
-  z_ND = blobs(600, 8, 12, 0.01)
-  for key in range(10):
-    seeds_KD = np.asarray(router.seed(jax.random.key(key), z_ND, 12))
-    assert squared_distances(z_ND, seeds_KD).min(1).max() < 0.1  # one seed in each: others are 4 or more away
-    assert all((seed_D == z_ND).all(1).any() for seed_D in seeds_KD)
-
-
-def test_seeding_is_as_good_as_that_of_sklearn():
-  z_ND = hidden_like(200, 8)
-  ours = [squared_distances(z_ND, router.seed(jax.random.key(i), z_ND, 9)).min(1).sum() for i in range(60)]
-  theirs = [
-    squared_distances(z_ND, cluster.kmeans_plusplus(z_ND, 9, random_state=i)[0]).min(1).sum() for i in range(60)
-  ]
-  # 3 standard errors of the difference of two means of 60.
-  assert abs(np.mean(ours) - np.mean(theirs)) < 3 * np.sqrt((np.var(ours) + np.var(theirs)) / 60)
-
-
-def test_best_restart_wins():
-  z_ND = hidden_like(200, 8)
-  keys = jax.random.split(jax.random.key(3), 4)
-  alone = [router.inertia(z_ND, router.lloyd(z_ND, router.seed(key, z_ND, 9), 30)) for key in keys]
-  best = router.inertia(z_ND, router.kmeans(jax.random.key(3), z_ND, 9, 30, 4))
-  assert min(alone) < max(alone)
-  assert float(best) == pytest.approx(float(min(alone)), rel=1e-5)
-
-
-def test_one_compilation_for_given_shapes():
-  z_ND = blobs(300, 5, 4, 0.3)
-  before = router.kmeans._cache_size()
-  for key in range(3):
-    router.kmeans(jax.random.key(key), z_ND + key, 4, 10, 2)
-  assert router.kmeans._cache_size() == before + 1
 
 
 def fit(z_ND, shape=(2, 3), key=0) -> router.Router:
@@ -136,17 +25,17 @@ def test_same_key_same_bits():
   assert (np.asarray(fit(z_ND).centroids) != np.asarray(fit(z_ND, key=1).centroids)).any()
 
 
-def test_scores_are_negative_squared_distances_of_standardized_features():
+def test_scores_are_negative_squared_distances_but_for_what_all_paths_share():
   z_ND = hidden_like(200, 8) * 3 + 7
   fitted = fit(z_ND)
   x_ND = (z_ND - z_ND.mean(0)) / z_ND.std(0)
-  expected_NP = -squared_distances(x_ND, fitted.centroids)
+  expected_NP = (x_ND**2).sum(1)[:, None] - squared_distances(x_ND, fitted.centroids)
   np.testing.assert_allclose(router.scores(fitted, z_ND), expected_NP, rtol=1e-4, atol=1e-3)
   by_bias = router.scores(fitted._replace(bias=np.arange(6, dtype='f')), z_ND)
   np.testing.assert_allclose(by_bias, expected_NP + np.arange(6), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize('num', [1, 7, router.ROWS + 3])
+@pytest.mark.parametrize('num', [1, 7, kmeans.ROWS + 3])
 def test_routes_are_the_best_scores_in_order(num):
   z_ND = hidden_like(num, 8)
   fitted = fit(hidden_like(200, 8, seed=1))
@@ -165,18 +54,77 @@ def test_a_dominant_or_constant_dimension_does_not_decide():
   np.testing.assert_array_equal(paths_N == paths_N[0], expected_N)
 
 
-def test_a_router_is_its_arrays():
-  fitted = fit(hidden_like(200, 8))
-  assert {name: x.shape for name, x in fitted._asdict().items()} == {
-    'mean': (8,), 'scale': (8,), 'centroids': (6, 8), 'bias': (6,)
+def random_mlp(width: int, hidden: int, num_paths: int) -> router.Router:
+  rng = np.random.default_rng(0)
+  shapes = ((width,), (width,), (width, hidden), (hidden,), (num_paths, hidden or width), (num_paths,))
+  arrays = router.Router(*(rng.normal(size=shape).astype('f') for shape in shapes))
+  return arrays._replace(scale=np.exp(arrays.scale))
+
+
+@pytest.mark.parametrize('hidden', [0, 5])
+def test_a_router_is_its_arrays(hidden):
+  fitted, z_ND = random_mlp(8, hidden, 6), hidden_like(50, 8)
+  arrays = safetensors.load(safetensors.save(fitted._asdict()))
+  assert {name: x.shape for name, x in arrays.items()} == {
+    'mean': (8,), 'scale': (8,), 'hidden': (8, hidden), 'hidden_bias': (hidden,), 'centroids': (6, hidden or 8),
+    'bias': (6,),
   }  # fmt: skip
+  np.testing.assert_array_equal(router.route(router.Router(**arrays), z_ND), router.route(fitted, z_ND))
 
 
-def test_a_logistic_classifier_has_the_same_shape():
+def test_a_fitted_router_has_the_shapes_of_every_router():
+  fitted = fit(hidden_like(200, 8))
+  assert [x.shape for x in fitted] == [x.shape for x in random_mlp(8, 0, 6)]
+
+
+def test_a_logistic_classifiers_scores_are_its_logits():
   rng = np.random.default_rng(0)
   w_PD, b_P, z_ND = (rng.normal(size=s).astype('f') for s in ((5, 7), 5, (50, 7)))
-  as_router = router.Router(np.zeros(7, 'f'), np.ones(7, 'f'), w_PD / 2, b_P + ((w_PD / 2) ** 2).sum(1))
-  np.testing.assert_array_equal(router.route(as_router, z_ND)[:, 0], (z_ND @ w_PD.T + b_P).argmax(1))
+  as_router = router.linear(np.zeros(7, 'f'), np.ones(7, 'f'), w_PD / 2, b_P + ((w_PD / 2) ** 2).sum(1))
+  np.testing.assert_allclose(router.scores(as_router, z_ND), z_ND @ w_PD.T + b_P, atol=1e-5)
+
+
+def test_scores_behind_a_hidden_layer():
+  fitted, z_ND = random_mlp(8, 5, 6), hidden_like(50, 8)
+  u_NH = (z_ND - fitted.mean) / fitted.scale @ fitted.hidden + fitted.hidden_bias
+  x_NH = u_NH / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (u_NH + 0.044715 * u_NH**3)))
+  expected_NP = (x_NH**2).sum(1)[:, None] - squared_distances(x_NH, fitted.centroids) + fitted.bias
+  np.testing.assert_allclose(router.scores(fitted, z_ND), expected_NP, rtol=1e-4, atol=1e-3)
+
+
+# The grid's shape, the axes of more than one module, and the dimensions of each one's group.
+GRIDS = [
+  ((6,), (6,), [9]),
+  ((4, 3), (4, 3), [5, 4]),
+  ((2, 3, 2), (2, 3, 2), [3, 3, 3]),
+  ((1, 4, 1, 3), (4, 3), [5, 4]),
+  ((1, 1), (1,), [9]),
+  ((), (1,), [9]),
+]
+
+
+@pytest.mark.parametrize('shape, sizes, widths', GRIDS, ids=str)
+def test_product_kmeans_is_kmeans_of_each_group(shape, sizes, widths):
+  z_ND = hidden_like(600, 9) * 3 + 7
+  fitted = router.fit('product_kmeans', jax.random.key(0), z_ND, shape, settings.Routing())
+  coordinates = np.unravel_index(np.asarray(router.route(fitted, z_ND))[:, 0], sizes)
+  ends = np.cumsum(widths)[:-1]
+  groups = np.split((z_ND - z_ND.mean(0)) / z_ND.std(0), ends, axis=1)
+  parts = [c.reshape(*sizes, -1) for c in np.split(np.asarray(fitted.centroids), ends, axis=1)]
+  for axis, (x_ND, c, k_N) in enumerate(zip(groups, parts, coordinates, strict=True)):
+    c_KD = np.moveaxis(c, axis, 0).reshape(sizes[axis], -1, c.shape[-1])[:, 0]
+    distance_NK = squared_distances(x_ND, c_KD)
+    # The distance to the grid's coordinate is that to the nearest; equal ones may swap.
+    np.testing.assert_allclose(distance_NK[np.arange(600), k_N], distance_NK.min(1), atol=1e-4)
+    theirs = cluster.KMeans(sizes[axis], n_init=5, random_state=0).fit(x_ND)
+    assert distance_NK.min(1).sum() < 1.02 * theirs.inertia_
+
+
+def test_product_kmeans_has_its_own_randomness_in_each_group():
+  z_ND = np.tile(hidden_like(60, 4), 2)
+  config = settings.Routing(restarts=1, iterations=1)
+  centroids = np.asarray(router.fit('product_kmeans', jax.random.key(0), z_ND, (3, 3), config).centroids)
+  assert (np.sort(centroids[::4, :4], 0) != np.sort(centroids[::4, 4:], 0)).any()
 
 
 def test_fewer_sequences_than_paths():

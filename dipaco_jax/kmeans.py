@@ -1,0 +1,121 @@
+"""k-means on features: the clusters that a generative router sends to its paths [2.4.1]. Pure.
+
+Greedy k-means++, restarts, Lloyd's iterations. Dimensions: N points, D width, K clusters, R rows at one time, T trials.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+ROWS = 4096  # whose distances exist at one time
+
+
+@functools.partial(jax.jit, static_argnames=('k', 'iterations', 'restarts'))
+def kmeans(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: int) -> jax.Array:
+  """Centroids [K, D] of the restart with the lowest inertia, sum_n min_k |z_n - c_k|^2.
+
+  Greedy k-means++ and then Lloyd's iterations until nothing moves. Distances are made `ROWS` at a time: beside z,
+  memory is that of [ROWS, K], [T, N] and the centroids.
+
+  Args:
+    key: of the seeding.
+    z_ND: points, float32, centred or nearly so: distances come from products, and far from 0 they cancel.
+    k: number of clusters, at most N.
+    iterations: of Lloyd, at most, in each restart.
+    restarts: how often to start from a new seeding.
+  """
+
+  def once(key):
+    centroids_KD = lloyd(z_ND, seed(key, z_ND, k), iterations)
+    return centroids_KD, inertia(z_ND, centroids_KD)
+
+  centroids_RKD, inertia_R = jax.lax.map(once, jax.random.split(key, restarts))
+  return centroids_RKD[jnp.argmin(inertia_R)]
+
+
+@jax.jit
+def inertia(z_ND: jax.Array, centroids_KD: jax.Array) -> jax.Array:
+  """Sum of the squared distances to the nearest centroid, a scalar."""
+  return _assign(z_ND, centroids_KD)[2].sum()
+
+
+@functools.partial(jax.jit, static_argnames='k')
+def seed(key: jax.Array, z_ND: jax.Array, k: int) -> jax.Array:
+  """Greedy k-means++ (Arthur and Vassilvitskii, 2007): centroids [K, D] among the points.
+
+  Each next one is the best of 2 + log(k) candidates, drawn in proportion to the squared distance from those chosen.
+  """
+  trials = 2 + int(math.log(k))
+  square_N = jnp.sum(z_ND**2, axis=-1)
+  key, first_key = jax.random.split(key)
+  first = jax.random.randint(first_key, (), 0, z_ND.shape[0])
+
+  def distances(points_T):
+    return jnp.maximum(square_N - closeness(z_ND, z_ND[points_T]).T, 0.0)
+
+  def choose(nearest_N, key):
+    candidates_T = draw(key, nearest_N, trials)
+    nearest_TN = jnp.minimum(nearest_N, distances(candidates_T))
+    best = jnp.argmin(nearest_TN.sum(axis=1))
+    return nearest_TN[best], candidates_T[best]
+
+  _, others = jax.lax.scan(choose, distances(first[None])[0], jax.random.split(key, k - 1))
+  return z_ND[jnp.concatenate([first[None], others])]
+
+
+def draw(key: jax.Array, weight_N: jax.Array, num: int) -> jax.Array:
+  """Indices [num] drawn in proportion to their weights, with replacement; a weight of 0 is not drawn."""
+  cumulative_N = jnp.cumsum(weight_N)
+  places = jax.random.uniform(key, (num,)) * cumulative_N[-1]
+  return jnp.minimum(jnp.searchsorted(cumulative_N, places, side='right'), weight_N.shape[0] - 1)
+
+
+@jax.jit
+def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Array:
+  """Moves every centroid to the mean of its points, until none moves; one without points goes to the farthest one."""
+
+  def unsettled(carry):
+    i, _, moved = carry
+    return (i < iterations) & moved
+
+  def iterate(carry):
+    i, old_KD, _ = carry
+    sums_KD, counts_K, distance_N = _assign(z_ND, old_KD)
+    _, farthest_K = jax.lax.top_k(distance_N, old_KD.shape[0])
+    empty_K = counts_K == 0
+    place_K = jnp.cumsum(empty_K) - 1  # the first empty cluster takes the farthest point, the second the next
+    means_KD = sums_KD / jnp.maximum(counts_K, 1.0)[:, None]
+    new_KD = jnp.where(empty_K[:, None], z_ND[farthest_K[place_K]], means_KD)
+    return i + 1, new_KD, jnp.any(new_KD != old_KD)
+
+  return jax.lax.while_loop(unsettled, iterate, (0, centroids_KD, True))[1]
+
+
+def _assign(z_ND, centroids_KD):
+  """One pass over all points: (sum [K, D] and number [K] of each cluster's points, squared distance [N] of each)."""
+  N, D = z_ND.shape
+  K, R = centroids_KD.shape[0], min(ROWS, N)
+
+  def rows(carry, first):
+    sums_KD, counts_K, distance_N = carry
+    start = jnp.minimum(first, N - R)  # the last rows overlap those before: they count once
+    z_RD = jax.lax.dynamic_slice_in_dim(z_ND, start, R)
+    closeness_RK = closeness(z_RD, centroids_KD)
+    fresh_R = (start + jnp.arange(R) >= first).astype(jnp.float32)
+    # A product with the one-hot labels, not a scatter: sums then have one order, and so the same bits, everywhere.
+    member_RK = jax.nn.one_hot(closeness_RK.argmax(axis=1), K, dtype=jnp.float32) * fresh_R[:, None]
+    sums_KD += jnp.einsum('RK,RD->KD', member_RK, z_RD, precision='highest')
+    distance_R = jnp.maximum(jnp.sum(z_RD**2, axis=-1) - closeness_RK.max(axis=1), 0.0)
+    distance_N = jax.lax.dynamic_update_slice_in_dim(distance_N, distance_R, start, 0)
+    return (sums_KD, counts_K + member_RK.sum(axis=0), distance_N), None
+
+  empty = tuple(jnp.zeros(shape, jnp.float32) for shape in ((K, D), (K,), (N,)))
+  return jax.lax.scan(rows, empty, jnp.arange(0, N, R))[0]
+
+
+def closeness(z_ND: jax.Array, centroids_KD: jax.Array) -> jax.Array:
+  """2 z c - |c|^2, which is |z|^2 - |z - c|^2: [N, K]. In full precision: accelerators would round the products."""
+  products_NK = jnp.einsum('ND,KD->NK', z_ND, centroids_KD, precision='highest')
+  return 2 * products_NK - jnp.sum(centroids_KD**2, axis=-1)
