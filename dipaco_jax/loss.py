@@ -88,13 +88,23 @@ def path_loss(model: model_lib.Transformer, prefix_tokens: int):
   return loss
 
 
+def token_losses(model: model_lib.Transformer):
+  """`losses(params, tokens_BL, segments_BL) -> nats_BL` of the token that follows each one in its segment, else 0."""
+
+  def losses(params, tokens_BL, segments_BL):
+    x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
+    targets_BL, inside_BL = targets(tokens_BL, segments_BL, 0)
+    nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
+    return nll_N.reshape(tokens_BL.shape) * inside_BL
+
+  return losses
+
+
 def row_losses(model: model_lib.Transformer, prefix_tokens: int):
   """`losses(params, tokens_BL, segments_BL) -> (nll_B in nats, number of targets that count_B)`, for evaluation."""
 
   def losses(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
-    targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
-    nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
-    return (nll_N.reshape(tokens_BL.shape) * counts_BL).sum(1), counts_BL.sum(1)
+    _, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
+    return (token_losses(model)(params, tokens_BL, segments_BL) * counts_BL).sum(1), counts_BL.sum(1)
 
   return losses

@@ -66,7 +66,7 @@ def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[st
   }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Programs:
   """What a run computes with, for one placement; see the file's docstring."""
 
@@ -154,16 +154,16 @@ class Programs:
 
   # -- one path per position
 
-  def _squeeze(self, tree, at: int = 0):
+  def squeeze(self, tree, at: int = 0):
+    """Without the mesh's axes, which are of size 1 at a position and follow the first `at`; `expand` is the inverse."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.num_axes :]), tree)
 
-  def _expand(self, tree, at: int = 0):
+  def expand(self, tree, at: int = 0):
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.num_axes, *x.shape[at:]), tree)
 
-  def _shard_map(self, function, in_specs, out_specs, **jit_options):
-    mapped = jax.shard_map(
-      function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
+  def shard_map(self, function, in_specs, out_specs, **jit_options):
+    """A function of what is in flight, as one program over the whole mesh."""
+    mapped = jax.shard_map(function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     # Stated, since one placement has several spellings: axes of one device may be named or not. What a checkpoint has
     # restored would be compiled for anew. Rows, and what is the host's, are spelled in one way only.
     in_shardings = tuple(None if isinstance(spec, P) else self.shardings(spec) for spec in in_specs)
@@ -174,18 +174,18 @@ class Programs:
     """`begin(modules, turn [n]) -> in-flight parameters`."""
 
     def begin(modules, turn):
-      return self._expand(modules_lib.take(self.layout, modules, tuple(turn)))
+      return self.expand(modules_lib.take(self.layout, modules, tuple(turn)))
 
-    return self._shard_map(begin, (self.modules_spec, P()), self.params_spec)
+    return self.shard_map(begin, (self.modules_spec, P()), self.params_spec)
 
   @functools.cached_property
   def fresh_state(self):
     """`fresh_state(params) -> in-flight inner state` before the first update."""
 
     def fresh_state(params):
-      return self._expand(self.inner.init(self._squeeze(params)))
+      return self.expand(self.inner.init(self.squeeze(params)))
 
-    return self._shard_map(fresh_state, (self.params_spec,), self.state_spec)
+    return self.shard_map(fresh_state, (self.params_spec,), self.state_spec)
 
   @functools.cached_property
   def steps(self):
@@ -201,13 +201,13 @@ class Programs:
 
     def steps(params, state, tokens, segments, first_step, weights, turn):
       work = functools.partial(inner_lib.steps, self.inner, compute)
-      operands = (*self._squeeze((params, state)), *self._squeeze((tokens, segments), 1), first_step)
+      operands = (*self.squeeze((params, state)), *self.squeeze((tokens, segments), 1), first_step)
       sampled = self.settings.train.schedule or self.settings.train.paths_per_phase
       trained = jax.lax.cond(weights[tuple(turn)] > 0, work, rest, *operands) if sampled else work(*operands)
-      return *self._expand(trained[:2]), self._expand(trained[2], 1)
+      return *self.expand(trained[:2]), self.expand(trained[2], 1)
 
     metrics_spec = P(None, *self.layout.grid.names)
-    return self._shard_map(
+    return self.shard_map(
       steps,
       (self.params_spec, self.state_spec, self.rows_spec(1), self.rows_spec(1), P(), self.weights_spec, P()),
       (self.params_spec, self.state_spec, dict.fromkeys(inner_lib.METRICS, metrics_spec)),
@@ -223,7 +223,7 @@ class Programs:
 
     def finish(sums, squares, modules, params, weights, turn):
       turn = tuple(turn)
-      old, new = modules_lib.take(self.layout, modules, turn), self._squeeze(params)
+      old, new = modules_lib.take(self.layout, modules, turn), self.squeeze(params)
       for level in self.layout.levels:
         at = (0, *self.layout.grid.module(level, turn))
         delta = {name: weights[turn] * (old[name] - new[name]) for name in self.layout.names(level)}
@@ -232,7 +232,7 @@ class Programs:
       return sums, squares
 
     specs = self.sums_spec, self.squares_spec
-    return self._shard_map(
+    return self.shard_map(
       finish, (*specs, self.modules_spec, self.params_spec, self.weights_spec, P()), specs, donate_argnums=(0, 1)
     )
 
@@ -248,10 +248,10 @@ class Programs:
     losses = loss_lib.row_losses(self.model, self.settings.routing.prefix_tokens)
 
     def evaluate(params, tokens, segments):
-      return self._expand(losses(gather(self._squeeze(params), self.dims), *self._squeeze((tokens, segments))))
+      return self.expand(losses(gather(self.squeeze(params), self.dims), *self.squeeze((tokens, segments))))
 
     rows = self.rows_spec()
-    return self._shard_map(evaluate, (self.params_spec, rows, rows), (rows, rows))
+    return self.shard_map(evaluate, (self.params_spec, rows, rows), (rows, rows))
 
   # -- all paths
 
@@ -344,7 +344,6 @@ class Programs:
 
 
 def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:
-  """Programs of a run; `settings.inner.decay_steps` 0 stands for the run's length."""
-  steps = settings.pretrain.steps + settings.train.phases * settings.train.steps_per_phase
-  inner = inner_lib.make(settings.inner, settings.inner.decay_steps or steps, settings.pretrain.steps)
+  """Programs of a run."""
+  inner = inner_lib.make(settings.inner, settings.decay_steps, settings.pretrain.steps)
   return Programs(placement, layout, model, settings, inner)

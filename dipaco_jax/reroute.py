@@ -1,0 +1,121 @@
+"""Routing more frequently at test time, and the mixture of paths: what every path's token losses are made into [2.4.3].
+
+A sequence is cut into chunks of W tokens from its first token on: chunk i is the tokens at places iW to (i+1)W - 1. A
+path is chosen for each chunk and scores all of it; the choice for chunk i + 1 sees the tokens of chunks 0 to i only:
+
+    oracle       the path with the least nats on chunk i
+    by_chooser   the path that the learned chooser (chunk_router.py) prefers at the last token of chunk i
+    hindsight    the path with the least nats on chunk i + 1 itself: no choice of paths for chunks of W does better
+
+Chunk 0 is scored by the sequence's routed path, the prefix router's. The prefix, whose targets do not count, is cut
+like all else: the oracle looks at its nats too. So with W = 16 the first token that counts, at place 32, is scored by
+the path that chunk 1 chooses; with W = 64 the routed path scores the tokens to place 63.
+
+The nats of the token at place t are at position t - 1, that of the token that predicts it; the first token has none.
+
+Token losses are a list of P arrays [N, L], one per path, that may be memory maps: sequences are read a block at a time.
+Nats beyond a sequence's end are 0. Results are sums over the targets that count, [N] float64.
+
+Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T of the top paths.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+BLOCK_BYTES = 1 << 26  # of all paths' token losses, float32, that are in memory at one time
+
+
+def oracle(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
+  """Nats of every sequence, [N], where chunk i + 1 has the path with the least nats on chunk i; ties to the lower.
+
+  Args:
+    nll: nats at every target inside a sequence, those of the prefix too.
+    counts_NL: which targets count.
+    W: tokens in a chunk, 2 or more.
+    first_N: the path of chunk 0.
+
+  Raises:
+    ValueError: W is below 2: the first token has no nats to choose by.
+  """
+  total_N = np.zeros(len(counts_NL))
+  for rows, nll_BPL in blocks(nll):
+    best_BC = _by_chunk(nll_BPL, W).argmin(axis=1)
+    total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], best_BC[:, :-1])
+  return total_N
+
+
+def by_chooser(
+  nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray, chosen_NL: np.ndarray
+) -> np.ndarray:
+  """Nats of every sequence, [N], where chunk i + 1 has the path chosen at the last token of chunk i.
+
+  Args:
+    nll, counts_NL, W, first_N: as of `oracle`.
+    chosen_NL: the path that the chooser prefers for what follows each token, see `chunk_router.choose`.
+  """
+  total_N = np.zeros(len(counts_NL))
+  before = _starts(W, counts_NL.shape[1])[1:]  # what predicts a chunk's first token is the last token before it
+  for rows, nll_BPL in blocks(nll):
+    total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], chosen_NL[rows][:, before])
+  return total_N
+
+
+def hindsight(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int) -> np.ndarray:
+  """Nats of every sequence, [N], where every chunk has the path that is best on it: a bound, which nothing can choose.
+
+  A chunk as long as the sequence bounds what routing once can reach.
+  """
+  total_N = np.zeros(len(counts_NL))
+  for rows, nll_BPL in blocks(nll):
+    total_N[rows] = _by_chunk(nll_BPL * counts_NL[rows][:, None], W).min(axis=1).sum(axis=1)
+  return total_N
+
+
+def mixture(nll: Sequence[np.ndarray], counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int) -> np.ndarray:
+  """Nats of every sequence, [N], under the mixture of its `top_n` best paths' next-token distributions.
+
+      -sum_j log sum_p w_p exp(-nll_pj)        w = softmax of the top_n highest scores
+
+  Args:
+    nll, counts_NL: as of `oracle`.
+    scores_NP: the router's, of each path for each sequence: log weights, up to a constant.
+    top_n: paths that a sequence's mixture is of; 1 is the routed path alone. Ties go to the lower index.
+  """
+  total_N = np.zeros(len(counts_NL))
+  for rows, nll_BPL in blocks(nll):
+    scores_BP = np.asarray(scores_NP[rows], np.float64)
+    top_BT = np.argsort(-scores_BP, axis=1, kind='stable')[:, :top_n]
+    score_BT = np.take_along_axis(scores_BP, top_BT, 1)
+    log_w_BT = score_BT - np.logaddexp.reduce(score_BT, axis=1, keepdims=True)
+    log_p_BTL = log_w_BT[:, :, None] - np.take_along_axis(nll_BPL, top_BT[:, :, None], 1)
+    total_N[rows] = -(np.logaddexp.reduce(log_p_BTL, axis=1) * counts_NL[rows]).sum(axis=1)
+  return total_N
+
+
+def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+  """(which sequences, all paths' token losses on them [B, P, L] float32), in order."""
+  N, L = nll[0].shape
+  size = max(1, BLOCK_BYTES // (4 * len(nll) * L))
+  for start in range(0, N, size):
+    rows = slice(start, min(start + size, N))
+    yield rows, np.stack([nll_NL[rows] for nll_NL in nll], axis=1)
+
+
+def _starts(W: int, L: int) -> list[int]:
+  """The positions whose targets are the first of each chunk, [C]; the last position has no target."""
+  if W < 2:
+    raise ValueError(f'chunks of {W} tokens: the first token has no nats to choose by; use 2 or more')
+  return [0, *range(W - 1, L - 1, W)]
+
+
+def _by_chunk(nll_BPL: np.ndarray, W: int) -> np.ndarray:
+  """Nats of every chunk, [B, P, C] float64."""
+  return np.add.reduceat(nll_BPL, _starts(W, nll_BPL.shape[-1]), axis=-1, dtype=np.float64)
+
+
+def _scored(nll_BPL, counts_BL, W: int, first_B, later_BC) -> np.ndarray:
+  """Nats that count, [B], of the chunks under their paths: `first_B`'s on chunk 0, `later_BC`'s on those after it."""
+  paths_BC = np.concatenate([first_B[:, None], later_BC], axis=1)
+  nats_BPC = _by_chunk(nll_BPL * counts_BL[:, None], W)
+  return np.take_along_axis(nats_BPC, paths_BC[:, None], 1).sum(axis=(1, 2))

@@ -1,0 +1,202 @@
+"""Every path's nats at every target of every sequence of a set: what re-routing and mixtures are computed from [2.4.3].
+
+A folder holds a set of N sequences, at most L tokens of each:
+
+    nll-<path>.npy    [N, L] float32    -log p(token j + 1 | tokens to j) at position j, for every target inside the
+                                        sequence, those of the prefix too; 0 where there is none
+    counts.npy        [N, L] bool       which of them count for perplexity: those after the prefix
+    meta.json                           what the files were made from
+
+A file is published whole, and a turn whose paths all have theirs is not made again: a run that was killed goes on with
+the next. Files of paths whose parameters have changed since are removed first. A path's file is written by the process
+whose device holds the path; memory is that of a few batches of the paths in flight, whatever N.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from dipaco_jax import checkpoint, evaluate, loss, modules, shards
+from dipaco_jax import progress as progress_lib
+from dipaco_jax import run as run_lib
+from dipaco_jax.grid import Coordinates
+from dipaco_jax.programs import Programs, gather
+from dipaco_jax.sequences import Sequences
+
+
+class Rows(NamedTuple):
+  """Sequences to score, the first `length` tokens of each, one in a row."""
+
+  sequences: Sequences
+  indices: np.ndarray  # [N], those of the file that are scored, in this order
+  length: int
+  batch_size: int
+
+
+class TokenLosses(NamedTuple):
+  """The files, as memory maps."""
+
+  nll: list[np.ndarray]  # by path, [N, L] float32
+  counts: np.ndarray  # [N, L] bool
+
+
+def read(folder: pathlib.Path, num_paths: int) -> TokenLosses:
+  """What `write` has left; raises FileNotFoundError where it has not come to its end."""
+  nll = [np.load(nll_file(folder, path), mmap_mode='r') for path in range(num_paths)]
+  return TokenLosses(nll, np.load(folder / 'counts.npy', mmap_mode='r'))
+
+
+def nll_file(folder: pathlib.Path, path: int) -> pathlib.Path:
+  """Where a path's token losses are."""
+  return folder / f'nll-{path}.npy'
+
+
+def write(
+  programs: Programs,
+  params_of_path: Callable[[int], dict[str, np.ndarray]],
+  sources: Sequence[str],
+  rows: Rows,
+  folder: pathlib.Path,
+) -> TokenLosses:
+  """Scores every sequence under every path, or what of it is missing; every process of a job calls it, once a folder.
+
+  Args:
+    programs: of the grid of paths.
+    params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
+    sources: what tells each path's parameters from others, see `published`; a path whose source is not the recorded
+      one is scored anew.
+    rows: the sequences; where they are not those recorded, all is made anew.
+    folder: where the files go.
+  """
+  run_lib.only_first_process(lambda: _prepare(programs, sources, rows, folder), f'{folder} is prepared')
+  placement = programs.placement
+
+  def missing(turn: Coordinates) -> bool:
+    return not all(nll_file(folder, path).exists() for path in placement.paths(turn))
+
+  # Looked at by all before any of them writes.
+  turns = [turn for turn in placement.turns() if checkpoint.any_process(missing(turn), f'{folder}: turn {turn}')]
+  progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
+  for done, turn in enumerate(turns, 1):
+    _write_turn(programs, evaluate.in_flight(programs, turn, params_of_path), turn, rows, folder)
+    progress.update(done)
+  progress.close()
+  checkpoint.barrier(f'{folder} is whole')
+  return read(folder, placement.grid.num_paths)
+
+
+def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[int]) -> list[str]:
+  """Each path's source: sha256 over those recorded of the modules it picks, of the version it points at."""
+
+  @functools.cache
+  def recorded(version: int) -> dict[str, str]:
+    files = (workdir / 'modules' / str(version)).glob('index-*.json')
+    return {name: digest for file in files for name, digest in json.loads(file.read_text()).items()}
+
+  def source(path: int, version: int) -> str:
+    total = hashlib.sha256()
+    for level in layout.levels:
+      module = layout.grid.module(level, layout.grid.coordinates(path))
+      file = checkpoint.module_file(workdir, version, level, module)
+      total.update(recorded(version)[f'{level.name}/{file.name}'].encode())
+    return total.hexdigest()
+
+  return [source(path, version) for path, version in enumerate(versions)]
+
+
+def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pathlib.Path):
+  """Removes what is stale or was left by killed runs; then says what the files are made from, and writes `counts`."""
+  prefix = programs.settings.routing.prefix_tokens
+  about = {
+    'paths': len(sources), 'sequences': len(rows.indices), 'length': rows.length, 'prefix_tokens': prefix,
+    'indices_sha256': hashlib.sha256(np.asarray(rows.indices, '<i8').tobytes()).hexdigest(),
+  }  # fmt: skip
+  folder.mkdir(parents=True, exist_ok=True)
+  for leftover in folder.glob('.*'):
+    leftover.unlink()
+  meta = folder / 'meta.json'
+  old = json.loads(meta.read_text()) if meta.exists() else {}
+  if old.get('rows') != about:
+    for stale in folder.glob('*.npy'):
+      stale.unlink()
+  else:
+    for path, (now, then) in enumerate(zip(sources, old['sources'], strict=True)):
+      if now != then:
+        nll_file(folder, path).unlink(missing_ok=True)
+  # After the stale files are gone: a run killed in between removes the rest.
+  checkpoint.write_json(meta, {'rows': about, 'sources': list(sources)})
+  if not (folder / 'counts.npy').exists():
+    with _array_file(folder / 'counts.npy', np.dtype(bool), rows) as f:
+      for start in range(0, len(rows.indices), rows.batch_size):
+        tokens_BL, segments_BL = map(jnp.asarray, _block(rows, start))
+        counts_BL = np.asarray(loss.targets(tokens_BL, segments_BL, prefix)[1]) > 0
+        f.write(counts_BL[: len(rows.indices) - start].tobytes())
+
+
+def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, folder: pathlib.Path):
+  """Scores all sequences under the paths in flight; batches are read and dispatched ahead of what is written."""
+  score, placement = program(programs), programs.placement
+
+  def everywhere(x_BL: np.ndarray) -> jax.Array:
+    return placement.assemble(x_BL.shape, programs.rows_spec(), lambda position: x_BL)
+
+  def dispatch(start: int) -> tuple[int, jax.Array]:
+    return start, score(params, *map(everywhere, _block(rows, start)))
+
+  with contextlib.ExitStack() as stack:
+    files: dict[int, IO[bytes]] = {}
+    for start, scores in shards.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
+      for shard in scores.addressable_shards:
+        if shard.replica_id == 0:
+          path = placement.path(turn, tuple(s.start or 0 for s in shard.index[: programs.num_axes]))
+          if path not in files:
+            files[path] = stack.enter_context(_array_file(nll_file(folder, path), np.dtype('<f4'), rows))
+          nll_BL = np.asarray(shard.data).reshape(-1, rows.length)
+          files[path].write(nll_BL[: len(rows.indices) - start].tobytes())
+
+
+@functools.lru_cache(8)  # one compilation for a run's programs, however often it scores
+def program(programs: Programs):
+  """`token_losses(params, tokens [m.., B, L], segments) -> nll [m.., B, L]`, whole on all devices of a slice."""
+  losses = loss.token_losses(programs.model)
+
+  def token_losses(params, tokens, segments):
+    nll_BL = losses(gather(programs.squeeze(params), programs.dims), *programs.squeeze((tokens, segments)))
+    return programs.expand(jax.lax.all_gather(nll_BL, 'data', tiled=True))
+
+  rows = programs.rows_spec()
+  return programs.shard_map(token_losses, (programs.params_spec, rows, rows), P(*programs.layout.grid.names))
+
+
+def _block(rows: Rows, start: int) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens and segment ids [B, L] of a batch; the last one is filled up with padding."""
+  found = rows.sequences.read(rows.indices[start : start + rows.batch_size])
+  empty = [np.zeros(0, np.int32)] * (rows.batch_size - len(found))
+  return shards.pad([x.tokens for x in found] + empty, rows.length)
+
+
+@contextlib.contextmanager
+def _array_file(file: pathlib.Path, dtype: np.dtype, rows: Rows) -> Iterator[IO[bytes]]:
+  """To write an [N, L] array to from its first row on; on the disk and whole before it is seen."""
+  aside = file.with_name(f'.{file.name}.{os.getpid()}')
+  shape = (len(rows.indices), rows.length)
+  try:
+    with open(aside, 'wb') as f:
+      np.lib.format.write_array_header_1_0(f, {'descr': dtype.str, 'fortran_order': False, 'shape': shape})
+      yield f
+      f.flush()
+      os.fsync(f.fileno())
+    os.replace(aside, file)
+  finally:
+    aside.unlink(missing_ok=True)
+  checkpoint.sync(file.parent)
