@@ -1,0 +1,117 @@
+"""The learned chooser: which path is best for what follows, at every token [2.4.3, 7.2.2]. Pure.
+
+A transformer fine-tuned from the base language model, with a head of P classes on the normed hidden state:
+
+    T[n, j] = argmin_p sum_{k = j}^{j + H - 1} nll[n, p, k]       loss = -mean_{n, j} log softmax(x[n, j] head)[T[n, j]]
+
+nll[n, p, k] being the nats of token k + 1 under path p: the label at token j looks at the H tokens after it, and the
+chooser at the tokens up to it. H to the end of the sequence works about as well as H = W, and serves every W.
+
+Parameters are the base model's, without the language model's own head, and `chooser/kernel` [D, P].
+
+Dimensions: N sequences, B batch, L length, D width, P paths.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from dipaco_jax import inner, reroute, settings
+from dipaco_jax import loss as loss_lib
+from dipaco_jax import model as model_lib
+
+KERNEL = 'chooser/kernel'
+
+
+def make(base: Mapping[str, Any], num_paths: int) -> model_lib.Params:
+  """The chooser's parameters before training: the base model's, and a head of zeros: all paths are as likely."""
+  width = base['final_norm/scale'].shape[0]
+  kept = {name: jnp.asarray(x) for name, x in base.items() if name != 'head/kernel'}
+  return dict(sorted((kept | {KERNEL: jnp.zeros((width, num_paths), jnp.float32)}).items()))
+
+
+def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
+  """T: the best path for what follows each token, ties to the lower; [N, L] int32.
+
+  Args:
+    nll: nats at every target inside a sequence, those of the prefix too; P arrays [N, L] that may be memory maps.
+    horizon: H, the targets that a label looks at; 0: to the sequence's end.
+  """
+  L = nll[0].shape[1]
+  found_NL = np.zeros(nll[0].shape, np.int32)
+  ends_L = np.minimum(np.arange(L) + (horizon or L), L)
+  for rows, nll_BPL in reroute.blocks(nll):
+    upto_BPL = np.pad(nll_BPL.cumsum(axis=-1, dtype=np.float64), ((0, 0), (0, 0), (1, 0)))
+    found_NL[rows] = (upto_BPL[..., ends_L] - upto_BPL[..., :-1]).argmin(axis=1)
+  return found_NL
+
+
+def logits(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
+  """How well each path suits what follows each token, [B, L, P] float32."""
+  nested: Any = {'params': traverse_util.unflatten_dict({n: x for n, x in params.items() if n != KERNEL}, sep='/')}
+  x_BLD: Any = model.apply(nested, tokens_BL, segments_BL, method=lambda m, *rows: m.final_norm(m(*rows)))
+  return jnp.einsum('BLD,DP->BLP', x_BLD, params[KERNEL].astype(x_BLD.dtype), preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames='model')
+def choose(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
+  """The preferred path for what follows each token, ties to the lower: [B, L] int32."""
+  return logits(model, params, tokens_BL, segments_BL).argmax(axis=-1).astype(jnp.int32)
+
+
+def loss(model: model_lib.Transformer, params: model_lib.Params, rows: tuple, labels_BL) -> tuple[jax.Array, jax.Array]:
+  """(Summed cross-entropy in nats, number of tokens that another of their sequence follows).
+
+  Args:
+    rows: tokens and segment ids, [B, L] each.
+    labels_BL: T.
+  """
+  tokens_BL, segments_BL = rows
+  _, followed_BL = loss_lib.targets(tokens_BL, segments_BL, 0)
+  log_p_BLP = jax.nn.log_softmax(logits(model, params, tokens_BL, segments_BL))
+  nats_BL = -jnp.take_along_axis(log_p_BLP, labels_BL[..., None], axis=-1)[..., 0]
+  return jnp.sum(nats_BL * followed_BL), followed_BL.sum()
+
+
+def train(
+  model: model_lib.Transformer,
+  params: model_lib.Params,
+  batch: Callable[[int], tuple[Any, Any, Any]],
+  num_steps: int,
+  config: settings.Inner,
+) -> tuple[model_lib.Params, np.ndarray]:
+  """AdamW from `params`, by the same rule as a path's inner steps, without warm-up; the cosine ends with the last step.
+
+  Equal arguments give equal bits, so that what was stopped is made again from the start.
+
+  Args:
+    model: whose parameters the base's are.
+    params: see `make`; not donated.
+    batch: step -> tokens, segment ids, labels, [B, L] each, on the host or laid out over devices.
+    num_steps: about 2,000 in the paper.
+    config: of AdamW; its warm-ups and decay_steps are not looked at.
+
+  Returns:
+    Parameters, and the mean loss before each step in nats, [num_steps].
+  """
+  made = inner.make(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0)
+  compute = inner.gradient(functools.partial(loss, model))
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params, state, tokens_BL, segments_BL, labels_BL, i):
+    return inner.step(made, compute, params, state, (tokens_BL, segments_BL), labels_BL, i)
+
+  params = jax.tree.map(jnp.copy, params)
+  state = made.init(params)
+  losses: list[jax.Array] = []
+  for i in range(num_steps):
+    params, state, metrics = step(params, state, *batch(i), jnp.int32(i))
+    losses.append(metrics['loss'])
+    jax.block_until_ready(losses[-2:][0])  # the step before: batches do not pile up on the device
+  return params, np.array(losses)

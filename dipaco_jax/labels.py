@@ -1,0 +1,140 @@
+"""Labels of the discriminative router without scoring every path on every document [2.4.2, 6].
+
+The label of a document is its best path, argmax_p s(d, p), with s = sum_j log p(token j | before) in nats. Exact labels
+take all P scores. The paths of a grid share modules, so that s is nearly a sum of one term per axis, and a label can be
+found from about sum_a K_a of the prod_a K_a scores:
+
+    coordinate_ascent   the best of the K_a paths along each axis in turn, the other coordinates fixed
+    additive            argmax_p m_d + sum_a u_{d, a, p_a}, fitted by least squares to the paths that were scored
+
+Both are exact where no axis' term depends on another's coordinate. Documents do not depend on each other: a caller
+may hand them over in groups, since memory is that of N P scores. A score is asked for once.
+
+Dimensions: N documents, P paths, A axes, K size of an axis, M paths scored, F = 1 + sum_a K_a terms of a path.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+FIT_DOCUMENTS = 1024  # whose fits exist at one time
+
+# (documents [M], paths [M]) -> s [M] in nats, higher is better
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class Labels(NamedTuple):
+  """Labels, and what they took."""
+
+  paths: np.ndarray  # [N] int64
+  scored: int  # pairs of a document and a path
+
+
+def exact(scores_NP: np.ndarray) -> np.ndarray:
+  """The best path of each document, ties to the lower: [N]."""
+  return np.asarray(scores_NP).argmax(axis=1)
+
+
+def coordinate_ascent(score: Score, start_N: np.ndarray, grid_shape: Sequence[int], sweeps: int) -> Labels:
+  """A path that no change of one coordinate makes better, as far as `sweeps` lead; ties to the lower coordinate.
+
+  The first sweep asks for 1 + sum_a (K_a - 1) scores of a document, later ones for the lines that it has moved to.
+
+  Args:
+    score: is asked for pairs that it has not been asked for; a call has all documents' new pairs along one axis.
+    start_N: paths to start from, for instance those of the generative router.
+    grid_shape: sizes of the grid's axes; paths are in row-major order.
+    sweeps: over all axes, at most; it ends where nothing moves.
+
+  Raises:
+    ValueError: a score is not finite.
+  """
+  coordinates_AN = np.stack(np.unravel_index(start_N, grid_shape))
+  known_NP = np.full((len(start_N), math.prod(grid_shape)), np.nan)
+  for _ in range(sweeps):
+    before_AN = coordinates_AN.copy()
+    for axis, size in enumerate(grid_shape):
+      paths_NK = _line(coordinates_AN, axis, np.tile(np.arange(size), (len(start_N), 1)), grid_shape)
+      _ask(score, known_NP, paths_NK)
+      coordinates_AN[axis] = np.take_along_axis(known_NP, paths_NK, 1).argmax(axis=1)
+    if (coordinates_AN == before_AN).all():
+      break
+  return Labels(np.ravel_multi_index(tuple(coordinates_AN), grid_shape), _num_scored(known_NP))
+
+
+def cross(start_N: np.ndarray, grid_shape: Sequence[int]) -> np.ndarray:
+  """The start path, and those that differ from it in one coordinate: [N, M], M = 1 + sum_a (K_a - 1)."""
+  coordinates_AN = np.stack(np.unravel_index(start_N, grid_shape))
+  arms = (
+    _line(coordinates_AN, axis, (coordinates_AN[axis][:, None] + np.arange(1, size)) % size, grid_shape)
+    for axis, size in enumerate(grid_shape)
+  )
+  return np.concatenate([np.asarray(start_N)[:, None], *arms], axis=1)
+
+
+def additive(score: Score, paths_NM: np.ndarray, grid_shape: Sequence[int]) -> Labels:
+  """The path with the highest fitted sum, whether it was scored or not; ties to the lower.
+
+  The fit is the shortest of those with the least squares: a coordinate that no scored path has gets the term 0.
+
+  Args:
+    score: is asked once, for all pairs.
+    paths_NM: paths to score of each document, for instance `cross`, or more of them, drawn at random.
+    grid_shape: sizes of the grid's axes; paths are in row-major order.
+
+  Raises:
+    ValueError: a score is not finite.
+  """
+  terms_PF = _terms(grid_shape)
+  known_NP = np.full((len(paths_NM), len(terms_PF)), np.nan)
+  _ask(score, known_NP, paths_NM)
+  scores_NM = np.take_along_axis(known_NP, paths_NM, 1)
+  labels_N = np.zeros(len(paths_NM), np.int64)
+  for start in range(0, len(labels_N), FIT_DOCUMENTS):
+    rows = slice(start, start + FIT_DOCUMENTS)
+    # Singular values of a matrix of zeros and ones that should be 0 are so to rounding.
+    fit_BF1 = np.linalg.pinv(terms_PF[paths_NM[rows]], rcond=1e-9) @ scores_NM[rows][:, :, None]
+    labels_N[rows] = (fit_BF1[:, :, 0] @ terms_PF.T).argmax(axis=1)
+  return Labels(labels_N, _num_scored(known_NP))
+
+
+def agreement(labels_N: np.ndarray, exact_N: np.ndarray) -> float:
+  """The fraction of documents whose label is the exact one."""
+  return float(np.mean(labels_N == exact_N))
+
+
+def regret(scores_NP: np.ndarray, labels_N: np.ndarray) -> float:
+  """max_p s(d, p) - s(d, label), nats per document: what the labels lose against exact ones."""
+  scores_NP = np.asarray(scores_NP, np.float64)
+  return float(np.mean(scores_NP.max(axis=1) - np.take_along_axis(scores_NP, labels_N[:, None], 1)[:, 0]))
+
+
+def _line(coordinates_AN: np.ndarray, axis: int, values_NK: np.ndarray, grid_shape: Sequence[int]) -> np.ndarray:
+  """Paths with other values of one coordinate, [N, K]."""
+  line_ANK = np.repeat(coordinates_AN[:, :, None], values_NK.shape[1], axis=2)
+  line_ANK[axis] = values_NK
+  return np.ravel_multi_index(tuple(line_ANK), grid_shape)
+
+
+def _ask(score: Score, known_NP: np.ndarray, paths_NM: np.ndarray):
+  """Fills in the scores of these paths that are not known (NaN)."""
+  wanted_NP = np.zeros(known_NP.shape, bool)
+  np.put_along_axis(wanted_NP, paths_NM, True, axis=1)
+  documents, paths = np.nonzero(wanted_NP & np.isnan(known_NP))
+  if len(documents):
+    known_NP[documents, paths] = found = score(documents, paths)
+    if not np.isfinite(found).all():
+      raise ValueError(f'scores of paths {sorted(set(paths[~np.isfinite(found)].tolist()))} are not finite')
+
+
+def _num_scored(known_NP: np.ndarray) -> int:
+  return int(np.count_nonzero(~np.isnan(known_NP)))
+
+
+def _terms(grid_shape: Sequence[int]) -> np.ndarray:
+  """Which terms each path's sum has: [P, F] of zeros and ones, the first being m_d."""
+  coordinates_AP = np.unravel_index(np.arange(math.prod(grid_shape)), grid_shape)
+  one_hot = [c_P[:, None] == np.arange(size) for c_P, size in zip(coordinates_AP, grid_shape, strict=True)]
+  return np.concatenate([np.ones((len(coordinates_AP[0]), 1)), *one_hot], axis=1)
