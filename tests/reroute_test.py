@@ -123,13 +123,15 @@ def test_mixture_of_one_is_the_best_path_whatever_its_score():
   np.testing.assert_allclose(reroute.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 3), expected, rtol=1e-12)
 
 
-def test_token_losses_may_be_files(tmp_path):
+def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
   drawn = Drawn()
   for path, nll_NL in enumerate(drawn.nll):
     np.save(tmp_path / f'{path}.npy', nll_NL)
   mapped = [np.load(tmp_path / f'{path}.npy', mmap_mode='r') for path in range(PATHS)]
-  found = reroute.oracle(mapped, drawn.counts, 16, drawn.first)
-  np.testing.assert_array_equal(found, reroute.oracle(drawn.nll, drawn.counts, 16, drawn.first))
+  found = list(reroute.blocks(mapped))
+  assert max(nll_BPL.nbytes for _, nll_BPL in found) <= reroute.BLOCK_BYTES
+  np.testing.assert_array_equal(np.concatenate([nll_BPL for _, nll_BPL in found]), np.stack(drawn.nll, 1))
+  assert np.concatenate([np.arange(len(LENGTHS))[rows] for rows, _ in found]).tolist() == list(range(len(LENGTHS)))
 
 
 def test_a_chunk_of_one_token():

@@ -90,6 +90,8 @@ def test_token_losses_are_the_models(made, rows, folder):
   for path in range(4):
     nll_NL = loss.token_losses(made.model)(small.base(made.model, path), tokens, segments)
     assert found.nll[path].dtype == np.float32 and found.nll[path].shape == (6, LENGTH)
+    size = token_losses.nll_file(folder, path).stat().st_size
+    assert size == found.nll[path].offset + found.nll[path].nbytes  # nothing follows
     np.testing.assert_allclose(found.nll[path], nll_NL, atol=CLOSE)
   assert np.abs(found.nll[0] - found.nll[1]).max() > 100 * CLOSE
   for n, index in enumerate(rows.indices):
@@ -196,15 +198,26 @@ def test_killed_and_started_again(made, rows, folder, tmp_path):
   assert contents(scores) == contents(folder)
 
 
-def test_a_failure_leaves_no_part_of_a_file(made, rows, tmp_path):
-  def params(path):
-    if path == 1:
-      raise OSError('cannot be read')
-    return small.base(made.model, path)
+class Failing(sequences.Sequences):
+  """Can be read so many times."""
 
+  def __init__(self, file, reads: int):
+    super().__init__(file)
+    self.reads = reads
+
+  def read(self, indices):
+    self.reads -= 1
+    if self.reads < 0:
+      raise OSError('cannot be read')
+    return super().read(indices)
+
+
+def test_a_failure_leaves_no_part_of_a_file(made, rows, tmp_path):
+  make_rows(tmp_path / 'sequences')
+  failing = Failing(str(tmp_path / 'sequences' / 'validation.array_record'), 2 + 2 + 1)  # in the second path
   with pytest.raises(OSError, match='cannot be read'):
-    token_losses.write(made, params, SOURCES, rows, tmp_path)
-  assert set(contents(tmp_path)) == {'counts.npy', 'meta.json', 'nll-0.npy'}
+    token_losses.write(made, Asked(made), SOURCES, rows._replace(sequences=failing), tmp_path / 'scores')
+  assert set(contents(tmp_path / 'scores')) == {'counts.npy', 'meta.json', 'nll-0.npy'}
 
 
 def test_sources_are_the_modules_that_a_path_picks(tmp_path):
