@@ -1,0 +1,164 @@
+"""The classifier against scikit-learn, the hidden layer where a line is not enough, calibration to a distribution."""
+
+import jax
+import numpy as np
+import pytest
+from points import blobs, hidden_like
+from sklearn import linear_model
+
+from dipaco_jax import classifier, router, settings
+
+
+def labelled(num: int, width: int, num_paths: int, seed=0) -> tuple[np.ndarray, np.ndarray]:
+  """Features far from standard, and labels that a line tells apart but for noise."""
+  rng = np.random.default_rng(seed)
+  z_ND = hidden_like(num, width, seed) * np.exp(rng.normal(size=width)).astype('f') + 5
+  x_ND = (z_ND - z_ND.mean(0)) / z_ND.std(0)
+  return z_ND, (x_ND @ rng.normal(size=(width, num_paths)) + rng.gumbel(size=(num, num_paths))).argmax(1)
+
+
+def fit(z_ND, labels_N, num_paths, key=0, **kwargs) -> router.Router:
+  return classifier.fit_classifier(jax.random.key(key), z_ND, labels_N, num_paths, **kwargs)
+
+
+def nats(fitted, z_ND, labels_N) -> np.ndarray:
+  return -np.asarray(jax.nn.log_softmax(router.scores(fitted, z_ND)))[np.arange(len(z_ND)), labels_N]
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+@pytest.mark.parametrize('l2', [0.1, 1e-3])
+def test_logistic_regression_is_that_of_sklearn(l2, weighted):
+  z_ND, labels_N = labelled(500, 10, 4)
+  weight_N = np.random.default_rng(1).uniform(0, 2, 500) if weighted else np.ones(500)
+  ours = fit(z_ND, labels_N, 4, l2=[l2], weight_N=weight_N, tolerance=1e-6)
+  x_ND = ((z_ND - z_ND.mean(0)) / z_ND.std(0)).astype('d')
+  theirs = linear_model.LogisticRegression(C=1 / (l2 * weight_N.sum()), tol=1e-8, max_iter=2000)
+  theirs.fit(x_ND, labels_N, weight_N)
+  probability_NP = np.asarray(jax.nn.softmax(router.scores(ours, z_ND)))
+  # A gradient of 1e-6 over a curvature of l2 or more: weights are within 1e-3, and most directions curve more.
+  np.testing.assert_allclose(probability_NP, theirs.predict_proba(x_ND), atol=5e-4)
+
+  def loss(nats_N, w):
+    return (weight_N * nats_N).sum() / weight_N.sum() + l2 / 2 * (np.asarray(w, np.float64) ** 2).sum()
+
+  best = loss(-theirs.predict_log_proba(x_ND)[np.arange(500), labels_N], theirs.coef_)
+  assert loss(nats(ours, z_ND, labels_N), 2 * ours.centroids) == pytest.approx(best, rel=1e-5)
+
+
+def test_accuracy_by_hand():
+  z_ND, labels_N = labelled(500, 10, 4)
+  fitted = fit(z_ND, labels_N, 4, l2=[0.01])
+  by_hand = np.mean(np.asarray(router.scores(fitted, z_ND)).argmax(1) == labels_N)
+  assert classifier.accuracy(fitted, z_ND, labels_N) == pytest.approx(by_hand)
+  assert 0.5 < by_hand < 1
+
+
+def test_candidates_are_chosen_by_held_out_documents():
+  # Ten times as many dimensions as matter: too little decay fits noise, too much fits nothing.
+  z_ND, labels_N = labelled(300, 60, 3)
+  noisy_ND = np.concatenate([z_ND, np.random.default_rng(1).normal(size=(300, 540))], 1).astype('f')
+  l2 = [100.0, 0.1, 1e-6]
+  chosen = fit(noisy_ND, labels_N, 3, l2=l2, held_fraction=0.3)
+  held = classifier.split(jax.random.split(jax.random.key(0))[1], 300, 0.3)[1]
+  weight_N = np.ones(300)
+  weight_N[held] = 0
+  by_hand = [
+    nats(fit(noisy_ND, labels_N, 3, l2=[value], weight_N=weight_N), noisy_ND, labels_N)[held].mean() for value in l2
+  ]
+  assert np.argmin(by_hand) == 1
+  np.testing.assert_array_equal(chosen.centroids, fit(noisy_ND, labels_N, 3, l2=l2[1:2]).centroids)
+
+
+def crossed(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+  """Which of two signs agree: no line tells."""
+  z_ND = np.random.default_rng(seed).normal(size=(num, 10)).astype('f')
+  return z_ND, (2 * (z_ND[:, 0] > 0) + (z_ND[:, 1] * z_ND[:, 2] > 0)).astype(int)
+
+
+def test_a_hidden_layer_learns_what_no_line_tells():
+  z_ND, labels_N = crossed(1000, 0)
+  fresh = crossed(1000, 1)
+  line, curve = (fit(z_ND, labels_N, 4, hidden=hidden, l2=[0.003], iterations=200) for hidden in (0, 16))
+  assert curve.hidden.shape == (10, 16) and curve.centroids.shape == (4, 16)
+  assert classifier.accuracy(line, *fresh) < 0.55
+  assert classifier.accuracy(curve, *fresh) > 0.85
+
+
+def test_same_key_same_bits():
+  z_ND, labels_N = crossed(1000, 0)
+  one, two, other = (fit(z_ND, labels_N, 4, key, hidden=16, l2=[0.01], iterations=9) for key in (0, 0, 1))
+  for a, b in zip(one, two, strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert (np.asarray(one.hidden) != np.asarray(other.hidden)).any()
+
+
+def test_labels_are_paths():
+  with pytest.raises(ValueError, match='labels go from 0 to 3; paths from 0 to 2'):
+    fit(np.zeros((4, 2), 'f'), np.arange(4), 3)
+
+
+def test_split_takes_every_document_once():
+  kept, held = classifier.split(jax.random.key(0), 1001, 0.2)
+  assert len(held) == 200 and (np.diff(held) > 0).all() and (np.diff(kept) > 0).all()
+  np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), np.arange(1001))
+  assert (classifier.split(jax.random.key(1), 1001, 0.2)[1] != held).any()
+
+
+def skewed(num: int, num_paths: int, kind: str) -> np.ndarray:
+  """Scores by which most paths are seldom the best."""
+  rng = np.random.default_rng(0)
+  own_NP, skill_P = rng.normal(size=(num, num_paths)), 10 * rng.normal(size=num_paths)
+  if kind == 'clusters':  # fewer than paths, and tight
+    return 5 * rng.normal(size=(10, num_paths))[rng.integers(10, size=num)] + 0.05 * own_NP + skill_P
+  if kind == 'topics':
+    return 3 * rng.normal(size=(num, 8)) @ rng.normal(size=(8, num_paths)) + skill_P
+  return own_NP + skill_P
+
+
+def frequencies(scores_NP) -> np.ndarray:
+  return np.bincount(scores_NP.argmax(1), minlength=scores_NP.shape[1]) / len(scores_NP)
+
+
+@pytest.mark.parametrize('target', ['even', 'uneven'])
+@pytest.mark.parametrize('kind', ['own', 'topics', 'clusters'])
+def test_no_path_is_empty_once_calibrated(kind, target):
+  scores_NP = skewed(4000, 16, kind)
+  target_P = np.ones(16) if target == 'even' else np.random.default_rng(1).uniform(0.1, 1, 16)
+  assert (frequencies(scores_NP) == 0).sum() >= 3
+  found_P = frequencies(scores_NP + np.asarray(classifier.calibration(scores_NP, target_P)))
+  wanted_P = target_P / target_P.sum()
+  assert abs(found_P - wanted_P).sum() / 2 < 4e-3
+  assert (abs(found_P / wanted_P - 1) < 0.1).all()
+
+
+def test_a_router_of_any_kind_is_calibrated_by_its_bias():
+  z_ND = blobs(3000, 8, 3, 0.3)
+  fitted = router.fit('product_kmeans', jax.random.key(0), z_ND, (4, 3), settings.Routing())
+  found = classifier.calibrate(fitted, z_ND, np.ones(12))
+  before_N, after_N = (np.bincount(np.asarray(router.route(r, z_ND))[:, 0], minlength=12) for r in (fitted, found))
+  assert min(before_N) == 0 and abs(after_N - 250).max() < 25
+  for one, two in zip(fitted[:-1], found[:-1], strict=True):
+    np.testing.assert_array_equal(one, two)
+
+
+def test_scores_that_match_already_are_left():
+  scores_NP = skewed(500, 4, 'own')
+  scores_NP -= np.sort(scores_NP, 0)[250]
+  bias_P = classifier.calibration(scores_NP, np.maximum(frequencies(scores_NP), 1e-9))
+  np.testing.assert_array_equal(bias_P, np.zeros(4))
+
+
+def test_the_bias_depends_on_no_documents_offset():
+  scores_NP = skewed(500, 6, 'topics')
+  offset_N = np.random.default_rng(2).normal(size=(500, 1))
+  one_P, two_P = (classifier.calibration(s, np.ones(6)) for s in (scores_NP, scores_NP + offset_N))
+  np.testing.assert_array_equal((scores_NP + one_P).argmax(1), (scores_NP + two_P).argmax(1))
+
+
+def test_one_path_needs_no_bias():
+  np.testing.assert_array_equal(classifier.calibration(np.ones((5, 1)), np.ones(1)), [0])
+
+
+def test_a_share_of_nothing():
+  with pytest.raises(ValueError, match=r'shares of paths \[1\] are not above 0'):
+    classifier.calibration(np.ones((5, 3)), np.array([1, 0, 2]))
