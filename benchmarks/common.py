@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import mesh, model, modules, programs, settings
+from dipaco_jax import checks, mesh, model, modules, programs, settings
 
 LEVELS = (
   ('stem', r'block_0/', ()),
@@ -37,8 +37,8 @@ def define_sizes(**sizes: int):
   """An integer flag for every size, and those of how to compute."""
   for name, default in ({'head_dim': 0, 'loss_chunk': settings.Model.loss_chunk} | sizes).items():
     flags.DEFINE_integer(name, default, HELP[name])
-  flags.DEFINE_enum('dtype', 'float32', settings.CHOICES['model.dtype'][1:], 'of compute')
-  flags.DEFINE_enum('remat', 'none', settings.CHOICES['model.remat'], 'what is computed again')
+  flags.DEFINE_enum('dtype', 'float32', checks.CHOICES['model.dtype'][1:], 'of compute')
+  flags.DEFINE_enum('remat', 'none', checks.CHOICES['model.remat'], 'what is computed again')
   flags.DEFINE_bool('tied', False, 'the head is the embedding, transposed')
 
 

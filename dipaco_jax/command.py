@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from absl import app, flags
 
-from dipaco_jax import settings
+from dipaco_jax import checks, settings
 
 TRY_AGAIN = 75  # exit status where the disk is full
 
@@ -93,7 +93,7 @@ def _config_file(argv: Sequence[str]) -> str | None:
 
 def _unknown_override(argv: Sequence[str]) -> str | None:
   """A --config.field=value whose field is not there, and the nearest that is."""
-  fields = settings.flatten(settings.Settings().to_dict())
+  fields = checks.flatten(settings.Settings().to_dict())
   for name in re.findall(r'^--?(?:no)?config\.([\w.]+)', '\n'.join(argv), re.MULTILINE):
     if name.startswith('grid.'):
       return f'--config.{name}: this config has no such axis; write config.grid into a config file of your own'

@@ -1,7 +1,7 @@
 """Losses of paths on rows of tokens: hold-outs for early stopping, routed validation [2.7, 4]."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,24 +29,32 @@ class Losses(NamedTuple):
 
 
 def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Losses:
-  """Every path's losses on its own rows. Programs are dispatched ahead; the device is read once per turn."""
+  """Every path's losses on its own rows."""
   num_paths = len(rows.counts)
   result = Losses([np.zeros(0)] * num_paths, [np.zeros(0)] * num_paths)
   for turn in programs.placement.turns():
-    paths = programs.placement.paths(turn)
-    longest = max(rows.counts[path] for path in paths)
-    if not longest:
-      continue
-    params = params_of_turn(turn)
-    starts = range(0, longest, rows.batch_size)
-    outputs = [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts]
-    nll, count = (
-      np.concatenate([mesh_lib.fetch(o[i]).reshape(len(paths), -1) for o in outputs], axis=1) for i in (0, 1)
-    )
-    for i, path in enumerate(paths):
-      result.nll[path] = nll[i, : rows.counts[path]].astype(np.float64)
-      result.targets[path] = count[i, : rows.counts[path]].astype(np.float64)
+    for path, nll, targets in turn_losses(programs, turn, params_of_turn, rows):
+      result.nll[path], result.targets[path] = nll, targets
   return result
+
+
+def turn_losses(
+  programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """(path, nats, targets) of a turn's paths. Programs are dispatched ahead; the device is read once."""
+  paths = programs.placement.paths(turn)
+  longest = max(rows.counts[path] for path in paths)
+  if not longest:
+    return
+  params = params_of_turn(turn)
+  starts = range(0, longest, rows.batch_size)
+  outputs = [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts]
+  nll, count = (
+    np.concatenate([mesh_lib.fetch(o[i]).reshape(len(paths), -1) for o in outputs], axis=1) for i in (0, 1)
+  )
+  for i, path in enumerate(paths):
+    mine = slice(rows.counts[path])
+    yield path, nll[i, mine].astype(np.float64), count[i, mine].astype(np.float64)
 
 
 def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:

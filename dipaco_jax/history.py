@@ -42,6 +42,14 @@ def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
   return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
+def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """{stage: what it found}; where text was sharded anew, 'route' tells of the last shards."""
+  results = {name: stage['result'] for name, stage in read_stages(workdir).items()}
+  for found in results.get('train', {}).get('rounds', []):
+    results['route'] = results['route'] | found
+  return results
+
+
 def read(workdir: pathlib.Path, num_paths: int) -> History:
   """Curves from metrics.jsonl; empty ones where there are no rows yet."""
   steps: dict[str, dict[int, np.ndarray]] = {'pretrain': {}, 'train': {}}

@@ -1,7 +1,6 @@
 """What the two training stages train: the base model, and the grid of paths from it."""
 
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import safetensors.numpy
 
 from dipaco_jax import mesh, outer, shards, spmd, validation
 from dipaco_jax import run as run_lib
+from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.programs import Programs
 
@@ -22,28 +22,34 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:
     name='pretrain', programs=made, phases=1, steps_per_phase=s.pretrain.steps,
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=0, batch_size=s.pretrain.batch_size,
     batch=streams(run, 'base', s.pretrain.batch_size), weights=lambda phase: np.ones((), np.float32), base=params,
-    base_state=None, validate=functools.partial(validation.validate, run, made, routed=False),
+    base_state=None, validate=functools.partial(validation.validate, run, made),
   )  # fmt: skip
 
 
-def paths_job(run: run_lib.Run) -> spmd.Job:
-  """All paths from the base; global steps, and so schedules and the streams of rows, go on where it left them."""
+def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
+  """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds."""
   s, made, grid = run.settings, run.programs, run.layout.grid
-  meta = json.loads((run.workdir / 'shards' / '0' / 'meta.json').read_text())
+  tokens = run.shards_meta(number)['shard_tokens']
 
   @functools.lru_cache(2)  # asked at every dispatch, of all paths
   def weights(phase: int) -> np.ndarray:
     active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
-    return outer.path_weights(active, meta['shard_tokens'], s.outer.reweigh, grid.shape)
+    return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
 
   return spmd.Job(
-    name='train', programs=made, phases=s.train.phases, steps_per_phase=s.train.steps_per_phase,
-    steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
-    batch=streams(run, '0', s.train.batch_size), weights=weights, base=run.base(),
-    base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
-    holdout=validation.holdout_rows(run) if s.train.early_stopping else None,
-    validate=functools.partial(validation.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
+    name='train', programs=made, phases=s.train.phases, round=number, until=round_end(s, number),
+    steps_per_phase=s.train.steps_per_phase, steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps,
+    batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights,
+    base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
+    holdout=validation.holdout_rows(run, number) if s.train.early_stopping else None,
+    validate=functools.partial(validation.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
+    publish=True,
   )  # fmt: skip
+
+
+def round_end(s: settings_lib.Settings, number: int) -> int:
+  """The phase after which a round's shards are no longer trained on."""
+  return s.train.phases if number == s.rounds else (number + 1) * s.routing.phases_per_round
 
 
 def train(run: run_lib.Run, job: spmd.Job) -> state_lib.State:

@@ -17,12 +17,13 @@ import sys
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from dipaco_jax import command
+from dipaco_jax import checks, command
 from dipaco_jax import settings as settings_lib
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
+flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
 flags.DEFINE_bool('distributed', False, 'One of several processes of a job, which all see the workdir.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
@@ -101,10 +102,10 @@ def stopped(signals: Signals):
 def help_and_exit():
   print(__doc__)
   print('options:')
-  for name in ('config', 'workdir', 'distributed', 'coordinator', 'num_processes', 'process_id'):
+  for name in ('config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id'):
     print(f'  --{name:20} {FLAGS[name].help}')
   print(f'  --{"config.FIELD=VALUE":20} Overrides a field of the config; the fields and their defaults:\n')
-  for name, value in settings_lib.flatten(settings_lib.Settings().to_dict()).items():
+  for name, value in checks.flatten(settings_lib.Settings().to_dict()).items():
     print(f'    {name:34} {value!r}')
 
 
@@ -115,7 +116,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     join()
   import jax
 
-  from dipaco_jax import checkpoint, metrics, progress, spmd, stages, text  # JAX: not for --help
+  from dipaco_jax import checkpoint, metrics, progress, reuse, spmd, stages, text  # JAX: not for --help
   from dipaco_jax import run as run_lib
 
   first = jax.process_index() == 0
@@ -134,6 +135,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
       signals.graceful,
     )  # fmt: skip
     run_lib.note_environment(run)
+    if FLAGS.reuse and first:
+      reuse.take(run, pathlib.Path(FLAGS.reuse))
+    checkpoint.barrier('reuse')
     try:
       stages.run_all(run)
     except spmd.Stopped:

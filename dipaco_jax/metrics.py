@@ -227,6 +227,18 @@ def summarize(
   }
 
 
+def normalized_mutual_information(table_KL: np.ndarray) -> float:
+  """I(K; L) / mean(H(K), H(L)) of two labels of the same things, from how often they meet; 0 where one is constant."""
+  joint = np.asarray(table_KL, np.float64) / max(1, np.sum(table_KL))
+  rows, columns = joint.sum(1), joint.sum(0)
+
+  def entropy(p):
+    return -float(np.sum(p * np.log(np.where(p > 0, p, 1))))
+
+  mean = (entropy(rows) + entropy(columns)) / 2
+  return (entropy(rows) + entropy(columns) - entropy(joint)) / mean if mean else 0.0
+
+
 def _perplexities(nll: np.ndarray, tokens: np.ndarray, group: np.ndarray, size: int) -> list[float | None]:
   sums, counts = (np.bincount(group, weights=x, minlength=size)[:size] for x in (nll, tokens))
   return [_exp(n / t) if t else None for n, t in zip(sums, counts, strict=True)]

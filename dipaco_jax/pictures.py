@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, plots, settings
+from dipaco_jax import drawing, drift, grid_plot, metrics, plots, settings
 from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
 from dipaco_jax.progress import duration
@@ -155,7 +155,10 @@ def _kinds(run: Run) -> Picture | None:
     return None
   top = (table / np.maximum(table.sum(1, keepdims=True), 1)).max(1)
   mostly = int((top > 0.5).sum())
-  words = f'What each path reads. The router never saw these names; {mostly} of {len(table)} paths read mostly one.'
+  words = (
+    f'What each path reads. The router never saw these names; {mostly} of {len(table)} paths read mostly one. '
+    f'Normalized mutual information between paths and kinds: {metrics.normalized_mutual_information(table):.2f}.'
+  )
   return Picture(plots.kinds_by_paths(table, kinds, labels(run.grid)), words)
 
 

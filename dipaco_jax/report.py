@@ -39,13 +39,15 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   s, stages = history.read_settings(workdir), history.read_stages(workdir)
   if not stages:
     raise ValueError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
-  results = {name: stage['result'] for name, stage in stages.items()}
-  pretrain, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'train', 'evaluate'))
+  results = history.read_results(workdir)
+  pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
   return report | {
     'paths': grids.Grid(s.grid).num_paths,
     'pretrain_steps': pretrain.get('steps'),
     'pretrain_tokens': pretrain.get('tokens'),
+    'domain_nmi': route.get('domain_nmi'),
+    'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
     'wall_s': {name: stage['wall_s'] for name, stage in stages.items()},
     'config_sha256': settings.digest(s),
     'versions': versions(),
@@ -85,7 +87,7 @@ def _read_run(workdir: pathlib.Path, report: dict[str, Any]):
     s,
     grid,
     levels,
-    {name: stage['result'] for name, stage in history.read_stages(workdir).items()},
+    history.read_results(workdir),
     report,
     history.read(workdir, grid.num_paths),
     drift.measure(workdir, published[-1], grid, levels) if published else [],

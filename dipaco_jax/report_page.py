@@ -2,7 +2,7 @@
 
 import json
 
-from dipaco_jax import drawing, page, settings
+from dipaco_jax import checks, drawing, page, settings
 from dipaco_jax.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
@@ -121,7 +121,7 @@ def fields(s: settings.Settings) -> dict[str, str]:
   """Every field as words."""
   levels = [f'{name}: {pattern} over {", ".join(axes) or "nothing"}' for name, pattern, axes in s.levels]
   nested = s.to_dict() | {'grid': str(Grid(s.grid)), 'levels': '; '.join(levels)}
-  flat = settings.flatten(nested).items()
+  flat = checks.flatten(nested).items()
   return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in flat}
 
 

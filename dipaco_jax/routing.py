@@ -1,86 +1,145 @@
 """Every sequence to its path, and every path's sequences to its shard [2.4]: the stage `route`."""
 
+import functools
+import io
 import json
-import pathlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, model, router, shards
+from dipaco_jax import balance, checkpoint, metrics, model, router, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
-from dipaco_jax import sequences as sequences_lib
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
+MAX_FEATURE_BYTES = 2**30
 
 
 def route(run: run_lib.Run) -> dict[str, Any]:
   """Every sequence to its path, every path's sequences to its shard [2.4]."""
   run_lib.only_first_process(lambda: _route(run), 'routed')
-  validation = run.routed('validation')
-  counts = np.bincount(validation, minlength=run.layout.grid.num_paths).tolist()
-  return json.loads((run.workdir / 'shards' / '0' / 'meta.json').read_text()) | {'validation_sequences': counts}
+  return sharded(run, 0)
+
+
+def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
+  """What a round's shards and routes are like."""
+  meta = run.shards_meta(number)
+  counts = np.bincount(run.routed('validation', number), minlength=run.layout.grid.num_paths).tolist()
+  nmi = metrics.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
+  return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 
 def _route(run: run_lib.Run):
-  s, num_paths = run.settings, run.layout.grid.num_paths
-  if not (run.workdir / 'routing' / '0').exists():
-    with checkpoint.publish_directory(run.workdir / 'routing' / '0') as aside:
-      assign = make_router(run, aside)
-      np.save(aside / 'train.npy', assign('train', s.routing.top_n))
-      np.save(aside / 'validation.npy', assign('validation', 1)[:, 0])
-  write_shards(run, '0', run.routed('train'), num_paths)
+  routing = run.settings.routing
+  method = routing.first if routing.method == 'discriminative' else routing.method
+  if method not in router.FITS:
+    publish_routes(run, 0, lambda split, top_n: by_hash(run, split, top_n))
+  elif not (run.workdir / 'routing' / '0').exists():
+    num_sequences = len(run.sequences('train'))
+    drawn = np.sort(np.random.default_rng(run.settings.seed).permutation(num_sequences)[: routing.sample])
+    z_ND = jax.numpy.asarray(np.concatenate(list(features(run, 'train', drawn))))
+    key, shape = jax.random.key(run.settings.seed), run.layout.grid.shape
+    publish_router(run, 0, router.fit(method, key, z_ND, shape, routing))
+  write_shards(run, 0)
 
 
-def make_router(run: run_lib.Run, aside: pathlib.Path) -> Callable[[str, int], np.ndarray]:
-  """`assign(split, top_n) -> int32 [sequences, top_n]`, and the router's file beside it where one is fitted."""
-  s, num_paths = run.settings, run.layout.grid.num_paths
-  if s.routing.method not in router.FITS:
+def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
+  """The control [N, top_n]: paths by a hash of the sequence's number."""
+  ids = (f'{split}/{i}' for i in range(len(run.sequences(split))))
+  return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
-    def by_hash(split, top_n):
-      ids = (f'{split}/{i}' for i in range(len(run.sequences(split))))
-      return router.random_assignment(s.seed, ids, num_paths, top_n)
 
-    return by_hash
-  features = make_features(run)
-  everything = run.sequences('train')
-  drawn = np.sort(np.random.default_rng(s.seed).permutation(len(everything))[: s.routing.sample])
-  z_ND = np.concatenate(list(features('fit the router', everything, drawn)))
-  key, shape = jax.random.key(s.seed), run.layout.grid.shape
-  fitted = router.fit(s.routing.method, key, jax.numpy.asarray(z_ND), shape, s.routing)
+def publish_router(run: run_lib.Run, number: int, fitted: router.Router, meta: dict[str, Any] | None = None):
+  """A round's router, and where it sends the sequences of both splits."""
+  capacity, num_paths = run.settings.routing.capacity, run.layout.grid.num_paths
+
+  def assign(split: str, top_n: int) -> np.ndarray:
+    if split == 'train' and capacity:
+      chunks = (jax.numpy.asarray(z) for z in features(run, split))
+      scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
+      room = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
+      return balance.assign(scores_NP, room)[:, None]
+    routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split)]
+    return np.concatenate(routed).astype(np.int32)
+
   arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-  (aside / 'router.safetensors').write_bytes(checkpoint.to_bytes(arrays))
-
-  def by_features(split, top_n):
-    found = run.sequences(split)
-    routed = [router.route(fitted, z, top_n) for z in features(f'route {split}', found, np.arange(len(found)))]
-    return np.concatenate([np.asarray(r) for r in routed]).astype(np.int32)
-
-  return by_features
+  files = {'router.safetensors': checkpoint.to_bytes(arrays), 'meta.json': json.dumps(meta or {}).encode()}
+  publish_routes(run, number, assign, files)
 
 
-def make_features(run: run_lib.Run):
-  """`features(title, sequences, indices)` yields z of FEATURE_ROWS sequences at a time, float32, by the base model."""
-  base, prefix = jax.device_put(run.base()), run.settings.routing.prefix_tokens
-  compute = jax.jit(lambda params, tokens: model.features(run.model, params, tokens))
-
-  def features(title: str, found: sequences_lib.Sequences, indices: np.ndarray) -> Iterator[np.ndarray]:
-    progress = progress_lib.Progress(title, len(indices), 'sequences')
-    for start in range(0, len(indices), FEATURE_ROWS):
-      chosen = indices[start : start + FEATURE_ROWS]
-      tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)
-      tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
-      yield np.asarray(compute(base, tokens))[: len(chosen)]
-      progress.update(start + len(chosen))
-    progress.close()
-
-  return features
+def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, bytes] | None = None):
+  """`routing/<number>/`: paths of the sequences by `assign(split, top_n) -> int32 [N, top_n]`, and other files."""
+  if (run.workdir / 'routing' / str(number)).exists():
+    return
+  with checkpoint.publish_directory(run.workdir / 'routing' / str(number)) as aside:
+    np.save(aside / 'train.npy', assign('train', run.settings.routing.top_n))
+    np.save(aside / 'validation.npy', assign('validation', 1)[:, 0])
+    for name, data in (files or {}).items():
+      (aside / name).write_bytes(data)
 
 
-def write_shards(run: run_lib.Run, name: str, assignment: np.ndarray, num_paths: int):
+def features(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
+  """z of a split's sequences (all, or those at `indices`), float32, FEATURE_ROWS at a time, by the base model.
+
+  Those of a split are kept in `features/<split>.npy`, unless that would be larger than MAX_FEATURE_BYTES.
+  """
+  everything = np.arange(len(run.sequences(split)))
+  indices = everything if indices is None else indices
+  file = run.workdir / 'features' / f'{split}.npy'
+  if not file.exists() and 4 * len(everything) * run.settings.model.width <= MAX_FEATURE_BYTES:
+    z_ND = np.concatenate(list(_compute_features(run, split, everything)))
+    data = io.BytesIO()
+    np.save(data, z_ND)
+    checkpoint.write_file(file, data.getvalue())
+  if not file.exists():
+    yield from _compute_features(run, split, indices)
+    return
+  kept = np.load(file, mmap_mode='r')
+  yield from (kept[indices[start : start + FEATURE_ROWS]] for start in range(0, len(indices), FEATURE_ROWS))
+
+
+def _compute_features(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
+  found, prefix = run.sequences(split), run.settings.routing.prefix_tokens
+  base = jax.device_put(run.base())
+  progress = progress_lib.Progress(f'features of {split}', len(indices), 'sequences')
+  for start in range(0, len(indices), FEATURE_ROWS):
+    chosen = indices[start : start + FEATURE_ROWS]
+    tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)
+    tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
+    yield np.asarray(_features_program(run.model)(base, tokens))[: len(chosen)]
+    progress.update(start + len(chosen))
+  progress.close()
+
+
+@functools.cache
+def _features_program(transformer: model.Transformer):
+  return jax.jit(lambda params, tokens: model.features(transformer, params, tokens))
+
+
+def router_data(run: run_lib.Run) -> np.ndarray:
+  """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
+  documents, _ = run.sequences('train').columns()
+  return shards.drawn(documents, run.settings.seed, run.settings.routing.router_fraction, 'router data')
+
+
+def write_shards(run: run_lib.Run, number: int):
+  """`shards/<number>/` of the paths, as `routing/<number>/` says."""
+  _write_shards(run, str(number), run.routed('train', number), run.layout.grid.num_paths)
+
+
+def write_base_shards(run: run_lib.Run):
+  """`shards/base/`: all text, for the base model."""
+  _write_shards(run, 'base', np.zeros((len(run.sequences('train')), 1), np.int32), 1)
+
+
+def _write_shards(run: run_lib.Run, name: str, assignment: np.ndarray, num_paths: int):
   s = run.settings
+  if (run.workdir / 'shards' / name).exists():
+    return
+  assignment[router_data(run)] = -1
   progress = progress_lib.Progress(f'shards/{name}', num_paths, 'paths')
   with checkpoint.publish_directory(run.workdir / 'shards' / name) as aside:
     meta = shards.write_shards(

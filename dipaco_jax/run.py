@@ -86,9 +86,13 @@ class Run:
     """Parameters of the base model."""
     return dict(sorted(safetensors.numpy.load_file(self.workdir / 'base' / 'params.safetensors').items()))
 
-  def routed(self, split: str) -> np.ndarray:
-    """Paths of the split's sequences, as the router left them."""
-    return np.load(self.workdir / 'routing' / '0' / f'{split}.npy')
+  def routed(self, split: str, number: int) -> np.ndarray:
+    """Paths of the split's sequences, as the router of a round left them."""
+    return np.load(self.workdir / 'routing' / str(number) / f'{split}.npy')
+
+  def shards_meta(self, number: int) -> dict[str, Any]:
+    """What `shards.write_shards` tells of the shards of a round."""
+    return json.loads((self.workdir / 'shards' / str(number) / 'meta.json').read_text())
 
   @property
   def eval_len(self) -> int:

@@ -1,4 +1,4 @@
-"""Every field of a run, its default, and what is wrong with a bad one.
+"""Every field of a run and its default.
 
 This is the one place where defaults live. A config file fills a ConfigDict made from `Settings().to_dict()`; `main.py`
 turns it back with `from_dict`, and everything below takes these frozen dataclasses. Section numbers refer to the DiPaCo
@@ -9,10 +9,11 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import typing
 from collections.abc import Mapping
 from typing import Any
+
+from dipaco_jax import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +117,21 @@ class Outer:
 class Routing:
   """How a sequence finds its path [2.4]."""
 
-  method: str = 'kmeans'  # 'kmeans', 'random', 'single'
+  method: str = 'kmeans'  # 'kmeans', 'product_kmeans' [7.3], 'discriminative' [2.4.2], 'random', 'single'
   prefix_tokens: int = 32  # which the router sees, and which no loss counts
   top_n: int = 1  # training sequences go to so many paths [2.4.4]
   sample: int = 100_000  # sequences that k-means is fitted on
   restarts: int = 3
   iterations: int = 50
+  capacity: float = 0.0  # of a shard, in multiples of the mean; 0: no limit
+  # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
+  router_fraction: float = 0.0  # of the documents, kept from all training as router data; 0.005 in the paper
+  first: str = 'kmeans'  # how text is routed before the first round
+  rounds: int = 1  # of re-sharding: approximate EM
+  phases_per_round: int = 16  # trained before each of them
+  labels: str = 'exact'  # 'exact': every path scores all router data; 'coordinate': along one axis after another
+  hidden: int = 0  # width of the classifier's hidden layer; 0: a linear one
+  calibrate: bool = True  # a bias makes predicted frequencies those of the labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +183,16 @@ class Settings:
     """Nested dicts of plain values, the grid as a dict: what a config file edits and config.json holds."""
     return dataclasses.asdict(self) | {'grid': dict(self.grid)}
 
+  @property
+  def decay_steps(self) -> int:
+    """Length of the learning rate's cosine, global steps."""
+    return self.inner.decay_steps or self.pretrain.steps + self.train.phases * self.train.steps_per_phase
+
+  @property
+  def rounds(self) -> int:
+    """How often all text is sharded anew."""
+    return self.routing.rounds if self.routing.method == 'discriminative' else 0
+
   def batch_sizes(self, stage: str) -> dict[str, int]:
     """Rows per path that the devices inside a path divide among them, by the field that says so."""
     train = getattr(self, stage).batch_size
@@ -182,7 +202,7 @@ class Settings:
 # Which fields each stage is the first to depend on; its record's digest covers those before it too.
 DEPENDS = {
   'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
-  'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch'),
+  'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'routing.router_fraction'),
   'route': ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
   'train': (
     'levels', 'outer', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase', 'train.max_holdout_rows',
@@ -195,30 +215,6 @@ STAGES = tuple(DEPENDS)  # in their order
 # Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
 MAY_CHANGE = ('train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix')
 
-CHOICES = {
-  'data.source': ('files', 'stdlib'),
-  'model.dtype': ('auto', 'float32', 'bfloat16'),
-  'model.attention': ('auto', 'xla', 'cudnn'),
-  'model.remat': ('none', 'full', 'dots'),
-  'inner.optimizer': ('adamw', 'sgd'),
-  'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),
-  'routing.method': ('kmeans', 'random', 'single'),
-}
-MAY_BE_ZERO = (
-  'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
-  'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data'
-).split()
-FRACTIONS = ('validation_fraction', 'holdout_fraction', 'b1', 'b2', 'momentum')
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """`{'a': {'b': 1}}` to `{'a.b': 1}`."""
-  flat: dict[str, Any] = {}
-  for key, value in nested.items():
-    flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, Mapping) else {prefix + key: value}
-  return flat
-
-
 def from_dict(values: Mapping[str, Any]) -> Settings:
   """Settings from nested dicts.
 
@@ -226,7 +222,7 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
     ValueError: a field is unknown (the nearest one is named), of a wrong type or out of range.
   """
   settings = _build(Settings, values, '')
-  _check(settings)
+  checks.check(settings)
   return settings
 
 
@@ -269,65 +265,13 @@ def _tuple(value, kind, name: str) -> tuple:
   return tuple(_convert(v, k, f'{name}[{i}]') for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
 
 
-def _check(s: Settings):
-  """Ranges of single fields, then what fields say of each other."""
-  for name, value in flatten(s.to_dict()).items():
-    last = name.split('.')[-1]
-    if name in CHOICES and value not in CHOICES[name]:
-      raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
-    if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
-      raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
-    if type(value) is float and not math.isfinite(value):
-      raise ValueError(f'config.{name}={value} should be a finite number')
-    if last in FRACTIONS and value >= 1:
-      raise ValueError(f'config.{name}={value} should be below 1')
-    if last == 'final_fraction' and value > 1:
-      raise ValueError(f'config.{name}={value} should be 1 (a constant rate) or below')
-  for name, size in (('pretrain', s.pretrain.batch_size), ('train', s.train.batch_size)):
-    if not size:
-      raise ValueError(f'config.{name}.batch_size=0 should be above 0')
-  num_paths = 1
-  for _, size in s.grid:
-    num_paths *= size
-  if s.model.head_dim % 2:
-    raise ValueError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
-  if not s.model.seq_len > s.routing.prefix_tokens:
-    raise ValueError(
-      f'config.model.seq_len={s.model.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix is not trained on'
-    )
-  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
-    raise ValueError(
-      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix does not count'
-    )
-  if s.routing.top_n > num_paths:
-    raise ValueError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
-  if s.routing.method == 'single' and num_paths > 1:
-    raise ValueError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
-  if s.train.paths_per_phase > num_paths:
-    raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
-  if s.data.source == 'files' and not s.data.train:
-    raise ValueError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
-  _check_schedule(s, num_paths)
-
-
-def _check_schedule(s: Settings, num_paths: int):
-  firsts = [first for first, _ in s.train.schedule]
-  if firsts and (firsts[0] != 0 or firsts != sorted(set(firsts))):
-    raise ValueError(f'config.train.schedule: first phases {firsts} should start at 0 and rise')
-  for first, paths in s.train.schedule:
-    if not paths or not all(0 <= path < num_paths for path in paths):
-      raise ValueError(f'config.train.schedule: phase {first} names paths {paths}; they go from 0 to {num_paths - 1}')
-
-
 def digest(settings: Settings, *prefixes: str) -> str:
   """sha256 over the canonical JSON of the fields whose dotted names start with one of `prefixes` (none: all)."""
-  chosen = {k: v for k, v in flatten(settings.to_dict()).items() if not prefixes or k.startswith(prefixes)}
+  chosen = {k: v for k, v in checks.flatten(settings.to_dict()).items() if not prefixes or k.startswith(prefixes)}
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: Settings, new: Settings) -> dict[str, tuple[Any, Any]]:
   """Fields that differ and may not: `{name: (old, new)}`."""
-  a, b = flatten(old.to_dict()), flatten(new.to_dict())
+  a, b = checks.flatten(old.to_dict()), checks.flatten(new.to_dict())
   return {k: (a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k) and k not in MAY_CHANGE}

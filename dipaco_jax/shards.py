@@ -44,7 +44,7 @@ def write_shards(
   first, and every other sequence trains all its paths.
 
   Args:
-    assignment: [N, top_n] paths of each sequence, the best first.
+    assignment: [N, top_n] paths of each sequence, the best first; -1: it is not used.
     seed: of the draw of held-back documents.
     holdout_fraction: of the documents.
     progress: called with the number of paths done, and of all.
@@ -54,11 +54,12 @@ def write_shards(
     `sequences_by_path_and_domain`; and `padding_fraction` of the training rows.
   """
   documents, domains = sequences.columns()
-  held = held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction)
+  held = held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction) & (assignment[:, 0] >= 0)
   train = _by_path(np.where(held[:, None], -1, assignment), num_paths)
   holdout = _by_path(np.where(held, assignment[:, 0], -1)[:, None], num_paths)
   table = np.zeros((num_paths, num_domains), np.int64)
-  np.add.at(table, (assignment[:, 0], domains), 1)
+  used = assignment[:, 0] >= 0
+  np.add.at(table, (assignment[used, 0], domains[used]), 1)
   tokens, rows, holdout_rows = [], [], []
   for path in range(num_paths):
     folder = os.path.join(out_dir, str(path))
@@ -74,6 +75,11 @@ def write_shards(
     'padding_fraction': 1 - sum(tokens) / max(1, sum(rows) * seq_len), 'seq_len': seq_len,
   }  # fmt: skip
   return write_meta(out_dir, meta)
+
+
+def drawn(documents: np.ndarray, seed: int, fraction: float, purpose: str) -> np.ndarray:
+  """bool [N]: whether a hash of (seed, purpose, document) falls below `fraction`."""
+  return _hash(seed, int.from_bytes(purpose.encode()[:7], 'big'), documents) < np.uint64(fraction * 2**64)
 
 
 def held_out(documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float) -> np.ndarray:

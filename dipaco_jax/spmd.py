@@ -46,6 +46,12 @@ class Job:
   validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
   validate_every: int = 0  # phases; 0: after the last
   publish: bool = False  # modules, for others to read
+  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
+  until: int | None = None  # the phase before which this round ends; None: it is the last
+
+  @property
+  def end(self) -> int:
+    return self.phases if self.until is None else self.until
 
   @property
   def dispatch_steps(self) -> int:
@@ -79,7 +85,7 @@ class Dispatch(NamedTuple):
 def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
   """What is to be done from there on; turns in which no path trains are left out."""
   turns = job.programs.placement.turns()
-  for t in range(phase, job.phases):
+  for t in range(phase, job.end):
     active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
     for i in active:
       first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.steps_per_phase
@@ -100,6 +106,8 @@ class Trainer:
     restored = state_lib.restore(self.run_state, job.programs)
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
+    if record.round != job.round:
+      record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
     self.journal = journal.Journal(job.name, job.programs, job.updates(job.phases, 0, 0), rows, record)
@@ -109,7 +117,7 @@ class Trainer:
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas().items()}
 
   def train(self) -> state_lib.State:
-    """To the end of the last phase. Raises Stopped after saving, when asked to stop."""
+    """To the end of the round's last phase. Raises Stopped after saving, when asked to stop."""
     record = self.state.record
     try:
       for dispatch, batch in shards.prefetch(self._load, dispatches(self.job, record.phase, record.turn, record.step)):
@@ -249,9 +257,9 @@ class Trainer:
     return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
 
   def _due(self, dispatch: Dispatch) -> bool:
-    """A multiple of every_steps was passed, or the job is done."""
+    """A multiple of every_steps was passed, or the round is done."""
     after = self._updates_after(dispatch)
-    last = dispatch.last_of_phase and dispatch.phase + 1 == self.job.phases
+    last = dispatch.last_of_phase and dispatch.phase + 1 == self.job.end
     return last or after // self.every_steps > (after - self.job.dispatch_steps) // self.every_steps
 
   def _save(self):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, jobs, mesh, metrics, model, modules, outer, routing, spmd, validation
+from dipaco_jax import checkpoint, jobs, mesh, metrics, model, modules, outer, rounds, routing, spmd, validation
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
@@ -105,9 +105,7 @@ def check_size(s: settings_lib.Settings, meta: dict[str, Any]):
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """The base model: one path on all text [2.6]."""
-  if jax.process_index() == 0 and not (run.workdir / 'shards' / 'base').exists():
-    routing.write_shards(run, 'base', np.zeros((len(run.sequences('train')), 1), np.int32), 1)
-  checkpoint.barrier('base shards')
+  run_lib.only_first_process(lambda: routing.write_base_shards(run), 'base shards')
   params = {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(run.settings.seed)).items()}
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
@@ -129,8 +127,14 @@ def train(run: run_lib.Run) -> dict[str, Any]:
   """The grid of paths, from the base, whose checkpoints may go now that its record is written."""
   if jax.process_index() == 0:
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
-  job = jobs.paths_job(run)
-  return figures(run, job, jobs.train(run, job).record)
+  for number in range(run.settings.rounds):
+    if not (run.workdir / 'shards' / str(number + 1)).exists():
+      jobs.train(run, jobs.paths_job(run, number))
+      rounds.reroute(run, number + 1, jobs.round_end(run.settings, number))
+    checkpoint.barrier(f'round {number + 1}')
+  job = jobs.paths_job(run, run.settings.rounds)
+  result = figures(run, job, jobs.train(run, job).record)
+  return result | {'rounds': [rounds.figures(run, number + 1) for number in range(run.settings.rounds)]}
 
 
 def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Routed perplexity on validation documents, losses on hold-outs: the stage `evaluate`, and what training asks for."""
 
 import functools
-import json
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,14 @@ from dipaco_jax import run as run_lib
 from dipaco_jax.programs import Programs
 
 
-def holdout_rows(run: run_lib.Run) -> evaluate.Rows:
-  """The first `train.max_holdout_rows` of every shard's hold-out."""
-  s, folder = run.settings, run.workdir / 'shards' / '0'
+def holdout_rows(run: run_lib.Run, number: int) -> evaluate.Rows:
+  """The first `train.max_holdout_rows` of the hold-out of every shard of a round."""
+  s, folder = run.settings, run.workdir / 'shards' / str(number)
 
   def load(path, start, stop):
     return shards.read_rows(str(folder / str(path) / 'holdout.array_record'), start, stop, s.model.seq_len)
 
-  counts = json.loads((folder / 'meta.json').read_text())['holdout_rows']
+  counts = run.shards_meta(number)['holdout_rows']
   most = s.train.max_holdout_rows or max(counts)
   return evaluate.Rows([min(rows, most) for rows in counts], load, run.eval_batch, s.model.seq_len)
 
@@ -34,10 +33,10 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
   return evaluate.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 
 
-def validate(run: run_lib.Run, made: Programs, params_of_turn, routed: bool = True) -> dict[str, Any]:
-  """Perplexity of validation documents, each under its own path (`routed`), or all under the only one."""
+def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
+  """Perplexity of validation documents, each under its path by the router of a round, or all under the only path."""
   found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
-  assignment = run.routed('validation') if routed else np.zeros(len(found), np.int32)
+  assignment = np.zeros(len(found), np.int32) if number is None else run.routed('validation', number)
   losses = evaluate.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
   nll, count = np.zeros(len(found)), np.zeros(len(found))
   for path in range(num_paths):
@@ -53,7 +52,7 @@ def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
   """The base, the last version of all paths, and each path at the version that early stopping chose."""
   s = run.settings
   single, made = run.base_programs, run.programs
-  base = validate(run, single, lambda turn: evaluate.in_flight(single, turn, lambda _: run.base()), routed=False)
+  base = validate(run, single, lambda turn: evaluate.in_flight(single, turn, lambda _: run.base()))
 
   def of_version(version: int | None):
     def load(path):
@@ -61,13 +60,13 @@ def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
 
     return lambda turn: evaluate.in_flight(made, turn, load)
 
-  final = validate(run, made, of_version(s.train.phases))
-  best = validate(run, made, of_version(None)) if s.train.early_stopping else final
+  final = validate(run, made, of_version(s.train.phases), s.rounds)
+  best = validate(run, made, of_version(None), s.rounds) if s.train.early_stopping else final
   result = best | {
     'perplexity_final': final['perplexity'], 'base_perplexity': base['perplexity'],
     'base_bits_per_byte': base['bits_per_byte'], 'base_perplexity_by_domain': base['perplexity_by_domain'],
   }  # fmt: skip
   if s.evaluate.matrix:
     load = functools.partial(checkpoint.load_path, run.workdir, run.layout)
-    result['loss_matrix'] = evaluate.matrix(made, load, holdout_rows(run))
+    result['loss_matrix'] = evaluate.matrix(made, load, holdout_rows(run, s.rounds))
   return result

@@ -1,0 +1,99 @@
+"""What is wrong with bad settings: ranges of single fields, and what fields say of each other. `s` is a Settings."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+CHOICES = {
+  'data.source': ('files', 'stdlib'),
+  'model.dtype': ('auto', 'float32', 'bfloat16'),
+  'model.attention': ('auto', 'xla', 'cudnn'),
+  'model.remat': ('none', 'full', 'dots'),
+  'inner.optimizer': ('adamw', 'sgd'),
+  'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),
+  'routing.method': ('kmeans', 'product_kmeans', 'discriminative', 'random', 'single'),
+  'routing.first': ('kmeans', 'product_kmeans', 'random'),
+  'routing.labels': ('exact', 'coordinate'),
+}
+MAY_BE_ZERO = (
+  'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
+  'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
+  'capacity router_fraction hidden'
+).split()
+FRACTIONS = ('validation_fraction', 'holdout_fraction', 'router_fraction', 'b1', 'b2', 'momentum')
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """`{'a': {'b': 1}}` to `{'a.b': 1}`."""
+  flat: dict[str, Any] = {}
+  for key, value in nested.items():
+    flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, Mapping) else {prefix + key: value}
+  return flat
+
+
+def check(s):
+  """Ranges of single fields, then what fields say of each other; raises ValueError that names the fix."""
+  for name, value in flatten(s.to_dict()).items():
+    last = name.split('.')[-1]
+    if name in CHOICES and value not in CHOICES[name]:
+      raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
+    if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
+      raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
+    if type(value) is float and not math.isfinite(value):
+      raise ValueError(f'config.{name}={value} should be a finite number')
+    if last in FRACTIONS and value >= 1:
+      raise ValueError(f'config.{name}={value} should be below 1')
+    if last == 'final_fraction' and value > 1:
+      raise ValueError(f'config.{name}={value} should be 1 (a constant rate) or below')
+  for name, size in (('pretrain', s.pretrain.batch_size), ('train', s.train.batch_size)):
+    if not size:
+      raise ValueError(f'config.{name}.batch_size=0 should be above 0')
+  num_paths = 1
+  for _, size in s.grid:
+    num_paths *= size
+  if s.model.head_dim % 2:
+    raise ValueError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
+  if not s.model.seq_len > s.routing.prefix_tokens:
+    raise ValueError(
+      f'config.model.seq_len={s.model.seq_len} should be above config.routing.prefix_tokens='
+      f'{s.routing.prefix_tokens}: the prefix is not trained on'
+    )
+  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
+    raise ValueError(
+      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
+      f'{s.routing.prefix_tokens}: the prefix does not count'
+    )
+  if s.routing.top_n > num_paths:
+    raise ValueError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
+  if s.routing.method == 'single' and num_paths > 1:
+    raise ValueError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
+  if s.routing.method == 'discriminative':
+    _check_discriminative(s)
+  if s.train.paths_per_phase > num_paths:
+    raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
+  if s.data.source == 'files' and not s.data.train:
+    raise ValueError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
+  if 0 < s.routing.capacity < 1:
+    raise ValueError(f'config.routing.capacity={s.routing.capacity} should be 1 or more: all text has to go somewhere')
+  if s.routing.capacity and s.routing.top_n > 1:
+    raise ValueError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
+  _check_schedule(s, num_paths)
+
+
+def _check_discriminative(s):
+  if not s.routing.router_fraction:
+    raise ValueError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
+  if s.routing.rounds * s.routing.phases_per_round >= s.train.phases:
+    raise ValueError(
+      f'config.routing.phases_per_round={s.routing.phases_per_round} times config.routing.rounds={s.routing.rounds} '
+      f'should be below config.train.phases={s.train.phases}: the last shards are to be trained on'
+    )
+
+
+def _check_schedule(s, num_paths: int):
+  firsts = [first for first, _ in s.train.schedule]
+  if firsts and (firsts[0] != 0 or firsts != sorted(set(firsts))):
+    raise ValueError(f'config.train.schedule: first phases {firsts} should start at 0 and rise')
+  for first, paths in s.train.schedule:
+    if not paths or not all(0 <= path < num_paths for path in paths):
+      raise ValueError(f'config.train.schedule: phase {first} names paths {paths}; they go from 0 to {num_paths - 1}')

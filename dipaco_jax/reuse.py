@@ -1,0 +1,56 @@
+"""Takes finished stages from another run: runs that are compared share a tokenizer and a base, and make them once."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+
+from dipaco_jax import checkpoint, metrics
+from dipaco_jax import history as history_lib
+from dipaco_jax import run as run_lib
+
+# What a stage has published, by its place in a workdir.
+ARTEFACTS = {
+  'tokenize': ('tokenizer.model', 'sequences'),
+  'pretrain': ('shards/base', 'base'),
+  'route': ('features', 'routing/0', 'shards/0'),
+}
+
+
+def take(run: run_lib.Run, other: pathlib.Path):
+  """Links the stages that `other` has finished with the same settings, up to the first that differs or is here.
+
+  Files are linked where they are on one disk: they are never written again.
+
+  Raises:
+    ValueError: there is no run in `other`.
+  """
+  theirs = history_lib.read_settings(other)
+  for stage, names in ARTEFACTS.items():
+    if run.record(stage):
+      continue
+    record = history_lib.read_stages(other).get(stage)
+    same = record and record['digest'] == run_lib.digest(run.settings, stage)
+    if not record or not same or (stage != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
+      return
+    for name in names:
+      _link(other / name, run.workdir / name)
+    for row in list(metrics.read_rows(other)):
+      if row['stage'] == stage:
+        run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
+    checkpoint.write_json(run_lib.record_file(run.workdir, stage), record)
+
+
+def _link(source: pathlib.Path, target: pathlib.Path):
+  if source.is_file():
+    checkpoint.write_file(target, source.read_bytes())
+  elif source.is_dir():
+    with checkpoint.publish_directory(target) as aside:
+      shutil.copytree(source, aside, copy_function=_link_file, dirs_exist_ok=True)
+
+
+def _link_file(source: str, target: str):
+  with contextlib.suppress(OSError):  # another disk
+    os.link(source, target)
+    return
+  shutil.copy2(source, target)

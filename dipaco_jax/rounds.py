@@ -1,0 +1,102 @@
+"""Discriminative re-sharding: a round of approximate EM over router data, which no training has seen [2.4.2, 7.2.1].
+
+Every path scores each router sequence, S[i, p] = sum_j log p_p(token j | before) over the targets after the prefix; the
+best path is its label. A classifier learns labels from the prefix's feature z, and a bias makes the frequencies that it
+predicts those of the labels. Then all text is routed by it, and sharded anew. Each part is kept as soon as it is there,
+so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`, a file per path; `routing/<n>/`;
+`shards/<n>/`.
+"""
+
+import io
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+from dipaco_jax import checkpoint, classifier, evaluate, labels, routing, shards
+from dipaco_jax import progress as progress_lib
+from dipaco_jax import run as run_lib
+
+TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
+
+
+def reroute(run: run_lib.Run, number: int, version: int):
+  """Routes and shards of a round, by what the paths know at a version of their modules."""
+  if not (run.workdir / 'routing' / str(number)).exists():
+    indices = np.flatnonzero(routing.router_data(run))
+    if len(indices) < run.layout.grid.num_paths:
+      raise ValueError(
+        f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {len(indices)} sequences, fewer '
+        f'than the {run.layout.grid.num_paths} paths: raise it, or give more text'
+      )
+    found = find_labels(run, number, version, indices)
+    run_lib.only_first_process(lambda: _fit(run, number, indices, *found), f'routed {number}')
+  run_lib.only_first_process(lambda: routing.write_shards(run, number), f'sharded {number}')
+
+
+def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
+  """What a round found, for the report."""
+  before, after = (run.routed('train', n)[:, 0] for n in (number - 1, number))
+  found = json.loads((run.workdir / 'routing' / str(number) / 'meta.json').read_text())
+  return found | {'moved_fraction': float(np.mean(before != after))} | routing.sharded(run, number)
+
+
+def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+  """The best path of every router sequence, [N], and what finding it has cost."""
+  scores_NP = scores(run, number, version, indices)
+  return labels.exact(scores_NP), {'scored_pairs': scores_NP.size}
+
+
+def scores(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> np.ndarray:
+  """S [N, P] of the training sequences at `indices`, nats; made by all processes, each turn of paths only once."""
+  made, found, first = run.programs, run.sequences('train'), jax.process_index() == 0
+  folder, num_paths = run.workdir / 'routing' / f'{number}-scores', made.layout.grid.num_paths
+
+  def load(path, start, stop):
+    return shards.pad([x.tokens for x in found.read(indices[start:stop])], run.settings.model.seq_len)
+
+  def params_of_turn(turn):
+    return evaluate.in_flight(made, turn, lambda path: checkpoint.load_path(run.workdir, run.layout, path, version))
+
+  rows = evaluate.Rows([len(indices)] * num_paths, load, run.eval_batch, run.settings.model.seq_len)
+  missing = [t for t in made.placement.turns() if not all(_file(folder, p).exists() for p in made.placement.paths(t))]
+  checkpoint.barrier(f'what is missing in {folder.name}')
+  progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
+  for i, turn in enumerate(missing):
+    for path, nll, _ in evaluate.turn_losses(made, turn, params_of_turn, rows):
+      if first:
+        data = io.BytesIO()
+        np.save(data, -nll)
+        checkpoint.write_file(_file(folder, path), data.getvalue())
+    progress.update(i + 1)
+  progress.close()
+  checkpoint.barrier(f'{folder.name} are there')
+  return np.stack([np.load(_file(folder, path)) for path in range(num_paths)], axis=1)
+
+
+def _file(folder, path: int):
+  return folder / f'{path}.npy'
+
+
+def _fit(run: run_lib.Run, number: int, indices: np.ndarray, labels_N: np.ndarray, cost: dict[str, Any]):
+  """The classifier with its bias, and where it sends all text."""
+  s, num_paths = run.settings, run.layout.grid.num_paths
+  if (run.workdir / 'routing' / str(number)).exists():
+    return
+  z_ND = jax.numpy.concatenate(list(routing.features(run, 'train', indices)))
+  key = jax.random.fold_in(jax.random.key(s.seed), number)
+  learned, tested = classifier.split(key, len(z_ND), TESTED)
+  fitted = classifier.fit_classifier(key, z_ND[learned], labels_N[learned], num_paths, hidden=s.routing.hidden)
+  frequency_P = np.bincount(labels_N, minlength=num_paths) / len(labels_N)
+  meta = cost | {
+    'router_sequences': len(indices),
+    'accuracy': classifier.accuracy(fitted, z_ND[tested], labels_N[tested]),
+    'majority': float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, len(tested))),
+    'label_frequency_by_path': frequency_P.tolist(),
+  }
+  if s.routing.calibrate:
+    target_P = (frequency_P * len(labels_N) + 1) / (len(labels_N) + num_paths)  # no path is left without text
+    fitted = classifier.calibrate(fitted, z_ND, jax.numpy.asarray(target_P))
+    meta['calibrated_accuracy'] = classifier.accuracy(fitted, z_ND[tested], labels_N[tested])
+  routing.publish_router(run, number, fitted, meta)

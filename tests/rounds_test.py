@@ -1,0 +1,110 @@
+"""Discriminative re-sharding: router data stays out of training, scores are the paths', a stop loses nothing."""
+
+import json
+import signal
+
+import numpy as np
+import plain_transformer
+import pytest
+import tiny_run
+
+from dipaco_jax import checkpoint, model, modules, settings, shards
+from dipaco_jax.sequences import Sequences
+
+OPTIONS = [
+  '--config.routing.method=discriminative', '--config.routing.router_fraction=0.2', '--config.routing.rounds=2',
+  '--config.routing.phases_per_round=1', '--config.data.holdout_fraction=0.1',
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def rerouted(tmp_path_factory):
+  """A run of three rounds of shards."""
+  folder = tmp_path_factory.mktemp('rounds')
+  config = tiny_run.write_config(folder)
+  tiny_run.run(config, folder / 'run', *OPTIONS)
+  return folder / 'run'
+
+
+def router_data(workdir):
+  documents, _ = Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
+  return shards.drawn(documents, 0, 0.2, 'router data')
+
+
+def rows_of(workdir, name, path):
+  files = (workdir / 'shards' / name / str(path) / f'{kind}.array_record' for kind in ('train', 'holdout'))
+  return np.concatenate([np.stack(shards.read_rows(str(file), 0, 10**6, 64), 1) for file in files])
+
+
+def test_router_data_is_in_no_shard(rerouted):
+  sequences, kept = Sequences(str(rerouted / 'sequences' / 'train.array_record')), router_data(rerouted)
+  assert 0.1 < kept.mean() < 0.3
+  for name, paths in (('base', 1), ('0', 4), ('1', 4), ('2', 4)):
+    rows = np.concatenate([rows_of(rerouted, name, path) for path in range(paths)])
+    found = {tuple(tokens[ids == k]) for tokens, ids in rows for k in range(1, ids.max() + 1)}
+    for i, sequence in enumerate(sequences.read(range(len(sequences)))):
+      assert (tuple(sequence.tokens) in found) != kept[i]
+
+
+def check_scores(workdir, number, version):
+  """Some scores of a round against a direct computation."""
+  s = settings.from_dict(json.loads((workdir / 'config.json').read_text()))
+  sequences = Sequences(str(workdir / 'sequences' / 'train.array_record'))
+  indices = np.flatnonzero(router_data(workdir))
+  made = model.make(s.model, tiny_run.record(workdir, 'tokenize')['result']['vocab_size'])
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  for path in range(4):
+    scores = np.load(workdir / 'routing' / f'{number}-scores' / f'{path}.npy')
+    assert scores.shape == indices.shape
+    params = checkpoint.load_path(workdir, layout, path, version)
+    for i in (0, 7, len(indices) - 1):
+      tokens = sequences[indices[i]].tokens.astype(int)
+      nll = plain_transformer.nll(params, tokens, s.model)[s.routing.prefix_tokens - 1 :]
+      assert scores[i] == pytest.approx(-nll.sum(), rel=1e-4)
+
+
+def test_what_a_round_reports(rerouted):
+  rounds = tiny_run.record(rerouted, 'train')['result']['rounds']
+  assert len(rounds) == 2
+  for found in rounds:
+    assert 0 <= found['majority'] <= 1 and found['accuracy'] >= found['majority'] - 0.2
+    assert sum(found['label_frequency_by_path']) == pytest.approx(1) and 0 <= found['moved_fraction'] <= 1
+    assert min(found['shard_rows']) > 0 and found['scored_pairs'] == 4 * found['router_sequences']
+  report = json.loads((rerouted / 'report.json').read_text())
+  assert report['domain_nmi'] == rounds[-1]['domain_nmi'] and 0 <= report['router_accuracy'] <= 1
+
+
+def test_early_stopping_begins_anew_with_new_shards(rerouted):
+  rows = [json.loads(line) for line in (rerouted / 'metrics.jsonl').read_text().splitlines()]
+  phases = [row for row in rows if row['kind'] == 'phase' and row['stage'] == 'train']
+  # The first phase of a round is the best so far of its own hold-outs, whatever earlier rounds had.
+  assert [phases[n]['best_version_by_path'] for n in (0, 1, 2)] == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
+  config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
+  scores, routing = workdir / 'routing' / '1-scores', workdir / 'routing'
+  moments = (
+    lambda: len(list(scores.glob('[0-9].npy'))) >= 2,
+    lambda: len(list(scores.glob('[0-9].npy'))) == 4,
+    lambda: (routing / '1').exists(),
+    lambda: (routing / '2').exists(),
+  )
+  for moment in moments:
+    tiny_run.stop_when(tiny_run.start(config, workdir, *OPTIONS), moment, signal.SIGKILL)
+  check_scores(workdir, 2, 2)  # its version is still there
+  tiny_run.run(config, workdir, *OPTIONS)
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(rerouted)
+  for number in '12':
+    for split in ('train', 'validation'):
+      np.testing.assert_array_equal(*(np.load(w / 'routing' / number / f'{split}.npy') for w in (workdir, rerouted)))
+
+
+def test_eight_devices_agree_with_one(rerouted, tmp_path):
+  config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
+  tiny_run.run(config, workdir, *OPTIONS, devices=8)
+  for path in range(4):
+    ours, theirs = (np.load(w / 'routing' / '1-scores' / f'{path}.npy') for w in (workdir, rerouted))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)  # sums of some 30 nats, after 18 steps in another order
+  ours, theirs = (tiny_run.record(w, 'evaluate')['result']['perplexity'] for w in (workdir, rerouted))
+  assert ours == pytest.approx(theirs, rel=0.02)  # a few labels may tip
