@@ -7,6 +7,7 @@ version being the number of outer steps inside; `load_path` reads one path's obj
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -50,6 +51,13 @@ def sync(path: Path):
     os.fsync(handle)
   finally:
     os.close(handle)
+
+
+def write_array(path: Path, array: np.ndarray):
+  """As `write_file`: an .npy file."""
+  data = io.BytesIO()
+  np.save(data, array)
+  write_file(path, data.getvalue())
 
 
 def write_json(path: Path, value: Any):

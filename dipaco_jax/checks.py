@@ -18,7 +18,7 @@ CHOICES = {
 MAY_BE_ZERO = (
   'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
   'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
-  'capacity router_fraction hidden'
+  'capacity router_fraction hidden chunk_router_steps mixture'
 ).split()
 FRACTIONS = ('validation_fraction', 'holdout_fraction', 'router_fraction', 'b1', 'b2', 'momentum')
 
@@ -69,6 +69,12 @@ def check(s):
     raise ValueError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
   if s.routing.method == 'discriminative':
     _check_discriminative(s)
+  if min(s.evaluate.reroute_every, default=2) < 2:
+    raise ValueError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
+  if s.evaluate.chunk_router_steps and not s.routing.router_fraction:
+    raise ValueError('config.evaluate.chunk_router_steps needs router data: set config.routing.router_fraction')
+  if s.evaluate.mixture > num_paths:
+    raise ValueError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
   if s.train.paths_per_phase > num_paths:
     raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
   if s.data.source == 'files' and not s.data.train:

@@ -17,7 +17,7 @@ from dipaco_jax import grid as grids
 
 EVALUATE = (
   'perplexity perplexity_final perplexity_by_path perplexity_by_domain base_perplexity base_perplexity_by_domain '
-  'validation_tokens bits_per_byte base_bits_per_byte'
+  'validation_tokens bits_per_byte base_bits_per_byte reroute mixture'
 ).split()
 TRAIN = (
   'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '

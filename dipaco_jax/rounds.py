@@ -7,7 +7,6 @@ so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`,
 `shards/<n>/`.
 """
 
-import io
 import json
 from typing import Any
 
@@ -66,9 +65,7 @@ def scores(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> 
   for i, turn in enumerate(missing):
     for path, nll, _ in evaluate.turn_losses(made, turn, params_of_turn, rows):
       if first:
-        data = io.BytesIO()
-        np.save(data, -nll)
-        checkpoint.write_file(_file(folder, path), data.getvalue())
+        checkpoint.write_array(_file(folder, path), -nll)
     progress.update(i + 1)
   progress.close()
   checkpoint.barrier(f'{folder.name} are there')

@@ -1,7 +1,6 @@
 """Every sequence to its path, and every path's sequences to its shard [2.4]: the stage `route`."""
 
 import functools
-import io
 import json
 import math
 from collections.abc import Iterator
@@ -90,10 +89,7 @@ def features(run: run_lib.Run, split: str, indices: np.ndarray | None = None) ->
   indices = everything if indices is None else indices
   file = run.workdir / 'features' / f'{split}.npy'
   if not file.exists() and 4 * len(everything) * run.settings.model.width <= MAX_FEATURE_BYTES:
-    z_ND = np.concatenate(list(_compute_features(run, split, everything)))
-    data = io.BytesIO()
-    np.save(data, z_ND)
-    checkpoint.write_file(file, data.getvalue())
+    checkpoint.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))
   if not file.exists():
     yield from _compute_features(run, split, indices)
     return

@@ -142,6 +142,9 @@ class Evaluate:
   batch_size: int = 0  # rows; 0: train.batch_size
   every_phases: int = 1  # 0: only at the end
   matrix: bool = False  # every path's loss on every shard's hold-out, in the report
+  reroute_every: tuple[int, ...] = ()  # tokens after which a path is chosen again [2.4.3], for instance (64, 32)
+  chunk_router_steps: int = 0  # to train the learned chooser for, on router data; 2,000 in the paper; 0: none
+  mixture: int = 0  # perplexity of the mixtures of up to so many paths, by the router's scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +216,11 @@ DEPENDS = {
 STAGES = tuple(DEPENDS)  # in their order
 
 # Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
-MAY_CHANGE = ('train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix')
+MAY_CHANGE = (
+  'train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix',
+  'evaluate.reroute_every', 'evaluate.chunk_router_steps', 'evaluate.mixture',
+)  # fmt: skip
+
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
   """Settings from nested dicts.

@@ -13,7 +13,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, jobs, mesh, metrics, model, modules, outer, rounds, routing, spmd, validation
+from dipaco_jax import (
+  checkpoint,
+  jobs,
+  mesh,
+  metrics,
+  model,
+  modules,
+  outer,
+  rerouting,
+  rounds,
+  routing,
+  spmd,
+  validation,
+)
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
@@ -26,7 +39,7 @@ from dipaco_jax import tokenizer as tokenizer_lib
 
 def run_all(run: run_lib.Run):
   """Every stage that is not done yet, in order; a finished run is only reported again."""
-  functions = (tokenize, pretrain, routing.route, train, validation.evaluate_all)
+  functions = (tokenize, pretrain, routing.route, train, evaluate)
   for name, stage in zip(settings_lib.STAGES, functions, strict=True):
     if not run_lib.is_done(run, name):
       if jax.process_index() == 0:
@@ -135,6 +148,11 @@ def train(run: run_lib.Run) -> dict[str, Any]:
   job = jobs.paths_job(run, run.settings.rounds)
   result = figures(run, job, jobs.train(run, job).record)
   return result | {'rounds': [rounds.figures(run, number + 1) for number in range(run.settings.rounds)]}
+
+
+def evaluate(run: run_lib.Run) -> dict[str, Any]:
+  """Perplexities on validation documents: routed once, and, as the config asks, more often or by mixtures."""
+  return validation.evaluate_all(run) | rerouting.figures(run)
 
 
 def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:

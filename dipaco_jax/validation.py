@@ -41,6 +41,14 @@ def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | Non
   nll, count = np.zeros(len(found)), np.zeros(len(found))
   for path in range(num_paths):
     nll[assignment == path], count[assignment == path] = losses.nll[path], losses.targets[path]
+  return summary(run, nll, count, assignment, num_paths)
+
+
+def summary(
+  run: run_lib.Run, nll: np.ndarray, count: np.ndarray, assignment: np.ndarray, num_paths: int
+) -> dict[str, Any]:
+  """Perplexities from each validation document's nats, number of targets and path, [N] each."""
+  found = run.sequences('validation')
   piece_bytes, prefix = run.tokenizer.piece_bytes(), run.settings.routing.prefix_tokens
   everything = found.read(range(len(found)))
   num_bytes = np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in everything])

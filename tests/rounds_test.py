@@ -13,7 +13,8 @@ from dipaco_jax.sequences import Sequences
 
 OPTIONS = [
   '--config.routing.method=discriminative', '--config.routing.router_fraction=0.2', '--config.routing.rounds=2',
-  '--config.routing.phases_per_round=1', '--config.data.holdout_fraction=0.1',
+  '--config.routing.phases_per_round=1', '--config.data.holdout_fraction=0.1', '--config.evaluate.mixture=2',
+  '--config.evaluate.reroute_every=(16,64)', '--config.evaluate.chunk_router_steps=8',
 ]  # fmt: skip
 
 
@@ -72,6 +73,15 @@ def test_what_a_round_reports(rerouted):
     assert min(found['shard_rows']) > 0 and found['scored_pairs'] == 4 * found['router_sequences']
   report = json.loads((rerouted / 'report.json').read_text())
   assert report['domain_nmi'] == rounds[-1]['domain_nmi'] and 0 <= report['router_accuracy'] <= 1
+
+
+def test_rerouting_and_mixtures_are_reported(rerouted):
+  report = json.loads((rerouted / 'report.json').read_text())
+  once = pytest.approx(report['perplexity'], rel=1e-5)
+  assert report['mixture']['1'] == once and report['mixture']['2'] != once
+  # Sequences have at most 64 tokens: a chunk of 64 is the sequence, which its route from the prefix scores.
+  assert report['reroute']['oracle']['64'] == report['reroute']['learned']['64'] == once
+  assert report['reroute']['hindsight']['16'] < report['reroute']['hindsight']['64'] < report['perplexity']
 
 
 def test_early_stopping_begins_anew_with_new_shards(rerouted):

@@ -1,0 +1,107 @@
+"""Routing more often while evaluating [2.4.3, 7.2.2], and mixtures of paths: from every path's token losses.
+
+Of the choosers only the learned one could serve: the oracle scores each chunk under all paths, and hindsight has seen
+what it is to predict: it is a bound.
+"""
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import checkpoint, chunk_router, reroute, router, routing, shards, token_losses, validation
+from dipaco_jax import run as run_lib
+
+
+def figures(run: run_lib.Run) -> dict[str, Any]:
+  """`reroute`: {chooser: {W: perplexity}}, and `mixture`: {number of paths: perplexity}, as the config asks."""
+  s, result = run.settings.evaluate, {}
+  if not (s.reroute_every or s.mixture):
+    return {}
+  scored, first = score(run, 'validation'), run.routed('validation', run.settings.rounds)
+
+  def perplexity(nll_N):
+    targets_N = scored.counts.sum(1)
+    return validation.summary(run, nll_N, targets_N, first, run.layout.grid.num_paths)['perplexity']
+
+  if s.reroute_every:
+    by = {'oracle': reroute.oracle, 'hindsight': lambda nll, counts, W, _: reroute.hindsight(nll, counts, W)}
+    if s.chunk_router_steps:
+      chosen = learned_choices(run)
+      by['learned'] = lambda nll, counts, W, first: reroute.by_chooser(nll, counts, W, first, chosen)
+    result['reroute'] = {
+      name: {str(W): perplexity(choose(*scored, W, first)) for W in s.reroute_every} for name, choose in by.items()
+    }
+  if s.mixture:
+    weights = log_weights(run)
+    result['mixture'] = {str(n): perplexity(reroute.mixture(*scored, weights, n)) for n in range(1, s.mixture + 1)}
+  return result
+
+
+def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
+  """Token losses of all paths, each at its version, on validation documents or ('train') on router data."""
+  s, found = run.settings, run.sequences(split)
+  indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(routing.router_data(run))
+  rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
+  versions = checkpoint.best_versions(run.workdir)
+
+  def params_of_path(path):
+    return checkpoint.load_path(run.workdir, run.layout, path, versions[path])
+
+  return token_losses.write(run.programs, params_of_path, sources(run), rows, run.workdir / 'evaluation' / split)
+
+
+def sources(run: run_lib.Run) -> list[str]:
+  """What the paths' versions are made of."""
+  return token_losses.published(run.workdir, run.layout, checkpoint.best_versions(run.workdir))
+
+
+def log_weights(run: run_lib.Run) -> np.ndarray:
+  """The router's scores of validation documents, [N, P], per document in units of their deviation over the paths.
+
+  They order the paths, and weigh those of a mixture: a router's distances are no log-probabilities. Zeros where no
+  router was fitted.
+  """
+  folder, num_paths = run.workdir / 'routing' / str(run.settings.rounds), run.layout.grid.num_paths
+  if not (folder / 'router.safetensors').exists():
+    return np.zeros((len(run.sequences('validation')), num_paths), np.float32)
+  arrays = safetensors.numpy.load_file(folder / 'router.safetensors')
+  fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in routing.features(run, 'validation'))
+  found = np.concatenate([np.asarray(chunk) for chunk in chunks])
+  return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
+
+
+def learned_choices(run: run_lib.Run) -> np.ndarray:
+  """The path that the learned chooser prefers after each token of the validation documents, [N, L] int32."""
+  scored = score(run, 'train')
+  made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
+  file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
+  run_lib.only_first_process(lambda: None if file.exists() else _learn(run, scored, file), 'chosen')
+  return np.load(file)
+
+
+def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
+  """Fine-tunes the chooser from the base on router data [7.2.2], keeps it, and lets it choose."""
+  s, data = run.settings, run.sequences('train')
+  indices, labels_NL = np.flatnonzero(routing.router_data(run)), chunk_router.labels(scored.nll)
+
+  def rows(sequences, chosen, length):
+    return shards.pad([x.tokens for x in sequences.read(chosen)], length)
+
+  def batch(step):
+    drawn = np.random.default_rng([s.seed, step]).integers(len(indices), size=s.train.batch_size)
+    return *rows(data, indices[drawn], s.model.seq_len), labels_NL[drawn]
+
+  start = chunk_router.make(run.base(), run.layout.grid.num_paths)
+  params, _ = chunk_router.train(run.model, start, batch, s.evaluate.chunk_router_steps, s.inner)
+  kept = checkpoint.to_bytes({name: np.asarray(x) for name, x in params.items()})
+  checkpoint.write_file(file.with_name('chooser.safetensors'), kept)
+  choose = jax.jit(lambda tokens, segments: chunk_router.choose(run.model, params, tokens, segments))
+  found, blocks = run.sequences('validation'), []
+  for begin in range(0, len(found), run.eval_batch):
+    chosen = np.arange(begin, min(begin + run.eval_batch, len(found)))
+    blocks.append(np.asarray(choose(*rows(found, chosen, run.eval_len))))
+  checkpoint.write_array(file, np.concatenate(blocks))
