@@ -25,14 +25,14 @@ def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
 @pytest.mark.parametrize(
   'option, reused',
   [
-    ('--config.train.steps_per_phase=3', ['tokenize']),  # the base's cosine would be another
+    ('--config.train.phases=2', ['tokenize']),  # the base's cosine would be another
     ('--config.routing.method=random', ['tokenize', 'pretrain']),
     ('--config.seed=1', []),
   ],
 )
 def test_a_stage_of_other_settings_is_made_anew(undisturbed, tmp_path, option, reused):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
-  said = tiny_run.run(config, workdir, f'--reuse={undisturbed}', option, '--config.train.phases=1')
+  said = tiny_run.run(config, workdir, f'--reuse={undisturbed}', option)
   made = [stage for stage, word in (('tokenize', 'tokenize '), ('pretrain', 'pretrain ')) if word not in said]
   assert made == [stage for stage in reused if stage != 'route']
 
