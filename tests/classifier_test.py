@@ -82,6 +82,8 @@ def test_a_hidden_layer_learns_what_no_line_tells():
   assert curve.hidden.shape == (10, 16) and curve.centroids.shape == (4, 16)
   assert classifier.accuracy(line, *fresh) < 0.55
   assert classifier.accuracy(curve, *fresh) > 0.85
+  without = curve._replace(hidden_bias=0 * curve.hidden_bias)
+  assert nats(curve, z_ND, labels_N).mean() < 0.8 * nats(without, z_ND, labels_N).mean()
 
 
 def test_same_key_same_bits():
