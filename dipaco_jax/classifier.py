@@ -93,7 +93,7 @@ def _start(key: jax.Array, width: int, hidden: int, num_paths: int) -> Weights:
 @jax.jit
 def _train(start: Weights, x_ND, labels_N, weight_N, l2, iterations, tolerance) -> Weights:
   def loss(weights: Weights):
-    decay = jnp.sum(weights.w**2) + (jnp.sum(weights.hidden**2) if weights.hidden.size else 0.0)
+    decay = jnp.sum(weights.w**2) + jnp.sum(weights.hidden**2)
     return nats(weights, x_ND, labels_N, weight_N) + l2 / 2 * decay
 
   return minimize(loss, start, iterations, tolerance)
@@ -178,8 +178,8 @@ def _calibration(scores_NP, share_P, iterations) -> jax.Array:
   spread = jnp.mean(jnp.std(scores_NP - mean_P, axis=1))
 
   def variation(bias_P):
-    routes_N = jnp.argmax(scores_NP + bias_P, axis=1)
-    return jnp.abs(jnp.zeros(P).at[routes_N].add(1 / N) - share_P).sum() / 2
+    count_P = jnp.zeros(P).at[jnp.argmax(scores_NP + bias_P, axis=1)].add(1.0)
+    return jnp.abs(count_P / N - share_P).sum() / 2
 
   def cool(carry, temperature):
     bias_P, best_P, lowest = carry
