@@ -83,13 +83,14 @@ def _fit(run: run_lib.Run, number: int, indices: np.ndarray, labels_N: np.ndarra
     return
   z_ND = jax.numpy.concatenate(list(routing.features(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
-  learned, tested = classifier.split(key, len(z_ND), TESTED)
-  fitted = classifier.fit_classifier(key, z_ND[learned], labels_N[learned], num_paths, hidden=s.routing.hidden)
+  documents, _ = run.sequences('train').columns()
+  tested = shards.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents, the rest is learned from
+  fitted = classifier.fit_classifier(key, z_ND[~tested], labels_N[~tested], num_paths, hidden=s.routing.hidden)
   frequency_P = np.bincount(labels_N, minlength=num_paths) / len(labels_N)
   meta = cost | {
     'router_sequences': len(indices),
     'accuracy': classifier.accuracy(fitted, z_ND[tested], labels_N[tested]),
-    'majority': float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, len(tested))),
+    'majority': float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, tested.sum())),
     'label_frequency_by_path': frequency_P.tolist(),
   }
   if s.routing.calibrate:
