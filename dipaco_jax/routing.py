@@ -60,7 +60,7 @@ def publish_router(run: run_lib.Run, number: int, fitted: router.Router, meta: d
       chunks = (jax.numpy.asarray(z) for z in features(run, split))
       scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
       room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
-      # The greedy rule alone gets a part only of what is to be had (arXiv 2410.03529); from the dual it gets nearly all.
+      # The greedy rule (arXiv 2410.03529) alone gets part of what is to be had; on scores and duals nearly all.
       bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
       return balance.assign(scores_NP + bias_P, room_P)[:, None]
     routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split)]
