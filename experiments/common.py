@@ -1,0 +1,192 @@
+"""A table: rows (runs, once per seed) by columns (figures of their results), written anew after every run.
+
+    python experiments/TABLE.py --size=SIZE --seeds=0,1,2 --data=TRAIN --validation=VALIDATION --workdir=DIR
+
+runs what is missing and writes `results/<size>/<table>.json` and `.png`. A result is found again in the file of any
+table, also where its workdir is gone; where the config has changed since, it is left out.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import config
+import runs
+from absl import flags
+from runs import Record, Row
+
+from dipaco_jax import command, progress
+
+RESULTS = runs.HERE / 'results'
+TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on when it is started again
+
+Results = dict[tuple[str, int], Record]  # by row and seed
+
+
+class Column(NamedTuple):
+  """A figure of every run."""
+
+  title: str
+  field: str  # of a result; `a.b` is field b of field a
+  form: str = '.2f'
+  against: str = ''  # the row whose figure of the same seed is subtracted
+
+
+class Table(NamedTuple):
+  """`rows(size)`, and `picture(table, rows, results) -> figure`."""
+
+  name: str
+  title: str
+  rows: Callable[[str], Sequence[Row]]
+  columns: Sequence[Column]
+  picture: Callable[..., Any]
+
+
+# -- results
+
+
+def read(table: Table, size: str, folder: pathlib.Path) -> Results:
+  """A table's results, without those of configs that have changed since."""
+  file = folder / size / f'{table.name}.json'
+  records = json.loads(file.read_text())['runs'] if file.exists() else []
+  rows = {row.name: row for row in table.rows(size)}
+  return {
+    (r['row'], r['seed']): r
+    for r in records
+    if r['row'] in rows and r['config'] == runs.make(size, rows[r['row']], r['seed']).config
+  }
+
+
+def read_all(size: str, folder: pathlib.Path) -> dict[str, Record]:
+  """Every result of a size, by its run's key."""
+  records = [r for file in sorted((folder / size).glob('*.json')) for r in json.loads(file.read_text())['runs']]
+  return {f'{r["config"]}-{r["text"]}': r for r in records}
+
+
+def write(table: Table, size: str, folder: pathlib.Path, results: Results):
+  """The table's file and its picture; rows in the table's order, seeds rising."""
+  order = [row.name for row in table.rows(size)]
+  records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
+  contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
+  publish(folder / size / f'{table.name}.json', json.dumps(contents, indent=1) + '\n')
+  if records:
+    from dipaco_jax import drawing
+
+    publish(folder / size / f'{table.name}.png', drawing.to_png(table.picture(table, table.rows(size), results)))
+
+
+def publish(file: pathlib.Path, data: str | bytes):
+  """Whole or not at all."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  aside = file.with_name(f'.{file.name}.{os.getpid()}')
+  aside.write_bytes(data.encode() if isinstance(data, str) else data)
+  os.replace(aside, file)
+
+
+# -- figures
+
+
+def figure(record: Record | None, field: str) -> Any:
+  """A field of a result; None where there is none."""
+  found: Any = record
+  for name in field.split('.'):
+    found = found.get(name) if isinstance(found, dict) else None
+  return found
+
+
+def figures(results: Results, row: str, column: Column) -> list[float]:
+  """A column's, of every seed that has it."""
+  found = []
+  for (name, seed), record in sorted(results.items()):
+    mine = figure(record, column.field)
+    other = figure(results.get((column.against, seed)), column.field) if column.against else 0
+    if name == row and mine is not None and other is not None:
+      found.append(mine - other)
+  return found
+
+
+def lowest(table: Table, size: str, results: Results) -> str | None:
+  """The row whose first column's mean is the lowest."""
+  found = {row.name: figures(results, row.name, table.columns[0]) for row in table.rows(size)}
+  return min((name for name in found if found[name]), key=lambda name: statistics.fmean(found[name]), default=None)
+
+
+def cell(numbers: Sequence[float], form: str) -> str:
+  """Mean, and where there are several seeds the standard deviation over them."""
+  if not numbers:
+    return ''
+  spread = f' ± {statistics.stdev(numbers):{form.lstrip("+")}}' if len(numbers) > 1 and form.endswith('f') else ''
+  return f'{statistics.fmean(numbers):{form}}{spread}'
+
+
+def to_markdown(table: Table, size: str, results: Results) -> str:
+  """Rows that were not run say so."""
+  lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
+  for row in table.rows(size):
+    mine = [record for (name, _), record in results.items() if name == row.name]
+    cells = [cell(figures(results, row.name, column), column.form) for column in table.columns]
+    if not mine or any(record['perplexity'] is None for record in mine):
+      cells[0] = 'diverged' if mine else 'not run'
+    lines.append([row.title, str(len(mine)), *cells])
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+# -- the script
+
+
+def main(table: Table):
+  """Of a table's script."""
+  flags.DEFINE_enum('size', 'small', list(config.SIZES), 'How large the runs are, see config.py.')
+  flags.DEFINE_list('seeds', ['0'], 'A run of every row for each.')
+  flags.DEFINE_list('rows', [], 'Run these rows only; none: all.')
+  flags.DEFINE_string('data', '', 'Training text, globs as in config.data.train; none: that of the running Python.')
+  flags.DEFINE_string('validation', '', 'Validation text, likewise.')
+  flags.DEFINE_string('workdir', 'runs/experiments', 'Where the runs are.')
+  flags.DEFINE_string('results', str(RESULTS), 'Where tables and their pictures are.')
+  command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results)))
+
+
+def run(table: Table, size: str, folder: pathlib.Path) -> int:
+  """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
+  rows, f = table.rows(size), flags.FLAGS
+  if unknown := set(f.rows) - {row.name for row in rows}:
+    raise ValueError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
+  planned = [runs.make(size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in rows]
+  results, known = read(table, size, folder), read_all(size, folder)
+  if any(r['text'] != planned[0].text for r in results.values()):
+    raise ValueError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
+  results |= {(p.row.name, p.seed): known[p.key] | {'row': p.row.name} for p in planned if p.key in known}
+  write(table, size, folder, results)
+  wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
+  failed = run_missing(table, folder, pathlib.Path(f.workdir) / size, wanted, results)
+  print(f'{table.title}\n\n{to_markdown(table, size, results)}')
+  if failed:
+    print(f'failed: {"; ".join(failed)}', file=sys.stderr)
+  return int(bool(failed))
+
+
+def run_missing(
+  table: Table, folder: pathlib.Path, workdirs: pathlib.Path, wanted: Sequence[runs.Run], results: Results
+) -> list[str]:
+  """Adds to the results, and writes the table after every run; returns those that failed."""
+  todo = list({p.key: p for p in reversed(wanted) if (p.row.name, p.seed) not in results}.values())[::-1]
+  failed = []
+  for i, one in enumerate(todo):
+    done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
+    seconds = runs.seconds_left(todo[i:], done)
+    left = f'; about {progress.duration(seconds)} to go' if seconds is not None else ''
+    print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
+    status = runs.execute(one, workdirs)
+    if status in TRY_AGAIN:
+      sys.exit(status)
+    if runs.is_finished(one, workdirs):
+      record = runs.make_record(one, workdirs)
+      results |= {(p.row.name, p.seed): record | {'row': p.row.name} for p in wanted if p.key == one.key}
+      write(table, one.size, folder, results)
+    else:
+      failed.append(f'{one.row.name}, seed {one.seed}: exit status {status}')
+  return failed

@@ -1,0 +1,260 @@
+"""Every method of the tables, at every size: the baselines are configs of one base.
+
+    python -m dipaco_jax.main --config=experiments/config.py:small,dipaco --workdir=DIR \\
+      --config.data.source=files --config.data.train=TRAIN.jsonl --config.data.validation=VALIDATION.jsonl
+
+The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags the text is that of the running Python.
+
+    METHOD        NUMBERS           what it is
+    dense         steps, 1          one path, AdamW alone, so many times as many steps
+    batch         P                 the same at so many times the rows in a step: P workers, data parallel
+    larger                          one larger path of a base of its own, the FLOPs of all P paths and their base
+    diloco        P                 P workers on one model, documents dealt out at random
+    flat          P or AxB          P models that share nothing, k-means
+    dipaco        AxB               a lower level over axis a, an upper one over b, all else shared; product k-means
+    ends          AxB               the same with path-specific embedding, first and last blocks [4]
+    rerouted      AxB               dipaco, re-routed every W tokens while evaluating
+    discriminative  AxB             the same, sharded anew by what the paths know
+    synchronous   AxB               dipaco with an exchange after every step, see `synchronous`
+
+Where NUMBERS is left out they are those of the size's own grid.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from dipaco_jax import metrics, settings
+
+Numbers = tuple[int, ...]
+
+
+class Size(NamedTuple):
+  """How large the runs are; `config` holds what differs from the defaults of settings.py, by section."""
+
+  grid: Numbers
+  larger: dict[str, int]  # of the larger dense model: fields of settings.Model
+  chooser_steps: int  # to train the learned chooser of re-routing for
+  config: dict[str, dict[str, Any]]
+
+
+SIZES = {
+  # For tests: figures mean nothing.
+  'test': Size(
+    grid=(2, 2),
+    larger=dict(width=24, num_layers=2, num_heads=3, head_dim=8, mlp_dim=32),
+    chooser_steps=4,
+    config=dict(
+      data=dict(holdout_fraction=0.1, validation_fraction=0.2, max_validation_documents=0),
+      tokenizer=dict(vocab_size=300),
+      model=dict(width=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=24, seq_len=64),
+      pretrain=dict(steps=8, batch_size=4),
+      train=dict(phases=4, steps_per_phase=2, batch_size=4, max_holdout_rows=8),
+      inner=dict(learning_rate=1e-2, warmup_steps=4),
+      routing=dict(router_fraction=0.1, phases_per_round=1),
+      checkpoint=dict(every_steps=4),
+    ),
+  ),
+  # Do the scripts work? Five minutes for two tables on two cores; figures mean little.
+  'smoke': Size(
+    grid=(2, 2),
+    larger=dict(width=96, num_layers=4, num_heads=3, head_dim=32, mlp_dim=256),
+    chooser_steps=16,
+    config=dict(
+      data=dict(max_documents=900, validation_fraction=0.2, max_validation_documents=100),
+      tokenizer=dict(vocab_size=1024, sample_bytes=3_000_000),
+      model=dict(width=64, num_layers=4, num_heads=2, head_dim=32, mlp_dim=172, seq_len=128),
+      pretrain=dict(steps=64, batch_size=16),
+      train=dict(phases=4, steps_per_phase=8, batch_size=4, max_holdout_rows=8),
+      inner=dict(learning_rate=4e-3, warmup_steps=16),
+      routing=dict(router_fraction=0.1, phases_per_round=1),
+      checkpoint=dict(every_steps=500),
+    ),
+  ),
+  # Two cores, a minute for a run of 16 paths: the tables that need many runs.
+  'tiny': Size(
+    grid=(4, 4),
+    larger=dict(width=128, num_layers=4, num_heads=4, head_dim=32, mlp_dim=344),
+    chooser_steps=200,
+    config=dict(
+      data=dict(max_documents=12_000, max_validation_documents=0),
+      tokenizer=dict(vocab_size=2048),
+      model=dict(width=64, num_layers=4, num_heads=2, head_dim=32, mlp_dim=172, seq_len=128),
+      pretrain=dict(steps=400, batch_size=16),
+      train=dict(phases=10, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
+      inner=dict(learning_rate=4e-3, warmup_steps=40),
+      routing=dict(sample=20_000, router_fraction=0.03, phases_per_round=3),
+      checkpoint=dict(every_steps=1280),
+    ),
+  ),
+  # Two cores, six minutes for a run of 16 paths.
+  'small': Size(
+    grid=(4, 4),
+    larger=dict(width=256, num_layers=6, num_heads=8, head_dim=32, mlp_dim=688),
+    chooser_steps=300,
+    config=dict(
+      data=dict(max_documents=12_000, max_validation_documents=0),
+      tokenizer=dict(vocab_size=8192),
+      model=dict(width=128, num_layers=4, num_heads=4, head_dim=32, mlp_dim=344, seq_len=128),
+      pretrain=dict(steps=400, batch_size=16),
+      train=dict(phases=10, steps_per_phase=16, batch_size=8, max_holdout_rows=32),
+      inner=dict(learning_rate=4e-3, warmup_steps=40),
+      routing=dict(sample=20_000, router_fraction=0.03, phases_per_round=3),
+      checkpoint=dict(every_steps=640),
+    ),
+  ),
+  # One GPU: paths of 17 million parameters, thousands of steps.
+  'medium': Size(
+    grid=(4, 4),
+    larger=dict(width=768, num_layers=12, num_heads=12, head_dim=64, mlp_dim=2048),
+    chooser_steps=2000,
+    config=dict(
+      data=dict(max_validation_documents=0),
+      tokenizer=dict(vocab_size=8192),
+      model=dict(width=384, num_layers=8, num_heads=6, head_dim=64, mlp_dim=1024, seq_len=256),
+      pretrain=dict(steps=2000, batch_size=64),
+      train=dict(phases=20, steps_per_phase=100, batch_size=16, max_holdout_rows=64),
+      inner=dict(learning_rate=1e-3, warmup_steps=200),
+      routing=dict(router_fraction=0.03, phases_per_round=5),
+      checkpoint=dict(every_steps=8000),
+    ),
+  ),
+}
+
+
+def get_config(variant: str = 'small,dipaco') -> ConfigDict:
+  """variant: SIZE,METHOD or SIZE,METHOD,NUMBERS, as above."""
+  name, method, numbers = f'{variant},,'.split(',')[:3]
+  if name not in SIZES or method not in METHODS:
+    raise ValueError(f'variant {variant!r}: it is SIZE,METHOD of {", ".join(SIZES)} and {", ".join(METHODS)}')
+  size = SIZES[name]
+  c = ConfigDict(settings.Settings().to_dict())
+  c.routing.first = 'product_kmeans'
+  c.evaluate.every_phases = 0
+  for section, values in size.config.items():
+    c[section].update(values)
+  c.evaluate.batch_size = c.train.batch_size
+  METHODS[method](c, size, tuple(map(int, numbers.split('x'))) if numbers else ())
+  # Stated, so that the base's schedule is that of the whole run, however its phases are cut.
+  c.inner.decay_steps = c.pretrain.steps + c.train.phases * c.train.steps_per_phase
+  return c
+
+
+def lengthened(size: str, phases: int, tau: int) -> dict[str, int]:
+  """The changes that make training so many phases of tau steps, the cosine ending with the last."""
+  steps = SIZES[size].config['pretrain']['steps'] + phases * tau
+  return {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': steps}
+
+
+# -- one path
+
+
+def dense(c: ConfigDict, size: Size, numbers: Numbers):
+  """AdamW alone; the cosine ends with the last step, so that a longer run has a base of its own."""
+  c.routing.method = 'single'
+  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
+  c.train.phases *= math.prod(numbers)
+
+
+def batch(c: ConfigDict, size: Size, numbers: Numbers):
+  """As dense, with the rows of all P paths in every step."""
+  dense(c, size, ())
+  c.train.batch_size *= math.prod(numbers or size.grid)
+
+
+def larger(c: ConfigDict, size: Size, numbers: Numbers):
+  """Its base and its training take the FLOPs that the small base and all P paths take, at equal rows in a step."""
+  dense(c, size, ())
+  small = flops_per_token(c)
+  c.model.update(size.larger)
+  ratio = flops_per_token(c) / small
+  c.pretrain.steps = round(c.pretrain.steps / ratio)
+  c.train.phases = max(1, round(c.train.phases * math.prod(size.grid) / ratio))
+
+
+def flops_per_token(c: ConfigDict) -> int:
+  model = settings.from_dict(c.to_dict()).model
+  return metrics.flops_per_token(model, c.tokenizer.vocab_size, c.model.seq_len)
+
+
+# -- many paths
+
+
+def diloco(c: ConfigDict, size: Size, numbers: Numbers):
+  """An axis that no level varies over; the average is uniform and not rescaled, as in the DiLoCo paper."""
+  c.grid = ConfigDict({'worker': math.prod(numbers or size.grid)})
+  c.routing.method = 'random'
+  c.outer.update(rescale=False, reweigh=False)
+
+
+def flat(c: ConfigDict, size: Size, numbers: Numbers):
+  """Every level over all axes."""
+  c.grid = ConfigDict({'expert': math.prod(numbers or size.grid)})
+  c.levels = (('all', '.*', ('expert',)),)
+  c.routing.method = 'kmeans'
+
+
+def dipaco(c: ConfigDict, size: Size, numbers: Numbers):
+  """Two levels of half the blocks each."""
+  a, b = numbers or size.grid
+  c.grid = ConfigDict({'a': a, 'b': b})
+  low, high = halves(c.model.num_layers)
+  c.levels = (('shared', 'embed|final_norm', ()), ('low', blocks(low), ('a',)), ('high', blocks(high), ('b',)))
+  c.routing.method = 'product_kmeans'
+
+
+def ends(c: ConfigDict, size: Size, numbers: Numbers):
+  """Path-specific: the embedding, and the first and the last block of each level [4]."""
+  dipaco(c, size, numbers)
+  own = own_blocks(c.model.num_layers)
+  low, high = ([i for i in half if i not in own] for half in halves(c.model.num_layers))
+  pattern = '|'.join(['embed|final_norm', *([blocks(own)] if own else [])])
+  c.levels = (('ends', pattern, ('a', 'b')), ('low', blocks(low), ('a',)), ('high', blocks(high), ('b',)))
+
+
+def rerouted(c: ConfigDict, size: Size, numbers: Numbers):
+  """Costs an evaluation of all router data and validation documents under all paths."""
+  dipaco(c, size, numbers)
+  c.evaluate.update(reroute_every=(16, 32, 64, 128), chunk_router_steps=size.chooser_steps, mixture=4)
+
+
+def discriminative(c: ConfigDict, size: Size, numbers: Numbers):
+  """A round after every `phases_per_round` phases, one of them if nothing else is said."""
+  rerouted(c, size, numbers)
+  c.routing.method = 'discriminative'
+
+
+def synchronous(c: ConfigDict, size: Size, numbers: Numbers):
+  """tau = 1, and modules become the plain mean of their paths' copies.
+
+  It averages the paths' AdamW updates after every step: each path keeps moments of its own gradients. Data-parallel
+  AdamW would make one update from the mean gradient; there is no outer AdamW here to do so. No early stopping: it would
+  read the hold-outs after every step.
+  """
+  dipaco(c, size, numbers)
+  c.train.update(phases=c.train.phases * c.train.steps_per_phase, steps_per_phase=1, early_stopping=False)
+  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
+
+
+def halves(num_layers: int) -> tuple[list[int], list[int]]:
+  """The blocks of the lower and of the upper level."""
+  return list(range(num_layers // 2)), list(range(num_layers // 2, num_layers))
+
+
+def own_blocks(num_layers: int) -> list[int]:
+  """The path-specific ones; a level keeps at least one of its blocks."""
+  low, high = halves(num_layers)
+  own = [low[0], high[-1]] if len(low) > 1 else []
+  return sorted(own + ([low[-1], high[0]] if len(low) > 2 else []))
+
+
+def blocks(numbers: list[int]) -> str:
+  """The pattern of their parameters."""
+  return f'block_({"|".join(map(str, numbers))})/'
+
+
+METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
+  f.__name__: f for f in (dense, batch, larger, diloco, flat, dipaco, ends, rerouted, discriminative, synchronous)
+}

@@ -1,0 +1,71 @@
+"""Pictures of tables: a dot for every seed, lines through means."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from common import Results, Table, figure, figures
+from runs import Row
+
+from dipaco_jax import drawing
+
+
+@drawing.styled
+def dots(table: Table, rows: Sequence[Row], results: Results):
+  """The first column: a line for every row, a dot for every seed, a bar at their mean."""
+  made, ax = drawing.axes(drawing.WIDE, 1.0 + 0.32 * len(rows))
+  draw_dots(ax, table, rows, results)
+  return made
+
+
+def draw_dots(ax, table: Table, rows: Sequence[Row], results: Results):
+  for y, row in enumerate(rows):
+    found = figures(results, row.name, table.columns[0])
+    ax.plot(found, [y] * len(found), 'o', color=drawing.BLUE, markersize=4, alpha=0.6)
+    if found:
+      ax.plot([statistics.fmean(found)], [y], '|', color=drawing.INK, markersize=14)
+  run = {name for name, _ in results}
+  ax.set_yticks(range(len(rows)), [row.title if row.name in run else f'{row.title} (not run)' for row in rows])
+  ax.set_ylim(len(rows) - 0.5, -0.5)
+  ax.set_xlabel(f'{table.columns[0].title}, a dot per seed and their mean')
+
+
+def against(field: str, title: str, series: Callable[[Row], Sequence[str]]):
+  """A picture of the first column against a field of the results, on a log scale; `series(row)`: the lines it is on."""
+
+  @drawing.styled
+  def picture(table: Table, rows: Sequence[Row], results: Results):
+    made, ax = drawing.axes(drawing.WIDE * 0.8, 4.2)
+    lines: dict[str, list[tuple[float, float]]] = {name: [] for row in rows for name in series(row)}
+    colours = dict(zip(lines, drawing.COLOURS, strict=False))
+    for row in rows:
+      x, found = place(row, results, field), figures(results, row.name, table.columns[0])
+      for name in series(row) if found else ():
+        lines[name].append((x, statistics.fmean(found)))
+        ax.plot([x] * len(found), found, 'o', color=colours[name], markersize=4, alpha=0.5)
+    draw_lines(ax, {name: points for name, points in lines.items() if points})
+    xs = sorted({x for points in lines.values() for x, _ in points})
+    ax.set_xscale('log')
+    ax.set_xticks(xs, [f'{x:,.0f}' for x in xs])
+    ax.minorticks_off()
+    ax.set_xlabel(title)
+    ax.set_ylabel(table.columns[0].title)
+    return made
+
+  return picture
+
+
+def place(row: Row, results: Results, field: str) -> float:
+  """A field that is the same for all seeds of a row; nan where it was not run."""
+  return next((figure(record, field) for (name, _), record in results.items() if name == row.name), float('nan'))
+
+
+def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]]):
+  """{name: points}; names stand where the lines end."""
+  ends = []
+  for i, (name, points) in enumerate(lines.items()):
+    xs, ys = zip(*sorted(points), strict=True)
+    colour = drawing.COLOURS[i % len(drawing.COLOURS)]
+    ax.plot(xs, ys, color=colour, linewidth=1.6)
+    ends.append((ys[-1], name, colour))
+  drawing.label_ends(ax, ends)

@@ -1,0 +1,210 @@
+"""Runs of a table as processes: their settings, their digests, what they share, and what is kept of them.
+
+A result belongs to a config and a text, by digest. The config's is over the fields that differ from their defaults,
+those that name files apart; the text's is over the bytes of the files.
+"""
+
+import glob
+import hashlib
+import json
+import math
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import config
+
+from dipaco_jax import checks, metrics, settings
+
+HERE = pathlib.Path(__file__).parent
+NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
+SHARED = ('tokenize', 'pretrain', 'route')  # stages that another run may have done already
+
+Record = dict[str, Any]
+
+# What is kept of report.json.
+KEPT = (
+  'perplexity perplexity_final base_perplexity perplexity_by_domain base_perplexity_by_domain bits_per_byte '
+  'validation_tokens pretrain_steps pretrain_tokens phases steps train_tokens train_flops paths parameters_path '
+  'parameters_total outer_bytes_per_phase domain_nmi router_accuracy reroute mixture tokens_per_s wall_s '
+  'modules_sha256 versions'
+).split()
+
+
+class Row(NamedTuple):
+  """A run of a table, once per seed."""
+
+  name: str
+  title: str
+  method: str  # and its numbers, see config.py
+  changes: Mapping[str, Any] = {}  # fields of the config that are overridden
+
+
+class Run(NamedTuple):
+  """A row for one size and one seed."""
+
+  size: str
+  row: Row
+  overrides: dict[str, Any]  # of the config's fields: the row's changes, the seed, the text
+  settings: settings.Settings
+  config: str  # digests
+  text: str
+
+  @property
+  def seed(self) -> int:
+    return self.settings.seed
+
+  @property
+  def key(self) -> str:
+    return f'{self.config}-{self.text}'
+
+  @property
+  def variant(self) -> str:
+    return f'{self.size},{self.row.method}'
+
+
+def make(size: str, row: Row, seed: int, train: str = '', validation: str = '') -> Run:
+  """The run of a row; without globs its text is that of the running Python."""
+  globs = {'data.train': train, 'data.validation': validation}
+  text = {name: tuple(value.split(',')) for name, value in globs.items() if value}
+  overrides = {'seed': seed, **row.changes, **({'data.source': 'files'} if train else {}), **text}
+  c = config.get_config(f'{size},{row.method}')
+  c.update_from_flattened_dict(overrides)
+  s = settings.from_dict(c.to_dict())
+  return Run(size, row, overrides, s, config_digest(s), text_digest(train, validation))
+
+
+def config_digest(s: settings.Settings) -> str:
+  """A field that is added with a default changes no digest."""
+  default = checks.flatten(settings.Settings().to_dict())
+  fields = {k: v for k, v in checks.flatten(s.to_dict()).items() if k not in default or v != default[k]}
+  fields = {k: v for k, v in fields.items() if not k.startswith(NOT_IN_DIGEST)}
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def text_digest(*globs: str) -> str:
+  """Of the files' bytes; of Python's version where there are none."""
+  total = hashlib.sha256(b'' if any(globs) else sys.version.encode())
+  for pattern in globs:
+    for file in sorted(path for part in pattern.split(',') for path in glob.glob(part, recursive=True)):
+      with open(file, 'rb') as f:
+        total.update(hashlib.file_digest(f, 'sha256').digest())
+    total.update(b'|')
+  return total.hexdigest()
+
+
+# -- processes
+
+
+def execute(run: Run, folder: pathlib.Path) -> int:
+  """Goes on with the run from wherever it is; its exit status."""
+  command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={HERE / "config.py"}:{run.variant}']
+  command += [f'--workdir={workdir(run, folder)}']
+  if other := most_shared(run, folder):
+    command += [f'--reuse={other}']
+  command += [f'--config.{name}={value}' for name, value in run.overrides.items()]
+  process = subprocess.Popen(command)
+
+  def stop(number, frame):
+    if number == signal.SIGTERM:  # Ctrl-C reaches both
+      process.send_signal(number)
+
+  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+  try:
+    return process.wait()
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def workdir(run: Run, folder: pathlib.Path) -> pathlib.Path:
+  """Of its own for every config and text."""
+  return folder / f'{run.row.method.replace(",", "-")}-{run.config[:8]}-{run.text[:4]}'
+
+
+def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
+  """The workdir of which most stages can be taken: those whose records are of these settings."""
+
+  def shared(other: pathlib.Path) -> int:
+    upto: list[str] = []
+    for count, stage in enumerate(SHARED):
+      upto += settings.DEPENDS[stage]
+      file = other / 'stages' / f'{stage}.json'
+      if not file.exists() or json.loads(file.read_text())['digest'] != settings.digest(run.settings, *upto):
+        return count
+    return len(SHARED)
+
+  others = [file.parent for file in sorted(folder.glob('*/config.json')) if file.parent != workdir(run, folder)]
+  best = max(others, key=shared, default=None)
+  return best if best and shared(best) else None
+
+
+# -- results
+
+
+def is_finished(run: Run, folder: pathlib.Path) -> bool:
+  """Also one that diverged."""
+  return (workdir(run, folder) / 'stages' / 'evaluate.json').exists()
+
+
+def make_record(run: Run, folder: pathlib.Path) -> Record:
+  """What is kept of a finished run; nothing of it depends on where the run was."""
+  report = json.loads((workdir(run, folder) / 'report.json').read_text())
+  if report['config_sha256'] != settings.digest(run.settings):
+    raise ValueError(f'{workdir(run, folder)} holds a run of another config: remove it')
+  kept = {name: report.get(name) for name in KEPT}
+  return {
+    'row': run.row.name, 'seed': run.seed, 'config': run.config, 'text': run.text, 'variant': run.variant,
+    'changes': dict(run.row.changes), **kept, **from_phases(workdir(run, folder)),
+    'environment': json.loads((workdir(run, folder) / 'environment.json').read_text()),
+    'validation_loss': kept['perplexity_final'] and math.log(kept['perplexity_final']),
+    'sent_bytes': sent_bytes(run, kept), 'steps_per_phase': run.settings.train.steps_per_phase,
+  }  # fmt: skip
+
+
+def from_phases(folder: pathlib.Path) -> Record:
+  """The last phase's mean training loss, nats; the mean cosine between paths' outer gradients in every phase."""
+  rows = [row for row in metrics.read_rows(folder) if (row['kind'], row['stage']) == ('phase', 'train')]
+  phases = [row for _, row in sorted({row['phase']: row for row in rows}.items())]
+  losses = [x for x in phases[-1]['loss_by_path'] if x is not None]
+  return {
+    'train_loss': statistics.fmean(losses) if losses else None,
+    'cosine': {level: [row['cosine'].get(level) for row in phases] for level in phases[-1]['cosine']},
+  }
+
+
+def sent_bytes(run: Run, report: Record) -> int:
+  """Between paths, in the whole of training.
+
+  A batch larger than the size's own is taken to be that of data-parallel workers: each sends a float32 gradient after
+  every step, and receives the sum.
+  """
+  workers = run.settings.train.batch_size // config.SIZES[run.size].config['train']['batch_size']
+  if workers > 1:
+    return 2 * 4 * report['parameters_path'] * workers * report['steps']
+  return report['outer_bytes_per_phase'] * report['phases']
+
+
+# -- how long it takes
+
+
+def cost(run: Run) -> float:
+  """FLOPs of the paths' training."""
+  s = run.settings
+  tokens = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
+  return metrics.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
+
+
+def own_seconds(record: Record) -> float:
+  """What a run has taken, without the stages that others share."""
+  return sum(s for stage, s in record['wall_s'].items() if stage not in SHARED)
+
+
+def seconds_left(todo: Iterable[Run], done: Sequence[tuple[Run, Record]]) -> float | None:
+  """At the median pace of what was run; None before there is any."""
+  paces = [own_seconds(record) / cost(run) for run, record in done]
+  return statistics.median(paces) * sum(map(cost, todo)) if paces else None

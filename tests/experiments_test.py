@@ -1,0 +1,246 @@
+"""The experiments' configs are what they say, and their scripts run what is missing, once."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny_run
+
+from dipaco_jax import metrics, model, modules, settings
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / 'experiments'))
+import common  # after the path
+import config
+import readme
+import runs
+from runs import Row
+
+FOLDER = runs.HERE
+PLANNED = [(size, table, row) for size in config.SIZES for table in readme.TABLES for row in table.rows(size)]
+
+
+@functools.cache
+def shapes(of: settings.Model, vocab_size: int):
+  return model.shapes(model.make(of, vocab_size))
+
+
+def made(size: str, method: str, **changes) -> settings.Settings:
+  return runs.make(size, Row('', '', method, changes), 0).settings
+
+
+def flops(s: settings.Settings) -> float:
+  """Of the base and of all paths."""
+  paths = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
+  tokens = (paths + s.pretrain.steps * s.pretrain.batch_size) * s.model.seq_len
+  return tokens * metrics.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
+
+
+@pytest.mark.parametrize('size', config.SIZES)
+def test_every_row_is_a_valid_run_whose_levels_catch_all_parameters(size):
+  for _, table, row in (planned for planned in PLANNED if planned[0] == size):
+    s = runs.make(size, row, 0).settings
+    layout = modules.make_layout(s.grid, s.levels, shapes(s.model, s.tokenizer.vocab_size))
+    assert len(layout.owner) == len(shapes(s.model, s.tokenizer.vocab_size)), (table.name, row.name)
+    assert s.decay_steps == s.pretrain.steps + s.train.phases * s.train.steps_per_phase, (table.name, row.name)
+
+
+def test_rows_of_a_table_are_different_runs():
+  for size in config.SIZES:
+    for table in readme.TABLES:
+      rows = table.rows(size)
+      assert len({row.name for row in rows}) == len({row.title for row in rows}) == len(rows)
+      alike = len(rows) - len({runs.make(size, row, 0).config for row in rows})
+      # P = 4 at these sizes: 4x steps are Px steps. A pool of constantly 8 workers is DiLoCo of 8 workers.
+      assert alike == (size in ('test', 'smoke') and table.name == 'methods') + (table.name == 'diloco'), table.name
+
+
+@pytest.mark.parametrize('size', config.SIZES)
+def test_tau_is_all_that_differs_in_its_table(size):
+  found = [runs.make(size, row, 0).settings for row in readme.tau.rows(size)]
+  assert len({s.train.phases * s.train.steps_per_phase for s in found}) == 1 < len(found)
+  tau = dataclasses.replace(found[0].train, phases=1, steps_per_phase=1)
+  assert len({dataclasses.replace(s, train=tau) for s in found}) == 1
+
+
+def test_pools():
+  found = readme.diloco.pools(10)
+  assert [sum(sizes) for sizes in (found['doubling'], found['halving'])] == [60, 60]
+  assert found['ramp up'] == [1, 2, 3, 3, 4, 5, 6, 6, 7, 8] == found['ramp down'][::-1]
+  assert readme.diloco.pool([1, 1, 2]) == {'train.schedule': ((0, (0,)), (2, (0, 1)))}
+
+
+@pytest.mark.parametrize('size', config.SIZES)
+def test_methods_share_a_base(size):
+  def base(method):
+    upto = [*settings.DEPENDS['tokenize'], *settings.DEPENDS['pretrain']]
+    return settings.digest(made(size, method), *upto)
+
+  methods = ('dense', 'batch', 'diloco', 'flat', 'dipaco', 'ends', 'rerouted', 'discriminative', 'synchronous')
+  assert len({base(method) for method in methods}) == 1
+  assert base('dense,2') != base('dense')  # its cosine is longer
+
+
+@pytest.mark.parametrize('size', [size for size in config.SIZES if size not in ('test', 'smoke')])
+def test_equal_flops(size):
+  num_paths = math.prod(config.SIZES[size].grid)
+  equal = [flops(made(size, method)) for method in ('dipaco', 'diloco', 'flat', 'batch', f'dense,{num_paths}')]
+  assert len(set(equal)) == 1
+  assert flops(made(size, 'larger')) == pytest.approx(equal[0], rel=0.02)  # it has whole phases of the same tau
+
+
+def test_path_specific_ends_leave_a_block_of_each_level():
+  # Blocks 0, 5, 6 and 11 of 12 are the paper's [4].
+  assert config.own_blocks(12) == [0, 5, 6, 11]
+  assert config.own_blocks(8) == [0, 3, 4, 7]
+  assert config.own_blocks(4) == [0, 3]
+  assert config.own_blocks(2) == []
+
+
+def test_a_digest_knows_the_config_and_the_bytes_of_the_text(tmp_path):
+  one, two = (tmp_path / name for name in ('one.txt', 'two.txt'))
+  one.write_text('text')
+  two.write_text('text')
+  row = Row('x', 'x', 'dipaco')
+  base = runs.make('tiny', row, 0, str(one))
+  assert base.settings.data.train == (str(one),) and base.settings.data.source == 'files'
+  assert runs.make('tiny', row, 0, str(two)).key == base.key
+  assert runs.make('tiny', row, 0, str(one), str(two)).text != base.text
+  assert runs.make('tiny', row, 1, str(one)).config != base.config
+  assert runs.make('tiny', row._replace(changes={'outer.rescale': False}), 0, str(one)).config != base.config
+  two.write_text('texts')
+  assert runs.make('tiny', row, 0, str(two)).text != base.text
+
+
+# -- tables
+
+
+ROWS = [Row(name, name.title(), method) for name, method in {'dense': 'dense', 'grid': 'dipaco', 'bad': 'ends'}.items()]
+ROWS.append(Row('none', 'None', 'flat'))
+COLUMNS = (
+  common.Column('p', 'perplexity'),
+  common.Column('less', 'perplexity', '+.1f', 'dense'),
+  common.Column('n', 'a.b', '.2g'),
+)
+TABLE = common.Table('t', 'A table', lambda size: ROWS, COLUMNS, lambda table, rows, results: None)
+
+
+def results() -> common.Results:
+  found = {'dense': (10.0, 12.0), 'grid': (9.0, 10.0, 5.0), 'bad': (None,)}
+  return {
+    (row, seed): {'perplexity': perplexity, 'a': {'b': 1234} if seed == 1 else None}
+    for row, by_seed in found.items()
+    for seed, perplexity in enumerate(by_seed)
+  }
+
+
+def test_markdown():
+  lines = common.to_markdown(TABLE, 'tiny', results()).splitlines()
+  assert lines[2] == '| Dense | 2 | 11.00 ± 1.41 | +0.0 ± 0.0 | 1.2e+03 |'
+  # Differences are by seed: -1 and -2; seed 2 has no dense run to compare with.
+  assert lines[3] == '| Grid | 3 | 8.00 ± 2.65 | -1.5 ± 0.7 | 1.2e+03 |'
+  assert lines[4] == '| Bad | 1 | diverged |  |  |'
+  assert lines[5] == '| None | 0 | not run |  |  |'
+  assert common.lowest(TABLE, 'tiny', results()) == 'grid'
+
+
+def test_results_of_another_config_are_left_out(tmp_path):
+  digest = runs.make('tiny', ROWS[0], 0).config
+  records = [{'row': 'dense', 'seed': seed, 'config': digest, 'text': ''} for seed in (0, 1)]
+  records.append({'row': 'gone', 'seed': 0, 'config': digest, 'text': ''})
+  common.publish(tmp_path / 'tiny' / 't.json', json.dumps({'runs': records}))
+  assert list(common.read(TABLE, 'tiny', tmp_path)) == [('dense', 0)]  # that of seed 1 is of seed 0's config
+
+
+def test_results_of_another_text_are_kept(tmp_path):
+  options = '--rows=dense', '--seeds=0'
+  row = next(row for row in readme.methods.TABLE.rows('test') if row.name == 'dense')
+  record = {'row': 'dense', 'seed': 0, 'config': runs.make('test', row, 0).config, 'text': 'another'}
+  file = tmp_path / 'results' / 'test' / 'methods.json'
+  common.publish(file, json.dumps({'runs': [record]}))
+  process = start(tmp_path, *options)
+  assert 'is of another text' in process.communicate()[1] and process.returncode == 2
+  assert json.loads(file.read_text())['runs'] == [record]
+
+
+def test_the_page_holds_the_results_as_they_are():
+  words = readme.README.read_text()
+  assert readme.render(words, common.RESULTS) == words
+
+
+def test_every_command_of_the_page_is_there():
+  scripts = {word for word in readme.README.read_text().replace('`', ' ').split() if word.startswith('experiments/')}
+  assert {'experiments/methods.py', 'experiments/readme.py'} <= scripts
+  assert not [name for name in scripts if ':' not in name and not (FOLDER.parent / name).is_file()]
+  assert {f'{table.name}.py' for table in readme.TABLES} <= {file.name for file in FOLDER.iterdir()}
+
+
+def test_the_learning_rate_is_the_tuned_one():
+  for size in config.SIZES:
+    file = common.RESULTS / size / 'tune.json'
+    if file.exists():
+      assert float(json.loads(file.read_text())['lowest']) == made(size, 'dense').inner.learning_rate
+
+
+# -- scripts
+
+
+def start(folder: pathlib.Path, *options: str) -> subprocess.Popen:
+  """A script in a session of its own, with its runs; one device: the tests' eight share its cores."""
+  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+  places = {'data': folder / 'text.jsonl', 'workdir': folder / 'runs', 'results': folder / 'results'}
+  flags = [f'--{name}={place}' for name, place in places.items()]
+  command = [sys.executable, str(FOLDER / 'methods.py'), '--size=test', *flags, *options]
+  pipe = subprocess.PIPE
+  return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen) -> tuple[str, str]:
+  out, err = process.communicate(timeout=tiny_run.PATIENCE_S)
+  assert process.returncode == 0, err
+  return out, err
+
+
+def wait_for(process: subprocess.Popen, folder: pathlib.Path, pattern: str):
+  deadline = time.monotonic() + tiny_run.PATIENCE_S
+  while not list(folder.glob(pattern)):
+    assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+    time.sleep(0.01)
+
+
+def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
+  tiny_run.write_config(tmp_path)
+  options = '--rows=dense,kmeans', '--seeds=0'
+  killed = start(tmp_path, *options)
+  wait_for(killed, tmp_path, 'runs/test/dense-*/stages/pretrain.json')
+  os.killpg(killed.pid, signal.SIGKILL)
+  killed.communicate()
+  (base,) = tmp_path.glob('runs/test/dense-*/stages/pretrain.json')
+  made_at = base.stat().st_mtime_ns
+
+  out, err = finish(start(tmp_path, *options))
+  assert '[1/2] dense, seed 0' in err and '[2/2] DiPaCo, k-means, seed 0; about' in err
+  assert base.stat().st_mtime_ns == made_at  # it went on
+  (other,) = tmp_path.glob('runs/test/dipaco-*/stages/pretrain.json')
+  assert json.loads(other.read_text()) == json.loads(base.read_text())  # taken from there
+  assert '| DiPaCo, k-means | 1 |' in out and '| dense, 2x steps | 0 | not run |' in out
+
+  file = tmp_path / 'results' / 'test' / 'methods.json'
+  written = file.read_bytes()
+  records = {record['row']: record for record in json.loads(written)['runs']}
+  assert set(records) == {'dense', 'kmeans'} and str(tmp_path) not in written.decode()
+  assert records['kmeans']['base_perplexity'] == records['dense']['base_perplexity'] > 1
+  assert records['kmeans']['sent_bytes'] > records['dense']['sent_bytes'] == 0
+  assert file.with_suffix('.png').stat().st_size > 1000
+
+  os.rename(tmp_path / 'runs', tmp_path / 'gone')
+  again, err = finish(start(tmp_path, *options))
+  assert out.endswith(again) and '| DiPaCo, k-means | 1 |' in again and not err
+  assert file.read_bytes() == written and not (tmp_path / 'runs').exists()
