@@ -146,6 +146,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     run.metrics.close()
     if first:
       finish(workdir)
+    checkpoint.barrier('finished')  # the others' end waits for the first's no longer than some minutes
 
 
 def join():
