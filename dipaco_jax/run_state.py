@@ -128,6 +128,6 @@ class RunState:
     self._manager.close()
     self._closing.set()
     self._sealer.shutdown()
-    for seal in self._seals.glob('*.json'):
+    for seal in self._seals.glob('*.json') if jax.process_index() == 0 else ():
       if not (self._directory / seal.stem).exists():
         seal.unlink()

@@ -54,6 +54,7 @@ SIZES = {
       train=dict(phases=4, steps_per_phase=2, batch_size=4, max_holdout_rows=8),
       inner=dict(learning_rate=1e-2, warmup_steps=4),
       routing=dict(router_fraction=0.1, phases_per_round=1),
+      evaluate=dict(batch_size=4),
       checkpoint=dict(every_steps=4),
     ),
   ),
@@ -70,6 +71,7 @@ SIZES = {
       train=dict(phases=4, steps_per_phase=8, batch_size=4, max_holdout_rows=8),
       inner=dict(learning_rate=4e-3, warmup_steps=16),
       routing=dict(router_fraction=0.1, phases_per_round=1),
+      evaluate=dict(batch_size=16),
       checkpoint=dict(every_steps=500),
     ),
   ),
@@ -82,14 +84,15 @@ SIZES = {
       data=dict(max_documents=12_000, max_validation_documents=0),
       tokenizer=dict(vocab_size=2048),
       model=dict(width=64, num_layers=4, num_heads=2, head_dim=32, mlp_dim=172, seq_len=128),
-      pretrain=dict(steps=400, batch_size=16),
-      train=dict(phases=10, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
+      pretrain=dict(steps=800, batch_size=8),
+      train=dict(phases=12, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
       inner=dict(learning_rate=4e-3, warmup_steps=40),
-      routing=dict(sample=20_000, router_fraction=0.03, phases_per_round=3),
-      checkpoint=dict(every_steps=1280),
+      routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=4),
+      evaluate=dict(batch_size=16),
+      checkpoint=dict(every_steps=1536),
     ),
   ),
-  # Two cores, six minutes for a run of 16 paths.
+  # Two cores, four minutes for a run of 16 paths.
   'small': Size(
     grid=(4, 4),
     larger=dict(width=256, num_layers=6, num_heads=8, head_dim=32, mlp_dim=688),
@@ -98,11 +101,12 @@ SIZES = {
       data=dict(max_documents=12_000, max_validation_documents=0),
       tokenizer=dict(vocab_size=8192),
       model=dict(width=128, num_layers=4, num_heads=4, head_dim=32, mlp_dim=344, seq_len=128),
-      pretrain=dict(steps=400, batch_size=16),
-      train=dict(phases=10, steps_per_phase=16, batch_size=8, max_holdout_rows=32),
+      pretrain=dict(steps=800, batch_size=8),
+      train=dict(phases=12, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
       inner=dict(learning_rate=4e-3, warmup_steps=40),
-      routing=dict(sample=20_000, router_fraction=0.03, phases_per_round=3),
-      checkpoint=dict(every_steps=640),
+      routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=4),
+      evaluate=dict(batch_size=16),
+      checkpoint=dict(every_steps=768),
     ),
   ),
   # One GPU: paths of 17 million parameters, thousands of steps.
@@ -118,6 +122,7 @@ SIZES = {
       train=dict(phases=20, steps_per_phase=100, batch_size=16, max_holdout_rows=64),
       inner=dict(learning_rate=1e-3, warmup_steps=200),
       routing=dict(router_fraction=0.03, phases_per_round=5),
+      evaluate=dict(batch_size=64),
       checkpoint=dict(every_steps=8000),
     ),
   ),
@@ -135,7 +140,6 @@ def get_config(variant: str = 'small,dipaco') -> ConfigDict:
   c.evaluate.every_phases = 0
   for section, values in size.config.items():
     c[section].update(values)
-  c.evaluate.batch_size = c.train.batch_size
   METHODS[method](c, size, tuple(map(int, numbers.split('x'))) if numbers else ())
   # Stated, so that the base's schedule is that of the whole run, however its phases are cut.
   c.inner.decay_steps = c.pretrain.steps + c.train.phases * c.train.steps_per_phase

@@ -8,7 +8,7 @@ from runs import Row
 
 # Those of the papers, of 1,500 steps, where so many are affordable; else of the steps of other tables.
 PAPERS = (10, 50, 150, 500)
-TAUS = {'test': (2, 4, 8), 'smoke': (2, 8, 32), 'tiny': PAPERS, 'small': (4, 16, 40, 160), 'medium': PAPERS}
+TAUS = {'test': (2, 4, 8), 'smoke': (2, 8, 32), 'tiny': PAPERS, 'small': (4, 16, 48, 192), 'medium': PAPERS}
 
 
 def rows(size: str) -> list[Row]:
