@@ -7,6 +7,7 @@ so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`,
 `shards/<n>/`.
 """
 
+import functools
 import json
 from typing import Any
 
@@ -17,6 +18,7 @@ from dipaco_jax import checkpoint, classifier, evaluate, labels, routing, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 
+SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
 
 
@@ -42,30 +44,48 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
 
 
 def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-  """The best path of every router sequence, [N], and what finding it has cost."""
-  scores_NP = scores(run, number, version, indices)
+  """The best path of every router sequence, [N], and how many (sequence, path) pairs were scored for it."""
+  score = functools.partial(log_likelihoods, run, version, indices)
+  if run.settings.routing.labels == 'coordinate':
+    start_N = run.routed('train', number - 1)[indices, 0]
+    found = labels.coordinate_ascent(score, start_N, run.layout.grid.shape, SWEEPS)
+    return found.paths, {'scored_pairs': int(found.scored)}
+  scores_NP = all_scores(run, number, indices, score)
   return labels.exact(scores_NP), {'scored_pairs': scores_NP.size}
 
 
-def scores(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> np.ndarray:
-  """S [N, P] of the training sequences at `indices`, nats; made by all processes, each turn of paths only once."""
-  made, found, first = run.programs, run.sequences('train'), jax.process_index() == 0
-  folder, num_paths = run.workdir / 'routing' / f'{number}-scores', made.layout.grid.num_paths
+def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
+  """S of the pairs (documents [M], paths [M]), nats [M]; `documents` count in `indices`. By all processes."""
+  made, found = run.programs, run.sequences('train')
+  asked = [np.flatnonzero(paths == path) for path in range(made.layout.grid.num_paths)]
 
   def load(path, start, stop):
-    return shards.pad([x.tokens for x in found.read(indices[start:stop])], run.settings.model.seq_len)
+    chosen = indices[documents[asked[path][start:stop]]]
+    return shards.pad([x.tokens for x in found.read(chosen)], run.settings.model.seq_len)
 
   def params_of_turn(turn):
     return evaluate.in_flight(made, turn, lambda path: checkpoint.load_path(run.workdir, run.layout, path, version))
 
-  rows = evaluate.Rows([len(indices)] * num_paths, load, run.eval_batch, run.settings.model.seq_len)
-  missing = [t for t in made.placement.turns() if not all(_file(folder, p).exists() for p in made.placement.paths(t))]
+  rows = evaluate.Rows([len(pairs) for pairs in asked], load, run.eval_batch, run.settings.model.seq_len)
+  result = np.zeros(len(paths))
+  for path, nll in enumerate(evaluate.losses(made, params_of_turn, rows).nll):
+    result[asked[path]] = -nll
+  return result
+
+
+def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.ndarray:
+  """S [N, P]; each turn of paths is scored once and kept, whatever stops the run."""
+  placement, num_paths = run.programs.placement, run.layout.grid.num_paths
+  folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
+  missing = [turn for turn in placement.turns() if not all(_file(folder, p).exists() for p in placement.paths(turn))]
   checkpoint.barrier(f'what is missing in {folder.name}')
   progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
   for i, turn in enumerate(missing):
-    for path, nll, _ in evaluate.turn_losses(made, turn, params_of_turn, rows):
-      if first:
-        checkpoint.write_array(_file(folder, path), -nll)
+    paths = placement.paths(turn)
+    found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
+    for path, of_path in zip(paths, found, strict=True):
+      if jax.process_index() == 0:
+        checkpoint.write_array(_file(folder, path), of_path)
     progress.update(i + 1)
   progress.close()
   checkpoint.barrier(f'{folder.name} are there')

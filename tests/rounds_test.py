@@ -118,3 +118,13 @@ def test_eight_devices_agree_with_one(rerouted, tmp_path):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)  # sums of some 30 nats, after 18 steps in another order
   ours, theirs = (tiny_run.record(w, 'evaluate')['result']['perplexity'] for w in (workdir, rerouted))
   assert ours == pytest.approx(theirs, rel=0.02)  # a few labels may tip
+
+
+def test_labels_by_coordinate_ascent_score_fewer_pairs_and_agree(rerouted, tmp_path):
+  """Up to the first round both runs are the same."""
+  workdir = tmp_path / 'run'
+  tiny_run.run(rerouted.parent / 'config.py', workdir, *OPTIONS, '--config.routing.labels=coordinate')
+  ours, theirs = (tiny_run.record(w, 'train')['result']['rounds'][0] for w in (workdir, rerouted))
+  assert ours['scored_pairs'] < theirs['scored_pairs'] and ours['router_sequences'] == theirs['router_sequences']
+  pairs = zip(ours['label_frequency_by_path'], theirs['label_frequency_by_path'], strict=True)
+  assert sum(abs(a - b) for a, b in pairs) < 0.4
