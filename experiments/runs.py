@@ -139,7 +139,7 @@ def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
     return len(SHARED)
 
   others = [file.parent for file in sorted(folder.glob('*/config.json')) if file.parent != workdir(run, folder)]
-  best = max(others, key=shared, default=None)
+  best = max(others, key=lambda other: (shared(other), (other / 'features').exists()), default=None)
   return best if best and shared(best) else None
 
 
