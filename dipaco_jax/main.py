@@ -226,10 +226,11 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
 
 
 def compilation_cache(workdir: pathlib.Path):
-  """A resumed run takes its programs from there."""
+  """A resumed run takes its programs from there; or from where JAX_COMPILATION_CACHE_DIR says."""
   import jax
 
-  jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # else a workdir that was moved compiles anew
 

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import math
+import os
 import pathlib
 import signal
 import statistics
@@ -107,7 +108,8 @@ def execute(run: Run, folder: pathlib.Path) -> int:
   if other := most_shared(run, folder):
     command += [f'--reuse={other}']
   command += [f'--config.{name}={value}' for name, value in run.overrides.items()]
-  process = subprocess.Popen(command)
+  cache = {'JAX_COMPILATION_CACHE_DIR': str((folder / 'cache').absolute())}  # many runs have the same programs
+  process = subprocess.Popen(command, env=os.environ | cache)
 
   def stop(number, frame):
     if number == signal.SIGTERM:  # Ctrl-C reaches both
