@@ -92,7 +92,7 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
   rate = _seconds_per_update(steps)
-  if running and rate:
+  if running and rate is not None:  # 0 where rows are written within a tick of the clock
     figures.append(f'about {duration(left * rate)} to go in this stage')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
