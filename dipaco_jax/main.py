@@ -229,7 +229,7 @@ def compilation_cache(workdir: pathlib.Path):
   """A resumed run takes its programs from there; or from where JAX_COMPILATION_CACHE_DIR says."""
   import jax
 
-  if not jax.config.jax_compilation_cache_dir:
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # else a workdir that was moved compiles anew

@@ -71,7 +71,9 @@ def _tokenize(run: run_lib.Run):
   elif not file.exists():
     texts = tokenizer_lib.sample(text_lib.documents(s.data, 'train'), s.tokenizer.sample_bytes, s.seed)
     checkpoint.write_file(file, tokenizer_lib.train(texts, s.tokenizer.vocab_size))
-  progress = progress_lib.Progress('tokenize', s.data.max_documents, 'documents')
+  all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
+  num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
+  progress = progress_lib.Progress('tokenize', 0 if all_of_validation else num_documents, 'documents')
   with checkpoint.publish_directory(run.workdir / 'sequences') as aside:
     meta = sequences_lib.write_sequences(
       lambda split: text_lib.documents(s.data, split), run.tokenizer, str(aside), seq_len=s.model.seq_len,

@@ -12,6 +12,7 @@ import common
 import config
 import diloco
 import exchanged
+import labels
 import methods
 import paths
 import reroute
@@ -22,7 +23,7 @@ import tune
 
 from dipaco_jax import progress
 
-TABLES = [m.TABLE for m in (tune, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco)]
+TABLES = [m.TABLE for m in (tune, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels)]
 README = pathlib.Path(__file__).parent / 'README.md'
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import config
+import scores
 
 from dipaco_jax import checks, metrics, settings
 
@@ -159,12 +160,14 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
   if report['config_sha256'] != settings.digest(run.settings):
     raise ValueError(f'{workdir(run, folder)} holds a run of another config: remove it')
   kept = {name: report.get(name) for name in KEPT}
+  scored = (workdir(run, folder) / 'routing' / '1-scores').exists()
   return {
     'row': run.row.name, 'seed': run.seed, 'config': run.config, 'text': run.text, 'variant': run.variant,
     'changes': dict(run.row.changes), **kept, **from_phases(workdir(run, folder)),
     'environment': json.loads((workdir(run, folder) / 'environment.json').read_text()),
     'validation_loss': kept['perplexity_final'] and math.log(kept['perplexity_final']),
     'sent_bytes': sent_bytes(run, kept), 'steps_per_phase': run.settings.train.steps_per_phase,
+    'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
   }  # fmt: skip
 
 

@@ -13,6 +13,10 @@ def rows(size: str) -> list[Row]:
     Row('dipaco', 'product k-means', 'dipaco'),
     Row('discriminative', 'discriminative, one round', 'discriminative'),
     Row('em', 'discriminative, two rounds', 'discriminative', {'routing.rounds': 2}),
+    Row('overlap', 'product k-means, training shards overlap by 2', 'dipaco', {'routing.top_n': 2}),
+    Row('mlp', 'discriminative, MLP router', 'discriminative', {'routing.hidden': 64}),
+    Row('balanced', 'discriminative, shards of equal size', 'discriminative', {'routing.capacity': 1.0}),
+    Row('coordinate', 'discriminative, labels by ascent', 'discriminative', {'routing.labels': 'coordinate'}),
   ]
 
 

@@ -1,0 +1,60 @@
+"""Labels of the discriminative router without scoring all paths [6]: how many are the exact ones, and at what cost.
+
+All ways are tried on the scores of one run, see scores.py.
+"""
+
+import statistics
+
+import common
+import config
+from common import Column
+from runs import Row
+
+from dipaco_jax import drawing
+
+GRIDS = {'test': (2,), 'smoke': (2,)}  # 2: a grid of 2x2
+
+
+def rows(size: str) -> list[Row]:
+  """No more phases than those before the first round, and one after it."""
+  train, before = config.SIZES[size].config['train'], config.SIZES[size].config['routing']['phases_per_round']
+  changes = config.lengthened(size, before + 1, train['steps_per_phase']) | {
+    'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0,
+  }  # fmt: skip
+  return [
+    Row(f'paths_{n * n}', f'DiPaCo {n}x{n}', f'discriminative,{n}x{n}', changes) for n in GRIDS.get(size, (4, 8, 16))
+  ]
+
+
+@drawing.styled
+def picture(table, rows, results):
+  """Agreement against the share of scores taken, a line for each grid."""
+  made, ax = drawing.axes(drawing.WIDE * 0.8, 4.2)
+  for row, colour in zip(rows, drawing.COLOURS, strict=False):
+    for name, words in WAYS.items():
+      agreement, scored = (
+        common.figures(results, row.name, Column('', f'labels.{name}.{field}')) for field in ('agreement', 'scored')
+      )
+      if agreement:
+        x, y = statistics.fmean(scored), statistics.fmean(agreement)
+        ax.plot([x], [y], 'o', color=colour, label=row.title if name == 'first' else None)
+        ax.annotate(words, (x, y), (5, 4), textcoords='offset points', size=7.5)
+  ax.set_xlabel('scores taken, of all')
+  ax.set_ylabel('agreement with exact labels')
+  ax.legend()
+  return made
+
+
+WAYS = {'first': 'the first router', 'one_sweep': 'one sweep of ascent', 'ascent': 'ascent', 'additive': 'additive fit',
+        'additive_more': 'additive fit, twice the scores'}  # fmt: skip
+COLUMNS = (
+  *(Column(f'{words}: agreement', f'labels.{name}.agreement', '.3f') for name, words in WAYS.items()),
+  *(Column(f'{words}: scored', f'labels.{name}.scored', '.3f') for name, words in WAYS.items() if name != 'first'),
+)
+
+TABLE = common.Table(
+  'labels', "(ix) The discriminative router's labels without scoring all paths", rows, COLUMNS, picture
+)
+
+if __name__ == '__main__':
+  common.main(TABLE)

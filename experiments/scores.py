@@ -1,0 +1,47 @@
+"""Labels without scoring all paths, tried on the scores that a run's first round of re-sharding has kept."""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from dipaco_jax import labels, sequences, settings, shards
+
+SWEEPS = 8
+
+
+def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
+  """Of each way: agreement with exact labels, scores taken as a share of all, and regret in nats a sequence.
+
+  Coordinate ascent starts from the path that the first router sent a sequence to. The additive fit is given that path's
+  cross, the paths that differ from it in one coordinate; `additive_more` as many again, drawn at random.
+  """
+  files = workdir / 'routing' / '1-scores'
+  shape = tuple(size for _, size in s.grid)
+  scores_NP = np.stack([np.load(files / f'{path}.npy') for path in range(math.prod(shape))], axis=1)
+  documents, _ = sequences.Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
+  kept = shards.drawn(documents, s.seed, s.routing.router_fraction, 'router data')
+  start_N = np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0]
+
+  def score(chosen, paths):
+    return scores_NP[chosen, paths]
+
+  cross_NM = labels.cross(start_N, shape)
+  random_NM = np.random.default_rng(s.seed).integers(scores_NP.shape[1], size=cross_NM.shape)
+  found = {
+    'one_sweep': labels.coordinate_ascent(score, start_N, shape, 1),
+    'ascent': labels.coordinate_ascent(score, start_N, shape, SWEEPS),
+    'additive': labels.additive(score, cross_NM, shape),
+    'additive_more': labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
+    'first': labels.Labels(start_N, 0),
+  }
+  exact_N = labels.exact(scores_NP)
+  return {'router_sequences': len(start_N)} | {
+    name: {
+      'agreement': labels.agreement(paths_N, exact_N),
+      'scored': scored / scores_NP.size,
+      'regret': labels.regret(scores_NP, paths_N),
+    }
+    for name, (paths_N, scored) in found.items()
+  }  # fmt: skip
