@@ -9,6 +9,7 @@ import common
 import config
 from common import Column
 from runs import Row
+from sharding import ONCE
 
 from dipaco_jax import drawing
 
@@ -18,9 +19,7 @@ GRIDS = {'test': (2,), 'smoke': (2,)}  # 2: a grid of 2x2
 def rows(size: str) -> list[Row]:
   """No more phases than those before the first round, and one after it."""
   train, before = config.SIZES[size].config['train'], config.SIZES[size].config['routing']['phases_per_round']
-  changes = config.lengthened(size, before + 1, train['steps_per_phase']) | {
-    'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0,
-  }  # fmt: skip
+  changes = config.lengthened(size, before + 1, train['steps_per_phase']) | ONCE
   return [
     Row(f'paths_{n * n}', f'DiPaCo {n}x{n}', f'discriminative,{n}x{n}', changes) for n in GRIDS.get(size, (4, 8, 16))
   ]

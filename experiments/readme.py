@@ -8,6 +8,7 @@ import re
 import sys
 
 import ablations
+import beyond
 import common
 import config
 import diloco
@@ -23,7 +24,7 @@ import tune
 
 from dipaco_jax import progress
 
-TABLES = [m.TABLE for m in (tune, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels)]
+TABLES = [m.TABLE for m in (tune, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels, beyond)]
 README = pathlib.Path(__file__).parent / 'README.md'
 
 
