@@ -17,11 +17,14 @@ import jax
 from dipaco_jax import checkpoint
 
 
+REWRITTEN = '_CHECKPOINT_METADATA'  # by Orbax, with the time, when the checkpoint has its name already
+
+
 def digests(directory: pathlib.Path) -> dict[str, str]:
   """sha256 of every file below a directory, by its path there."""
   found = {}
   for file in sorted(directory.rglob('*')):
-    if file.is_file():
+    if file.is_file() and file.name != REWRITTEN:
       with open(file, 'rb') as f:
         found[str(file.relative_to(directory))] = hashlib.file_digest(f, 'sha256').hexdigest()
   return found
