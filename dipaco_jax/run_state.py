@@ -17,14 +17,11 @@ import jax
 from dipaco_jax import checkpoint
 
 
-REWRITTEN = '_CHECKPOINT_METADATA'  # by Orbax, with the time, when the checkpoint has its name already
-
-
 def digests(directory: pathlib.Path) -> dict[str, str]:
   """sha256 of every file below a directory, by its path there."""
   found = {}
   for file in sorted(directory.rglob('*')):
-    if file.is_file() and file.name != REWRITTEN:
+    if file.is_file():
       with open(file, 'rb') as f:
         found[str(file.relative_to(directory))] = hashlib.file_digest(f, 'sha256').hexdigest()
   return found
@@ -41,7 +38,7 @@ class RunState:
     import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
 
     self._ocp = ocp
-    self._directory = directory.absolute()
+    self._directory, self._keep = directory.absolute(), keep
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
@@ -76,10 +73,13 @@ class RunState:
         raise OSError(f'{name} is not as it was written')
 
   def metas(self) -> dict[int, dict[str, Any]]:
-    """The meta of every checkpoint that can be read, by updates."""
+    """The meta of the newest checkpoints, as many as are kept, that can be read, by updates.
+
+    Older ones are passed over: a run that was killed while it removed one has left half of it.
+    """
     only = self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
     found = {}
-    for updates in sorted(self._manager.all_steps(), reverse=True):
+    for updates in sorted(self._manager.all_steps(), reverse=True)[: self._keep]:
       for _ in self._try(updates, self._check_seal, updates):
         for restored in self._try(updates, self._manager.restore, updates, args=only):
           found[updates] = restored.meta

@@ -217,3 +217,12 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_it_used(saved, tmp_pat
   assert f'checkpoint {directory / "6"} is corrupt' in caplog.text
   assert not (directory / '6').exists()
   gc.collect()
+
+
+def test_half_of_an_old_checkpoint_is_passed_over(saved, tmp_path, caplog):
+  directory = copied(saved, tmp_path)
+  shutil.copytree(directory / '4', directory / '2')  # a run was killed while it removed this one
+  shutil.copy(directory.with_name('state.sha256') / '4.json', directory.with_name('state.sha256') / '2.json')
+  shutil.rmtree(directory / '2' / 'arrays')
+  assert restored(directory)[1]['record']['phase'] == 6
+  assert 'corrupt' not in caplog.text
