@@ -1,0 +1,304 @@
+"""Storage: the same tests on a folder, on S3 and on Google's interface; and what breaks."""
+
+import errno
+import hashlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import object_server
+import pytest
+
+from dipaco_jax import storage
+
+KINDS = ['file', 's3', 'gs']
+WRITER = """
+import sys, os, signal
+from dipaco_jax import storage
+place = storage.open_storage(sys.argv[1])
+if sys.argv[2] == 'before it is seen':
+  os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+print('ready', flush=True)
+for i in range(60):
+  place.write(f'all/{i % 3}', bytes([i % 3]) * 20_000_000)
+"""
+
+
+@pytest.fixture(scope='module')
+def endpoint():
+  with object_server.s3_server() as endpoint:
+    yield endpoint
+
+
+def url_of(kind: str, folder: pathlib.Path, request, monkeypatch) -> str:
+  """A fresh place of a kind."""
+  if kind == 'file':
+    return (folder / 'some place').as_uri()
+  for name, value in object_server.environment(request.getfixturevalue('endpoint')).items():
+    monkeypatch.setenv(name, value)
+  return f'{kind}://{object_server.BUCKET}/{folder.name}-{os.getpid()}/x'
+
+
+@pytest.fixture(params=KINDS)
+def place(request, tmp_path, monkeypatch) -> storage.Storage:
+  return storage.open_storage(url_of(request.param, tmp_path, request, monkeypatch), patience_s=20)
+
+
+@pytest.mark.parametrize('size', [0, 1, 1000, storage.PART_BYTES, 2 * storage.PART_BYTES + 5])
+def test_what_is_written_is_read_and_counted(place, size):
+  data = random.Random(size).randbytes(size)
+  sha256 = place.write('modules/level-a/0-1.safetensors', data)
+  assert sha256 == hashlib.sha256(data).hexdigest()
+  assert place.read('modules/level-a/0-1.safetensors', sha256) == data
+  assert (place.bytes_in, place.bytes_out) == (size, size)
+  place.write('modules/level-a/0-1.safetensors', b'another')
+  assert place.read('modules/level-a/0-1.safetensors', hashlib.sha256(b'another').hexdigest()) == b'another'
+
+
+def test_names_are_those_below_a_folder(place):
+  assert place.names('') == place.names('a') == []
+  for name in ('b', 'a/2', 'a/1', 'a/c/.zarray', 'ab'):
+    place.write(name, b'')
+  assert place.names('') == ['a/1', 'a/2', 'a/c/.zarray', 'ab', 'b']
+  assert place.names('a') == place.names('a/') == ['a/1', 'a/2', 'a/c/.zarray']
+  assert place.names('a/c') == ['a/c/.zarray'] and place.names('a/1/2') == []
+  assert place.exists('a/1') and not place.exists('a') and not place.exists('c')
+  for _ in range(2):  # absent is fine
+    place.delete('a/1')
+    place.delete('no/such')
+  assert place.names('a') == ['a/2', 'a/c/.zarray'] and not place.exists('a/1')
+
+
+@pytest.mark.parametrize('spoil', [lambda d: d[:-1], lambda d: d + b'0', lambda d: bytes([d[0] ^ 64]) + d[1:]])
+def test_bytes_that_changed_are_found_and_named(place, spoil):
+  data = bytes(range(256))
+  sha256 = place.write('a/b', data)
+  place.place.put('a/b', spoil(data))
+  with pytest.raises(storage.Corrupt, match=f'{place.url}/a/b is corrupt'):
+    place.read('a/b', sha256)
+
+
+def test_an_object_that_is_missing_is_named(place):
+  place.write('a/b', b'')
+  for name in ('a/c', 'd/e'):
+    with pytest.raises(storage.Missing, match=f'{place.url}/{name} is missing'):
+      place.read(name, '')
+  if not place.url.startswith('gs:'):
+    with pytest.raises(storage.Missing, match=f'{place.url}/a/c is missing'):
+      place.copy('a/c', 'd/e')
+  assert place.names('') == ['a/b']
+
+
+def test_a_copy_outlives_its_source(place):
+  if place.url.startswith('gs:'):
+    pytest.skip('moto does not know the header with which Google is asked for a copy')
+  sha256 = place.write('a/b', b'bytes')
+  for _ in range(2):  # a second time, too
+    place.copy('a/b', 'c/d')
+  place.delete('a/b')
+  assert place.names('') == ['c/d'] and place.leftovers('') == [] and place.read('c/d', sha256) == b'bytes'
+  assert place.bytes_out == 5  # no bytes travel
+
+
+@pytest.mark.parametrize('name', ['', '/a', 'a/', 'a//b', '../a', 'a/../b', './a', 'a/.b.17'])
+def test_names_that_mean_something_else_are_refused(tmp_path, name):
+  place = storage.open_storage(str(tmp_path / 'place'))
+  with pytest.raises(ValueError, match='cannot name an object'):
+    place.write(name, b'')
+  assert list(tmp_path.rglob('*')) == []
+
+
+@pytest.mark.parametrize('url', ['ftp://host/x', 's3://', 'gs:///', 'postgresql://host'])
+def test_a_url_of_another_kind_is_refused(url):
+  with pytest.raises(ValueError, match=r'no place for objects: give a folder, file:///FOLDER, s3://BUCKET'):
+    storage.open_storage(url)
+
+
+@pytest.mark.parametrize('scheme, extra', [('s3', 's3'), ('gs', 'gcs')])
+def test_the_extra_that_is_not_installed_is_named(scheme, extra):
+  program = f"""
+import sys
+sys.modules['obstore'] = None  # as if it were not installed
+from dipaco_jax import storage
+storage.open_storage('.')
+storage.open_storage('{scheme}://bucket/x')
+"""
+  done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+  assert f'ValueError: {scheme}:// needs obstore: pip install "dipaco_jax[{extra}]"' in done.stderr
+
+
+def test_where_objects_are_on_this_machine(place, tmp_path):
+  file = place.local('a/b')
+  place.write('a/b', b'here')
+  assert file.read_bytes() == b'here' if place.url.startswith('file:') else file is None
+
+
+# -- trees
+
+
+def make_tree(folder: pathlib.Path) -> dict[str, bytes]:
+  contents = {'text/a.txt': b'a' * 70_000, 'text/.zarray': b'{}', 'empty': b'', 'deep/er/b': bytes(range(256))}
+  for name, data in contents.items():
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+  return contents
+
+
+def contents_of(folder: pathlib.Path) -> dict[str, bytes]:
+  return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob('*') if f.is_file()}
+
+
+def test_a_tree_goes_up_and_comes_down_once(place, tmp_path):
+  tree = make_tree(tmp_path / 'tree')
+  place.upload_tree(tmp_path / 'tree', 'pre/pared')
+  threads = [threading.Thread(target=place.download_tree, args=('pre/pared', tmp_path / 'there')) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert contents_of(tmp_path / 'there') == tree
+  index = len(place.fetch('pre/pared.index.json'))
+  assert place.bytes_in == sum(map(len, tree.values())) + 2 * index  # one of the four, and this test
+  assert not [f for f in tmp_path.iterdir() if f.name.startswith('.')]
+
+
+@pytest.mark.parametrize('harm', ['delete', 'change', 'spoil the index', 'lose the index'])
+def test_a_tree_that_is_not_whole_does_not_come_down(place, tmp_path, harm):
+  make_tree(tmp_path / 'tree')
+  place.upload_tree(tmp_path / 'tree', 'pre/pared')
+  name = 'pre/pared.index.json' if 'index' in harm else 'pre/pared/deep/er/b'
+  place.delete(name)
+  if harm in ('change', 'spoil the index'):
+    place.place.put(name, b'{"deep')
+  error = storage.Missing if harm in ('delete', 'lose the index') else storage.Corrupt
+  with pytest.raises(error, match=f'{place.url}/{name} is'):
+    place.download_tree('pre/pared', tmp_path / 'there')
+  assert [f.name for f in tmp_path.iterdir() if 'there' in f.name] == []
+
+
+def test_a_tree_that_did_not_go_up_whole_is_missing(place, tmp_path):
+  make_tree(tmp_path / 'tree')
+  (tmp_path / 'tree' / 'text' / '.b.txt.17').write_bytes(b'of a killed writer')
+  with pytest.raises(ValueError, match='cannot name an object'):
+    place.upload_tree(tmp_path / 'tree', 'pre/pared')
+  with pytest.raises(storage.Missing, match=r'pre/pared\.index\.json is missing'):
+    place.download_tree('pre/pared', tmp_path / 'there')
+
+
+def test_a_tree_that_is_the_place_itself_is_not_written_again(tmp_path):
+  place = storage.open_storage(str(tmp_path))
+  tree = make_tree(tmp_path / 'tree')
+  before = {f: f.stat().st_ino for f in (tmp_path / 'tree').rglob('*')}
+  place.upload_tree(tmp_path / 'tree', 'tree')
+  place.download_tree('tree', tmp_path / 'tree')
+  assert {f: f.stat().st_ino for f in (tmp_path / 'tree').rglob('*')} == before and place.bytes_in == 0
+  storage.open_storage(str(tmp_path)).download_tree('tree', tmp_path / 'elsewhere')
+  assert contents_of(tmp_path / 'elsewhere') == tree
+
+
+# -- what breaks
+
+
+def kill_a_writer(url: str, moment: str, after_s: float):
+  writer = subprocess.Popen([sys.executable, '-c', WRITER, url, moment], stdout=subprocess.PIPE, text=True)
+  with writer:
+    assert writer.stdout.readline() == 'ready\n'
+    if moment == 'at random':
+      time.sleep(after_s)
+      writer.kill()
+  assert writer.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize('kind', ['file', 's3'])
+def test_a_writer_killed_at_random_leaves_no_half(kind, tmp_path, request, monkeypatch):
+  url = url_of(kind, tmp_path, request, monkeypatch)
+  place = storage.open_storage(url, patience_s=20)
+  for _ in range(3):
+    kill_a_writer(url, 'at random', random.uniform(0, 0.4))
+    for name in place.names(''):
+      assert place.fetch(name) == bytes([int(name[-1])]) * 20_000_000
+
+
+def test_what_a_killed_writer_leaves_is_not_seen_and_goes_with_the_name(tmp_path):
+  place = storage.open_storage(str(tmp_path))
+  sha256 = place.write('all/1', b'')
+  kill_a_writer(str(tmp_path), 'before it is seen', 0)
+  assert place.names('') == ['all/1'] and place.leftovers('') == ['all/0'] and not place.exists('all/0')
+  place.delete('all/1')
+  assert place.leftovers('') == ['all/0']  # another name's
+  place.delete('all/0')
+  assert [*tmp_path.rglob('*')] == [tmp_path / 'all']
+  assert sha256 == hashlib.sha256(b'').hexdigest()
+
+
+def test_a_full_disk_is_an_error_at_once(tmp_path):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  mounted = ['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', str(disk)]
+  if os.getuid() or subprocess.run(mounted, capture_output=True).returncode:
+    pytest.skip('only root may mount a small disk')
+  try:
+    place = storage.open_storage(str(disk))
+    sha256 = place.write('a/b', b'kept')
+    with pytest.raises(OSError, match='a/c') as raised:
+      place.write('a/c', bytes(4 << 20))
+    assert raised.value.errno == errno.ENOSPC
+    assert place.names('') == ['a/b'] and place.leftovers('') == [] and place.read('a/b', sha256) == b'kept'
+  finally:
+    subprocess.run(['umount', str(disk)], check=True)
+
+
+@pytest.mark.parametrize('kind', ['s3', 'gs'])
+@pytest.mark.parametrize('fault', ['reset', 'unavailable'])
+def test_a_line_that_breaks_is_waited_out(kind, fault, tmp_path, request, monkeypatch, caplog):
+  url = url_of(kind, tmp_path, request, monkeypatch)
+  with object_server.Line(request.getfixturevalue('endpoint')) as line:
+    for name, value in object_server.environment(line.endpoint).items():
+      monkeypatch.setenv(name, value)
+    line.faults = [fault] * 6  # obstore by itself tries four times
+    place = storage.open_storage(url, patience_s=30)
+    sha256 = place.write('a/b', b'through')
+    assert not line.faults and 'the next attempt is in' in caplog.text
+    assert place.read('a/b', sha256) == b'through'
+
+
+@pytest.mark.parametrize('kind', ['s3', 'gs'])
+def test_patience_ends(kind, tmp_path, request, monkeypatch):
+  url = url_of(kind, tmp_path, request, monkeypatch)
+  for name, value in object_server.environment('http://127.0.0.1:9').items():
+    monkeypatch.setenv(name, value)
+  began = time.monotonic()
+  with pytest.raises(OSError, match=f'{url}/a/b: .*error sending request'):
+    storage.open_storage(url, patience_s=0.5).write('a/b', b'')
+  assert time.monotonic() - began < 10
+
+
+def test_a_bucket_that_is_not_there_is_an_error_at_once(tmp_path, request, monkeypatch):
+  url_of('s3', tmp_path, request, monkeypatch)
+  with pytest.raises(FileNotFoundError, match='NoSuchBucket'):
+    storage.open_storage('s3://no-such-bucket/x').write('a/b', b'')
+
+
+@pytest.mark.parametrize('number, calls', [(errno.ETIMEDOUT, 3), (errno.EIO, 3), (errno.ENOSPC, 1), (errno.EACCES, 1)])
+def test_which_errors_of_a_folder_pass(tmp_path, number, calls):
+  place = storage.open_storage(str(tmp_path), patience_s=5)
+  made = []
+
+  def action():
+    made.append(0)
+    if len(made) < 3:
+      raise OSError(number, os.strerror(number))
+    return 'done'
+
+  if calls == 3:
+    assert place.patiently('a', action) == 'done'
+  else:
+    with pytest.raises(OSError, match=f'{place.url}/a: ') as raised:
+      place.patiently('a', action)
+    assert raised.value.errno == number
+  assert len(made) == calls
