@@ -87,6 +87,7 @@ SIZES = {
       pretrain=dict(steps=800, batch_size=8),
       train=dict(phases=12, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
       inner=dict(learning_rate=8e-3, warmup_steps=40),
+      outer=dict(learning_rate=0.5, rescale=False),  # see tune_outer.py
       routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=4),
       evaluate=dict(batch_size=16),
       checkpoint=dict(every_steps=1536),

@@ -21,10 +21,11 @@ import runs
 import sharding
 import tau
 import tune
+import tune_outer
 
 from dipaco_jax import progress
 
-TABLES = [m.TABLE for m in (tune, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels, beyond)]
+TABLES = [m.TABLE for m in (tune, tune_outer, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels, beyond)]
 README = pathlib.Path(__file__).parent / 'README.md'
 
 
