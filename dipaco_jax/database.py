@@ -1,0 +1,191 @@
+"""SQLite and PostgreSQL, spoken to alike: connections, the clock, a set of keys, transactions that wait.
+
+Both answer to the same statements; what differs compiles per dialect here.
+"""
+
+import contextlib
+import fcntl
+import logging
+import pathlib
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+
+T = TypeVar('T')
+Row = dict[str, Any]
+
+PAUSE_S = 0.1, 10.0  # the first and the longest before another try
+SQLITE_PASSING = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
+IDLE_S = 5  # PostgreSQL ends a transaction whose client has been silent for so long: nobody waits for the stopped
+
+# A connection over which nothing comes back is given up within half a minute.
+KEEPALIVE = {
+  'connect_timeout': '10', 'keepalives_idle': '10', 'keepalives_interval': '5', 'keepalives_count': '3',
+  'tcp_user_timeout': '30000',
+}  # fmt: skip
+
+
+class Now(FunctionElement):
+  """Seconds since 1970 by the database's clock."""
+
+  type = sa.Double()
+  inherit_cache = True
+
+
+@compiles(Now, 'sqlite')
+def _(element, compiler, **kwargs):
+  return "((julianday('now') - 2440587.5) * 86400.0)"  # unixepoch('subsec') is null before SQLite 3.42
+
+
+@compiles(Now, 'postgresql')
+def _(element, compiler, **kwargs):
+  return 'CAST(extract(epoch FROM statement_timestamp()) AS double precision)'
+
+
+class Among(FunctionElement):
+  """Among(column, texts): the column is one of `texts`, a JSON list of any length in one parameter."""
+
+  type = sa.Boolean()
+  inherit_cache = True
+
+
+@compiles(Among, 'sqlite')
+def _(element, compiler, **kwargs):
+  column, texts = (compiler.process(clause, **kwargs) for clause in element.clauses)
+  return f'{column} IN (SELECT value FROM json_each({texts}))'
+
+
+@compiles(Among, 'postgresql')
+def _(element, compiler, **kwargs):
+  column, texts = (compiler.process(clause, **kwargs) for clause in element.clauses)
+  return f'{column} = ANY(ARRAY(SELECT json_array_elements_text(CAST({texts} AS json))))'
+
+
+def connect(url: str) -> sa.Engine:
+  """An engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
+
+  Raises ValueError for a URL of another kind of database.
+  """
+  parsed = sa.make_url(url)
+  if parsed.drivername == 'sqlite' and parsed.database:
+    return _connect_sqlite(parsed)
+  if parsed.drivername == 'postgresql':
+    return _connect_postgresql(parsed)
+  raise ValueError(f'registry {parsed.render_as_string()!r}: give sqlite:////absolute/file.db or postgresql://...')
+
+
+def _connect_sqlite(url: sa.URL) -> sa.Engine:
+  pathlib.Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+  engine = sa.create_engine(url, pool_size=1, max_overflow=8)
+
+  @sa.event.listens_for(engine, 'connect')
+  def _(connection, record):
+    connection.isolation_level = None  # the driver begins nothing by itself
+    for pragma in ('journal_mode = WAL', 'synchronous = FULL'):
+      connection.execute(f'PRAGMA {pragma}').close()
+
+  @sa.event.listens_for(engine, 'begin')
+  def _(connection):
+    if not connection.get_execution_options().get('reads'):
+      connection.exec_driver_sql('BEGIN IMMEDIATE')  # a transaction that reads first could not get the lock later
+
+  return engine
+
+
+def _connect_postgresql(url: sa.URL) -> sa.Engine:
+  url = url.set(drivername='postgresql+psycopg', query=KEEPALIVE | dict(url.query))
+  engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED')
+
+  @sa.event.listens_for(engine, 'connect')
+  def _(connection, record):
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_S}s'")
+    connection.commit()
+
+  return engine
+
+
+@contextlib.contextmanager
+def _turn(engine: sa.Engine):
+  """One writer at a time to SQLite, in the order of their coming.
+
+  SQLite's own wait is a lottery that the last to come wins: of 8 processes, one waits for seconds. The system gives a
+  file's lock to who has waited longest, and frees it when its holder dies.
+  """
+  if engine.dialect.name != 'sqlite' or engine.get_execution_options().get('reads'):
+    yield
+    return
+  with open(f'{engine.url.database}.lock', 'a') as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    yield
+
+
+class Database:
+  """For one process; its threads may share it.
+
+  Attributes:
+    insert: the dialect's, which knows ON CONFLICT.
+  """
+
+  def __init__(self, url: str, patience_s: float):
+    """Raises ValueError for a URL of another kind of database."""
+    self._engine, self._patience_s = connect(url), patience_s
+    is_sqlite = self._engine.dialect.name == 'sqlite'
+    self.insert = sqlite.insert if is_sqlite else postgresql.insert
+    alone = {} if is_sqlite else {'isolation_level': 'AUTOCOMMIT'}  # no round trips to begin and to commit
+    self._single = self._engine.execution_options(**alone)
+    self._reads = self._engine.execution_options(reads=True, **alone)
+
+  def close(self):
+    self._engine.dispose()
+
+  def transact(self, work: Callable[[sa.Connection], T]) -> T:
+    """work(connection) in a transaction."""
+    return self._run(self._engine, work)
+
+  def change(self, statement: sa.Executable, parameters: Row | list[Row]) -> int:
+    """Rows that one statement changed, a transaction by itself."""
+    return self._run(self._single, lambda connection: connection.execute(statement, parameters).rowcount)
+
+  def returned(self, statement: sa.Executable, parameters: Row) -> list[Row]:
+    """The rows that one statement changed and returns, a transaction by itself."""
+    return self._run(self._single, lambda connection: _rows(connection.execute(statement, parameters)))
+
+  def rows(self, query: sa.Executable, parameters: Row | None = None) -> list[Row]:
+    """What a query finds."""
+    return self._run(self._reads, lambda connection: _rows(connection.execute(query, parameters)))
+
+  def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
+    """work(connection) in a transaction; again while the database is busy or away."""
+    until, pause = time.monotonic() + self._patience_s, PAUSE_S[0]
+    while True:
+      try:
+        with _turn(engine), engine.begin() as connection:
+          return work(connection)
+      except (sa.exc.DBAPIError, OSError) as e:
+        if not is_passing(e) or time.monotonic() > until:
+          raise
+        logging.warning('the registry does not answer and is tried again: %s', str(e).split('\n')[0])
+      time.sleep(random.uniform(0, pause))  # at random, or all who wait would knock together
+      pause = min(2 * pause, PAUSE_S[1])
+
+
+def _rows(result: sa.Result) -> list[Row]:
+  return [dict(row) for row in result.mappings()]
+
+
+def is_passing(error: sa.exc.DBAPIError | OSError) -> bool:
+  """Whether the same call may succeed later: the database is away, starts, is full, or chose us in a deadlock."""
+  if isinstance(error, OSError):
+    return True
+  code = getattr(error.orig, 'sqlite_errorcode', None)
+  if code is not None:
+    return code & 0xFF in SQLITE_PASSING
+  # A connection that is refused has no code: of what cannot mend itself, the text says so.
+  refused = any(words in str(error.orig) for words in ('authentication failed', 'does not exist'))
+  return error.connection_invalidated or (isinstance(error, sa.exc.OperationalError) and not refused)

@@ -1,0 +1,240 @@
+"""The registry of islands [3]: facts, which are the only authority, and tasks, which merely coordinate.
+
+A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
+task is what makes facts, and could be made again from them. Both are named by (kind, key, number).
+
+    waiting --wake--> ready --claim--> running --complete--> done
+                        ^---- release, or the lease ran out
+
+Who claims a task has it until `lease_s` after the last heartbeat, by the database's clock. Every claim raises the
+task's fence, and only the owner of the newest fence completes it: one that was stopped past its lease is refused
+when it wakes. Publication is idempotent: the same facts again are accepted, others under the same names never.
+
+A database that restarts or is away is waited for. A call that is made again because its acknowledgement was lost does
+no harm: a task that was claimed unheard comes back when its lease runs out, one more wake finds nothing to do, and a
+completion finds its own facts.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from dipaco_jax import registry_schema as schema
+from dipaco_jax.database import Among, Database, Now, Row
+from dipaco_jax.registry_schema import FACTS, ROLES, TASKS
+
+CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
+
+
+class NewTask(NamedTuple):
+  kind: str
+  key: str
+  number: int
+  state: str = 'ready'  # or 'waiting', for a wake
+
+
+class Task(NamedTuple):
+  """A claim."""
+
+  id: int
+  kind: str
+  key: str
+  number: int
+  fence: int
+  owner: str
+  wakes: int  # until the claim
+  progress: dict | None  # what an owner before this one left to go on from
+
+
+class Fact(NamedTuple):
+  kind: str
+  key: str
+  number: int
+  uri: str
+  sha256: str
+  meta: dict
+
+
+class Lost(Exception):
+  """The task went to another; what this owner holds of it is void."""
+
+
+def _name(row: NewTask | Fact) -> Row:
+  return {'kind_': row.kind, 'key_': row.key, 'number_': row.number}
+
+
+class Registry:
+  """One run's registry, for one process; threads may share it."""
+
+  def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600):
+    """Makes the tables where there are none.
+
+    Args:
+      url: sqlite:////absolute/file.db, or postgresql://user:password@host/database.
+      patience_s: how long every call waits for a database that is away, before it raises what is wrong.
+    Raises:
+      ValueError: the URL is of another kind of database, or the tables are another version's.
+    """
+    self.lease_s, self._db = lease_s, Database(url, patience_s)
+    self._db.transact(schema.prepare)
+
+  def close(self):
+    self._db.close()
+
+  def add_tasks(self, tasks: Iterable[NewTask]):
+    """Those that are not there yet; the others stay as they are."""
+    insert = self._db.insert(TASKS).on_conflict_do_nothing()
+    rows = [task._asdict() | {'lease': {'ready': 0.0, 'waiting': None}[task.state]} for task in tasks]
+    for start in range(0, len(rows), CHUNK):
+      self._db.change(insert, rows[start : start + CHUNK])
+
+  def wake(self, kind: str, keys: Sequence[str], number: int):
+    """What waits is ready; what runs will be ready again if its owner releases it to wait."""
+    self._db.change(schema.WAKE, {'kind_': kind, 'keys': json.dumps(list(keys)), 'number_': number})
+
+  def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Task | None:
+    """The first by number, then id, of what is ready or has run out of its lease. Only of these keys, if given."""
+    parameters: Row = {'claimant': owner, 'lease_s': self.lease_s}
+    if keys is not None:
+      parameters['keys'] = json.dumps(list(keys))
+    statement = schema.claim(tuple(kinds), keys is not None)
+    for row in self._db.returned(statement, parameters):
+      return Task(**row | {'progress': row['progress'] and json.loads(row['progress'])})
+    return None
+
+  def heartbeat(self, task: Task, progress: dict | None = None):
+    """A new lease, from now; notes `progress`, if given, for a next owner. Raises Lost."""
+    noted = {} if progress is None else {'noted': _json(progress)}
+    statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
+    if not self._db.change(statement, _claimed(task) | noted | {'lease_s': self.lease_s}):
+      raise Lost(f'{task} is not ours any more')
+
+  def release(self, task: Task, waiting: bool = False, error: str = ''):
+    """Hands the task back at once; does nothing where it is lost.
+
+    Args:
+      waiting: until it is woken, and not at all if it was since the claim: what woke it was not seen by this owner.
+      error: what went wrong, for people.
+    """
+    why = error.replace('\0', '').encode(errors='backslashreplace').decode()  # what PostgreSQL can hold
+    seen = {'seen': task.wakes} if waiting else {}
+    self._db.change(schema.WAIT if waiting else schema.RELEASE, _claimed(task) | seen | {'why': why})
+
+  def complete(self, task: Task, facts: Sequence[Fact]):
+    """In one transaction: the facts are there, the task is done.
+
+    Where the task is not ours any more, facts that are there and identical are as good: it was done, by this very call
+    whose acknowledgement was lost, or by another.
+
+    Raises:
+      Lost: the task went to another. Nothing is written.
+      ValueError: the task is ours, but other facts are there under these names. Nothing is written.
+    """
+
+    def work(connection: sa.Connection):
+      if connection.execute(schema.COMPLETE, _claimed(task)).rowcount:
+        self._insert_facts(connection, facts)
+      elif facts:
+        if not all(_content(connection, fact) == _canonical(fact) for fact in facts):
+          raise Lost(f'{task} is not ours any more, and its facts are not there')
+      elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
+        raise Lost(f'{task} is not ours any more')
+
+    self._db.transact(work)
+
+  def put(self, facts: Sequence[Fact]):
+    """Inserts facts without a task. Raises ValueError where others are there under these names; writes nothing then."""
+    self._db.transact(lambda connection: self._insert_facts(connection, facts))
+
+  def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
+    insert = self._db.insert(FACTS).on_conflict_do_nothing()
+    for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
+      row = fact._asdict() | {'meta': _json(fact.meta)}
+      if not connection.execute(insert, row).rowcount and (there := _content(connection, fact)) != _canonical(fact):
+        raise ValueError(f'{fact} cannot replace the fact that is there: {there}')
+
+  def facts(self, kind: str, keys: Sequence[str] | None = None, number: int | None = None) -> list[Fact]:
+    """Of a kind; only of these keys, of this number, if given. By number, then key."""
+    query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
+    if keys is not None:
+      query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
+    if number is not None:
+      query = query.where(FACTS.c.number == number)
+    return [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+
+  def unscheduled(self, limit: int = 100) -> list[Fact]:
+    """Facts whose consequences may not be there as tasks yet, the lowest numbers first."""
+    query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)
+    return [_fact(row) for row in self._db.rows(query)]
+
+  def mark_scheduled(self, facts: Sequence[Fact]):
+    if facts:
+      self._db.change(schema.MARK, [_name(fact) for fact in facts])
+
+  def counts(self) -> dict[str, dict[str, int]]:
+    """How many tasks of each kind are in each state."""
+    found: dict[str, dict[str, int]] = {}
+    names = TASKS.c.kind, TASKS.c.state
+    query = sa.select(*names, sa.func.count().label('tasks')).group_by(*names)
+    for row in self._db.rows(query):
+      found.setdefault(row['kind'], {})[row['state']] = row['tasks']
+    return found
+
+  def is_idle(self) -> bool:
+    """Whether all tasks are done, and every fact's consequences are there."""
+    return not self._db.rows(sa.select(TASKS.c.id).where(schema.UNDONE).limit(1)) and not self.unscheduled(1)
+
+  def lowest_open(self) -> dict[str, int]:
+    """{kind: the lowest number of its tasks that are not done}."""
+    lowest = sa.func.min(TASKS.c.number).label('lowest')
+    query = sa.select(TASKS.c.kind, lowest).where(schema.UNDONE).group_by(TASKS.c.kind)
+    return {row['kind']: row['lowest'] for row in self._db.rows(query)}
+
+  def tasks(self, state: str | None = None, kind: str | None = None, limit: int = 1000) -> list[Row]:
+    """All columns of tasks, and `lease_left_s` of those that run, negative where it has run out."""
+    left = sa.case((TASKS.c.state == 'running', TASKS.c.lease - Now())).label('lease_left_s')
+    query = sa.select(TASKS, left).order_by(TASKS.c.kind, TASKS.c.number, TASKS.c.id).limit(limit)
+    if state is not None:
+      query = query.where(TASKS.c.state == state)
+    if state in ('ready', 'running'):
+      query = query.where(schema.OPEN)  # few: not all that is done is looked through
+    if kind is not None:
+      query = query.where(TASKS.c.kind == kind)
+    return [row | {'progress': row['progress'] and json.loads(row['progress'])} for row in self._db.rows(query)]
+
+  def beat(self, name: str, role: str, about: dict):
+    """A sign of life of the role of that name."""
+    row = {'name': name, 'role': role, 'about': _json(about)}
+    insert = self._db.insert(ROLES).values(seen=Now())
+    news = {column: insert.excluded[column] for column in ('role', 'about', 'seen')}
+    self._db.change(insert.on_conflict_do_update(index_elements=['name'], set_=news), row)
+
+  def roles(self) -> list[Row]:
+    """name, role, about of every role, and `silent_s` since its last sign of life."""
+    query = sa.select(ROLES.c.name, ROLES.c.role, ROLES.c.about, (Now() - ROLES.c.seen).label('silent_s'))
+    return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query.order_by(ROLES.c.name))]
+
+
+def _json(meta: dict) -> str:
+  return json.dumps(meta, sort_keys=True)
+
+
+def _canonical(fact: Fact) -> tuple:
+  """What makes it this fact and no other; `meta` tells of how it was made."""
+  return fact.uri, fact.sha256
+
+
+def _content(connection: sa.Connection, fact: Fact) -> tuple | None:
+  """What is there under the fact's name."""
+  row = connection.execute(schema.CONTENT, _name(fact)).one_or_none()
+  return row and tuple(row)
+
+
+def _fact(row: Row) -> Fact:
+  return Fact(**row | {'meta': json.loads(row['meta'])})
+
+
+def _claimed(task: Task) -> Row:
+  return {'task': task.id, 'fenced': task.fence}
