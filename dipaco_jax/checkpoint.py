@@ -146,7 +146,14 @@ def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Leve
 
 
 def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules):
-  """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json. Every process writes its own modules.
+  """As `publish_module_files`: every process of a job writes the modules that are first on its own devices."""
+  publish_module_files(workdir, version, addressable_modules(layout, modules))
+
+
+def publish_module_files(
+  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]]
+):
+  """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
 
   A version that is there already is replaced: a run that was killed and goes on makes it again, with the same bytes
   unless the config was lengthened or the devices changed.
@@ -156,7 +163,7 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
   barrier(f'version {version} begins')
   index = {}
-  for level, module, arrays in addressable_modules(layout, modules):
+  for level, module, arrays in modules:
     data = to_bytes(arrays)
     file = module_file(aside, version, level, module)
     write_file(file, data)

@@ -28,6 +28,14 @@ flags.DEFINE_bool('distributed', False, 'One of several processes of a job, whic
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
 flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
+flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator or monitor; see launch/README.md.')
+flags.DEFINE_string('registry', None, 'With --role: postgresql://... or sqlite:////FILE, by default in the workdir.')
+flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
+flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
+OPTIONS = (
+  'config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name',
+  'lease_s',
+)  # fmt: skip
 
 
 class Signals:
@@ -80,6 +88,8 @@ def main(argv: list[str] | None = None):
   signals = Signals()
   try:
     settings = parse(argv)
+    if FLAGS.role:
+      return run_role(settings)
     run_in(pathlib.Path(FLAGS.workdir), settings, signals)
   except KeyboardInterrupt:
     stopped(signals)
@@ -102,7 +112,7 @@ def stopped(signals: Signals):
 def help_and_exit():
   print(__doc__)
   print('options:')
-  for name in ('config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id'):
+  for name in OPTIONS:
     print(f'  --{name:20} {FLAGS[name].help}')
   print(f'  --{"config.FIELD=VALUE":20} Overrides a field of the config; the fields and their defaults:\n')
   for name, value in checks.flatten(settings_lib.Settings().to_dict()).items():
@@ -147,6 +157,18 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     if first:
       finish(workdir)
     checkpoint.barrier('finished')  # the others' end waits for the first's no longer than some minutes
+
+
+def run_role(settings: settings_lib.Settings):
+  """One process of an islands run."""
+  quiet()
+  if FLAGS.role not in ('worker', 'outer', 'evaluator', 'monitor'):
+    raise ValueError(f'--role={FLAGS.role}: there are worker, outer, evaluator and monitor')
+  from dipaco_jax import roles
+
+  check_model(settings)
+  compilation_cache(roles.local_place(FLAGS.workdir))
+  roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.lease_s)
 
 
 def join():

@@ -5,6 +5,7 @@ the loop only hands over batches that are on the device already and reads the me
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 import time
@@ -94,6 +95,24 @@ def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]
         yield Dispatch(t, i, s, last, last and i == active[-1])
 
 
+def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
+  """The dispatch with its rows on the devices; every process reads its own paths' shards."""
+  placement = job.programs.placement
+  turn, first = placement.turns()[dispatch.turn], job.global_step(dispatch.phase, dispatch.step)
+  steps = range(first, first + job.dispatch_steps)
+  loaded: dict[Coordinates, np.ndarray] = {}
+
+  def rows(position):
+    if position not in loaded:
+      path = placement.path(turn, position)
+      loaded[position] = np.stack([np.stack(job.batch(path, step)) for step in steps], axis=1)  # [2, k, B, L]
+    return loaded[position]
+
+  shape, spec = (len(steps), job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
+  parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
+  return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
+
+
 class Trainer:
   """Runs a job from wherever its last checkpoint left it."""
 
@@ -119,8 +138,9 @@ class Trainer:
   def train(self) -> state_lib.State:
     """To the end of the round's last phase. Raises Stopped after saving, when asked to stop."""
     record = self.state.record
+    todo = dispatches(self.job, record.phase, record.turn, record.step)
     try:
-      for dispatch, batch in shards.prefetch(self._load, dispatches(self.job, record.phase, record.turn, record.step)):
+      for dispatch, batch in shards.prefetch(functools.partial(load, self.job), todo):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)
@@ -141,23 +161,6 @@ class Trainer:
       self.run_state.close()
 
   # -- inner
-
-  def _load(self, dispatch: Dispatch):
-    """The dispatch with its rows on the devices; every process reads its own paths' shards."""
-    job, placement = self.job, self.job.programs.placement
-    turn, first = placement.turns()[dispatch.turn], job.global_step(dispatch.phase, dispatch.step)
-    steps = range(first, first + job.dispatch_steps)
-    loaded: dict[Coordinates, np.ndarray] = {}
-
-    def rows(position):
-      if position not in loaded:
-        path = placement.path(turn, position)
-        loaded[position] = np.stack([np.stack(job.batch(path, step)) for step in steps], axis=1)  # [2, k, B, L]
-      return loaded[position]
-
-    shape, spec = (len(steps), job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
-    parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
-    return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
 
   def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
     """k inner steps of the paths in flight; the first of a turn copies their modules."""

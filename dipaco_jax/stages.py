@@ -37,10 +37,11 @@ from dipaco_jax import text as text_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
 
-def run_all(run: run_lib.Run):
-  """Every stage that is not done yet, in order; a finished run is only reported again."""
+def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
+  """Every stage up to the last that is not done yet, in order; a finished run is only reported again."""
   functions = (tokenize, pretrain, routing.route, train, evaluate)
-  for name, stage in zip(settings_lib.STAGES, functions, strict=True):
+  upto = settings_lib.STAGES.index(last) + 1
+  for name, stage in list(zip(settings_lib.STAGES, functions, strict=True))[:upto]:
     if not run_lib.is_done(run, name):
       if jax.process_index() == 0:
         run_lib.reopen(run, name)

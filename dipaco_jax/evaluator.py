@@ -1,0 +1,65 @@
+"""The evaluator: each path's loss on its shard's hold-out, version by version; in the end the report [2.7, 3]."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, report, run, stages, validation
+from dipaco_jax.islands import Islands
+from dipaco_jax.leases import Lease
+from dipaco_jax.registry import Fact, Task
+
+KINDS = ('evaluate', 'finish')
+
+
+def perform(islands: Islands, task: Task, lease: Lease) -> Sequence[Fact] | None:
+  return {'evaluate': holdout, 'finish': finish}[task.kind](islands, task)
+
+
+def holdout(islands: Islands, task: Task) -> list[Fact]:
+  """A path's mean loss on its hold-out, nats a target; None where there is no hold-out."""
+  path, version = int(task.key), task.number
+  number = islands.round(version - 1)
+  islands.fetch(f'shards/{number}')
+  rows = validation.holdout_rows(islands.run, number)
+  loss = None
+  if rows.counts[path]:
+    loaded = islands.path_parameters(path, version)
+    programs = islands.run.programs
+
+    def params_of_turn(turn):
+      return evaluate.in_flight(programs, turn, lambda _: loaded)
+
+    turn = islands.run.layout.grid.coordinates(path)
+    ((_, nll, targets),) = evaluate.turn_losses(programs, turn, params_of_turn, rows)
+    mean = float(nll.sum() / targets.sum()) if targets.sum() else None
+    loss = math.inf if mean is not None and math.isnan(mean) else mean  # worse than any
+  meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf'}
+  return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]
+
+
+def finish(islands: Islands, task: Task) -> list[Fact]:
+  """Publishes the last version and those that paths point at, and what `main` leaves: evaluated, with a report."""
+  own = dataclasses.replace(islands.run, metrics=metrics.Metrics(islands.run.workdir))
+  rounds = range(own.settings.rounds + 1)
+  islands.fetch('sequences', 'stages', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
+  with checkpoint.hold(own.workdir):
+    told = history_of_islands.read(islands)
+    for version in sorted({own.settings.train.phases, *told.best_version}):
+      islands.publish(version)
+    checkpoint.write_json(
+      own.workdir / 'paths' / 'best.json', {'version': told.best_version, 'holdout_loss': told.best_loss}
+    )
+    history_of_islands.write_rows(islands, own, told)
+    run.write_record(own, 'train', told.wall_s, history_of_islands.figures(islands, own, told))
+    stages.run_all(own)
+    own.metrics.close()
+    found: dict[str, Any] = report.write(own.workdir)
+    for tree in ('modules', 'paths', 'stages', 'plots'):
+      islands.storage.upload_tree(own.workdir / tree, tree)
+    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'tokenizer.model'):
+      if islands.storage.local(name) is None:
+        islands.storage.write(name, (own.workdir / name).read_bytes())
+  return [Fact('finished', '', 0, '', found['modules_sha256'], {'perplexity': found['perplexity']})]

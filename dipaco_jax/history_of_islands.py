@@ -1,0 +1,120 @@
+"""What the facts of an islands run tell: pointers of early stopping, rows of metrics.jsonl, figures for the report."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dipaco_jax import jobs, stages
+from dipaco_jax import run as run_lib
+from dipaco_jax import state as state_lib
+from dipaco_jax.islands import Islands
+from dipaco_jax.registry import Fact
+
+
+class Phase(NamedTuple):
+  """One of all paths, in the order of its facts."""
+
+  checkpoints: Sequence[Fact]
+  modules: Sequence[Fact]  # of the version after it
+  losses: list[float | None]  # on the hold-outs, by path
+  best_version: list[int]  # by path, after it
+
+
+class Told(NamedTuple):
+  phases: list[Phase]
+  best_version: list[int]
+  best_loss: list[float | None]
+  wall_s: float
+
+
+def read(islands: Islands) -> Told:
+  """All phases, and where early stopping has come to [2.7]."""
+  s, paths = islands.run.settings, islands.run.layout.grid.num_paths
+  versions, phases = [0] * paths, []
+  best: list[float | None] = [None] * paths
+  for phase in range(s.train.phases):
+    version = phase + 1
+    if phase and islands.round(phase) != islands.round(phase - 1):
+      best = [None] * paths  # other hold-outs
+    losses = holdout_losses(islands, version)
+    for path, loss in enumerate(losses):
+      before = best[path]
+      if loss is None or before is None or loss < before:  # a path without a hold-out points at the newest
+        best[path], versions[path] = loss, version
+    checkpoints = islands.registry.facts('checkpoint', number=phase)
+    phases.append(Phase(checkpoints, islands.registry.facts('module', number=version), losses, list(versions)))
+  made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
+  times = [meta[which] for meta in made for which in ('started', 'ended')]
+  return Told(phases, versions, best, max(times) - min(times))
+
+
+def holdout_losses(islands: Islands, version: int) -> list[float | None]:
+  """By path; None where there is none."""
+  losses: list[float | None] = [None] * islands.run.layout.grid.num_paths
+  for fact in islands.registry.facts('evaluation', number=version):
+    loss = fact.meta['loss']
+    losses[int(fact.key)] = float(loss) if loss is not None else None
+  return losses
+
+
+def write_rows(islands: Islands, run: run_lib.Run, told: Told):
+  """The stage's rows, as SPMD writes them."""
+  job = jobs.paths_job(run, run.settings.rounds)
+  run.metrics.rewind('train', -1)
+  for phase, found in enumerate(told.phases):
+    for fact in found.checkpoints:
+      seconds = max(fact.meta['timed_s'], 1e-9)
+      rate = fact.meta['timed_steps'] * job.batch_size * run.settings.model.seq_len / seconds or None
+      for after, loss, norm, learning_rate in fact.meta['rows']:
+        run.metrics.write(
+          'step', 'train', job.updates(phase, int(fact.key), after), step=job.global_step(phase, after), phase=phase,
+          paths=[int(fact.key)], loss=[loss], grad_norm=[norm], learning_rate=learning_rate, tokens_per_s=rate,
+        )  # fmt: skip
+    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(islands, job, phase, found))
+
+
+def of_phase(islands: Islands, job, phase: int, found: Phase) -> dict[str, Any]:
+  """A row for a phase."""
+  means: list[float | None] = [None] * islands.run.layout.grid.num_paths
+  for fact in found.checkpoints:
+    means[int(fact.key)] = math.fsum(row[1] for row in fact.meta['rows']) / max(1, len(fact.meta['rows']))
+  norms, cosines = {}, {}
+  for level in islands.run.layout.levels:
+    mine = [fact.meta for fact in found.modules if fact.key.startswith(f'{level.name}/') and fact.number == phase + 1]
+    mine = [meta for meta in mine if 'norm' in meta]
+    norms[level.name] = [meta['norm'] for meta in mine]
+    several = [m for m in mine if m['paths'] > 1]
+    if several:
+      each = [
+        (m['square_of_sum'] - m['sum_of_squares']) / max((m['paths'] - 1) * m['sum_of_squares'], 1e-30) for m in several
+      ]
+      cosines[level.name] = math.fsum(each) / len(each)
+  return {
+    'phase': phase + 1, 'step': job.global_step(phase + 1, 0), 'inner_s': seconds(found.checkpoints),
+    'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
+    'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines,
+  }  # fmt: skip
+
+
+def seconds(facts: Sequence[Fact]) -> float:
+  """That were worked on all of them, by all who did."""
+  return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
+
+
+def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
+  """What the training stage says in the report; tokens/s are those of all workers together."""
+  s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
+  checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
+  tokens = len(checkpoints) * s.train.steps_per_phase * s.train.batch_size * s.model.seq_len
+  outer_s = math.fsum(seconds(phase.modules) for phase in told.phases)
+  inner_s, workers = seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
+  timed = sum(fact.meta['timed_steps'] for fact in checkpoints)
+  record = state_lib.Record(tokens=tokens, inner_s=told.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s)
+  return stages.figures(run, job, record) | {
+    'phases': s.train.phases,
+    'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
+    'outer_fraction': outer_s / (outer_s + inner_s),
+    'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
+    'workers': len(workers),
+    'rounds': [],
+  }

@@ -1,0 +1,213 @@
+"""What many independent jobs share instead of a mesh: facts in a registry, objects in storage.
+
+A fact is an immutable row, inserted once, and the only authority; a task only says who may do what. Both are named by
+(kind, key, number), and a task's completion is the insertion of its facts:
+
+    task                        done by           facts
+    prepare                     worker            prepared; module of version 0, each a part of the base
+    train (path, phase)         worker            checkpoint (path, phase): the path's parameters after tau steps
+    outer (module, version)     outer executor    module (module, version): weights and outer state, one object
+    evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
+    reroute (round)             worker            round: all text is sharded anew
+    finish                      evaluator         finished: published, evaluated, reported
+
+`schedule` says what a fact makes possible. It runs after the fact is committed, and again by anybody who finds a fact
+that nobody has scheduled: nothing is lost with the process that had the trigger. A path's next phase starts when its
+own modules are there [3]; there is no barrier but those of `advance`.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import checkpoint, jobs, outer
+from dipaco_jax import registry as registry_lib
+from dipaco_jax import run as run_lib
+from dipaco_jax import storage as storage_lib
+from dipaco_jax.grid import Coordinates, Level
+from dipaco_jax.registry import Fact, NewTask
+
+OBJECTS = 'objects'  # in storage; the published modules are elsewhere
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+class Islands:
+  """A run, as a process of any role sees it."""
+
+  run: run_lib.Run  # its workdir is on this machine, and holds what was fetched of the run's
+  registry: registry_lib.Registry
+  storage: storage_lib.Storage
+  name: str  # of this process
+
+  # -- objects
+
+  def write(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Publishes arrays; returns [name, sha256]. Equal arrays have equal names, so that what is done twice is one."""
+    data = checkpoint.to_bytes(arrays)
+    sha256 = hashlib.sha256(data).hexdigest()
+    name = f'{OBJECTS}/{name}-{sha256[:16]}.safetensors'
+    self.storage.write(name, data)
+    return [name, sha256]
+
+  def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load(self.storage.read(name, sha256))
+
+  def fetch(self, *trees: str):
+    """Makes directories of the workdir's be on this machine."""
+    for tree in trees:
+      self.storage.download_tree(tree, self.run.workdir / tree)
+
+  # -- modules
+
+  def modules_of(self, path: int) -> dict[str, str]:
+    """{level: key of the module that the path picks}."""
+    coordinates = self.run.layout.grid.coordinates(path)
+    return {level.name: key(level, self.run.layout.grid.module(level, coordinates)) for level in self.run.layout.levels}
+
+  def paths_through(self, module: str) -> list[int]:
+    """Paths that pick a module."""
+    grid, (level, fixed) = self.run.layout.grid, self.parse(module)
+    positions = grid.positions(level)
+    ranges = [
+      [fixed[positions.index(axis)]] if axis in positions else range(size) for axis, size in enumerate(grid.shape)
+    ]
+    return [grid.path(point) for point in itertools.product(*ranges)]
+
+  def parse(self, module: str) -> tuple[Level, Coordinates]:
+    """A module's level and coordinates, from its key."""
+    name, _, coordinates = module.partition('/')
+    level = next(level for level in self.run.layout.levels if level.name == name)
+    return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
+
+  def all_modules(self) -> list[str]:
+    layout = self.run.layout
+    return [key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
+
+  def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
+    """One path's parameters of a version; reads its modules and no others."""
+    params: dict[str, np.ndarray] = {}
+    for fact in self.registry.facts('module', list(self.modules_of(path).values()), version):
+      params |= split(self.read(fact.uri, fact.sha256))[0]
+    return dict(sorted(params.items()))
+
+  @functools.lru_cache(4)  # noqa: B019 - a process has one of these
+  def active(self, phase: int) -> np.ndarray:
+    """Which paths train in a phase, bool [P]."""
+    s = self.run.settings
+    return outer.active_paths(s.train, self.run.layout.grid.num_paths, s.seed, phase)
+
+  def round(self, phase: int) -> int:
+    """Of sharding, that a phase trains on."""
+    s = self.run.settings
+    return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
+
+  def publish(self, version: int):
+    """`modules/<version>/` in the workdir, as SPMD has it: weights alone."""
+    facts = self.registry.facts('module', number=version)
+    checkpoint.publish_module_files(
+      self.run.workdir, version, ((*self.parse(f.key), split(self.read(f.uri, f.sha256))[0]) for f in facts)
+    )
+
+
+def key(level: Level, module: Coordinates) -> str:
+  """A module's name in facts and tasks."""
+  return f'{level.name}/{"-".join(map(str, module)) or "shared"}'
+
+
+OUTER = 'outer'  # before the names of a module's outer state, in its object
+
+
+def join(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Weights and outer state, as one object has them; `split` is the inverse."""
+  return {**params, **{OUTER + name: x for name, x in state.items()}}
+
+
+def split(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(OUTER + '[')}
+  return {name: x for name, x in arrays.items() if not name.startswith(OUTER + '[')}, state
+
+
+def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
+  """What a path has come to after a phase; the digest is over all its objects, one for each level."""
+  digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
+  return Fact('checkpoint', str(path), phase, '', digest, about | {'objects': objects})
+
+
+# -- what follows from what
+
+
+def schedule(islands: Islands, facts: Sequence[Fact]):
+  """Inserts the tasks that facts make possible, once, and wakes those that wait for them."""
+  in_order = sorted(facts, key=lambda fact: (fact.kind, fact.number, fact.key))
+  by_kind = {kind: list(found) for kind, found in itertools.groupby(in_order, lambda fact: fact.kind)}
+  _after_modules(islands, by_kind.get('module', []))
+  _after_checkpoints(islands, by_kind.get('checkpoint', []))
+  for fact in by_kind.get('round', []):
+    version = jobs.round_end(islands.run.settings, fact.number - 1)
+    _add_training(islands, range(islands.run.layout.grid.num_paths), version)
+  islands.registry.mark_scheduled(facts)
+
+
+def _after_modules(islands: Islands, facts: Iterable[Fact]):
+  """Paths all of whose modules are there train on, and are evaluated; what nobody trains is the next version."""
+  s, carried = islands.run.settings, []
+  for version, found in itertools.groupby(facts, lambda fact: fact.number):
+    group = list(found)
+    paths = sorted({path for fact in group for path in islands.paths_through(fact.key)})
+    ready = _with_modules(islands, paths, version)
+    if version and s.train.early_stopping:
+      islands.registry.add_tasks(NewTask('evaluate', str(path), version) for path in ready)
+    rounds = len(islands.registry.facts('round')) if s.rounds else 0
+    if version < jobs.round_end(s, rounds):
+      _add_training(islands, ready, version)
+    if version < s.train.phases:
+      active = islands.active(version)
+      carried += [
+        fact._replace(number=version + 1) for fact in group if not active[islands.paths_through(fact.key)].any()
+      ]
+  if carried:
+    islands.registry.put(carried)
+
+
+def _with_modules(islands: Islands, paths: Sequence[int], version: int) -> list[int]:
+  """The paths all of whose modules of a version are there."""
+  needed = {path: list(islands.modules_of(path).values()) for path in paths}
+  there = {f.key for f in islands.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
+  return [path for path in paths if there.issuperset(needed[path])]
+
+
+def _add_training(islands: Islands, paths: Iterable[int], phase: int):
+  if phase < islands.run.settings.train.phases:
+    active = islands.active(phase)
+    islands.registry.add_tasks(NewTask('train', str(path), phase) for path in paths if active[path])
+
+
+def _after_checkpoints(islands: Islands, facts: Iterable[Fact]):
+  """Every module of the path has a contribution more."""
+  for phase, found in itertools.groupby(facts, lambda fact: fact.number):
+    modules = sorted({module for fact in found for module in islands.modules_of(int(fact.key)).values()})
+    islands.registry.add_tasks(NewTask('outer', module, phase + 1, 'waiting') for module in modules)
+    islands.registry.wake('outer', modules, phase + 1)
+
+
+def advance(islands: Islands):
+  """Where nothing is left to do: the next thing that needs all paths, a round of re-sharding or the end."""
+  registry, s = islands.registry, islands.run.settings
+  if lost := registry.unscheduled():
+    schedule(islands, lost)
+  elif not registry.facts('prepared'):
+    registry.add_tasks([NewTask('prepare', '', 0)])
+  elif registry.is_idle():
+    rounds = len(registry.facts('round'))
+    registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
+
+
+def is_finished(islands: Islands) -> bool:
+  return bool(islands.registry.facts('finished'))

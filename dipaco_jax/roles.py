@@ -1,0 +1,93 @@
+"""The roles of an islands run [3]; each is one process, and there may be any number of them, coming and going.
+
+    python -m dipaco_jax.main --config=... --workdir=PLACE --registry=URL --role=ROLE
+
+    worker      trains paths
+    outer       makes outer steps
+    evaluator   looks at hold-outs, and makes the report
+    monitor     takes up what was left lying, cleans, says what is stuck
+
+PLACE is a folder that all see, or s3://... or gs://...; URL is that of a database that all reach. One of each role is
+enough, in any order. A role ends by itself when the run is finished.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import socket
+import tempfile
+from typing import Any
+
+import jax
+
+from dipaco_jax import checkpoint, evaluator, leases, metrics, monitor, outer_executor, worker
+from dipaco_jax import registry as registry_lib
+from dipaco_jax import run as run_lib
+from dipaco_jax import settings as settings_lib
+from dipaco_jax import storage as storage_lib
+from dipaco_jax.islands import Islands
+from dipaco_jax.registry import Fact, NewTask
+
+ROLES = ('worker', 'outer', 'evaluator', 'monitor')
+
+
+def run_role(role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, lease_s: float):
+  """Works in a role until the run is finished.
+
+  Raises:
+    ValueError: another config began this run, or the database or the place cannot be used.
+  """
+  storage, local = storage_lib.open_storage(workdir), local_place(workdir)
+  local.mkdir(parents=True, exist_ok=True)
+  registry = registry_lib.Registry(url or f'sqlite:///{(local / "registry.db").absolute()}', lease_s)
+  settle(registry, settings, local)
+  name = name or f'{role}-{socket.gethostname()}-{digest(str(local.resolve()) + str(jax.device_count()))[:2]}'
+  run = run_lib.Run(
+    local, on_own_devices(settings), metrics.Metrics(local, writes=False), metrics.count_compilations(),
+    lambda: False, contextlib.nullcontext,
+  )  # fmt: skip
+  islands = Islands(run, registry, storage, name)
+  if role == 'monitor':
+    return monitor.watch(islands)
+  scratch = local / 'scratch'
+  performs: dict[str, Any] = {
+    'worker': (worker.KINDS, worker.perform),
+    'outer': (outer_executor.KINDS, functools.partial(outer_executor.perform, scratch=scratch)),
+    'evaluator': (evaluator.KINDS, evaluator.perform),
+  }
+  leases.serve(islands, role, *performs[role])
+
+
+def local_place(workdir: str) -> pathlib.Path:
+  """Where a run's files are on this machine: the workdir itself, if it is a folder."""
+  there = storage_lib.open_storage(workdir).local('here')
+  return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
+
+
+def settle(registry: registry_lib.Registry, settings: settings_lib.Settings, local: pathlib.Path):
+  """The first that comes says what is run, and that it is to begin; the others find the same, or are refused."""
+  config = json.dumps(settings.to_dict(), sort_keys=True)
+  try:
+    registry.put([Fact('config', '', 0, '', digest(config), {'config': settings.to_dict()})])
+  except ValueError as e:
+    there = settings_lib.from_dict(registry.facts('config')[0].meta['config'])
+    changed = settings_lib.differences(there, settings).items()
+    words = '; '.join(f'config.{name} was {was!r}, is {now!r}' for name, (was, now) in changed)
+    raise ValueError(f'--registry is that of a run with another config ({words}): use another database') from e
+  if not (local / 'config.json').exists():
+    checkpoint.write_json(local / 'config.json', settings.to_dict())
+  registry.add_tasks([NewTask('prepare', '', 0)])
+
+
+def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:
+  """One path on all devices of this process: its slice."""
+  sizes = [*s.batch_sizes('train').values(), *s.batch_sizes('pretrain').values()]
+  data = s.mesh.data or max(d for d in range(1, jax.device_count() + 1) if all(size % d == 0 for size in sizes))
+  return dataclasses.replace(s, mesh=dataclasses.replace(s.mesh, data=data))
+
+
+def digest(words: str) -> str:
+  return hashlib.sha256(words.encode()).hexdigest()

@@ -1,0 +1,207 @@
+"""A worker: trains a path for a phase of tau steps, with the programs of SPMD on its own devices [2.5, 3].
+
+AdamW state travels with the path: it is an object of the path's checkpoint, and the next worker reads it.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import jax
+import numpy as np
+
+from dipaco_jax import checkpoint, evaluate, jobs, mesh, rounds, shards, spmd, stages
+from dipaco_jax import islands as islands_lib
+from dipaco_jax.islands import Islands
+from dipaco_jax.leases import Lease
+from dipaco_jax.registry import Fact, Task
+
+KINDS = ('prepare', 'train', 'reroute')
+INNER = 'inner'  # the AdamW state among a checkpoint's objects
+
+
+def perform(islands: Islands, task: Task, lease: Lease) -> Sequence[Fact] | None:
+  """Whatever a worker is asked for."""
+  return {'prepare': prepare, 'train': train, 'reroute': reroute}[task.kind](islands, task, lease)
+
+
+# -- a phase of a path
+
+
+def train(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
+  """tau steps of a path from its modules of this version, or from where a former owner has left them."""
+  path, phase, started = int(task.key), task.number, time.time()
+  job = make_job(islands, path, phase)
+  programs = job.programs
+  step, params, inner = resume(islands, job, path, phase, task.progress) or (0, *begin(islands, job, path, phase))
+  weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
+  losses = Losses(islands, lease, job)
+  every = islands.run.settings.checkpoint.every_steps
+  with futures.ThreadPoolExecutor(1) as writer:
+    for dispatch, batch in shards.prefetch(lambda d: spmd.load(job, d), remaining(job, path, phase, step)):
+      first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
+      params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
+      losses.dispatched(after, found)
+      lease.check()
+      if not dispatch.last_of_turn and after // every > dispatch.step // every:
+        writer.submit(keep, islands, lease, task, after, to_host(programs, {'params': params, 'inner': inner}))
+  objects = write(islands, job, path, phase, params, inner)
+  about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
+  return [islands_lib.checkpoint_fact(path, phase, objects, about)]
+
+
+def make_job(islands: Islands, path: int, phase: int) -> spmd.Job:
+  """What is trained on, with all that it needs on this machine."""
+  number = islands.round(phase)
+  islands.fetch('base', f'shards/{number}')
+  return jobs.paths_job(islands.run, number)
+
+
+def remaining(job: spmd.Job, path: int, phase: int, step: int) -> Iterator[spmd.Dispatch]:
+  """Dispatches of a path's phase; the turn of a path that is alone on the devices is its index."""
+  for s in range(step, job.steps_per_phase, job.dispatch_steps):
+    last = s + job.dispatch_steps == job.steps_per_phase
+    yield spmd.Dispatch(phase, path, s, last, last)
+
+
+def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> tuple[Any, Any]:
+  """The path's modules, and the inner state it has come to: its own, or the base model's, or a fresh one."""
+  programs = job.programs
+  loaded = islands.path_parameters(path, phase)
+  params = evaluate.in_flight(programs, islands.run.layout.grid.coordinates(path), lambda _: loaded)
+  before = [t for t in range(phase) if islands.active(t)[path]][-1:] if job.keep_state else []
+  if before:
+    found = islands.registry.facts('checkpoint', [str(path)], before[0])[0]
+    arrays = islands.read(*found.meta['objects'][INNER])
+    return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
+  if job.base_state is None or (phase and not job.keep_state):
+    return params, programs.fresh_state(params)
+  placement = programs.placement
+  return params, jax.tree.map(
+    lambda x, spec: placement.assemble(x.shape, spec, lambda _: x), job.base_state, programs.state_spec
+  )
+
+
+def resume(islands: Islands, job: spmd.Job, path: int, phase: int, progress: dict[str, Any] | None):
+  """(step, params, inner state) that a former owner has kept within the phase; None where there is none to be read."""
+  if not progress:
+    return None
+  try:
+    arrays = islands.read(progress['name'], progress['sha256'])
+  except OSError as e:
+    logging.warning('%s: the phase is trained from its start', e)
+    return None
+  specs = {'params': job.programs.params_spec, INNER: job.programs.state_spec}
+  found = to_device(job.programs, specs, arrays)
+  return progress['step'], found['params'], found[INNER]
+
+
+def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str, np.ndarray]):
+  """A checkpoint within the phase: the object first, then the row that names it."""
+  name, sha256 = islands.write(f'paths/{task.number}/{task.key}-step{step}', arrays)
+  lease.keep({'step': step, 'name': name, 'sha256': sha256})
+
+
+def write(islands: Islands, job: spmd.Job, path: int, phase: int, params, inner) -> dict[str, list[str]]:
+  """An object for each level, so that an executor reads its own module's part only; and the inner state."""
+  host = {name: mesh.fetch(x).reshape(job.programs.shapes[name].shape) for name, x in params.items()}
+  layout, prefix = islands.run.layout, f'paths/{phase}/{path}'
+  objects = {
+    level.name: islands.write(f'{prefix}-{level.name}', {n: host[n] for n in layout.names(level)})
+    for level in layout.levels
+  }
+  if job.keep_state:
+    objects[INNER] = islands.write(f'{prefix}-{INNER}', to_host(job.programs, {INNER: inner}))
+  return objects
+
+
+def to_host(programs, tree) -> dict[str, np.ndarray]:
+  """In-flight arrays of one path by their place in the tree, without the mesh's axes."""
+  first = (0,) * programs.num_axes
+  return {jax.tree_util.keystr(at): mesh.fetch(x)[first] for at, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def to_device(programs, specs, arrays: dict[str, np.ndarray]):
+  """The inverse of `to_host`: a tree like that of the PartitionSpecs."""
+
+  def one(at, spec):
+    x = arrays[jax.tree_util.keystr(at)]
+    return programs.placement.assemble(x.shape, spec, lambda _: x)
+
+  return jax.tree_util.tree_map_with_path(one, specs, is_leaf=lambda s: isinstance(s, jax.sharding.PartitionSpec))
+
+
+class Losses:
+  """What a phase says of itself; metrics are read from the device one dispatch late."""
+
+  def __init__(self, islands: Islands, lease: Lease, job: spmd.Job):
+    self.islands, self.lease, self.job = islands, lease, job
+    self.pending: tuple[int, Any] | None = None
+    self.rows: list[list[float]] = []  # step after, and the means of METRICS
+    self.begun: float | None = None  # when the first dispatch was done, which may have compiled
+    self.timed_steps = 0
+    self.last = time.monotonic()
+
+  def dispatched(self, after: int, found: dict[str, jax.Array]):
+    self.catch_up()
+    self.pending = after, found
+
+  def catch_up(self):
+    """Waits for the dispatch before."""
+    if self.pending:
+      after, found = self.pending
+      values = {name: float(np.mean(mesh.fetch(x), dtype=np.float64)) for name, x in found.items()}
+      self.rows.append([after, values['loss'], values['grad_norm'], values['learning_rate']])
+      self.last = time.monotonic()
+      if self.begun is None:
+        self.begun = self.last
+      else:
+        self.timed_steps += self.job.dispatch_steps
+      self.lease.about |= {'step': after, 'of': self.job.steps_per_phase, 'loss': values['loss']} | self.rate()
+    self.pending = None
+
+  def rate(self) -> dict[str, float]:
+    """Tokens/s since the first dispatch."""
+    if self.begun is None or not self.timed_steps:
+      return {}
+    tokens = self.timed_steps * self.job.batch_size * self.job.programs.model.config.seq_len
+    return {'tokens_per_s': tokens / max(1e-9, self.last - self.begun)}
+
+  def close(self) -> dict[str, Any]:
+    self.catch_up()
+    seconds = self.last - self.begun if self.begun is not None else 0.0
+    return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}
+
+
+# -- what all paths need
+
+
+def prepare(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
+  """Text, base model, routing and shards; every module of version 0 is its part of the base."""
+  run = islands.run
+  with checkpoint.hold(run.workdir):
+    stages.run_all(run, 'route')
+    for tree in ('sequences', 'base', 'routing/0', 'shards/0', 'stages'):
+      islands.storage.upload_tree(run.workdir / tree, tree)
+  base = run.base()
+  objects = {
+    level.name: islands.write(f'modules/0/{level.name}', {n: base[n] for n in run.layout.names(level)})
+    for level in run.layout.levels
+  }
+  named = ((module, *objects[module.split('/')[0]]) for module in islands.all_modules())
+  modules = [Fact('module', module, 0, name, sha256, {}) for module, name, sha256 in named]
+  return [Fact('prepared', '', 0, '', '', {}), *modules]
+
+
+def reroute(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
+  """A round of re-sharding; needs all paths at the version that ends the round before [2.4.2]."""
+  run, number = islands.run, task.number
+  version = jobs.round_end(run.settings, number - 1)
+  with checkpoint.hold(run.workdir):
+    islands.publish(version)
+    rounds.reroute(run, number, version)
+    for tree in (f'routing/{number}', f'shards/{number}'):
+      islands.storage.upload_tree(run.workdir / tree, tree)
+  return [Fact('round', '', number, '', '', {'version': version})]
