@@ -3,19 +3,19 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, report, run, stages, validation
 from dipaco_jax.islands import Islands
-from dipaco_jax.leases import Lease
+from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('evaluate', 'finish')
 
 
-def perform(islands: Islands, task: Task, lease: Lease) -> Sequence[Fact] | None:
-  return {'evaluate': holdout, 'finish': finish}[task.kind](islands, task)
+def perform(islands: Islands, task: Task, lease: Lease) -> Publish:
+  facts = {'evaluate': holdout, 'finish': finish}[task.kind](islands, task)
+  return lambda: facts
 
 
 def holdout(islands: Islands, task: Task) -> list[Fact]:

@@ -1,11 +1,10 @@
-"""How every role of an islands run works: take a task, hold its lease, record what it made, take the next.
+"""How every role of an islands run works: take a task, hold its lease, publish what it made while it takes the next.
 
-Roles meet in the database and in storage only. One may be killed at any point: its task goes to another when the lease
-runs out, at once where it could still say so (SIGTERM).
+Roles meet in the database and in storage only. One may be killed at any point: its tasks go to others when their leases
+run out, at once where it could still say so (SIGTERM).
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import random
@@ -15,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 from dipaco_jax import islands as islands_lib
@@ -22,20 +22,22 @@ from dipaco_jax import registry as registry_lib
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, Task
 
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.5  # of a role that finds nothing to do
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
+SIGN_OF_LIFE_S = 5.0
+LOOK_AROUND_S = 6.0  # whether something was left lying, or all is done: by those who find nothing to do
 FAILURES = 3  # one after another: this role is not fit to go on
 
-# (islands, task, lease) -> its facts; None: it was released, or waits for others
-Perform = Callable[[Islands, Task, 'Lease'], Sequence[Fact] | None]
+Publish = Callable[[], Sequence[Fact]]
+# (islands, task, lease) -> what publishes its facts, in another thread; None: it was released to wait for others
+Perform = Callable[[Islands, Task, 'Lease'], Publish | None]
 
 
 class Lease:
   """A task that is ours for as long as we are alive and heard; renewed by a thread."""
 
-  def __init__(self, islands: Islands, task: Task):
-    self.islands, self.task = islands, task
+  def __init__(self, islands: Islands, role: str, task: Task):
+    self.islands, self.role, self.task = islands, role, task
     self.about: dict[str, Any] = {'task': f'{task.kind} {task.key} {task.number}'.replace('  ', ' ')}
-    self.started = time.time()
     self._lost: BaseException | None = None
     self._progress: dict[str, Any] | None = None
     self._over, self._news = threading.Event(), threading.Event()
@@ -60,81 +62,134 @@ class Lease:
   def _renew(self):
     registry = self.islands.registry
     while not self._over.is_set():
-      self._news.wait(registry.lease_s / 4)
+      self._news.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S))
       self._news.clear()
       if not self._over.is_set():
         try:
           registry.heartbeat(self.task, self._progress)
+          registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
         except Exception as e:  # also a database that is away for longer than we wait
           self._lost = e
           return
 
 
-@contextlib.contextmanager
-def held(islands: Islands, task: Task) -> Iterator[Lease]:
-  """A task's lease. SIGTERM and SIGINT give it back at once, and end the process."""
-  lease = Lease(islands, task)
+class Role:
+  """One process in one role."""
 
-  def stop(number, frame):
-    # From another thread: this one may be inside a transaction.
-    thread = threading.Thread(target=islands.registry.release, args=(task,))
-    thread.start()
-    thread.join(2)
-    os._exit(128 + number)
+  def __init__(
+    self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None
+  ):
+    self.islands, self.role, self.kinds, self.perform, self.keys = islands, role, kinds, perform, keys
+    self.leases: dict[int, Lease] = {}  # by task; that of the task before is held until it is published
+    self.publisher = futures.ThreadPoolExecutor(1)
+    self.publication: futures.Future | None = None
+    self.failures = self.done = self.unlucky = 0
+    self.seen = self.looked = -1e9  # when we last gave a sign of life, and looked around
 
-  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-  try:
-    yield lease
-  finally:
+  def serve(self):
+    """Does tasks until the run is finished."""
+    with self.handing_over():
+      while True:
+        task = self.islands.registry.claim(self.islands.name, self.kinds, self.keys)
+        if task:
+          self.unlucky = 0
+          self.work(task)
+        elif self.publication:
+          self.settle()  # what it makes possible may be for us
+        elif self.idle():
+          return
+
+  def work(self, task: Task):
+    """The task itself; its publication goes on in another thread, one at a time."""
+    lease = self.leases[task.id] = Lease(self.islands, self.role, task)
+    with self.failing(lease):
+      publish = self.perform(self.islands, task, lease)
+      self.settle()
+      if publish:
+        self.publication = self.publisher.submit(self.conclude, lease, publish)
+      else:
+        self.drop(lease)
+
+  def conclude(self, lease: Lease, publish: Publish):
+    """The facts are committed, and what they make possible is scheduled."""
+    with self.failing(lease):
+      facts = publish()
+      self.islands.registry.complete(lease.task, facts)
+      self.drop(lease)
+      islands_lib.schedule(self.islands, facts)
+      self.failures, self.done = 0, self.done + 1
+
+  def settle(self):
+    """Waits for the publication before; raises what went wrong with it too often."""
+    if self.publication:
+      publication, self.publication = self.publication, None
+      publication.result()
+
+  @contextlib.contextmanager
+  def failing(self, lease: Lease) -> Iterator[None]:
+    """Gives a task back with what went wrong, for others to try; after some failures this role ends with the error."""
+    try:
+      yield
+    except registry_lib.Lost:
+      logging.warning('%s went to another while we were at it', lease.about['task'])
+      self.drop(lease)
+    except Exception as e:
+      words = f'{type(e).__name__}: {e}'.split('\n')[0]
+      logging.warning('%s failed: %s', lease.about['task'], words)
+      traceback.print_exc(file=sys.stderr)
+      self.islands.registry.release(lease.task, error=words)
+      self.drop(lease)
+      self.failures += 1
+      if self.failures >= FAILURES or isinstance(e, ValueError):
+        raise
+      time.sleep(random.uniform(0.5, 1.5))
+
+  def drop(self, lease: Lease):
     lease.close()
-    for number, handler in before.items():
-      signal.signal(number, handler)
+    self.leases.pop(lease.task.id, None)
+
+  def idle(self) -> bool:
+    """Nothing to do: says so, looks around, waits; whether the run is finished. Less than a query a second."""
+    now = time.monotonic()
+    if now - self.seen > SIGN_OF_LIFE_S:
+      self.seen = now
+      about = {'task': '', 'tasks_done': self.done, **moved(self.islands)}
+      self.islands.registry.beat(self.islands.name, self.role, about)
+    if now - self.looked > LOOK_AROUND_S:
+      self.looked = now
+      if islands_lib.is_finished(self.islands):
+        return True
+      islands_lib.advance(self.islands)
+    self.unlucky += 1
+    time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.unlucky) * random.uniform(0.7, 1.3))
+    return False
+
+  @contextlib.contextmanager
+  def handing_over(self) -> Iterator[None]:
+    """SIGTERM and SIGINT give back what is held, at once, and end the process."""
+
+    def release():
+      for lease in list(self.leases.values()):
+        self.islands.registry.release(lease.task)
+
+    def stop(number, frame):
+      thread = threading.Thread(target=release, daemon=True)  # this one may be inside a transaction
+      thread.start()
+      thread.join(2)
+      os._exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+      yield
+    finally:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+      self.publisher.shutdown()
 
 
 def serve(islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None):
-  """Does tasks until the run is finished."""
-  idle, attempts, failures = 0, 0, 0
-  for count in itertools.count():
-    islands.registry.beat(islands.name, role, {'task': '', 'tasks_done': count - idle, **moved(islands)})
-    task = islands.registry.claim(islands.name, kinds, keys)
-    if task is None:
-      if islands_lib.is_finished(islands):
-        return
-      islands_lib.advance(islands)
-      idle += 1
-      attempts += 1
-      wait_s = min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**attempts)
-      time.sleep(wait_s * random.uniform(0.7, 1.3))
-      continue
-    attempts = 0
-    with held(islands, task) as lease:
-      error = once(islands, role, task, lease, perform)
-    failures = failures + 1 if error else 0
-    if error and (failures == FAILURES or isinstance(error, ValueError)):
-      raise error
-
-
-def once(islands: Islands, role: str, task: Task, lease: Lease, perform: Perform) -> Exception | None:
-  """One task: its facts are committed, and what they make possible is scheduled. Returns what went wrong."""
-  registry = islands.registry
-  registry.beat(islands.name, role, lease.about)
-  try:
-    facts = perform(islands, task, lease)
-    if facts is None:
-      return None
-    registry.complete(task, facts)
-  except registry_lib.Lost:
-    logging.warning('%s went to another while we were at it', lease.about['task'])
-    return None
-  except Exception as e:
-    words = f'{type(e).__name__}: {e}'.split('\n')[0]
-    logging.warning('%s failed: %s', lease.about['task'], words)
-    traceback.print_exc(file=sys.stderr)
-    registry.release(task, error=words)  # for others, with what went wrong
-    time.sleep(random.uniform(0.5, 1.5))
-    return e
-  islands_lib.schedule(islands, facts)
-  return None
+  """Does tasks of these kinds (of these modules only, if `keys` are given) until the run is finished."""
+  Role(islands, role, kinds, perform, keys).serve()
 
 
 def moved(islands: Islands) -> dict[str, int]:

@@ -13,7 +13,6 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ import safetensors.numpy
 from dipaco_jax import checkpoint, exact_sum, outer
 from dipaco_jax import islands as islands_lib
 from dipaco_jax.islands import Islands
-from dipaco_jax.leases import Lease
+from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('outer',)
@@ -56,12 +55,11 @@ class Partial:
     checkpoint.write_file(self.file, data)
 
   def add(self, path: str, sha256: str, weight: float, old: dict[str, np.ndarray], new: dict[str, np.ndarray]):
-    self.sum.add(weight, old, new)
-    square = math.fsum(float(np.sum(np.square(weight * (old[n] - new[n]), dtype=np.float64))) for n in sorted(old))
-    self.squares[path], self.included[path] = square, sha256
+    self.squares[path] = self.sum.add(weight, old, new)
+    self.included[path] = sha256
 
 
-def perform(islands: Islands, task: Task, lease: Lease, scratch: pathlib.Path) -> Sequence[Fact] | None:
+def perform(islands: Islands, task: Task, lease: Lease, scratch: pathlib.Path) -> Publish | None:
   """Adds what is there; with the last contribution the module's next version, else None."""
   started, module, phase = time.time(), task.key, task.number - 1
   level, _ = islands.parse(module)
@@ -81,7 +79,7 @@ def perform(islands: Islands, task: Task, lease: Lease, scratch: pathlib.Path) -
     partial.save()
     islands.registry.release(task, waiting=True)
     return None
-  return [publish(islands, task, old, state, partial, {'executor': islands.name, 'started': started})]
+  return lambda: [publish(islands, task, old, state, partial, {'executor': islands.name, 'started': started})]
 
 
 def publish(islands: Islands, task: Task, old, state, partial: Partial, about: dict[str, Any]) -> Fact:

@@ -5,7 +5,7 @@ AdamW state travels with the path: it is an object of the path's checkpoint, and
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
@@ -15,14 +15,14 @@ import numpy as np
 from dipaco_jax import checkpoint, evaluate, jobs, mesh, rounds, shards, spmd, stages
 from dipaco_jax import islands as islands_lib
 from dipaco_jax.islands import Islands
-from dipaco_jax.leases import Lease
+from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('prepare', 'train', 'reroute')
 INNER = 'inner'  # the AdamW state among a checkpoint's objects
 
 
-def perform(islands: Islands, task: Task, lease: Lease) -> Sequence[Fact] | None:
+def perform(islands: Islands, task: Task, lease: Lease) -> Publish | None:
   """Whatever a worker is asked for."""
   return {'prepare': prepare, 'train': train, 'reroute': reroute}[task.kind](islands, task, lease)
 
@@ -30,7 +30,7 @@ def perform(islands: Islands, task: Task, lease: Lease) -> Sequence[Fact] | None
 # -- a phase of a path
 
 
-def train(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
+def train(islands: Islands, task: Task, lease: Lease) -> Publish:
   """tau steps of a path from its modules of this version, or from where a former owner has left them."""
   path, phase, started = int(task.key), task.number, time.time()
   job = make_job(islands, path, phase)
@@ -47,9 +47,12 @@ def train(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
       lease.check()
       if not dispatch.last_of_turn and after // every > dispatch.step // every:
         writer.submit(keep, islands, lease, task, after, to_host(programs, {'params': params, 'inner': inner}))
-  objects = write(islands, job, path, phase, params, inner)
   about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
-  return [islands_lib.checkpoint_fact(path, phase, objects, about)]
+
+  def publish() -> list[Fact]:
+    return [islands_lib.checkpoint_fact(path, phase, write(islands, job, path, phase, params, inner), about)]
+
+  return publish
 
 
 def make_job(islands: Islands, path: int, phase: int) -> spmd.Job:
@@ -178,7 +181,7 @@ class Losses:
 # -- what all paths need
 
 
-def prepare(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
+def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
   """Text, base model, routing and shards; every module of version 0 is its part of the base."""
   run = islands.run
   with checkpoint.hold(run.workdir):
@@ -192,10 +195,10 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
   }
   named = ((module, *objects[module.split('/')[0]]) for module in islands.all_modules())
   modules = [Fact('module', module, 0, name, sha256, {}) for module, name, sha256 in named]
-  return [Fact('prepared', '', 0, '', '', {}), *modules]
+  return lambda: [Fact('prepared', '', 0, '', '', {}), *modules]
 
 
-def reroute(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
+def reroute(islands: Islands, task: Task, lease: Lease) -> Publish:
   """A round of re-sharding; needs all paths at the version that ends the round before [2.4.2]."""
   run, number = islands.run, task.number
   version = jobs.round_end(run.settings, number - 1)
@@ -204,4 +207,4 @@ def reroute(islands: Islands, task: Task, lease: Lease) -> list[Fact]:
     rounds.reroute(run, number, version)
     for tree in (f'routing/{number}', f'shards/{number}'):
       islands.storage.upload_tree(run.workdir / tree, tree)
-  return [Fact('round', '', number, '', '', {'version': version})]
+  return lambda: [Fact('round', '', number, '', '', {'version': version})]
