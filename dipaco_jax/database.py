@@ -72,12 +72,13 @@ def connect(url: str) -> sa.Engine:
 
   Raises ValueError for a URL of another kind of database.
   """
-  parsed = sa.make_url(url)
-  if parsed.drivername == 'sqlite' and parsed.database:
-    return _connect_sqlite(parsed)
-  if parsed.drivername == 'postgresql':
-    return _connect_postgresql(parsed)
-  raise ValueError(f'registry {parsed.render_as_string()!r}: give sqlite:////absolute/file.db or postgresql://...')
+  with contextlib.suppress(sa.exc.ArgumentError):
+    parsed = sa.make_url(url)
+    if parsed.drivername == 'sqlite' and parsed.database:
+      return _connect_sqlite(parsed)
+    if parsed.drivername == 'postgresql':
+      return _connect_postgresql(parsed)
+  raise ValueError(f'the registry {url.split("//")[0]!r} is none: give sqlite:////absolute/file.db or postgresql://...')
 
 
 def _connect_sqlite(url: sa.URL) -> sa.Engine:

@@ -78,7 +78,11 @@ class Registry:
       ValueError: the URL is of another kind of database, or the tables are another version's.
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s)
-    self._db.transact(schema.prepare)
+    try:
+      self._db.transact(schema.prepare)
+    except BaseException:
+      self.close()
+      raise
 
   def close(self):
     self._db.close()
@@ -149,7 +153,7 @@ class Registry:
     self._db.transact(lambda connection: self._insert_facts(connection, facts))
 
   def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
-    insert = self._db.insert(FACTS).on_conflict_do_nothing()
+    insert = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
       row = fact._asdict() | {'meta': _json(fact.meta)}
       if not connection.execute(insert, row).rowcount and (there := _content(connection, fact)) != _canonical(fact):

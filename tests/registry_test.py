@@ -1,0 +1,377 @@
+"""The registry, on SQLite and on PostgreSQL: claims, leases, fences, wakes, facts, and what dies in between."""
+
+import collections
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import postgres
+import pytest
+import sqlalchemy as sa
+
+from dipaco_jax import database, registry_schema
+from dipaco_jax.registry import Fact, Lost, NewTask, Registry
+
+LEASE_S = 0.3  # of tests that let it run out
+
+
+@pytest.fixture(scope='module')
+def server():
+  made = postgres.Server()
+  yield made
+  made.stop()
+
+
+@pytest.fixture(params=['sqlite', 'postgresql'])
+def url(request, tmp_path) -> str:
+  if request.param == 'sqlite':
+    return f'sqlite:///{tmp_path}/registry.db'
+  return request.getfixturevalue('server').new_database()
+
+
+@pytest.fixture
+def connect(url):
+  """Registries of this test's database, closed after it."""
+  made = []
+
+  def one(**options) -> Registry:
+    made.append(Registry(url, **options))
+    return made[-1]
+
+  yield one
+  for each in made:
+    each.close()
+
+
+@pytest.fixture
+def db(connect) -> Registry:
+  return connect()
+
+
+def fact(key='0', number=0, uri='x', kind='checkpoint', **meta) -> Fact:
+  return Fact(kind, key, number, uri, 'f' * 64, meta)
+
+
+def train(*names: tuple[str, int], state='ready') -> list[NewTask]:
+  return [NewTask('train', key, number, state) for key, number in names]
+
+
+def names(tasks) -> list[tuple]:
+  return [(task.kind, task.key, task.number) for task in tasks]
+
+
+def test_claims_go_by_number_then_by_age_across_kinds(db):
+  db.add_tasks(train(('9', 1), ('10', 0), ('2', 0), ('3', 0)))
+  db.add_tasks([NewTask('reroute', '', 0), NewTask('evaluate', '', 0), NewTask('train', '4', 0, 'waiting')])
+  claims = [db.claim('a', ['reroute', 'train']) for _ in range(5)]
+  assert [task.key for task in claims] == ['10', '2', '3', '', '9']
+  assert db.claim('a', ['reroute', 'train']) is None
+  assert claims[0].fence == 1 and claims[0].owner == 'a' and claims[0].progress is None
+
+
+def test_claims_of_some_keys(db):
+  db.add_tasks(train(*((str(path), 0) for path in range(300))))
+  assert db.claim('a', ['train'], ['no', '277', '250']).key == '250'
+  assert db.claim('a', ['train'], ['277']).key == '277'
+  assert db.claim('a', ['train'], ['277']) is None and db.claim('a', ['train'], []) is None
+
+
+def test_tasks_are_added_once(db):
+  db.add_tasks(train(('0', 0)))
+  task = db.claim('a', ['train'])
+  db.add_tasks(train(('0', 0), ('1', 0)))
+  assert db.claim('b', ['train']).key == '1' and db.claim('b', ['train']) is None
+  db.complete(task, [])
+  db.add_tasks(train(('0', 0)))
+  assert db.counts() == {'train': {'done': 1, 'running': 1}}
+
+
+def test_a_lease_that_runs_out_is_another_s_and_the_zombie_is_refused(connect):
+  db = connect(lease_s=LEASE_S)
+  db.add_tasks(train(('0', 0)))
+  zombie = db.claim('a', ['train'])
+  db.heartbeat(zombie, {'step': 7})
+  assert db.claim('b', ['train']) is None
+  time.sleep(LEASE_S + 0.05)
+  assert db.tasks('running')[0]['lease_left_s'] < 0
+  task = db.claim('b', ['train'])
+  assert task.fence == 2 and task.progress == {'step': 7}
+  with pytest.raises(Lost):
+    db.heartbeat(zombie)
+  with pytest.raises(Lost):
+    db.complete(zombie, [fact(uri='zombie')])
+  with pytest.raises(Lost):
+    db.complete(zombie, [])
+  db.release(zombie)
+  assert db.tasks()[0]['owner'] == 'b' and db.tasks()[0]['state'] == 'running' and not db.facts('checkpoint')
+  db.complete(task, [fact()])
+  db.complete(zombie, [fact()])  # it made the same
+  with pytest.raises(Lost):
+    db.complete(zombie, [fact(), fact('1')])
+  with pytest.raises(Lost):
+    db.complete(zombie, [fact(uri='zombie')])
+  assert db.facts('checkpoint') == [fact()] and db.tasks()[0]['attempts'] == 2
+
+
+def test_a_heartbeat_keeps_the_lease_and_what_was_noted(connect):
+  db = connect(lease_s=LEASE_S)
+  db.add_tasks(train(('0', 0)))
+  task = db.claim('a', ['train'])
+  db.heartbeat(task, {'step': 1})
+  for _ in range(5):
+    time.sleep(LEASE_S / 3)
+    db.heartbeat(task)
+    assert db.claim('b', ['train']) is None
+  db.release(task)
+  assert db.claim('b', ['train']).progress == {'step': 1}
+
+
+def test_a_late_owner_whom_nobody_replaced_goes_on(connect):
+  db = connect(lease_s=0.01)
+  db.add_tasks(train(('0', 0)))
+  task = db.claim('a', ['train'])
+  time.sleep(0.05)
+  db.heartbeat(task)
+  db.complete(task, [fact()])
+  assert db.facts('checkpoint') == [fact()]
+
+
+def test_released_tasks_are_ready_with_what_went_wrong(db):
+  db.add_tasks(train(('0', 0)))
+  task = db.claim('a', ['train'])
+  db.release(task, error='bad \0 name \udc80')
+  db.release(task)  # again: its acknowledgement was lost
+  [row] = db.tasks('ready')
+  assert row['error'] == 'bad  name \\udc80' and db.claim('b', ['train']).fence == 2
+
+
+def outer(db) -> None:
+  db.add_tasks([NewTask('outer', key, 1, 'waiting') for key in ('left/0', 'left/1')])
+  assert db.claim('a', ['outer']) is None
+  db.wake('outer', ['left/0', 'not there'], 1)
+  db.wake('outer', ['left/0', 'left/1'], 2)
+
+
+def test_what_waits_is_woken(db):
+  outer(db)
+  task = db.claim('a', ['outer'])
+  assert task.key == 'left/0' and task.wakes == 1 and db.claim('a', ['outer']) is None
+  db.release(task, waiting=True)
+  assert db.claim('a', ['outer']) is None and db.counts() == {'outer': {'waiting': 2}}
+  db.wake('outer', ['left/0'], 1)
+  assert db.claim('a', ['outer']).wakes == 2
+
+
+def test_a_wake_while_it_runs_is_not_lost(db):
+  outer(db)
+  task = db.claim('a', ['outer'])
+  db.wake('outer', ['left/0'], 1)
+  assert db.claim('b', ['outer']) is None  # it runs still
+  db.release(task, waiting=True)
+  assert db.claim('b', ['outer']).key == 'left/0'
+
+
+def test_a_wake_of_what_is_done_leaves_it_so(db):
+  outer(db)
+  db.complete(db.claim('a', ['outer']), [])
+  db.wake('outer', ['left/0'], 1)
+  assert db.claim('a', ['outer']) is None and db.counts() == {'outer': {'done': 1, 'waiting': 1}}
+
+
+def test_completing_again_is_the_same(db):
+  db.add_tasks(train(('0', 0), ('1', 0)))
+  task, other = db.claim('a', ['train']), db.claim('a', ['train'])
+  for _ in range(2):
+    db.complete(task, [fact(), fact('0', kind='private')])
+    db.complete(other, [])
+  assert db.facts('checkpoint') == [fact()] and db.counts() == {'train': {'done': 2}}
+  with pytest.raises(Lost):
+    db.complete(task, [fact(uri='another')])
+
+
+def test_a_completion_is_whole_or_not_at_all(db):
+  db.put([fact('b')])
+  db.add_tasks(train(('a', 0)))
+  task = db.claim('a', ['train'])
+  with pytest.raises(ValueError, match='cannot replace'):
+    db.complete(task, [fact('a'), fact('b', uri='another')])
+  assert db.facts('checkpoint') == [fact('b')] and db.counts() == {'train': {'running': 1}}
+  db.complete(task, [fact('a'), fact('b')])
+
+
+def test_facts_are_put_once(db):
+  db.put([fact(loss=float('inf'), path=[1, 'x']), fact('1')])
+  db.put([fact('1')])
+  with pytest.raises(ValueError, match='cannot replace'):
+    db.put([fact('2'), fact('1', uri='another')])
+  assert db.facts('checkpoint') == [fact(loss=float('inf'), path=[1, 'x']), fact('1')]
+
+
+def test_facts_by_kind_keys_and_number(db):
+  db.put([fact(key, number) for key in ('b', 'a', 'B') for number in (1, 0)] + [fact('a', kind='module')])
+  found = [(f.key, f.number) for f in db.facts('checkpoint')]
+  assert found == [('B', 0), ('a', 0), ('b', 0), ('B', 1), ('a', 1), ('b', 1)]
+  assert [f.key for f in db.facts('checkpoint', number=1)] == ['B', 'a', 'b']
+  many = ['b', 'a', *(f'{i}' for i in range(40_000))]
+  assert [f.key for f in db.facts('checkpoint', many, 0)] == ['a', 'b']
+  assert [f.number for f in db.facts('checkpoint', ['a'])] == [0, 1] and db.facts('checkpoint', []) == []
+
+
+def test_facts_wait_to_be_scheduled(db):
+  db.put([fact('a', 1), fact('b', 0)])
+  db.add_tasks(train(('c', 2)))
+  db.complete(db.claim('a', ['train']), [fact('c', 2)])
+  assert [f.key for f in db.unscheduled()] == ['b', 'a', 'c'] and [f.key for f in db.unscheduled(1)] == ['b']
+  db.mark_scheduled([fact('a', 1), fact('c', 2)])
+  db.mark_scheduled([])
+  assert [f.key for f in db.unscheduled()] == ['b'] and not db.is_idle()
+  db.put([fact('a', 1)])
+  assert [f.key for f in db.unscheduled()] == ['b']  # the same again is no news
+  db.mark_scheduled([fact('b', 0)])
+  assert db.is_idle()
+
+
+def test_what_is_open(db):
+  db.add_tasks([*train(('0', 0), ('0', 1), ('0', 2)), NewTask('outer', 'x', 3, 'waiting')])
+  assert db.lowest_open() == {'train': 0, 'outer': 3} and not db.is_idle()
+  db.complete(db.claim('a', ['train']), [])
+  db.claim('a', ['train'])
+  assert db.lowest_open() == {'train': 1, 'outer': 3}
+  rows = db.tasks(kind='train')
+  assert [(row['number'], row['state']) for row in rows] == [(0, 'done'), (1, 'running'), (2, 'ready')]
+  assert [row['number'] for row in db.tasks('running')] == [1] and len(db.tasks(limit=2)) == 2
+  assert 29 < rows[1]['lease_left_s'] <= 30 and rows[0]['lease_left_s'] is None
+  assert abs(rows[0]['ended'] - time.time()) < 10 and 0 <= rows[0]['ended'] - rows[0]['claimed'] < 10
+
+
+def test_roles_give_signs_of_life(db):
+  db.beat('w1', 'worker', {'task': 1})
+  db.beat('e1', 'evaluator', {})
+  time.sleep(0.2)
+  db.beat('w1', 'worker', {'task': 2})
+  first, second = db.roles()
+  assert (first['name'], first['role'], first['about']) == ('e1', 'evaluator', {})
+  assert second['about'] == {'task': 2} and second['silent_s'] < first['silent_s'] - 0.15
+
+
+def test_tables_of_another_version_are_refused(url, connect):
+  connect()
+  engine = database.connect(url)
+  with engine.begin() as connection:
+    connection.execute(sa.update(registry_schema.SCHEMA).values(version=99))
+  engine.dispose()
+  with pytest.raises(ValueError, match=r'version 99.*give --registry a new database'):
+    Registry(url)
+
+
+@pytest.mark.parametrize('wrong', ['sqlite://', 'mysql://a/b', 'nonsense', 'postgresql+psycopg2://a/b'])
+def test_other_databases_are_refused(wrong):
+  with pytest.raises(ValueError, match='sqlite:////'):
+    Registry(wrong)
+
+
+def test_patience_ends(tmp_path):
+  started = time.monotonic()
+  with pytest.raises(sa.exc.OperationalError):
+    Registry(f'postgresql://postgres@/x?host={tmp_path}', patience_s=0.3)
+  assert 0.3 <= time.monotonic() - started < 10
+
+
+def test_a_database_that_is_not_there_is_not_waited_for(server):
+  with pytest.raises(sa.exc.OperationalError, match='does not exist'):
+    Registry(server.url('nobodys'))
+
+
+def claimants(url: str, num: int) -> list[subprocess.Popen]:
+  """Processes that have just begun to claim."""
+  command = [sys.executable, str(pathlib.Path(__file__).with_name('claimant.py')), url]
+  made = [
+    subprocess.Popen([*command, f'claimant {i}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for i in range(num)
+  ]
+  for each in made:
+    assert each.stdout.readline() == 'here\n'
+  for each in made:
+    each.stdin.write('\n')
+    each.stdin.flush()
+  return made
+
+
+def what_they_did(made: list[subprocess.Popen]) -> list[list[str]]:
+  """The keys of the tasks that each has completed."""
+  done = [json.loads(each.communicate(timeout=60)[0]) for each in made]
+  assert not any(each.returncode for each in made)
+  return done
+
+
+def test_8_processes_claim_200_tasks_each_once(url, db):
+  db.add_tasks(train(*((str(i), 0) for i in range(200))))
+  done = what_they_did(claimants(url, 8))
+  counts = collections.Counter(key for keys in done for key in keys)
+  assert len(counts) == 200 and set(counts.values()) == {1}
+  assert all(done)  # nobody starves
+  assert {row['attempts'] for row in db.tasks()} == {1} and len(db.facts('checkpoint')) == 200
+
+
+def test_postgresql_is_killed_amid_claims(server):
+  url = server.new_database()
+  db = Registry(url)
+  db.add_tasks(train(*((str(i), 0) for i in range(1000))))
+  made = claimants(url, 2)
+  for _ in range(2):
+    time.sleep(0.3)
+    server.kill()
+    server.start()
+  assert 0 < db.counts()['train']['done'] < 1000  # it was killed amid them; and this registry is connected again
+  what_they_did(made)
+  assert db.counts() == {'train': {'done': 1000}} and len(db.facts('checkpoint')) == 1000
+  db.close()
+
+
+HOLD = """
+import sys, time, sqlalchemy as sa
+from dipaco_jax import database, registry_schema
+with database.connect(sys.argv[1]).begin() as connection:
+  connection.execute(sa.update(registry_schema.TASKS).values(owner='dead'))
+  print('held', flush=True)
+  time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGSTOP])
+def test_a_client_that_dies_or_stops_in_a_transaction(url, db, how):
+  if how == signal.SIGSTOP and url.startswith('sqlite'):
+    pytest.skip('whoever is stopped in a SQLite transaction stops all who write')
+  db.add_tasks(train(('0', 0)))
+  holder = subprocess.Popen([sys.executable, '-c', HOLD, url], stdout=subprocess.PIPE)
+  assert holder.stdout.readline() == b'held\n'
+  holder.send_signal(how)
+  started = time.monotonic()
+  while not (task := db.claim('a', ['train'])) and time.monotonic() < started + 20:
+    time.sleep(0.05)
+  assert task and time.monotonic() - started < (2 if how == signal.SIGKILL else database.IDLE_S + 3)
+  holder.kill()
+  holder.communicate()
+
+
+def test_a_claim_costs_the_same_however_much_is_done(url, db):
+  def cost(first: int, last: int) -> float:
+    db.add_tasks(train(*((str(i), 0) for i in range(first, last))))
+    times = []
+    for _ in range(40):
+      before = time.perf_counter()
+      task = db.claim('a', ['train', 'reroute'])
+      times.append(time.perf_counter() - before)
+      db.complete(task, [])
+    engine = database.connect(url)
+    with engine.begin() as connection:
+      connection.execute(sa.update(registry_schema.TASKS).values(state='done', lease=None))
+    engine.dispose()
+    return sorted(times)[20]
+
+  few = cost(0, 64)
+  cost(64, 20_000)
+  assert cost(20_000, 20_064) < 4 * few + 0.001
