@@ -3,17 +3,17 @@
     Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths)]
     module <- OuterOpt(module, Delta)                                            [2.5, 2.7]
 
-The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: what it has
-summed is kept in a file of this machine, the task is given back, and a further checkpoint wakes it. An executor that
-finds no such file, or one that is torn, sums anew.
+The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: the task is
+given back, and a further checkpoint wakes it. What it has summed stays in its memory, and the oldest of it in files of
+this machine; an executor that finds neither sums anew.
 """
 
+import collections
 import functools
 import json
 import math
 import pathlib
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,75 +27,93 @@ from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('outer',)
+HELD = 4  # sums in memory, with their modules
 
 
 class Partial:
-  """What has been summed of a module's contributions, and of whose."""
+  """What has been summed of a module's contributions to a version, and of whose."""
 
-  def __init__(self, file: pathlib.Path):
-    self.file = file
+  def __init__(self, file: pathlib.Path, old: dict[str, np.ndarray], state: dict[str, np.ndarray]):
+    self.file, self.old, self.state = file, old, state  # `state` is the outer one
     self.sum = exact_sum.ExactSum()
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path
-    self.included: dict[str, str] = {}  # sha256 of what was added, by path
+    self.started = time.time()
     if file.exists():
       self._read()
 
   def _read(self):
     try:
       with safetensors.safe_open(self.file, 'numpy') as f:
-        about = json.loads(f.metadata()['about'])
+        squares = json.loads(f.metadata()['squares'])
         arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except (OSError, ValueError, KeyError, safetensors.SafetensorError):
       return  # torn by a crash: summed anew
-    self.sum, self.squares, self.included = exact_sum.ExactSum.from_state(arrays), about['squares'], about['included']
+    self.sum, self.squares = exact_sum.ExactSum.from_state(arrays), squares
 
   def save(self):
-    about = json.dumps({'squares': self.squares, 'included': self.included})
-    data = safetensors.numpy.save(self.sum.state(), metadata={'about': about})
-    checkpoint.write_file(self.file, data)
+    """For whoever goes on with it on this machine: us, or who comes after us."""
+    if self.squares:
+      checkpoint.write_file(
+        self.file, safetensors.numpy.save(self.sum.state(), metadata={'squares': json.dumps(self.squares)})
+      )
 
-  def add(self, path: str, sha256: str, weight: float, old: dict[str, np.ndarray], new: dict[str, np.ndarray]):
-    self.squares[path] = self.sum.add(weight, old, new)
-    self.included[path] = sha256
+  def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
+    self.squares[path] = self.sum.add(weight, self.old, new)
 
 
-def perform(islands: Islands, task: Task, lease: Lease, scratch: pathlib.Path) -> Publish | None:
-  """Adds what is there; with the last contribution the module's next version, else None."""
-  started, module, phase = time.time(), task.key, task.number - 1
-  level, _ = islands.parse(module)
-  islands.fetch(f'shards/{islands.round(phase)}')
-  weights = path_weights(islands, phase)
-  wanted = [str(path) for path in islands.paths_through(module) if weights[path] > 0]
-  before = islands.registry.facts('module', [module], phase)[0]
-  old, state = islands_lib.split(islands.read(before.uri, before.sha256))
-  partial = Partial(scratch / f'{module.replace("/", "-")}-{task.number}.safetensors')
-  for fact in islands.registry.facts('checkpoint', wanted, phase):
-    name, sha256 = fact.meta['objects'][level.name]
-    if fact.key not in partial.included:
-      partial.add(fact.key, sha256, float(weights[int(fact.key)]), old, islands.read(name, sha256))
-      lease.about |= {'step': len(partial.included), 'of': len(wanted)}
+class Executor:
+  """Sums of the modules that were last worked on, in memory; the others wait in files."""
+
+  def __init__(self, scratch: pathlib.Path):
+    self.scratch = scratch
+    self.partials: collections.OrderedDict[tuple[str, int], Partial] = collections.OrderedDict()
+
+  def perform(self, islands: Islands, task: Task, lease: Lease) -> Publish | None:
+    """Adds what is there; with the last contribution, publishes the module's next version."""
+    module, phase = task.key, task.number - 1
+    level, _ = islands.parse(module)
+    weights = path_weights(islands, phase)
+    wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
+    partial = self.take(islands, task)
+    for fact in islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase):
+      partial.add(fact.key, float(weights[int(fact.key)]), islands.read(*fact.meta['objects'][level.name]))
+      lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()
-  if len(partial.included) < len(wanted):
-    partial.save()
-    islands.registry.release(task, waiting=True)
-    return None
-  return lambda: [publish(islands, task, old, state, partial, {'executor': islands.name, 'started': started})]
+    if partial.squares.keys() != wanted:
+      self.put_back(task, partial)
+      islands.registry.release(task, waiting=True)
+      return None
+    return lambda: [publish(islands, task, partial)]
+
+  def take(self, islands: Islands, task: Task) -> Partial:
+    """The task's partial sum: from memory, from a file, or a new one. Not ours before the task is."""
+    if held := self.partials.pop((task.key, task.number), None):
+      return held
+    before = islands.registry.facts('module', [task.key], task.number - 1)[0]
+    file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.safetensors'
+    return Partial(file, *islands_lib.split(islands.read(before.uri, before.sha256)))
+
+  def put_back(self, task: Task, partial: Partial):
+    """The one that was worked on least recently goes to its file."""
+    self.partials[task.key, task.number] = partial
+    if len(self.partials) > HELD:
+      self.partials.popitem(last=False)[1].save()
 
 
-def publish(islands: Islands, task: Task, old, state, partial: Partial, about: dict[str, Any]) -> Fact:
+def publish(islands: Islands, task: Task, partial: Partial) -> Fact:
   """The outer step, and its object; the file of the sum goes."""
-  s, paths = islands.run.settings, len(partial.included)
+  s, paths = islands.run.settings, len(partial.squares)
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
-  new, moved, norm = step(s.outer, old, state, partial.sum.mean(), np.float32(factor))
+  new, moved, norm = step(s.outer, partial.old, partial.state, partial.sum.mean(), np.float32(factor))
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
-  # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
-  weight = partial.sum.weight
-  figures = {
-    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * weight) ** 2,
-    'sum_of_squares': math.fsum(partial.squares.values()),
-  }  # fmt: skip
   partial.file.unlink(missing_ok=True)
-  return Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
+  # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
+  about = {
+    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * partial.sum.weight) ** 2,
+    'sum_of_squares': math.fsum(partial.squares.values()), 'executor': islands.name, 'started': partial.started,
+    'ended': time.time(),
+  }  # fmt: skip
+  return Fact('module', task.key, task.number, name, sha256, about)
 
 
 def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):
@@ -121,8 +139,10 @@ def _compiled(config):
   return jax.jit(update)
 
 
+@functools.lru_cache(4)
 def path_weights(islands: Islands, phase: int) -> np.ndarray:
   """w_i of every path, [P]; 0: it takes no part [2.7]."""
+  islands.fetch(f'shards/{islands.round(phase)}')
   tokens = islands.run.shards_meta(islands.round(phase))['shard_tokens']
   shape = islands.run.layout.grid.shape
   return outer.path_weights(islands.active(phase), tokens, islands.run.settings.outer.reweigh, shape).reshape(-1)

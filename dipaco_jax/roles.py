@@ -13,7 +13,6 @@ enough, in any order. A role ends by itself when the run is finished.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
@@ -52,10 +51,9 @@ def run_role(role: str, settings: settings_lib.Settings, workdir: str, url: str 
   islands = Islands(run, registry, storage, name)
   if role == 'monitor':
     return monitor.watch(islands)
-  scratch = local / 'scratch'
   performs: dict[str, Any] = {
     'worker': (worker.KINDS, worker.perform),
-    'outer': (outer_executor.KINDS, functools.partial(outer_executor.perform, scratch=scratch)),
+    'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   leases.serve(islands, role, *performs[role])
