@@ -85,19 +85,28 @@ class Role:
     self.publication: futures.Future | None = None
     self.failures = self.done = self.unlucky = 0
     self.seen = self.looked = -1e9  # when we last gave a sign of life, and looked around
+    self.busy = time.monotonic()  # when we last had a task
 
   def serve(self):
     """Does tasks until the run is finished."""
     with self.handing_over():
       while True:
-        task = self.islands.registry.claim(self.islands.name, self.kinds, self.keys)
+        task = self.claim()
         if task:
-          self.unlucky = 0
+          self.unlucky, self.busy = 0, time.monotonic()
           self.work(task)
         elif self.publication:
           self.settle()  # what it makes possible may be for us
         elif self.idle():
           return
+
+  def claim(self) -> Task | None:
+    """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
+    registry = self.islands.registry
+    task = registry.claim(self.islands.name, self.kinds, self.keys)
+    if task or self.keys is None or time.monotonic() - self.busy < registry.lease_s:
+      return task
+    return registry.claim(self.islands.name, self.kinds)
 
   def work(self, task: Task):
     """The task itself; its publication goes on in another thread, one at a time."""
@@ -188,7 +197,7 @@ class Role:
 
 
 def serve(islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None):
-  """Does tasks of these kinds (of these modules only, if `keys` are given) until the run is finished."""
+  """Does tasks of these kinds (of these modules first, if `keys` are given) until the run is finished."""
   Role(islands, role, kinds, perform, keys).serve()
 
 

@@ -31,10 +31,11 @@ flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
 flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator or monitor; see launch/README.md.')
 flags.DEFINE_string('registry', None, 'With --role: postgresql://... or sqlite:////FILE, by default in the workdir.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
+flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
   'config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name',
-  'lease_s',
+  'share', 'lease_s',
 )  # fmt: skip
 
 
@@ -168,7 +169,9 @@ def run_role(settings: settings_lib.Settings):
 
   check_model(settings)
   compilation_cache(roles.local_place(FLAGS.workdir))
-  roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.lease_s)
+  roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s)
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
 
 
 def join():

@@ -33,7 +33,9 @@ from dipaco_jax.registry import Fact, NewTask
 ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
-def run_role(role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, lease_s: float):
+def run_role(
+  role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float
+):
   """Works in a role until the run is finished.
 
   Raises:
@@ -56,7 +58,15 @@ def run_role(role: str, settings: settings_lib.Settings, workdir: str, url: str 
     'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
-  leases.serve(islands, role, *performs[role])
+  leases.serve(islands, role, *performs[role], own_modules(islands, share) if share else None)
+
+
+def own_modules(islands: Islands, share: str) -> list[str]:
+  """Those of an executor that is the i-th of n, from 'i/n'."""
+  i, _, n = share.partition('/')
+  if not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
+    raise ValueError(f'--share={share}: write i/n, i from 0 to n - 1')
+  return islands.all_modules()[int(i) :: int(n)]
 
 
 def local_place(workdir: str) -> pathlib.Path:

@@ -23,9 +23,10 @@ FAILURES = 5  # within a minute, of one role: something is wrong that starting i
 class Role:
   """One supervised process."""
 
-  def __init__(self, role: str, number: int, command: list[str], logs: pathlib.Path):
+  def __init__(self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path):
     self.name = f'{role}-{number}'
     self.command = [*command, f'--role={role}', f'--name={self.name}']
+    self.command += [f'--share={number}/{count}'] if role == 'outer' else []
     self.log = logs / f'{self.name}.log'
     self.starts: list[float] = []
     self.process = self.start()
@@ -80,7 +81,7 @@ def main() -> int:
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda n, frame: stopping.append(n))
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
-  running = [Role(role, i, command, logs) for role, count in counts.items() for i in range(count)]
+  running = [Role(role, i, count, command, logs) for role, count in counts.items() for i in range(count)]
   try:
     return supervise(running, registry.Registry(url), stopping)
   finally:
