@@ -58,7 +58,8 @@ def run_role(
     'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
-  leases.serve(islands, role, *performs[role], own_modules(islands, share) if share else None)
+  kinds, perform = performs[role]
+  leases.serve(islands, role, kinds, perform, own_modules(islands, share) if share else None)
 
 
 def own_modules(islands: Islands, share: str) -> list[str]:
