@@ -24,8 +24,8 @@ LARGEST_WEIGHT = 2.0**20
 M = 1.5 * 2.0**12
 BITS_OF_M = int(np.float64(M).view(np.uint64))
 ROW = 2**13  # below the length at which BLAS starts threads of its own
-BLOCK = 4 * ROW  # fits into a core's cache, as float32 and float64
-STRIP = 64 * BLOCK  # what a thread takes at one time
+BLOCK = 16 * ROW  # smaller blocks are slower: memory is then read in short runs
+STRIP = 16 * BLOCK  # what a thread takes at one time
 
 
 class ExactSum:
