@@ -1,14 +1,18 @@
-"""What the facts of an islands run tell: pointers of early stopping, rows of metrics.jsonl, figures for the report."""
+"""What an islands run tells of itself: pointers of early stopping, rows of metrics.jsonl, figures for the report."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import jobs, stages
+from dipaco_jax import checkpoint, jobs, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact
+
+FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # of the report's, which count from 1, at a task's number 0
+TIMELINE_TASKS = 20_000  # of a kind; a picture shows no more
 
 
 class Phase(NamedTuple):
@@ -58,7 +62,8 @@ def holdout_losses(islands: Islands, version: int) -> list[float | None]:
 
 
 def write_rows(islands: Islands, run: run_lib.Run, told: Told):
-  """The stage's rows, as SPMD writes them."""
+  """What the stage leaves in the workdir: its rows, as SPMD writes them, and who did what when."""
+  checkpoint.write_file(run.workdir / 'timeline.json', json.dumps(timeline(islands)))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):
@@ -101,6 +106,35 @@ def seconds(facts: Sequence[Fact]) -> float:
   return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
 
 
+def timeline(islands: Islands) -> dict[str, Any]:
+  """Who did what when: [owner, kind, phase, start, end], in seconds since the first began, by the database's clock.
+
+  The clocks of machines differ, and a picture of all of them would show a phase before what it needs.
+  """
+  found = [
+    (task['owner'], kind, task['number'] + first, task['claimed'], task['ended'])
+    for kind, first in FIRST_PHASE.items()
+    for task in islands.registry.tasks('done', kind, TIMELINE_TASKS)
+  ]
+  begin = min((task[3] for task in found), default=0.0)
+  return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in found]}
+
+
+def bytes_by_role(islands: Islands) -> dict[str, dict[str, int]]:
+  """{role: {'in', 'out'}}: bytes read from and written to storage, as facts tell; of killed processes until their last.
+
+  What the database carries is not in it.
+  """
+  found: dict[str, dict[str, int]] = {}
+  for kind in ('prepared', 'checkpoint', 'module', 'evaluation', 'round'):
+    for fact in islands.registry.facts(kind):
+      if 'role' in fact.meta:
+        sums = found.setdefault(fact.meta['role'], {'in': 0, 'out': 0})
+        sums['in'] += fact.meta['bytes_in']
+        sums['out'] += fact.meta['bytes_out']
+  return found
+
+
 def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
   """What the training stage says in the report; tokens/s are those of all workers together."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
@@ -116,5 +150,6 @@ def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
     'outer_fraction': outer_s / (outer_s + inner_s),
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
+    'island_bytes': bytes_by_role(islands),
     'rounds': [],
   }

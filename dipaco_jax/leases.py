@@ -86,6 +86,7 @@ class Role:
     self.failures = self.done = self.unlucky = 0
     self.seen = self.looked = -1e9  # when we last gave a sign of life, and looked around
     self.busy = time.monotonic()  # when we last had a task
+    self.told = moved(islands)  # bytes, with our last fact
 
   def serve(self):
     """Does tasks until the run is finished."""
@@ -122,11 +123,17 @@ class Role:
   def conclude(self, lease: Lease, publish: Publish):
     """The facts are committed, and what they make possible is scheduled."""
     with self.failing(lease):
-      facts = publish()
+      facts = self.counted(publish())
       self.islands.registry.complete(lease.task, facts)
       self.drop(lease)
       islands_lib.schedule(self.islands, facts)
       self.failures, self.done = 0, self.done + 1
+
+  def counted(self, facts: Sequence[Fact]) -> list[Fact]:
+    """The same facts; the first of them tells of the bytes since our fact before, also those for sums that go on."""
+    before, self.told = self.told, moved(self.islands)
+    since = {name: count - before[name] for name, count in self.told.items()}
+    return [facts[0]._replace(meta=facts[0].meta | since | {'role': self.role}), *facts[1:]]
 
   def settle(self):
     """Waits for the publication before; raises what went wrong with it too often."""

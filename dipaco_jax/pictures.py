@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, metrics, plots, settings
+from dipaco_jax import drawing, drift, grid_plot, metrics, plots, settings, timeline_plot
 from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
 from dipaco_jax.progress import duration
@@ -216,6 +216,35 @@ def _bytes(run: Run) -> Picture | None:
   return Picture(plots.bars('Bytes between paths', rows), words)
 
 
+def _timeline(run: Run) -> Picture | None:
+  file = run.workdir / 'timeline.json'
+  tasks = [timeline_plot.Task(*task) for task in json.loads(file.read_text())['tasks']] if file.exists() else []
+  if not tasks:
+    return None
+  rows = timeline_plot.rows(tasks)
+  words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
+  shared = next((level.name for level in run.levels if not level.axes), None)
+  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever others are at.'
+  if (phases := timeline_plot.phases_at_once(tasks)) > 1:
+    words += f' At one moment, {phases} different phases were trained.'
+  shown = timeline_plot.shown(rows)
+  if hidden := len(rows) - len(shown):
+    words += f' Rows that are not shown: {hidden}.'
+  return Picture(timeline_plot.draw(shown), words)
+
+
+def _island_bytes(run: Run) -> Picture | None:
+  moved = run.report['island_bytes']
+  if not moved:
+    return None
+  rows = [
+    (role, [(m['in'], drawing.BLUE), (m['out'], drawing.ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
+    for role, m in sorted(moved.items())
+  ]
+  words = 'Read from storage, in blue, and written to it, in orange. Processes of islands send each other nothing else.'
+  return Picture(plots.bars('Bytes by role', rows), words)
+
+
 PICTURES = {
   'validation_perplexity': _validation,
   'perplexity_by_domain': _by_domain,
@@ -229,4 +258,6 @@ PICTURES = {
   'grid': _grid,
   'time_by_stage': _time,
   'bytes_sent': _bytes,
+  'timeline': _timeline,
+  'island_bytes': _island_bytes,
 }

@@ -25,6 +25,7 @@ SECTIONS = (
   ('Who reads what', ('shard_sizes', 'loss_matrix', 'kinds_by_paths')),
   ('The grid', ('grid',)),
   ('Cost', ('time_by_stage', 'bytes_sent')),
+  ('Islands', ('timeline', 'island_bytes')),
 )
 
 

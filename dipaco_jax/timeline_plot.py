@@ -1,0 +1,82 @@
+"""The timeline of an islands run: a row for every worker and executor, a bar for every task [3]."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dipaco_jax import drawing
+
+COLOURS = {  # of odd and even phases
+  'train': (drawing.BLUE, '#5AA3D0'),
+  'outer': (drawing.ORANGE, '#EE9A5F'),
+  'evaluate': ('#009E73', '#5CC2A5'),
+}
+MAX_ROWS = 32  # of a kind of task, that a picture has room for
+MAX_BARS = 1000  # more of a row are pixels in an svg, too
+
+
+class Task(NamedTuple):
+  owner: str
+  kind: str
+  phase: int  # from 1
+  start: float  # seconds
+  end: float
+
+
+def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+  """By owner: workers first, then executors and evaluators, worker-10 after worker-9; tasks in the order of starts.
+
+  A task that was published while its owner was at the next one ends where that begins.
+  """
+
+  def place(task: Task) -> tuple[Any, ...]:
+    parts = re.split(r'(\d+)', task.owner)
+    return list(COLOURS).index(task.kind), [(int(part) if part.isdigit() else -1, part) for part in parts]
+
+  found = {}
+  for _, group in itertools.groupby(sorted(tasks, key=place), place):
+    mine = sorted(group, key=lambda task: task.start)
+    ends = [min(task.end, later.start) for task, later in itertools.pairwise(mine)] + [mine[-1].end]
+    found[mine[0].owner] = [task._replace(end=end) for task, end in zip(mine, ends, strict=True)]
+  return found
+
+
+def phases_at_once(tasks: Sequence[Task]) -> int:
+  """The most phases that were trained at one moment."""
+  most = 0
+  running: list[Task] = []
+  for task in sorted((task for task in tasks if task.kind == 'train'), key=lambda task: task.start):
+    running = [other for other in running if other.end > task.start] + [task]
+    most = max(most, len({other.phase for other in running}))
+  return most
+
+
+def shown(found: dict[str, list[Task]]) -> dict[str, list[Task]]:
+  """As many rows of each kind as a picture has room for."""
+  kinds = itertools.groupby(found.items(), lambda row: row[1][0].kind)
+  return dict(itertools.chain.from_iterable(itertools.islice(group, MAX_ROWS) for _, group in kinds))
+
+
+@drawing.styled
+def draw(found: dict[str, list[Task]]):
+  """The first row on top; a bar that has room for it says its phase."""
+  figure, ax = drawing.axes(drawing.WIDE, 1.3 + 0.3 * len(found))
+  span = max(row[-1].end for row in found.values())
+  scale, unit = next((s, u) for s, u in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds')) if span >= 5 * s or s == 1)
+  for y, row in enumerate(reversed(found.values())):
+    ax.broken_barh(
+      [(task.start / scale, (task.end - task.start) / scale) for task in row], (y - 0.38, 0.76), edgecolor='white',
+      lw=0.4, facecolor=[COLOURS[task.kind][(task.phase + 1) % 2] for task in row], rasterized=len(row) > MAX_BARS,
+    )  # fmt: skip
+    for task in row:
+      if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
+        middle = (task.start + task.end) / 2 / scale
+        ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=7.5, color='white')
+  for kind, (colour, _) in COLOURS.items():
+    ax.broken_barh([], (0, 0), facecolor=colour, label=kind)
+  ax.set_yticks(range(len(found)), list(reversed(found)))
+  ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Who was at what')
+  ax.grid(axis='y', visible=False)
+  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, handlelength=1, fontsize=9)
+  return figure

@@ -1,0 +1,91 @@
+"""Who did what when, and the bytes of every role: from tasks and facts in a registry to the report's pictures."""
+
+import json
+
+import pytest
+import synthetic
+
+from dipaco_jax import history_of_islands, leases, pictures, report, timeline_plot
+from dipaco_jax import islands as islands_lib
+from dipaco_jax import registry as registry_lib
+from dipaco_jax import storage as storage_lib
+from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.timeline_plot import Task
+
+
+@pytest.fixture
+def islands(tmp_path):
+  registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db')
+  yield islands_lib.Islands(None, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
+  registry.close()
+
+
+def do(islands, owner, kind, number):
+  islands.registry.add_tasks([NewTask(kind, '3', number)])
+  task = islands.registry.claim(owner, [kind])
+  islands.registry.complete(task, [Fact(kind, '3', number, '', '', {})])
+
+
+def test_timeline_of_what_is_done(islands):
+  do(islands, 'worker-1', 'train', 0)
+  do(islands, 'outer-0', 'outer', 1)
+  do(islands, 'worker-1', 'train', 1)
+  islands.registry.add_tasks([NewTask('train', '3', 2)])
+  islands.registry.claim('worker-1', ['train'])
+  found = history_of_islands.timeline(islands)['tasks']
+  assert [task[:3] for task in found] == [['worker-1', 'train', 1], ['worker-1', 'train', 2], ['outer-0', 'outer', 1]]
+  train, later, outer = [task[3:] for task in found]
+  assert 0 == train[0] <= train[1] <= outer[0] <= outer[1] <= later[0] <= later[1] < 60
+
+
+def test_a_fact_tells_of_the_bytes_since_the_one_before(islands):
+  role = leases.Role(islands, 'worker', ['train'], lambda *_: None)
+  islands.storage.write('a', b'12345')
+  islands.storage.fetch('a')
+  first, other = role.counted([Fact('checkpoint', '0', 0, '', '', {'x': 1}), Fact('checkpoint', '1', 0, '', '', {})])
+  assert first.meta == {'x': 1, 'role': 'worker', 'bytes_in': 5, 'bytes_out': 5} and other.meta == {}
+  islands.storage.write('b', b'123')
+  (second,) = role.counted([Fact('checkpoint', '2', 0, '', '', {})])
+  islands.registry.put([first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7,
+                                                                                'bytes_out': 0})])  # fmt: skip
+  found = history_of_islands.bytes_by_role(islands)
+  assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
+
+
+def test_rows():
+  tasks = [Task('outer-0', 'outer', 1, 3, 5), Task('worker-10', 'train', 1, 0, 4), Task('worker-9', 'train', 2, 4, 6),
+           Task('worker-9', 'train', 1, 0, 5)]  # fmt: skip
+  found = timeline_plot.rows(tasks)
+  assert list(found) == ['worker-9', 'worker-10', 'outer-0']
+  assert found['worker-9'] == [Task('worker-9', 'train', 1, 0, 4), Task('worker-9', 'train', 2, 4, 6)]
+  many = timeline_plot.rows([Task(f'w{i}', 'train', 1, 0, 1) for i in range(40)] + tasks[:1])
+  assert list(timeline_plot.shown(many)) == [f'w{i}' for i in range(timeline_plot.MAX_ROWS)] + ['outer-0']
+
+
+def test_phases_at_once():
+  barrier = [Task('a', 'train', 1, 0, 9), Task('b', 'train', 1, 0, 4), Task('b', 'train', 2, 9, 12)]
+  assert timeline_plot.phases_at_once(barrier) == 1
+  assert timeline_plot.phases_at_once([*barrier, Task('b', 'train', 2, 5, 8), Task('c', 'outer', 3, 1, 2)]) == 2
+
+
+def test_pictures(tmp_path):
+  synthetic.make(tmp_path, phases=2)
+  file = tmp_path / 'stages' / 'train.json'
+  record = json.loads(file.read_text())
+  record['result']['island_bytes'] = {'worker': {'in': 2_000_000, 'out': 1}, 'outer': {'in': 0, 'out': 3}}
+  file.write_text(json.dumps(record))
+  tasks = [Task('worker-0', 'train', 1, 0, 2), Task('worker-1', 'train', 2, 1, 400), Task('outer-0', 'outer', 1, 2, 3)]
+  (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': tasks}))
+  report.write(tmp_path)
+  assert {'timeline.png', 'island_bytes.png'} <= {file.name for file in (tmp_path / 'plots').iterdir()}
+  page = (tmp_path / 'report.html').read_text()
+  assert '2 MB, 1 bytes' in page and '2 different phases' in page and 'worker-1' in page and 'minutes' in page
+
+
+def test_the_caption_says_what_waits_for_all(tmp_path):
+  synthetic.make(tmp_path, axes=(('a', 2),), phases=1)
+  (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': [Task('w', 'train', 1, 0, 2)]}))
+  run = report._read_run(tmp_path, report.build(tmp_path))
+  shared = [level.name for level in run.levels if not level.axes]
+  caption = pictures.make(run)['timeline'].caption
+  assert shared and f'{shared[0]} is a module of all paths' in caption and 'different phases' not in caption
