@@ -113,16 +113,19 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
 
 @contextlib.contextmanager
 def _turn(engine: sa.Engine):
-  """One writer at a time to SQLite, in the order of their coming.
+  """One writer at a time to SQLite, by and large in the order of their coming.
 
-  SQLite's own wait is a lottery that the last to come wins: of 8 processes, one waits for seconds. The system gives a
-  file's lock to who has waited longest, and frees it when its holder dies.
+  SQLite's own wait is a lottery that the last to come wins: of 8 processes, one waits for seconds. The system hands on
+  a file's lock in order and frees it when its holder dies, but who has just let go and comes again may be faster than
+  who is woken. So there are two: whoever is next waits for the first lock holding the second, where all others wait.
   """
   if engine.dialect.name != 'sqlite' or engine.get_execution_options().get('reads'):
     yield
     return
-  with open(f'{engine.url.database}.lock', 'a') as f:
-    fcntl.flock(f, fcntl.LOCK_EX)
+  with open(f'{engine.url.database}.lock', 'a') as now:
+    with open(f'{engine.url.database}.next', 'a') as following:
+      fcntl.flock(following, fcntl.LOCK_EX)
+      fcntl.flock(now, fcntl.LOCK_EX)
     yield
 
 
