@@ -44,8 +44,9 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
   """Publishes the last version and those that paths point at, and what `main` leaves: evaluated, with a report."""
   own = dataclasses.replace(islands.run, metrics=metrics.Metrics(islands.run.workdir))
   rounds = range(own.settings.rounds + 1)
-  islands.fetch('sequences', 'stages', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
-  with checkpoint.hold(own.workdir):
+  islands.fetch('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
+  islands.fetch_tokenizer()
+  with islands.hold():
     told = history_of_islands.read(islands)
     for version in sorted({own.settings.train.phases, *told.best_version}):
       islands.publish(version)
@@ -59,7 +60,7 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     found: dict[str, Any] = report.write(own.workdir)
     for tree in ('modules', 'paths', 'stages', 'plots'):
       islands.storage.upload_tree(own.workdir / tree, tree)
-    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'tokenizer.model'):
+    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl'):
       if islands.storage.local(name) is None:
         islands.storage.write(name, (own.workdir / name).read_bytes())
   return [Fact('finished', '', 0, '', found['modules_sha256'], {'perplexity': found['perplexity']})]

@@ -31,30 +31,42 @@ class Told(NamedTuple):
   wall_s: float
 
 
+class Pointers:
+  """Where early stopping points each path, as versions come, one after another [2.7]."""
+
+  def __init__(self, islands: Islands):
+    self.islands, paths = islands, islands.layout.grid.num_paths
+    self.version = [0] * paths
+    self.loss: list[float | None] = [None] * paths
+
+  def add(self, version: int) -> list[float | None]:
+    """Losses of the version, by path."""
+    if version > 1 and self.islands.round(version - 1) != self.islands.round(version - 2):
+      self.loss = [None] * len(self.loss)  # other hold-outs
+    losses = holdout_losses(self.islands, version)
+    for path, loss in enumerate(losses):
+      before = self.loss[path]
+      if loss is None or before is None or loss < before:  # a path without a hold-out points at the newest
+        self.loss[path], self.version[path] = loss, version
+    return losses
+
+
 def read(islands: Islands) -> Told:
   """All phases, and where early stopping has come to [2.7]."""
-  s, paths = islands.run.settings, islands.run.layout.grid.num_paths
-  versions, phases = [0] * paths, []
-  best: list[float | None] = [None] * paths
-  for phase in range(s.train.phases):
-    version = phase + 1
-    if phase and islands.round(phase) != islands.round(phase - 1):
-      best = [None] * paths  # other hold-outs
-    losses = holdout_losses(islands, version)
-    for path, loss in enumerate(losses):
-      before = best[path]
-      if loss is None or before is None or loss < before:  # a path without a hold-out points at the newest
-        best[path], versions[path] = loss, version
+  pointers, phases = Pointers(islands), []
+  for phase in range(islands.run.settings.train.phases):
+    losses = pointers.add(phase + 1)
     checkpoints = islands.registry.facts('checkpoint', number=phase)
-    phases.append(Phase(checkpoints, islands.registry.facts('module', number=version), losses, list(versions)))
+    modules = islands.registry.facts('module', number=phase + 1)
+    phases.append(Phase(checkpoints, modules, losses, list(pointers.version)))
   made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
   times = [meta[which] for meta in made for which in ('started', 'ended')]
-  return Told(phases, versions, best, max(times) - min(times))
+  return Told(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
 def holdout_losses(islands: Islands, version: int) -> list[float | None]:
   """By path; None where there is none."""
-  losses: list[float | None] = [None] * islands.run.layout.grid.num_paths
+  losses: list[float | None] = [None] * islands.layout.grid.num_paths
   for fact in islands.registry.facts('evaluation', number=version):
     loss = fact.meta['loss']
     losses[int(fact.key)] = float(loss) if loss is not None else None

@@ -16,18 +16,20 @@ that nobody has scheduled: nothing is lost with the process that had the trigger
 own modules are there [3]; there is no barrier but those of `advance`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, jobs, outer
+from dipaco_jax import checkpoint, jobs, model, outer
+from dipaco_jax import modules as modules_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import storage as storage_lib
@@ -35,6 +37,24 @@ from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.registry import Fact, NewTask
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
+TOKENIZER = 'tokenizer.model'
+INNER = 'inner'  # the AdamW state among a checkpoint's objects
+
+
+class Later(OSError):
+  """A task cannot be done now, through no fault of who tries: it is to be tried again."""
+
+
+class Busy(Later):
+  """Another process of this machine holds the workdir; it may be one that was stopped past its lease."""
+
+
+class Gone(Later):
+  """An object or a tree is missing or corrupt; `name` says which."""
+
+  def __init__(self, name: str, words: str):
+    super().__init__(words)
+    self.name = name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -57,23 +77,49 @@ class Islands:
     return [name, sha256]
 
   def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
-    return safetensors.numpy.load(self.storage.read(name, sha256))
+    """Raises Gone."""
+    with noticing(name):
+      return safetensors.numpy.load(self.storage.read(name, sha256))
 
   def fetch(self, *trees: str):
-    """Makes directories of the workdir's be on this machine."""
-    for tree in trees:
-      self.storage.download_tree(tree, self.run.workdir / tree)
+    """Makes directories of the workdir's be on this machine, and the stages' records. Raises Gone."""
+    for tree in ('stages', *trees):
+      with noticing(tree):
+        self.storage.download_tree(tree, self.run.workdir / tree)
+
+  def fetch_tokenizer(self):
+    """Makes it be on this machine. Raises Gone."""
+    fact, file = self.registry.facts('prepared')[0], self.run.workdir / TOKENIZER
+    if not file.exists():
+      with noticing(fact.uri):
+        checkpoint.write_file(file, self.storage.read(fact.uri, fact.sha256))
+
+  @contextlib.contextmanager
+  def hold(self) -> Iterator[None]:
+    """The workdir for this process alone. Raises Busy."""
+    with contextlib.ExitStack() as stack:
+      try:
+        stack.enter_context(checkpoint.hold(self.run.workdir))
+      except ValueError as e:
+        raise Busy(str(e)) from e
+      yield
 
   # -- modules
 
+  @functools.cached_property
+  def layout(self) -> modules_lib.Layout:
+    """Of the modules; unlike the run's, it needs nothing that the run has made."""
+    s = self.run.settings
+    return modules_lib.make_layout(s.grid, s.levels, model.shapes(model.make(s.model, s.tokenizer.vocab_size)))
+
   def modules_of(self, path: int) -> dict[str, str]:
     """{level: key of the module that the path picks}."""
-    coordinates = self.run.layout.grid.coordinates(path)
-    return {level.name: key(level, self.run.layout.grid.module(level, coordinates)) for level in self.run.layout.levels}
+    coordinates = self.layout.grid.coordinates(path)
+    return {level.name: key(level, self.layout.grid.module(level, coordinates)) for level in self.layout.levels}
 
   def paths_through(self, module: str) -> list[int]:
     """Paths that pick a module."""
-    grid, (level, fixed) = self.run.layout.grid, self.parse(module)
+    grid, (level, fixed) = self.layout.grid, self.parse(module)
     positions = grid.positions(level)
     ranges = [
       [fixed[positions.index(axis)]] if axis in positions else range(size) for axis, size in enumerate(grid.shape)
@@ -83,11 +129,11 @@ class Islands:
   def parse(self, module: str) -> tuple[Level, Coordinates]:
     """A module's level and coordinates, from its key."""
     name, _, coordinates = module.partition('/')
-    level = next(level for level in self.run.layout.levels if level.name == name)
+    level = next(level for level in self.layout.levels if level.name == name)
     return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
 
   def all_modules(self) -> list[str]:
-    layout = self.run.layout
+    layout = self.layout
     return [key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
   def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
@@ -101,7 +147,7 @@ class Islands:
   def active(self, phase: int) -> np.ndarray:
     """Which paths train in a phase, bool [P]."""
     s = self.run.settings
-    return outer.active_paths(s.train, self.run.layout.grid.num_paths, s.seed, phase)
+    return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
 
   def round(self, phase: int) -> int:
     """Of sharding, that a phase trains on."""
@@ -114,6 +160,27 @@ class Islands:
     checkpoint.publish_module_files(
       self.run.workdir, version, ((*self.parse(f.key), split(self.read(f.uri, f.sha256))[0]) for f in facts)
     )
+
+
+@contextlib.contextmanager
+def noticing(name: str) -> Iterator[None]:
+  """What storage says of an object or a tree, as Gone."""
+  try:
+    yield
+  except (storage_lib.Missing, storage_lib.Corrupt) as e:
+    raise Gone(name, str(e)) from e
+
+
+def maker(name: str) -> tuple[str, str, int]:
+  """The task (kind, key, number) that wrote an object or a tree: the inverse of how these are named."""
+  parts = name.removeprefix(f'{OBJECTS}/').split('/')
+  if parts[0] == 'paths':
+    return 'train', parts[2].partition('-')[0], int(parts[1])
+  if parts[0] == 'modules' and parts[1] != '0':
+    return 'outer', '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
+  if parts[0] in ('routing', 'shards') and parts[1] != '0':
+    return 'reroute', '', int(parts[1])
+  return 'prepare', '', 0
 
 
 def key(level: Level, module: Coordinates) -> str:
@@ -151,7 +218,7 @@ def schedule(islands: Islands, facts: Sequence[Fact]):
   _after_checkpoints(islands, by_kind.get('checkpoint', []))
   for fact in by_kind.get('round', []):
     version = jobs.round_end(islands.run.settings, fact.number - 1)
-    _add_training(islands, range(islands.run.layout.grid.num_paths), version)
+    _add_training(islands, range(islands.layout.grid.num_paths), version)
   islands.registry.mark_scheduled(facts)
 
 
@@ -202,10 +269,12 @@ def advance(islands: Islands):
   registry, s = islands.registry, islands.run.settings
   if lost := registry.unscheduled():
     schedule(islands, lost)
-  elif not registry.facts('prepared'):
+    return
+  if not registry.facts('prepared'):
     registry.add_tasks([NewTask('prepare', '', 0)])
-  elif registry.is_idle():
-    rounds = len(registry.facts('round'))
+    return
+  rounds = len(registry.facts('round'))  # before we ask: or there may be one more by the time that we go on
+  if registry.is_idle():
     registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
 
 

@@ -149,6 +149,10 @@ class Role:
     except registry_lib.Lost:
       logging.warning('%s went to another while we were at it', lease.about['task'])
       self.drop(lease)
+    except islands_lib.Later as e:
+      logging.warning('%s has to wait: %s', lease.about['task'], e)
+      self.send_back(lease, e)
+      time.sleep(random.uniform(0.5, 1.5))
     except Exception as e:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
       logging.warning('%s failed: %s', lease.about['task'], words)
@@ -159,6 +163,16 @@ class Role:
       if self.failures >= FAILURES or isinstance(e, ValueError):
         raise
       time.sleep(random.uniform(0.5, 1.5))
+
+  def send_back(self, lease: Lease, error: islands_lib.Later):
+    """What is gone is made again by the task that made it, if this one is ours still; else it may rightly be gone."""
+    registry = self.islands.registry
+    with contextlib.suppress(registry_lib.Lost):
+      registry.heartbeat(lease.task)
+      if isinstance(error, islands_lib.Gone):
+        registry.reopen(*islands_lib.maker(error.name))
+    registry.release(lease.task, error=str(error))
+    self.drop(lease)
 
   def drop(self, lease: Lease):
     lease.close()

@@ -1,7 +1,9 @@
 """The monitor: takes up what a killed process left unscheduled, collects garbage, and says what is stuck, and why [3].
 
 Objects of a version or phase go when no open task is of one that is less than GENERATIONS newer: what is left suffices
-to make any object of the newest again. Versions of modules that a path's early stopping points at stay.
+to make any object of the newest again. What is of use for longer stays: versions of modules that early stopping points
+at, and the inner state that each path goes on from, be it long since it was last drawn. When the run is finished, all
+goes but the modules of the last version and of those that are pointed at.
 """
 
 import logging
@@ -9,7 +11,7 @@ import time
 
 from dipaco_jax import history_of_islands
 from dipaco_jax import islands as islands_lib
-from dipaco_jax.islands import OBJECTS, Islands
+from dipaco_jax.islands import INNER, OBJECTS, Islands
 
 PAUSE_S = 2.0
 GENERATIONS = 2
@@ -29,13 +31,14 @@ def watch(islands: Islands):
     islands.registry.beat(islands.name, 'monitor', {'task': '', 'stuck': why})
     time.sleep(PAUSE_S)
   collector.collect(islands.run.settings.train.phases)
+  collector.finish()
 
 
 def frontier(islands: Islands) -> int:
-  """The lowest phase that somebody still works on."""
+  """The lowest phase that somebody still works on, or will as soon as a fact's consequences are there."""
+  before = {'train': 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
   lowest = islands.registry.lowest_open()
-  found = [number - (kind != 'train') for kind, number in lowest.items() if kind in ('train', 'outer', 'evaluate')]
-  return min(found, default=0)
+  return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 
 def stuck(islands: Islands) -> str:
@@ -59,34 +62,50 @@ class Collector:
   def __init__(self, islands: Islands):
     self.islands = islands
     self.next = 0  # the first version that was not collected yet
-    self.best: dict[int, tuple[float, int]] = {}  # hold-out loss and version that each path points at
+    self.left: list[int] = []  # collected versions of which something was kept
+    self.inner: dict[str, str] = {}  # name of the newest inner state that was collected, by path
+    self.pointers = history_of_islands.Pointers(islands)
 
   def collect(self, end: int):
-    """Versions and phases below `end`."""
-    storage = self.islands.storage
+    """Versions below `end`, and the phases that made them."""
     while self.next < end:
       version, self.next = self.next, self.next + 1
-      self._point(version)
-      for name in storage.names(f'{OBJECTS}/paths/{version - 1}') + storage.leftovers(f'{OBJECTS}/paths/{version - 1}'):
-        storage.delete(name)
+      if version:
+        self.pointers.add(version)
+        self._forget(f'{OBJECTS}/paths/{version - 1}', self._inner(version - 1))
       keep = self._kept()
-      for old in range(version + 1):
-        for name in storage.names(f'{OBJECTS}/modules/{old}') + storage.leftovers(f'{OBJECTS}/modules/{old}'):
-          if name not in keep:
-            storage.delete(name)
+      self.left = [v for v in [*self.left, version] if self._forget(f'{OBJECTS}/modules/{v}', keep)]
 
-  def _point(self, version: int):
-    for path, loss in enumerate(history_of_islands.holdout_losses(self.islands, version)):
-      if loss is not None and (path not in self.best or loss < self.best[path][0]):
-        self.best[path] = loss, version
+  def finish(self):
+    """What no version collected: the last phase, and what was made again or by one who did not know that it is over."""
+    self.pointers.add(self.next)
+    self._forget(OBJECTS, self._kept())
+
+  def _forget(self, prefix: str, keep: set[str]) -> bool:
+    """Removes all but `keep`; whether something is left."""
+    storage = self.islands.storage
+    names = storage.names(prefix)
+    for name in {*names, *storage.leftovers(prefix)} - keep:
+      storage.delete(name)
+    return not keep.isdisjoint(names)
+
+  def _inner(self, phase: int) -> set[str]:
+    """Inner states of the phase's paths, which they go on from; those of before go."""
+    kept = set()
+    for fact in self.islands.registry.facts('checkpoint', number=phase):
+      if INNER in fact.meta['objects']:
+        if before := self.inner.get(fact.key):
+          self.islands.storage.delete(before)
+        self.inner[fact.key] = fact.meta['objects'][INNER][0]
+        kept.add(self.inner[fact.key])
+    return kept
 
   def _kept(self) -> set[str]:
-    """Objects that paths point at, and those of newer versions (what nobody trained is of an older one too)."""
-    registry, kept = self.islands.registry, set()
-    for path, (_, version) in self.best.items():
-      kept |= {f.uri for f in registry.facts('module', list(self.islands.modules_of(path).values()), version)}
+    """Modules that paths point at, and those of newer versions (what nobody trained is of an older one too)."""
+    versions = {*self.pointers.version} - {0}
+    kept = {fact.uri for version in versions for fact in self.islands.registry.facts('module', number=version)}
     number = self.next
-    while newer := registry.facts('module', number=number):
+    while newer := self.islands.registry.facts('module', number=number):
       kept |= {fact.uri for fact in newer}
       number += 1
     return kept

@@ -144,5 +144,5 @@ def path_weights(islands: Islands, phase: int) -> np.ndarray:
   """w_i of every path, [P]; 0: it takes no part [2.7]."""
   islands.fetch(f'shards/{islands.round(phase)}')
   tokens = islands.run.shards_meta(islands.round(phase))['shard_tokens']
-  shape = islands.run.layout.grid.shape
+  shape = islands.layout.grid.shape
   return outer.path_weights(islands.active(phase), tokens, islands.run.settings.outer.reweigh, shape).reshape(-1)

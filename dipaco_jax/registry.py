@@ -148,6 +148,10 @@ class Registry:
 
     self._db.transact(work)
 
+  def reopen(self, kind: str, key: str, number: int):
+    """A task that is done is ready once more: what it made is gone. Its facts stay, and it makes the same again."""
+    self._db.change(schema.REOPEN, {'kind_': kind, 'key_': key, 'number_': number})
+
   def put(self, facts: Sequence[Fact]):
     """Inserts facts without a task. Raises ValueError where others are there under these names; writes nothing then."""
     self._db.transact(lambda connection: self._insert_facts(connection, facts))
@@ -187,14 +191,13 @@ class Registry:
     return found
 
   def is_idle(self) -> bool:
-    """Whether all tasks are done, and every fact's consequences are there."""
-    return not self._db.rows(sa.select(TASKS.c.id).where(schema.UNDONE).limit(1)) and not self.unscheduled(1)
+    """Whether all tasks are done, and every fact's consequences are there; at one moment."""
+    [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled')))
+    return not row['unsettled']
 
   def lowest_open(self) -> dict[str, int]:
-    """{kind: the lowest number of its tasks that are not done}."""
-    lowest = sa.func.min(TASKS.c.number).label('lowest')
-    query = sa.select(TASKS.c.kind, lowest).where(schema.UNDONE).group_by(TASKS.c.kind)
-    return {row['kind']: row['lowest'] for row in self._db.rows(query)}
+    """{kind: the lowest number} of tasks that are not done, and of facts whose consequences may not be there yet."""
+    return {row['kind']: row['lowest'] for row in self._db.rows(schema.LOWEST)}
 
   def tasks(self, state: str | None = None, kind: str | None = None, limit: int = 1000) -> list[Row]:
     """All columns of tasks, and `lease_left_s` of those that run, negative where it has run out."""

@@ -120,6 +120,18 @@ WAKE = (
 )
 
 
+REOPEN = sa.update(TASKS).where(_named(TASKS), TASKS.c.state == 'done').values(state='ready', lease=0.0)
+
+# One statement each: what is read in two, a task and then its facts, can be neither here nor there.
+UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))
+LOWEST = sa.union_all(
+  *(
+    sa.select(table.c.kind, sa.func.min(table.c.number).label('lowest')).where(which).group_by(table.c.kind)
+    for table, which in ((TASKS, UNDONE), (FACTS, UNSCHEDULED))
+  )
+)
+
+
 CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progress'.split()]
 
 

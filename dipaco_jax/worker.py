@@ -12,14 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, jobs, mesh, rounds, shards, spmd, stages
+from dipaco_jax import evaluate, jobs, mesh, rounds, shards, spmd, stages
 from dipaco_jax import islands as islands_lib
-from dipaco_jax.islands import Islands
+from dipaco_jax import run as run_lib
+from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('prepare', 'train', 'reroute')
-INNER = 'inner'  # the AdamW state among a checkpoint's objects
+TREES = ('sequences', 'base', 'routing/0', 'shards/0', 'stages')  # that `prepare` leaves in storage
 
 
 def perform(islands: Islands, task: Task, lease: Lease) -> Publish | None:
@@ -184,10 +185,14 @@ class Losses:
 def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
   """Text, base model, routing and shards; every module of version 0 is its part of the base."""
   run = islands.run
-  with checkpoint.hold(run.workdir):
+  with islands.hold():
+    if run.record('route') and not all((run.workdir / tree).exists() for tree in TREES):
+      run_lib.reopen(run, 'tokenize')  # records that came from storage, which has lost the rest
     stages.run_all(run, 'route')
-    for tree in ('sequences', 'base', 'routing/0', 'shards/0', 'stages'):
+    for tree in TREES:
       islands.storage.upload_tree(run.workdir / tree, tree)
+    tokenizer = (run.workdir / TOKENIZER).read_bytes()
+    prepared = Fact('prepared', '', 0, TOKENIZER, islands.storage.write(TOKENIZER, tokenizer), {})
   base = run.base()
   objects = {
     level.name: islands.write(f'modules/0/{level.name}', {n: base[n] for n in run.layout.names(level)})
@@ -195,14 +200,15 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
   }
   named = ((module, *objects[module.split('/')[0]]) for module in islands.all_modules())
   modules = [Fact('module', module, 0, name, sha256, {}) for module, name, sha256 in named]
-  return lambda: [Fact('prepared', '', 0, '', '', {}), *modules]
+  return lambda: [prepared, *modules]
 
 
 def reroute(islands: Islands, task: Task, lease: Lease) -> Publish:
   """A round of re-sharding; needs all paths at the version that ends the round before [2.4.2]."""
   run, number = islands.run, task.number
   version = jobs.round_end(run.settings, number - 1)
-  with checkpoint.hold(run.workdir):
+  islands.fetch('sequences', 'base', f'routing/{number - 1}', f'shards/{number - 1}')
+  with islands.hold():
     islands.publish(version)
     rounds.reroute(run, number, version)
     for tree in (f'routing/{number}', f'shards/{number}'):

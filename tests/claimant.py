@@ -14,7 +14,7 @@ def main(url: str, name: str):
   db, done = Registry(url, lease_s=3), []
   print('here', flush=True)
   sys.stdin.readline()
-  while db.lowest_open():
+  while 'train' in db.lowest_open():
     task = db.claim(name, ['train'])
     if not task:
       time.sleep(0.05)
