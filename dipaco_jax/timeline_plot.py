@@ -65,9 +65,12 @@ def draw(found: dict[str, list[Task]]):
   span = max(row[-1].end for row in found.values())
   scale, unit = next((s, u) for s, u in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds')) if span >= 5 * s or s == 1)
   for y, row in enumerate(reversed(found.values())):
+    colours = [COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
+    wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge
     ax.broken_barh(
-      [(task.start / scale, (task.end - task.start) / scale) for task in row], (y - 0.38, 0.76), edgecolor='white',
-      lw=0.4, facecolor=[COLOURS[task.kind][(task.phase + 1) % 2] for task in row], rasterized=len(row) > MAX_BARS,
+      [(task.start / scale, (task.end - task.start) / scale) for task in row], (y - 0.38, 0.76), facecolor=colours,
+      edgecolor=['white' if w else c for w, c in zip(wide, colours, strict=True)], lw=0.4,
+      rasterized=len(row) > MAX_BARS,
     )  # fmt: skip
     for task in row:
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches

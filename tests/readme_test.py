@@ -32,6 +32,7 @@ def test_set_up_lines():
 def test_every_command_and_option_is_there():
   assert set(re.findall(r'-m dipaco_jax\.(\w+)', PAGES)) == set(COMMANDS)
   source = ''.join((ROOT / 'dipaco_jax' / f'{name}.py').read_text() for name in COMMANDS)
+  source += (ROOT / 'launch' / 'local.py').read_text()
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', README)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
   assert not [name for name in options if f"'{name}'" not in source]
