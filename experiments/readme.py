@@ -25,7 +25,10 @@ import tune_outer
 
 from dipaco_jax import progress
 
-TABLES = [m.TABLE for m in (tune, tune_outer, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels, beyond)]
+MODULES = (
+  tune, tune_outer, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels, beyond,
+)  # fmt: skip
+TABLES = [module.TABLE for module in MODULES]
 README = pathlib.Path(__file__).parent / 'README.md'
 
 
