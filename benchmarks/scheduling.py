@@ -22,7 +22,7 @@ from dipaco_jax.registry import Fact, NewTask
 FLAGS = flags.FLAGS
 flags.DEFINE_list('sizes', ['16x16', '32x32x4', '32x32x32'], 'Grids.')
 flags.DEFINE_integer('phases', 2, 'Of every run.')
-flags.DEFINE_string('registry', '', 'postgresql://... of an empty database, for one grid; none: SQLite in a new folder.')
+flags.DEFINE_string('registry', '', 'postgresql://... of an empty database, for one grid; none: SQLite.')
 
 
 def make(folder: pathlib.Path, sizes: list[int]) -> islands.Islands:

@@ -5,7 +5,7 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, report, run, stages, validation
+from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, run, run_report, stages, validation
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
@@ -57,7 +57,7 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     run.write_record(own, 'train', told.wall_s, history_of_islands.figures(islands, own, told))
     stages.run_all(own)
     own.metrics.close()
-    found: dict[str, Any] = report.write(own.workdir)
+    found: dict[str, Any] = run_report.write(own.workdir)
     for tree in ('modules', 'paths', 'stages', 'plots'):
       islands.storage.upload_tree(own.workdir / tree, tree)
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl'):

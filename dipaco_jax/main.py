@@ -262,9 +262,9 @@ def compilation_cache(workdir: pathlib.Path):
 
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
-  from dipaco_jax import report
+  from dipaco_jax import run_report
 
-  r = report.write(workdir)
+  r = run_report.write(workdir)
   if r['perplexity'] is None:
     raise ValueError('training diverged: its losses are not finite; use another --workdir and a lower learning rate')
   lines = [

@@ -4,101 +4,18 @@
     python -m dipaco_jax.report --workdir=DIR --workdir=DIR2       a table; compare.html and compare.png under --out
 """
 
-import importlib.metadata
 import pathlib
-import platform
-from typing import Any
 
 from absl import flags
 
-import dipaco_jax
-from dipaco_jax import command, settings
-from dipaco_jax import grid as grids
-
-EVALUATE = (
-  'perplexity perplexity_final perplexity_by_path perplexity_by_domain base_perplexity base_perplexity_by_domain '
-  'validation_tokens bits_per_byte base_bits_per_byte reroute mixture'
-).split()
-TRAIN = (
-  'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
-  'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
-  'goodput modules_sha256 island_bytes'
-).split()
-PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-
-
-def build(workdir: str | pathlib.Path) -> dict[str, Any]:
-  """What report.json holds: figures as measured, None where a stage that measures them is not complete.
-
-  Raises:
-    ValueError: there is no run in workdir, or none of its stages is complete.
-  """
-  from dipaco_jax import history
-
-  workdir = pathlib.Path(workdir)
-  s, stages = history.read_settings(workdir), history.read_stages(workdir)
-  if not stages:
-    raise ValueError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
-  results = history.read_results(workdir)
-  pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
-  report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
-  return report | {
-    'paths': grids.Grid(s.grid).num_paths,
-    'pretrain_steps': pretrain.get('steps'),
-    'pretrain_tokens': pretrain.get('tokens'),
-    'domain_nmi': route.get('domain_nmi'),
-    'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
-    'wall_s': {name: stage['wall_s'] for name, stage in stages.items()},
-    'config_sha256': settings.digest(s),
-    'versions': versions(),
-  }
-
-
-def versions() -> dict[str, str]:
-  """Of what computes: Python, this package and the libraries under it."""
-  found = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
-  return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
-
-
-def write(workdir: str | pathlib.Path) -> dict[str, Any]:
-  """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
-  from dipaco_jax import checkpoint, drawing, pictures, report_page
-
-  workdir = pathlib.Path(workdir)
-  report = build(workdir)
-  checkpoint.write_json(workdir / 'report.json', report)
-  run = _read_run(workdir, report)
-  found = pictures.make(run)
-  for name, picture in found.items():
-    checkpoint.write_file(workdir / 'plots' / f'{name}.png', drawing.to_png(picture.figure))
-  checkpoint.write_file(workdir / 'report.html', report_page.make(run, found))
-  return report
-
-
-def _read_run(workdir: pathlib.Path, report: dict[str, Any]):
-  from dipaco_jax import checkpoint, drift, history, pictures
-
-  s = history.read_settings(workdir)
-  grid = grids.Grid(s.grid)
-  levels = grids.make_levels(grid, s.levels)
-  published = checkpoint.versions(workdir)
-  return pictures.Run(
-    workdir,
-    s,
-    grid,
-    levels,
-    history.read_results(workdir),
-    report,
-    history.read(workdir, grid.num_paths),
-    drift.measure(workdir, published[-1], grid, levels) if published else [],
-  )
+from dipaco_jax import command, run_report
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   """Writes compare.html and compare.png into `out`; returns the table as text."""
   from dipaco_jax import checkpoint, comparison, drawing, history, plots
 
-  reports = {str(workdir): build(workdir) for workdir in workdirs}
+  reports = {str(workdir): run_report.build(workdir) for workdir in workdirs}
   configs = {str(workdir): history.read_settings(workdir) for workdir in workdirs}
   names = comparison.short_names(list(reports))
   curves = [history.read(w, reports[str(w)]['paths']).validation for w in workdirs]
@@ -115,7 +32,7 @@ def main():
   if not workdirs:
     raise ValueError('name a run with --workdir=DIR, or several to compare them')
   if len(workdirs) == 1:
-    write(workdirs[0])
+    run_report.write(workdirs[0])
     print(f'{workdirs[0] / "report.html"}, beside it report.json and plots/')
   else:
     out = pathlib.Path(flags.FLAGS.out or workdirs[0])

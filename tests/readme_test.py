@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dipaco_jax import checks, model, modules, report, settings
+from dipaco_jax import checks, model, modules, run_report, settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 README, BUILD = (ROOT / 'README.md').read_text(), (ROOT / 'BUILD.md').read_text()
@@ -54,7 +54,7 @@ def test_every_figure_of_the_report_is_explained():
   rows = README.split('`report.json` holds')[1].split('\n## ')[0]
   explained = re.findall(r'`(\w+)`', ''.join(re.findall(r'^\| (.*?) \|', rows, re.MULTILINE)))
   others = 'pretrain_steps pretrain_tokens domain_nmi router_accuracy wall_s config_sha256 versions'.split()
-  assert sorted(explained) == sorted({*report.EVALUATE, *report.TRAIN, *others})
+  assert sorted(explained) == sorted({*run_report.EVALUATE, *run_report.TRAIN, *others})
 
 
 def test_what_a_run_leaves_is_explained(undisturbed):

@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import synthetic
 
-from dipaco_jax import comparison, drawing, drift, grid_plot, history, metrics, plots, report, report_page, settings
+from dipaco_jax import (
+  comparison,
+  drawing,
+  drift,
+  grid_plot,
+  history,
+  metrics,
+  plots,
+  report,
+  report_page,
+  run_report,
+  settings,
+)
 from dipaco_jax import grid as grids
 
 FIELDS = (
@@ -51,7 +63,7 @@ def reports(runs):
 
   def write(name):
     if name not in written:
-      written[name] = report.write(runs(name))
+      written[name] = run_report.write(runs(name))
     return runs(name), written[name], (runs(name) / 'report.html').read_text()
 
   return write
@@ -108,8 +120,8 @@ def test_pictures_of_a_grid(reports):
 
 
 def test_figures_are_those_of_the_stages(runs):
-  found = report.build(runs('grid'))
-  for stage, names in (('evaluate', report.EVALUATE), ('train', report.TRAIN)):
+  found = run_report.build(runs('grid'))
+  for stage, names in (('evaluate', run_report.EVALUATE), ('train', run_report.TRAIN)):
     result = json.loads((runs('grid') / 'stages' / f'{stage}.json').read_text())['result']
     assert {name: found[name] for name in names} == {name: result.get(name) for name in names}
   assert found['wall_s'] == synthetic.WALL_S
@@ -120,7 +132,7 @@ def test_figures_are_those_of_the_stages(runs):
 
 
 def test_what_is_not_measured_is_none(runs):
-  found = report.build(runs('half'))
+  found = run_report.build(runs('half'))
   assert found['perplexity'] is None and found['train_tokens'] is None
   assert found['paths'] == 16 and found['pretrain_steps'] == 300
   assert list(found['wall_s']) == ['tokenize', 'pretrain', 'route']
@@ -135,7 +147,7 @@ def test_page_names_the_key_figures(reports):
 def test_texts_are_escaped(tmp_path):
   synthetic.make(tmp_path / 'a<b>&', axes=(), domains=('x<script>', 'y&amp;'), phases=2)
   (tmp_path / 'a<b>&' / 'command.txt').write_text('python -m dipaco_jax.main --config.data.train=<&>')
-  report.write(tmp_path / 'a<b>&')
+  run_report.write(tmp_path / 'a<b>&')
   page = Page((tmp_path / 'a<b>&' / 'report.html').read_text())
   assert 'script' not in page.tags and 'x<script>' in ''.join(page.words)
   assert '--config.data.train=<&>' in ''.join(page.words)
@@ -285,7 +297,7 @@ def test_wrong_input(args, words):
 def test_a_run_without_a_complete_stage(tmp_path):
   synthetic.make(tmp_path, stages=0)
   with pytest.raises(ValueError, match='no stage of this run is complete yet'):
-    report.build(tmp_path)
+    run_report.build(tmp_path)
 
 
 def test_command(runs):

@@ -5,7 +5,7 @@ import json
 import pytest
 import synthetic
 
-from dipaco_jax import history_of_islands, leases, pictures, report, timeline_plot
+from dipaco_jax import history_of_islands, leases, pictures, run_report, timeline_plot
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import storage as storage_lib
@@ -76,7 +76,7 @@ def test_pictures(tmp_path):
   file.write_text(json.dumps(record))
   tasks = [Task('worker-0', 'train', 1, 0, 2), Task('worker-1', 'train', 2, 1, 400), Task('outer-0', 'outer', 1, 2, 3)]
   (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': tasks}))
-  report.write(tmp_path)
+  run_report.write(tmp_path)
   assert {'timeline.png', 'island_bytes.png'} <= {file.name for file in (tmp_path / 'plots').iterdir()}
   page = (tmp_path / 'report.html').read_text()
   assert '2 MB, 1 bytes' in page and '2 different phases' in page and 'worker-1' in page and 'minutes' in page
@@ -85,7 +85,7 @@ def test_pictures(tmp_path):
 def test_the_caption_says_what_waits_for_all(tmp_path):
   synthetic.make(tmp_path, axes=(('a', 2),), phases=1)
   (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': [Task('w', 'train', 1, 0, 2)]}))
-  run = report._read_run(tmp_path, report.build(tmp_path))
+  run = run_report._read_run(tmp_path, run_report.build(tmp_path))
   shared = [level.name for level in run.levels if not level.axes]
   caption = pictures.make(run)['timeline'].caption
   assert shared and f'{shared[0]} is a module of all paths' in caption and 'different phases' not in caption
