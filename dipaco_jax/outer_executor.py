@@ -20,7 +20,7 @@ import numpy as np
 import optax
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, exact_sum, outer
+from dipaco_jax import checkpoint, exact_sum, outer, shards
 from dipaco_jax import islands as islands_lib
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
@@ -75,8 +75,10 @@ class Executor:
     weights = path_weights(islands, phase)
     wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
     partial = self.take(islands, task)
-    for fact in islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase):
-      partial.add(fact.key, float(weights[int(fact.key)]), islands.read(*fact.meta['objects'][level.name]))
+    facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
+    # The next contribution is read while this one is added.
+    for fact, new in shards.prefetch(lambda f: (f, islands.read(*f.meta['objects'][level.name])), facts, depth=1):
+      partial.add(fact.key, float(weights[int(fact.key)]), new)
       lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()
     if partial.squares.keys() != wanted:

@@ -1,0 +1,116 @@
+"""What an outer round of one module costs an executor, beside reading its bytes once.
+
+    python benchmarks/exchange.py [--paths=16 --blocks=4 --place=s3://BUCKET/prefix]
+
+The module is so many blocks of the paper's path of 150 M parameters, its paths' checkpoints are random numbers, written
+to the place before time counts. `read_once_seconds` reads the same objects, verified, one after another; `seconds` is the
+round: read, sum exactly, outer step, publish. `peak_memory_bytes` is what the process has grown by. Medians of `--rounds`,
+in turns. Prints a table and, as the last line, one JSON object.
+"""
+
+import contextlib
+import gc
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+import psutil
+from absl import app, flags
+
+from dipaco_jax import checkpoint, islands, leases, metrics, outer_executor, registry, run, settings, storage
+from dipaco_jax import model as model_lib
+from dipaco_jax.registry import Fact, NewTask
+
+PATHS = flags.DEFINE_integer('paths', 16, 'through the module')
+BLOCKS = flags.DEFINE_integer('blocks', 4, 'of the module, of 7.8 M parameters each')
+PLACE = flags.DEFINE_string('place', '', 'of the objects; none: a temporary folder')
+ROUNDS = flags.DEFINE_integer('rounds', 3, 'of each')
+
+
+def make(folder: pathlib.Path) -> islands.Islands:
+  """A module of its own level, shared by all paths; the rest is path-specific."""
+  mine = f'block_({"|".join(map(str, range(BLOCKS.value)))})/'
+  rest = f'^(?!{mine})'
+  s = settings.from_dict({
+    'grid': {'a': PATHS.value}, 'levels': (('mine', mine, ()), ('rest', rest, ('a',))),
+    'train': {'phases': ROUNDS.value, 'early_stopping': False},
+  })  # fmt: skip
+  checkpoint.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
+  (folder / 'stages').mkdir()
+  made = run.Run(
+    folder, s, metrics.Metrics(folder, writes=False), metrics.count_compilations(), lambda: False,
+    contextlib.nullcontext,
+  )  # fmt: skip
+  place = storage.open_storage(PLACE.value or str(folder))
+  return islands.Islands(made, registry.Registry(f'sqlite:///{folder}/registry.db'), place, 'benchmark')
+
+
+def publish(of: islands.Islands):
+  """Version 0 of the module, and every path's checkpoint of phase 0."""
+  s, rng = of.run.settings, np.random.default_rng(0)
+  level = of.layout.levels[0]
+  shapes = model_lib.shapes(model_lib.make(s.model, s.tokenizer.vocab_size))
+  old = {name: rng.standard_normal(shapes[name].shape, np.float32) * 0.02 for name in of.layout.names(level)}
+  of.registry.put([Fact('module', 'mine/shared', 0, *of.write('modules/0/mine', old), {})])
+  for path in range(PATHS.value):
+    new = {name: x + rng.standard_normal(x.shape, np.float32) * 1e-3 for name, x in old.items()}
+    of.registry.put([islands.checkpoint_fact(path, 0, {'mine': of.write(f'paths/0/{path}-mine', new)}, {})])
+  of.registry.add_tasks([NewTask('outer', 'mine/shared', 1)])
+
+
+def read_once(of: islands.Islands) -> float:
+  started = time.perf_counter()
+  for fact in of.registry.facts('checkpoint', number=0):
+    of.storage.read(*fact.meta['objects']['mine'])
+  return time.perf_counter() - started
+
+
+def outer_round(of: islands.Islands, folder: pathlib.Path) -> float:
+  """The task, up to its fact; then it is given back."""
+  task = of.registry.claim(of.name, ['outer'])
+  assert task
+  lease = leases.Lease(of, 'outer', task)
+  started = time.perf_counter()
+  finish = outer_executor.Executor(folder / 'scratch').perform(of, task, lease)
+  assert finish
+  finish()
+  seconds = time.perf_counter() - started
+  lease.close()
+  of.registry.release(task)
+  return seconds
+
+
+def peak_bytes() -> int:
+  """The most memory that this process has had."""
+  line = next(x for x in pathlib.Path('/proc/self/status').read_text().splitlines() if x.startswith('VmHWM'))
+  return int(line.split()[1]) * 1024
+
+
+def main(argv):
+  del argv
+  with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    of = make(folder)
+    publish(of)
+    found: dict[str, list[float]] = {'seconds': [], 'read_once_seconds': []}
+    outer_round(of, folder)  # compiles; and brings the objects of a local disk into the page cache
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak counts from here (Linux)
+    for _ in range(ROUNDS.value):
+      found['read_once_seconds'].append(read_once(of))
+      found['seconds'].append(outer_round(of, folder))
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    size = sum(x.nbytes for x in of.read(*of.registry.facts('checkpoint')[0].meta['objects']['mine']).values())
+    peak = peak_bytes() - before
+  print(f'{PATHS.value} checkpoints of {size / 1e6:.0f} MB: read once {medians["read_once_seconds"]:.2f} s, '
+        f'outer round {medians["seconds"]:.2f} s, memory {peak / 1e6:.0f} MB')  # fmt: skip
+  ratio = medians['seconds'] / medians['read_once_seconds']
+  print(json.dumps(medians | {'ratio': ratio, 'peak_memory_bytes': peak, 'bytes': size * PATHS.value}))
+
+
+if __name__ == '__main__':
+  app.run(main)
