@@ -2,10 +2,10 @@
 
     python benchmarks/exchange.py [--paths=16 --blocks=4 --place=s3://BUCKET/prefix]
 
-The module is so many blocks of the paper's path of 150 M parameters; its paths' checkpoints are random numbers, written to
-the place before time counts. `read_once_seconds` reads the same objects, verified, one after another; `seconds` is the
-round: read, sum exactly, outer step, publish. `peak_memory_bytes` is what the process grows by. Medians of `--rounds`, in
-turns. Prints a table and, as the last line, one JSON object.
+The module is so many blocks of the paper's path of 150 M parameters; its paths' checkpoints are random numbers that are
+written before time counts. `read_once_seconds` reads the same objects, verified, one after another; `seconds` is the
+round: read, sum exactly, outer step, publish. `peak_memory_bytes` is what the process grows by. Medians of `--rounds`,
+in turns. Prints a table and, as the last line, one JSON object.
 """
 
 import contextlib

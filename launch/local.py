@@ -17,6 +17,7 @@ import time
 from dipaco_jax import registry, roles, status_of_islands
 
 PAUSE_S = 1.0
+CLEANING_S = 30  # that the monitor has, after the end
 FAILURES = 5  # within a minute, of one role: something is wrong that starting it again will not mend
 
 
@@ -98,7 +99,8 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     screen.show(status_of_islands.lines(facts))
     if found := facts.facts('finished'):
       screen.close()
-      print(f'perplexity {found[0].meta["perplexity"]:.2f}')
+      print(f'perplexity {found[0].meta["perplexity"]:.2f}', flush=True)
+      wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
       return 0
     time.sleep(PAUSE_S)
   screen.close()
@@ -111,12 +113,19 @@ def stop(running: list[Role]):
   for role in running:
     if role.process.poll() is None:
       os.killpg(role.process.pid, signal.SIGTERM)
-  deadline = time.monotonic() + 10
+  for role in wait(running, 10):
+    os.killpg(role.process.pid, signal.SIGKILL)
+
+
+def wait(running: list[Role], seconds: float) -> list[Role]:
+  """Until these have ended; returns those that have not."""
+  deadline, left = time.monotonic() + seconds, []
   for role in running:
     try:
       role.process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-      os.killpg(role.process.pid, signal.SIGKILL)
+      left.append(role)
+  return left
 
 
 if __name__ == '__main__':

@@ -23,6 +23,11 @@ def strict_dtypes():
     yield
 
 
+def pytest_addoption(parser):
+  parser.addoption('--chaos_s', type=float, default=30, help='how long faults come in islands_chaos_test.py (30)')
+  parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
+
+
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
   jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('xla')))
