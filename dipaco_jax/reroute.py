@@ -4,6 +4,7 @@ A sequence is cut into chunks of W tokens from its first token on: chunk i is th
 path is chosen for each chunk and scores all of it; the choice for chunk i + 1 sees the tokens of chunks 0 to i only:
 
     oracle       the path with the least nats on chunk i
+    history      the path with the least nats on chunks 0 to i; not in the paper
     by_chooser   the path that the learned chooser (chunk_router.py) prefers at the last token of chunk i
     hindsight    the path with the least nats on chunk i + 1 itself: no choice of paths for chunks of W does better
 
@@ -19,6 +20,7 @@ Nats beyond a sequence's end are 0. Results are sums over the targets that count
 Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T of the top paths.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,7 +28,9 @@ import numpy as np
 BLOCK_BYTES = 1 << 26  # of all paths' token losses, float32, that are in memory at one time
 
 
-def oracle(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
+def oracle(
+  nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray, history: bool = False
+) -> np.ndarray:
   """Nats of every sequence, [N], where chunk i + 1 has the path with the least nats on chunk i; ties to the lower.
 
   Args:
@@ -34,13 +38,15 @@ def oracle(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np
     counts_NL: which targets count.
     W: tokens in a chunk, 2 or more.
     first_N: the path of chunk 0.
+    history: choose by chunks 0 to i.
 
   Raises:
     ValueError: W is below 2: the first token has no nats to choose by.
   """
   total_N = np.zeros(len(counts_NL))
   for rows, nll_BPL in blocks(nll):
-    best_BC = _by_chunk(nll_BPL, W).argmin(axis=1)
+    seen_BPC = _by_chunk(nll_BPL, W)
+    best_BC = (seen_BPC.cumsum(axis=-1) if history else seen_BPC).argmin(axis=1)
     total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], best_BC[:, :-1])
   return total_N
 
@@ -90,6 +96,26 @@ def mixture(nll: Sequence[np.ndarray], counts_NL: np.ndarray, scores_NP: np.ndar
     log_w_BT = score_BT - np.logaddexp.reduce(score_BT, axis=1, keepdims=True)
     log_p_BTL = log_w_BT[:, :, None] - np.take_along_axis(nll_BPL, top_BT[:, :, None], 1)
     total_N[rows] = -(np.logaddexp.reduce(log_p_BTL, axis=1) * counts_NL[rows]).sum(axis=1)
+  return total_N
+
+
+def posterior(nll: Sequence[np.ndarray], counts_NL: np.ndarray) -> np.ndarray:
+  """Nats of every sequence, [N], under the mixture of all paths by what they have predicted so far; not in the paper.
+
+      -sum_j log sum_p w_pj exp(-nll_pj)       w_pj = softmax_p(-sum_{i < j} nll_pi)
+
+  The weights are the posterior of the path that the sequence is from, all paths being as likely before it begins; the
+  prefix's nats are in it.
+
+  Args:
+    nll, counts_NL: as of `oracle`.
+  """
+  total_N = np.zeros(len(counts_NL))
+  for rows, nll_BPL in blocks(nll):
+    so_far_BPL = -np.cumsum(nll_BPL, axis=-1, dtype=np.float64)
+    log_p_BL = np.logaddexp.reduce(so_far_BPL, axis=1)  # of all tokens up to here
+    before_BL = np.pad(log_p_BL[:, :-1], ((0, 0), (1, 0)), constant_values=math.log(len(nll)))
+    total_N[rows] = ((before_BL - log_p_BL) * counts_NL[rows]).sum(axis=1)
   return total_N
 
 

@@ -1,9 +1,10 @@
 """Routing more often while evaluating [2.4.3, 7.2.2], and mixtures of paths: from every path's token losses.
 
-Of the choosers only the learned one could serve: the oracle scores each chunk under all paths, and hindsight has seen
-what it is to predict: it is a bound.
+Of the choosers only the learned one could serve: the oracle and history score each chunk under all paths, and hindsight
+has seen what it is to predict: it is a bound.
 """
 
+import functools
 import hashlib
 from typing import Any
 
@@ -16,7 +17,7 @@ from dipaco_jax import run as run_lib
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:
-  """`reroute`: {chooser: {W: perplexity}}, and `mixture`: {number of paths: perplexity}, as the config asks."""
+  """`reroute`: {chooser: {W: perplexity}}, and `mixture`: {number of paths, or 'posterior': perplexity}, as asked."""
   s, result = run.settings.evaluate, {}
   if not (s.reroute_every or s.mixture):
     return {}
@@ -27,7 +28,10 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
     return validation.summary(run, nll_N, targets_N, first, run.layout.grid.num_paths)['perplexity']
 
   if s.reroute_every:
-    by = {'oracle': reroute.oracle, 'hindsight': lambda nll, counts, W, _: reroute.hindsight(nll, counts, W)}
+    by: dict[str, Any] = {
+      'oracle': reroute.oracle, 'history': functools.partial(reroute.oracle, history=True),
+      'hindsight': lambda nll, counts, W, _: reroute.hindsight(nll, counts, W),
+    }  # fmt: skip
     if s.chunk_router_steps:
       chosen = learned_choices(run)
       by['learned'] = lambda nll, counts, W, first: reroute.by_chooser(nll, counts, W, first, chosen)
@@ -37,6 +41,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
   if s.mixture:
     weights = log_weights(run)
     result['mixture'] = {str(n): perplexity(reroute.mixture(*scored, weights, n)) for n in range(1, s.mixture + 1)}
+    result['mixture']['posterior'] = perplexity(reroute.posterior(*scored))
   return result
 
 

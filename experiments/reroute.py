@@ -10,7 +10,9 @@ from runs import Row
 from dipaco_jax import drawing
 
 WIDTHS = (128, 64, 32, 16)
-CHOOSERS = {'learned': 'learned', 'oracle': 'by the last chunk', 'hindsight': 'by the chunk itself'}
+CHOOSERS = {
+  'learned': 'learned', 'oracle': 'by the last chunk', 'history': 'by all before', 'hindsight': 'by the chunk itself',
+}  # fmt: skip
 
 
 def rows(size: str) -> list[Row]:
@@ -24,6 +26,7 @@ COLUMNS = (
   Column('routed once', 'perplexity'),
   *(Column(f'{words}, W = {W}', f'reroute.{name}.{W}') for name, words in CHOOSERS.items() for W in WIDTHS),
   *(Column(f'mixture of {n}', f'mixture.{n}') for n in (2, 4)),
+  Column('all, by posterior', 'mixture.posterior'),
 )
 
 

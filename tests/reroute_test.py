@@ -66,6 +66,30 @@ def test_oracle(W):
 
 
 @pytest.mark.parametrize('W', WS)
+def test_history(W):
+  drawn = Drawn()
+
+  def choose(n, before, chunk):
+    return min(range(PATHS), key=lambda path: nats(drawn, n, path, range(chunk.start)))
+
+  expected = by_hand(drawn, W, choose)
+  found = reroute.oracle(drawn.nll, drawn.counts, W, drawn.first, history=True)
+  np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_posterior():
+  drawn, expected = Drawn(), []
+  for n, length in enumerate(LENGTHS):
+    weights, total = [1 / PATHS] * PATHS, 0.0
+    for place in range(1, length):
+      each = [w * math.exp(-drawn.of_token(n, path, place)) for path, w in enumerate(weights)]
+      total -= math.log(sum(each)) * (place >= PREFIX)
+      weights = [p / sum(each) for p in each]
+    expected.append(total)
+  np.testing.assert_allclose(reroute.posterior(drawn.nll, drawn.counts), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize('W', WS)
 def test_by_chooser(W):
   drawn = Drawn()
   expected = by_hand(drawn, W, lambda n, before, chunk: drawn.chosen[n, before[-1]])
