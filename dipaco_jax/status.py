@@ -18,6 +18,7 @@ from dipaco_jax.history import read_settings, read_stages
 from dipaco_jax.progress import duration
 from dipaco_jax.settings import STAGES
 
+REGISTRY = 'registry.db'
 DOING = ('reading and tokenizing text', 'training the base model', 'routing', 'training the paths', 'evaluating')
 
 
@@ -41,6 +42,16 @@ def status(workdir: pathlib.Path) -> str:
   else:
     lines.append(f'the report: {workdir / "report.html"}')
   return '\n'.join(lines)
+
+
+def of_islands(url: str) -> str:
+  """The table of an islands run: its tasks, and who works on what. Raises ValueError where there is no registry."""
+  from dipaco_jax import registry, status_of_islands  # SQLAlchemy: for them only
+
+  file = url.removeprefix('sqlite:///')
+  if file != url and not pathlib.Path(file).exists():
+    raise ValueError(f'--registry={url}: there is no such file; name the registry of a run')
+  return '\n'.join(status_of_islands.lines(registry.Registry(url, patience_s=5)))
 
 
 def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -161,9 +172,13 @@ def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
 def main():
   if not flags.FLAGS.workdir:
     raise ValueError('name a run with --workdir=DIR')
-  print(status(pathlib.Path(flags.FLAGS.workdir)))
+  workdir = pathlib.Path(flags.FLAGS.workdir)
+  file = workdir / REGISTRY
+  url = flags.FLAGS.registry or (f'sqlite:///{file.absolute()}' if file.exists() else '')
+  print(of_islands(url) if url and not (workdir / 'report.json').exists() else status(workdir))
 
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run.')
+  flags.DEFINE_string('registry', None, 'Of an islands run; by default registry.db in the workdir.')
   command.run(main)

@@ -152,3 +152,26 @@ def test_no_jax():
   program = 'import sys, dipaco_jax.status; print([m for m in ("jax", "matplotlib") if m in sys.modules])'
   done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=60)
   assert json.loads(done.stdout) == []
+
+
+def ask(*options: str) -> subprocess.CompletedProcess:
+  command = [sys.executable, '-m', 'dipaco_jax.status', *options]
+  return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_islands(tmp_path):
+  from dipaco_jax import registry
+
+  synthetic.make(tmp_path, stages=3)
+  (tmp_path / 'report.json').unlink(missing_ok=True)
+  url = f'sqlite:///{tmp_path}/registry.db'
+  tasks = registry.Registry(url)
+  tasks.add_tasks([registry.NewTask('train', str(path), 0) for path in range(4)])
+  tasks.beat('worker-0', 'worker', {'task': 'train 3 0', 'step': 8, 'of': 16, 'tokens_per_s': 1234.5})
+  for options in ([f'--workdir={tmp_path}'], ['--workdir=s3://bucket/run', f'--registry={url}']):
+    first, _, worker = ask(*options).stdout.splitlines()
+    assert first == 'tasks so far: train 0 of 4'
+    assert worker.split()[:6] == ['worker-0', 'train', '3', '0', '8/16', '1,234']
+  missing = ask(f'--workdir={tmp_path}', f'--registry=sqlite:///{tmp_path}/other.db')
+  assert missing.returncode == 2 and 'there is no such file' in missing.stderr
+  assert not (tmp_path / 'other.db').exists()
