@@ -10,6 +10,7 @@ this machine; an executor that finds neither sums anew.
 
 import collections
 import functools
+import hashlib
 import json
 import math
 import pathlib
@@ -27,6 +28,7 @@ from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('outer',)
+SHA256 = 32  # bytes, before what they are of
 HELD = 4  # sums in memory, with their modules
 
 
@@ -42,20 +44,19 @@ class Partial:
       self._read()
 
   def _read(self):
-    try:
-      with safetensors.safe_open(self.file, 'numpy') as f:
-        squares = json.loads(f.metadata()['squares'])
-        arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
-      return  # torn by a crash: summed anew
-    self.sum, self.squares = exact_sum.ExactSum.from_state(arrays), squares
+    found = self.file.read_bytes()
+    sha256, data = found[:SHA256], found[SHA256:]
+    if hashlib.sha256(data).digest() != sha256:
+      return  # not what was written: summed anew
+    squares, _, arrays = data.partition(b'\n')
+    self.squares = json.loads(squares)
+    self.sum = exact_sum.ExactSum.from_state(safetensors.numpy.load(arrays))
 
   def save(self):
     """For whoever goes on with it on this machine: us, or who comes after us."""
     if self.squares:
-      checkpoint.write_file(
-        self.file, safetensors.numpy.save(self.sum.state(), metadata={'squares': json.dumps(self.squares)})
-      )
+      data = json.dumps(self.squares).encode() + b'\n' + safetensors.numpy.save(self.sum.state())
+      checkpoint.write_file(self.file, hashlib.sha256(data).digest() + data)
 
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
     self.squares[path] = self.sum.add(weight, self.old, new)
@@ -92,7 +93,7 @@ class Executor:
     if held := self.partials.pop((task.key, task.number), None):
       return held
     before = islands.registry.facts('module', [task.key], task.number - 1)[0]
-    file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.safetensors'
+    file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.sum'
     return Partial(file, *islands_lib.split(islands.read(before.uri, before.sha256)))
 
   def put_back(self, task: Task, partial: Partial):

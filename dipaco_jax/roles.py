@@ -16,13 +16,14 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import shutil
 import socket
 import tempfile
 from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, evaluator, leases, metrics, monitor, outer_executor, worker
+from dipaco_jax import checkpoint, checks, evaluator, leases, metrics, monitor, outer_executor, worker
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
@@ -60,6 +61,8 @@ def run_role(
   }
   kinds, perform = performs[role]
   leases.serve(islands, role, kinds, perform, own_modules(islands, share) if share else None)
+  if role == 'outer':
+    shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
 
 
 def own_modules(islands: Islands, share: str) -> list[str]:
@@ -82,13 +85,20 @@ def settle(registry: registry_lib.Registry, settings: settings_lib.Settings, loc
   try:
     registry.put([Fact('config', '', 0, '', digest(config), {'config': settings.to_dict()})])
   except ValueError as e:
-    there = settings_lib.from_dict(registry.facts('config')[0].meta['config'])
-    changed = settings_lib.differences(there, settings).items()
-    words = '; '.join(f'config.{name} was {was!r}, is {now!r}' for name, (was, now) in changed)
+    words = changes(registry.facts('config')[0].meta['config'], settings)
     raise ValueError(f'--registry is that of a run with another config ({words}): use another database') from e
-  if not (local / 'config.json').exists():
-    checkpoint.write_json(local / 'config.json', settings.to_dict())
+  if not (file := local / 'config.json').exists():
+    checkpoint.write_json(file, settings.to_dict())
+  elif words := changes(json.loads(file.read_text()), settings):
+    raise ValueError(f'{local} holds a run with another config ({words}): use another --workdir')
   registry.add_tasks([NewTask('prepare', '', 0)])
+
+
+def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
+  """All fields that differ: what may change when `main` goes on may not here, where others are at it."""
+  was = checks.flatten(settings_lib.from_dict(before).to_dict())
+  now = checks.flatten(settings.to_dict())
+  return '; '.join(f'config.{name} was {was[name]!r}, is {now[name]!r}' for name in now if was[name] != now[name])
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:
