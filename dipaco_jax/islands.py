@@ -73,7 +73,7 @@ class Islands:
     data = checkpoint.to_bytes(arrays)
     sha256 = hashlib.sha256(data).hexdigest()
     name = f'{OBJECTS}/{name}-{sha256[:16]}.safetensors'
-    self.storage.write(name, data)
+    self.storage.write(name, data, sha256)
     return [name, sha256]
 
   def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:

@@ -178,12 +178,15 @@ class Storage:
     self.bytes_in = self.bytes_out = 0
     self.lock = threading.Lock()
 
-  def write(self, name: str, data: bytes) -> str:
-    """Publishes an object; returns its sha256. On a disk it is synced before it is seen. A full disk raises at once."""
+  def write(self, name: str, data: bytes, sha256: str = '') -> str:
+    """Publishes an object; returns its sha256, which is worked out unless it is given.
+
+    On a disk it is synced before it is seen. A full disk raises at once.
+    """
     self.patiently(name, lambda: self.place.put(checked(name), data))
     with self.lock:
       self.bytes_out += len(data)
-    return hashlib.sha256(data).hexdigest()
+    return sha256 or hashlib.sha256(data).hexdigest()
 
   def read(self, name: str, sha256: str) -> bytes:
     """An object's bytes; raises Missing, or Corrupt where their sha256 is another."""
