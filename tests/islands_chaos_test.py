@@ -27,7 +27,9 @@ from dipaco_jax import settings as settings_lib
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')
-LEASE_S = 2.0
+LEASE_S = 4.0
+PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
+PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
 LONGEST_S = 600  # of a run, after its last fault
 
@@ -82,6 +84,9 @@ class Cluster:
   def signal(self, name: str, number: int):
     with contextlib.suppress(ProcessLookupError):
       os.kill(self.processes[name].pid, number)
+
+  def done(self) -> int:
+    return sum(states.get('done', 0) for states in self.registry.counts().values())
 
   def finished(self) -> bool:
     return bool(self.registry.facts('finished'))
@@ -219,13 +224,15 @@ def run(config, place: pathlib.Path, server, draw: random.Random | None, until: 
     cluster = Cluster(config, place, url)
     stack.callback(cluster.kill)
     chaos = draw and Chaos(cluster, server, draw)
-    next_fault = time.monotonic() + 1
+    next_fault, before, patience = time.monotonic() + 1, 0, 0.0
     while not cluster.finished():
       assert time.monotonic() < until + LONGEST_S, f'it does not end: {cluster.registry.counts()}'
       cluster.tend()
-      if chaos and next_fault < time.monotonic() < until:
+      now, done = time.monotonic(), cluster.done()
+      if chaos and next_fault < now < until and (done > before or now > patience):
         chaos.strike()
-        next_fault = time.monotonic() + chaos.draw.expovariate(1 / 0.7)
+        next_fault = time.monotonic() + chaos.draw.expovariate(1 / PAUSE_S)
+        before, patience = done, time.monotonic() + PATIENCE_S
       time.sleep(0.05)
     if chaos:
       counts = chaos.counts

@@ -194,7 +194,7 @@ def draw_points(undisturbed, everything: bool) -> list[list[str]]:
   random.Random(8).shuffle(points)
   if everything:
     return [points[i::8] for i in range(8)]
-  return [points[:24]]
+  return [points[:20]]
 
 
 def test_killed_at_every_point(machine, prepared, undisturbed, tmp_path, request):
@@ -231,7 +231,8 @@ def best(place: pathlib.Path) -> list[int]:
 
 def test_each_task_on_another_machine(machine, prepared, undisturbed, tmp_path):
   shutil.copytree(prepared, tmp_path / 'run')
-  points = {p for p in undisturbed[1] if p.startswith('after mark_scheduled 1 from') and 'finished' not in p}
+  points = sorted(p for p in set(undisturbed[1]) if p.startswith('after mark_scheduled 1 from') and 'finished' not in p)
+  points = random.Random(9).sample(points, 12)
   faults = Faults(points)
   machine.to_the_end(tmp_path / 'run', faults, far=tmp_path / 'far')
   assert len(faults.hit) > 0.8 * len(points) and outcome(tmp_path / 'run') == outcome(undisturbed[0])
