@@ -307,21 +307,22 @@ def test_no_end_before_its_time(machine, prepared, tmp_path):
   close(made)
 
 
-def test_idle_is_asked_of_one_moment(tmp_path):
-  """A task is completed, and its fact scheduled, between any two statements."""
+@pytest.mark.parametrize('after', [0, 1])
+def test_idle_is_asked_of_one_moment(after, tmp_path):
+  """A task is completed before or after the first statement, and its fact scheduled before the next."""
   db = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   db.add_tasks([NewTask('train', '0', 0)])
-  task, asked = db.claim('a', ['train']), []
+  task, fact, asked = db.claim('a', ['train']), Fact('checkpoint', '0', 0, '', '', {}), []
   rows = db._db.rows
 
   def slowly(*args):
-    found = rows(*args)
-    if not asked:
-      db.complete(task, [Fact('checkpoint', '0', 0, '', '', {})])
-    elif len(asked) == 1:
-      db.add_tasks([NewTask('outer', 'x', 1)])
-      db.mark_scheduled([Fact('checkpoint', '0', 0, '', '', {})])
     asked.append(args)
+    if len(asked) == 1 + after:
+      db.complete(task, [fact])
+    found = rows(*args)
+    if len(asked) == 1 + after:
+      db.add_tasks([NewTask('outer', 'x', 1)])
+      db.mark_scheduled([fact])
     return found
 
   db._db.rows = slowly
