@@ -86,6 +86,7 @@ class Role:
     self.failures = self.done = self.unlucky = 0
     self.seen = self.looked = -1e9  # when we last gave a sign of life, and looked around
     self.busy = time.monotonic()  # when we last had a task
+    self.put_off = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
     self.told = moved(islands)  # bytes, with our last fact
 
   def serve(self):
@@ -104,7 +105,9 @@ class Role:
   def claim(self) -> Task | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
     registry = self.islands.registry
-    task = registry.claim(self.islands.name, self.kinds, self.keys)
+    task = registry.claim(self.islands.name, [k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
+    if not task:
+      self.put_off = ''
     if task or self.keys is None or time.monotonic() - self.busy < registry.lease_s:
       return task
     return registry.claim(self.islands.name, self.kinds)
@@ -172,6 +175,7 @@ class Role:
       if isinstance(error, islands_lib.Gone):
         registry.reopen(*islands_lib.maker(error.name))
     registry.release(lease.task, error=str(error))
+    self.put_off = lease.task.kind
     self.drop(lease)
 
   def drop(self, lease: Lease):
