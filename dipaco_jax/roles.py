@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 import socket
@@ -46,10 +47,11 @@ def run_role(
   local.mkdir(parents=True, exist_ok=True)
   registry = registry_lib.Registry(url or f'sqlite:///{(local / "registry.db").absolute()}', lease_s)
   settle(registry, settings, local)
-  name = name or f'{role}-{socket.gethostname()}-{digest(str(local.resolve()) + str(jax.device_count()))[:2]}'
+  name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
+  alone = on_own_devices(settings)
   run = run_lib.Run(
-    local, on_own_devices(settings), metrics.Metrics(local, writes=False), metrics.count_compilations(),
-    lambda: False, contextlib.nullcontext,
+    local, alone, metrics.Metrics(local, writes=False), metrics.count_compilations(), lambda: False,
+    contextlib.nullcontext, alone.mesh.data,
   )  # fmt: skip
   islands = Islands(run, registry, storage, name)
   if role == 'monitor':
@@ -102,7 +104,7 @@ def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:
-  """One path on all devices of this process: its slice."""
+  """One path on the devices of this process, its slice: as many of them as divide its batches."""
   sizes = [*s.batch_sizes('train').values(), *s.batch_sizes('pretrain').values()]
   data = s.mesh.data or max(d for d in range(1, jax.device_count() + 1) if all(size % d == 0 for size in sizes))
   return dataclasses.replace(s, mesh=dataclasses.replace(s.mesh, data=data))

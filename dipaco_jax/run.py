@@ -34,6 +34,7 @@ class Run:
   compilations: collections.Counter[str]
   stop_requested: Callable[[], bool]
   graceful: Callable[[], contextlib.AbstractContextManager]  # inside it, a signal only sets stop_requested
+  num_devices: int = 0  # that are used, the first ones; 0: all
 
   def record(self, name: str) -> dict[str, Any] | None:
     """What a finished stage left, None where it isn't finished."""
@@ -75,7 +76,8 @@ class Run:
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, model.shapes(self.model))
-    placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), jax.devices())
+    devices = jax.devices()[: self.num_devices or None]
+    placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), devices)
     return programs_lib.make(settings, placement, layout, self.model)
 
   def sequences(self, split: str) -> sequences_lib.Sequences:

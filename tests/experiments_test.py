@@ -114,7 +114,7 @@ def test_a_digest_knows_the_config_and_the_bytes_of_the_text(tmp_path):
   assert runs.make('tiny', row, 0, str(two)).key == base.key
   assert runs.make('tiny', row, 0, str(one), str(two)).text != base.text
   assert runs.make('tiny', row, 1, str(one)).config != base.config
-  assert runs.make('tiny', row._replace(changes={'outer.rescale': False}), 0, str(one)).config != base.config
+  assert runs.make('tiny', row._replace(changes={'outer.reweigh': False}), 0, str(one)).config != base.config
   two.write_text('texts')
   assert runs.make('tiny', row, 0, str(two)).text != base.text
 
