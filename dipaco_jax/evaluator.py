@@ -60,7 +60,7 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     found: dict[str, Any] = run_report.write(own.workdir)
     for tree in ('modules', 'paths', 'stages', 'plots'):
       islands.storage.upload_tree(own.workdir / tree, tree)
-    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl'):
+    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
       if islands.storage.local(name) is None:
         islands.storage.write(name, (own.workdir / name).read_bytes())
   return [Fact('finished', '', 0, '', found['modules_sha256'], {'perplexity': found['perplexity']})]
