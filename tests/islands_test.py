@@ -166,23 +166,37 @@ def check_losses(facts: registry.Registry, run):
     assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
 
 
-def test_three_workers_as_one_process(undisturbed, config, tmp_path):
-  tiny_run.write_config(tmp_path)
-  text = (tmp_path / 'config.py').read_text()
-  text = text.replace('phases=4', 'phases=2').replace('warmup_steps=4)', 'warmup_steps=4, decay_steps=36)')
-  (tmp_path / 'config.py').write_text(text.replace(str(tmp_path / 'text.jsonl'), config.data.train[0]))
-  root = pathlib.Path(islands.__file__).parent.parent
+ALONE = """
+import pathlib, sys, one_process
+from dipaco_jax import settings
+found = {}
+exec(pathlib.Path(sys.argv[1]).read_text(), found)
+place = pathlib.Path(sys.argv[2])
+one_process.Machine(settings.from_dict(found['get_config']().to_dict()), {}).to_the_end(place, one_process.Faults())
+"""
+
+
+def test_three_workers_as_one_process(tmp_path):
+  """Processes of one fake device each, unlike this one: eight share a pool of threads, and round otherwise."""
+  file = tiny_run.write_config(tmp_path)
+  file.write_text(file.read_text().replace('phases=4', 'phases=2'))
+  tests = pathlib.Path(__file__).parent
   flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
-  command = [sys.executable, 'launch/local.py', f'--config={tmp_path}/config.py', f'--workdir={tmp_path}/run']
-  done = subprocess.run(
-    [*command, '--workers=3'], cwd=root, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags},
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr
-  assert tiny_run.modules_sha256(tmp_path / 'run') == tiny_run.modules_sha256(undisturbed[0])
-  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
-  assert f'perplexity {report["perplexity"]:.2f}' in done.stdout
-  assert report['perplexity'] == json.loads((undisturbed[0] / 'report.json').read_text())['perplexity']
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': f'{tests}:{tests.parent}'}
+  alone, three = tmp_path / 'alone', tmp_path / 'three'
+  local = str(tests.parent / 'launch' / 'local.py')
+  for command in (
+    [sys.executable, '-c', ALONE, str(file), str(alone)],
+    [sys.executable, local, f'--config={file}', f'--workdir={three}', '--workers=3'],
+  ):
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+  expected, found = outcome(alone), outcome(three)
+  assert found == expected and len(found) == 1 + 8 + 5 * 3 + 8 + 1
+  assert tiny_run.modules_sha256(three) == tiny_run.modules_sha256(alone)
+  reports = [json.loads((place / 'report.json').read_text()) for place in (alone, three)]
+  assert reports[0]['perplexity'] == reports[1]['perplexity']
+  assert f'perplexity {reports[1]["perplexity"]:.2f}' in done.stdout
 
 
 # -- killed
