@@ -24,7 +24,7 @@ def strict_dtypes():
 
 
 def pytest_addoption(parser):
-  parser.addoption('--chaos_s', type=float, default=15, help='how long faults come in islands_chaos_test.py (30)')
+  parser.addoption('--chaos_s', type=float, default=15, help='how long faults come in islands_chaos_test.py (15)')
   parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
 
 
