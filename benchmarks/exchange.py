@@ -8,7 +8,6 @@ round: read, sum exactly, outer step, publish. `peak_memory_bytes` is what the p
 in turns. Prints a table and, as the last line, one JSON object.
 """
 
-import contextlib
 import gc
 import json
 import pathlib
@@ -20,7 +19,7 @@ import numpy as np
 import psutil
 from absl import app, flags
 
-from dipaco_jax import checkpoint, islands, leases, metrics, outer_executor, registry, run, settings, storage
+from dipaco_jax import checkpoint, islands, leases, outer_executor, registry, run, settings, storage
 from dipaco_jax import model as model_lib
 from dipaco_jax.registry import Fact, NewTask
 
@@ -40,12 +39,9 @@ def make(folder: pathlib.Path) -> islands.Islands:
   })  # fmt: skip
   checkpoint.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
   (folder / 'stages').mkdir()
-  made = run.Run(
-    folder, s, metrics.Metrics(folder, writes=False), metrics.count_compilations(), lambda: False,
-    contextlib.nullcontext,
-  )  # fmt: skip
   place = storage.open_storage(PLACE.value or str(folder))
-  return islands.Islands(made, registry.Registry(f'sqlite:///{folder}/registry.db'), place, 'benchmark')
+  facts = registry.Registry(f'sqlite:///{folder}/registry.db')
+  return islands.Islands(run.unattended(folder, s), facts, place, 'benchmark')
 
 
 def publish(of: islands.Islands):

@@ -7,7 +7,6 @@ The cost per task should not grow with the number of paths. The last line is JSO
 `growth`, of the largest against the smallest.
 """
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -16,7 +15,7 @@ import time
 
 from absl import flags
 
-from dipaco_jax import checkpoint, command, islands, metrics, registry, run, settings, storage
+from dipaco_jax import checkpoint, command, islands, registry, run, settings, storage
 from dipaco_jax.registry import Fact, NewTask
 
 FLAGS = flags.FLAGS
@@ -36,11 +35,8 @@ def make(folder: pathlib.Path, sizes: list[int]) -> islands.Islands:
   })  # fmt: skip
   checkpoint.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
   url = FLAGS.registry or f'sqlite:///{folder}/registry.db'
-  made = run.Run(
-    folder, s, metrics.Metrics(folder, writes=False), metrics.count_compilations(), lambda: False,
-    contextlib.nullcontext,
-  )  # fmt: skip
-  return islands.Islands(made, registry.Registry(url), storage.open_storage(str(folder)), 'benchmark')
+  place = storage.open_storage(str(folder))
+  return islands.Islands(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')
 
 
 def begin(of: islands.Islands):

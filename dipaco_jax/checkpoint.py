@@ -120,9 +120,14 @@ def hold(workdir: Path) -> Iterator[None]:
 # -- published modules
 
 
+def module_key(level: Level, module: Coordinates) -> str:
+  """A module's name among those of its version."""
+  return f'{level.name}/{"-".join(map(str, module)) or "shared"}'
+
+
 def module_file(workdir: Path, version: int, level: Level, module: Coordinates) -> Path:
   """Where a module of a version is."""
-  return workdir / 'modules' / str(version) / level.name / f'{"-".join(map(str, module)) or "shared"}.safetensors'
+  return workdir / 'modules' / str(version) / f'{module_key(level, module)}.safetensors'
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:

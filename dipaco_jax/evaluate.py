@@ -1,6 +1,7 @@
 """Losses of paths on rows of tokens: hold-outs for early stopping, routed validation [2.7, 4]."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +80,16 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
 def mean_by_path(found: Losses) -> list[float | None]:
   """nats per target of each path; None where it has none."""
   return [float(n.sum() / c.sum()) if c.sum() else None for n, c in zip(found.nll, found.targets, strict=True)]
+
+
+def to_compare(mean: float | None) -> float | None:
+  """A hold-out's mean for early stopping: one that is not a number is worse than any [2.7]."""
+  return math.inf if mean is not None and math.isnan(mean) else mean
+
+
+def is_best(loss: float | None, best: float | None) -> bool:
+  """Whether a path points at this version from now on; one without a hold-out points at the newest [2.7]."""
+  return loss is None or best is None or loss < best
 
 
 def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:

@@ -34,8 +34,7 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
 
     turn = islands.run.layout.grid.coordinates(path)
     ((_, nll, targets),) = evaluate.turn_losses(programs, turn, params_of_turn, rows)
-    mean = float(nll.sum() / targets.sum()) if targets.sum() else None
-    loss = math.inf if mean is not None and math.isnan(mean) else mean  # worse than any
+    loss = evaluate.to_compare(evaluate.mean_by_path(evaluate.Losses([nll], [targets]))[0])
   meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf'}
   return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]
 

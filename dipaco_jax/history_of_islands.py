@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import checkpoint, jobs, stages
+from dipaco_jax import checkpoint, evaluate, jobs, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.islands import Islands
@@ -45,8 +45,7 @@ class Pointers:
       self.loss = [None] * len(self.loss)  # other hold-outs
     losses = holdout_losses(self.islands, version)
     for path, loss in enumerate(losses):
-      before = self.loss[path]
-      if loss is None or before is None or loss < before:  # a path without a hold-out points at the newest
+      if evaluate.is_best(loss, self.loss[path]):
         self.loss[path], self.version[path] = loss, version
     return losses
 

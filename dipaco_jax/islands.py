@@ -115,7 +115,8 @@ class Islands:
   def modules_of(self, path: int) -> dict[str, str]:
     """{level: key of the module that the path picks}."""
     coordinates = self.layout.grid.coordinates(path)
-    return {level.name: key(level, self.layout.grid.module(level, coordinates)) for level in self.layout.levels}
+    grid = self.layout.grid
+    return {level.name: checkpoint.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
 
   def paths_through(self, module: str) -> list[int]:
     """Paths that pick a module."""
@@ -134,7 +135,7 @@ class Islands:
 
   def all_modules(self) -> list[str]:
     layout = self.layout
-    return [key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
+    return [checkpoint.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
   def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
     """One path's parameters of a version; reads its modules and no others."""
@@ -181,11 +182,6 @@ def maker(name: str) -> tuple[str, str, int]:
   if parts[0] in ('routing', 'shards') and parts[1] != '0':
     return 'reroute', '', int(parts[1])
   return 'prepare', '', 0
-
-
-def key(level: Level, module: Coordinates) -> str:
-  """A module's name in facts and tasks."""
-  return f'{level.name}/{"-".join(map(str, module)) or "shared"}'
 
 
 OUTER = 'outer'  # before the names of a module's outer state, in its object

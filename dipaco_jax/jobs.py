@@ -1,14 +1,14 @@
 """What the two training stages train: the base model, and the grid of paths from it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import mesh, outer, shards, spmd, validation
+from dipaco_jax import mesh, modules, outer, shards, spmd, validation
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
@@ -28,23 +28,29 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:
 
 def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
   """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds."""
-  s, made, grid = run.settings, run.programs, run.layout.grid
-  tokens = run.shards_meta(number)['shard_tokens']
-
-  @functools.lru_cache(2)  # asked at every dispatch, of all paths
-  def weights(phase: int) -> np.ndarray:
-    active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
-    return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
-
+  s, made = run.settings, run.programs
   return spmd.Job(
     name='train', programs=made, phases=s.train.phases, round=number, until=round_end(s, number),
     steps_per_phase=s.train.steps_per_phase, steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps,
-    batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights,
+    batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights(run, number),
     base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
     holdout=validation.holdout_rows(run, number) if s.train.early_stopping else None,
     validate=functools.partial(validation.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
     publish=True,
   )  # fmt: skip
+
+
+def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:
+  """phase -> w_i of every path on the shards of a round, shaped like the grid; 0: it takes no part [2.7]."""
+  s, grid = run.settings, modules.grid_lib.Grid(run.settings.grid)
+  tokens = run.shards_meta(number)['shard_tokens']
+
+  @functools.lru_cache(2)  # asked at every dispatch, of all paths
+  def of_phase(phase: int) -> np.ndarray:
+    active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
+    return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
+
+  return of_phase
 
 
 def round_end(s: settings_lib.Settings, number: int) -> int:
@@ -73,12 +79,16 @@ def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int
 
 
 def named_leaves(tree) -> dict[str, np.ndarray]:
-  """A pytree of in-flight arrays of one path to host arrays by their place in it."""
+  """A pytree of arrays to host arrays by their place in it; `from_leaves` is the inverse."""
   return {jax.tree_util.keystr(path): mesh.fetch(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
+  """A pytree of that structure."""
+  return jax.tree_util.tree_map_with_path(lambda at, _: arrays[jax.tree_util.keystr(at)], structure)
 
 
 def base_state(run: run_lib.Run, made: Programs) -> Any:
   """Inner state of the base model as `named_leaves` has kept it; None where it was not trained."""
   arrays = safetensors.numpy.load_file(run.workdir / 'base' / 'inner.safetensors')
-  structure = jax.eval_shape(made.inner.init, made.shapes)
-  return jax.tree_util.tree_map_with_path(lambda p, _: arrays[jax.tree_util.keystr(p)], structure) if arrays else None
+  return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None

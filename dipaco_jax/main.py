@@ -163,10 +163,10 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
 def run_role(settings: settings_lib.Settings):
   """One process of an islands run."""
   quiet()
-  if FLAGS.role not in ('worker', 'outer', 'evaluator', 'monitor'):
-    raise ValueError(f'--role={FLAGS.role}: there are worker, outer, evaluator and monitor')
   from dipaco_jax import roles
 
+  if FLAGS.role not in roles.ROLES:
+    raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
   check_model(settings)
   compilation_cache(roles.local_place(FLAGS.workdir))
   roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s)

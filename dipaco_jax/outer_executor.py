@@ -21,7 +21,7 @@ import numpy as np
 import optax
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, exact_sum, outer, shards
+from dipaco_jax import checkpoint, exact_sum, jobs, outer, shards
 from dipaco_jax import islands as islands_lib
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
@@ -123,10 +123,9 @@ def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], me
   """(new parameters, new outer state, |Delta|) of one module; a state is by place in Optax's tree, {} for a new one."""
   transformation = outer.make(config)
   fresh = transformation.init(params)
-  there = jax.tree_util.tree_map_with_path(lambda at, x: state[jax.tree_util.keystr(at)], fresh) if state else fresh
+  there = jobs.from_leaves(state, fresh) if state else fresh
   new, moved, norm = _compiled(config)(params, there, mean, factor)
-  leaves = jax.tree_util.tree_leaves_with_path(moved)
-  return jax.tree.map(np.asarray, new), {jax.tree_util.keystr(at): np.asarray(x) for at, x in leaves}, float(norm)
+  return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm)
 
 
 @functools.cache
@@ -145,7 +144,6 @@ def _compiled(config):
 @functools.lru_cache(4)
 def path_weights(islands: Islands, phase: int) -> np.ndarray:
   """w_i of every path, [P]; 0: it takes no part [2.7]."""
-  islands.fetch(f'shards/{islands.round(phase)}')
-  tokens = islands.run.shards_meta(islands.round(phase))['shard_tokens']
-  shape = islands.layout.grid.shape
-  return outer.path_weights(islands.active(phase), tokens, islands.run.settings.outer.reweigh, shape).reshape(-1)
+  number = islands.round(phase)
+  islands.fetch(f'shards/{number}')
+  return jobs.weights(islands.run, number)(phase).reshape(-1)

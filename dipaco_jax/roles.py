@@ -11,7 +11,6 @@ PLACE is a folder that all see, or s3://... or gs://...; URL is that of a databa
 enough, in any order. A role ends by itself when the run is finished.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -24,7 +23,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, checks, evaluator, leases, metrics, monitor, outer_executor, worker
+from dipaco_jax import checkpoint, checks, evaluator, leases, monitor, outer_executor, worker
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
@@ -45,15 +44,11 @@ def run_role(
   """
   storage, local = storage_lib.open_storage(workdir), local_place(workdir)
   local.mkdir(parents=True, exist_ok=True)
-  registry = registry_lib.Registry(url or f'sqlite:///{(local / "registry.db").absolute()}', lease_s)
+  registry = registry_lib.Registry(url or registry_url(local), lease_s)
   settle(registry, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
   alone = on_own_devices(settings)
-  run = run_lib.Run(
-    local, alone, metrics.Metrics(local, writes=False), metrics.count_compilations(), lambda: False,
-    contextlib.nullcontext, alone.mesh.data,
-  )  # fmt: skip
-  islands = Islands(run, registry, storage, name)
+  islands = Islands(run_lib.unattended(local, alone, alone.mesh.data), registry, storage, name)
   if role == 'monitor':
     return monitor.watch(islands)
   performs: dict[str, Any] = {
@@ -79,6 +74,11 @@ def local_place(workdir: str) -> pathlib.Path:
   """Where a run's files are on this machine: the workdir itself, if it is a folder."""
   there = storage_lib.open_storage(workdir).local('here')
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
+
+
+def registry_url(local: pathlib.Path) -> str:
+  """Of the registry that a run has where none is named."""
+  return f'sqlite:///{(local / "registry.db").absolute()}'
 
 
 def settle(registry: registry_lib.Registry, settings: settings_lib.Settings, local: pathlib.Path):

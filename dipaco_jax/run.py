@@ -105,6 +105,14 @@ class Run:
     return self.settings.evaluate.batch_size or self.settings.train.batch_size
 
 
+def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0) -> Run:
+  """A run that writes no metrics, and is not asked to stop: for one of many processes."""
+  silent = metrics.Metrics(workdir, writes=False)
+  return Run(
+    workdir, settings, silent, metrics.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
+  )
+
+
 def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
   """Where a finished stage's record is."""
   return workdir / 'stages' / f'{name}.json'

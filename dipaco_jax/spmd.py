@@ -6,7 +6,6 @@ the loop only hands over batches that are on the device already and reads the me
 
 import dataclasses
 import functools
-import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +65,15 @@ class Job:
   def global_step(self, phase: int, step: int) -> int:
     """Of the schedules and of the data."""
     return self.first_step + phase * self.steps_per_phase + step
+
+  def first_state(self, phase: int, params) -> Any:
+    """The inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
+    programs = self.programs
+    if self.base_state is None or (phase and not self.keep_state):
+      return programs.fresh_state(params)
+    return jax.tree.map(
+      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.state_spec
+    )
 
   def trained(self, phase: int, turn: Coordinates) -> list[int]:
     """The path of every position during a turn, -1 where it does not train in this phase."""
@@ -181,14 +189,10 @@ class Trainer:
 
   def _inner_state(self, dispatch: Dispatch):
     """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
-    job, programs = self.job, self.job.programs
+    programs = self.job.programs
     if dispatch.turn in self.state.inner:
       return jax.device_put(self.state.inner[dispatch.turn], programs.shardings(programs.state_spec))
-    if job.base_state is None or (dispatch.phase and not job.keep_state):
-      return programs.fresh_state(self.state.params)
-    return jax.tree.map(
-      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), job.base_state, programs.state_spec
-    )
+    return self.job.first_state(dispatch.phase, self.state.params)
 
   # -- outer
 
@@ -240,10 +244,9 @@ class Trainer:
       record.best_version = [version] * len(record.best_version)
       return [None] * len(record.best_version)
     found = evaluate.mean_by_path(evaluate.losses(self.job.programs, params_of_turn, self.job.holdout))
-    found = [math.inf if loss is not None and math.isnan(loss) else loss for loss in found]  # worse than any
+    found = [evaluate.to_compare(loss) for loss in found]
     for path, loss in enumerate(found):
-      best = record.best_loss[path]
-      if loss is None or best is None or loss < best:  # a path without a hold-out points at the newest
+      if evaluate.is_best(loss, record.best_loss[path]):
         record.best_loss[path], record.best_version[path] = loss, version
     return found
 

@@ -75,17 +75,12 @@ def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> tuple[Any, 
   programs = job.programs
   loaded = islands.path_parameters(path, phase)
   params = evaluate.in_flight(programs, islands.run.layout.grid.coordinates(path), lambda _: loaded)
-  before = [t for t in range(phase) if islands.active(t)[path]][-1:] if job.keep_state else []
-  if before:
-    found = islands.registry.facts('checkpoint', [str(path)], before[0])[0]
-    arrays = islands.read(*found.meta['objects'][INNER])
-    return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
-  if job.base_state is None or (phase and not job.keep_state):
-    return params, programs.fresh_state(params)
-  placement = programs.placement
-  return params, jax.tree.map(
-    lambda x, spec: placement.assemble(x.shape, spec, lambda _: x), job.base_state, programs.state_spec
-  )
+  before = next((t for t in reversed(range(phase)) if islands.active(t)[path]), None)
+  if before is None or not job.keep_state:
+    return params, job.first_state(phase, params)
+  found = islands.registry.facts('checkpoint', [str(path)], before)[0]
+  arrays = islands.read(*found.meta['objects'][INNER])
+  return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
 
 
 def resume(islands: Islands, job: spmd.Job, path: int, phase: int, progress: dict[str, Any] | None):
@@ -124,7 +119,7 @@ def write(islands: Islands, job: spmd.Job, path: int, phase: int, params, inner)
 def to_host(programs, tree) -> dict[str, np.ndarray]:
   """In-flight arrays of one path by their place in the tree, without the mesh's axes."""
   first = (0,) * programs.num_axes
-  return {jax.tree_util.keystr(at): mesh.fetch(x)[first] for at, x in jax.tree_util.tree_leaves_with_path(tree)}
+  return {name: x[first] for name, x in jobs.named_leaves(tree).items()}
 
 
 def to_device(programs, specs, arrays: dict[str, np.ndarray]):

@@ -8,14 +8,14 @@ is. Routers: the first one, none (a path at random, the best single path), and c
 """
 
 import json
-import math
 import pathlib
 
 import numpy as np
+import scores
 from absl import flags
 from sklearn import linear_model
 
-from dipaco_jax import command, history, sequences, shards
+from dipaco_jax import command, history, shards
 
 PENALTIES = (1e4, 1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger
 
@@ -23,13 +23,9 @@ PENALTIES = (1e4, 1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is s
 def read(workdir: pathlib.Path):
   """Scores [N, P], features [N, D], paths of the first router [N] of all router data, and which is held out [N]."""
   s = history.read_settings(workdir)
-  num_paths = math.prod(dict(s.grid).values())
-  scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{path}.npy') for path in range(num_paths)], axis=1)
-  documents, _ = sequences.Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
-  kept = shards.drawn(documents, s.seed, s.routing.router_fraction, 'router data')
+  scores_NP, first_N, documents_N, kept = scores.read(workdir, s)
   z_ND = np.load(workdir / 'features' / 'train.npy')[kept].astype(np.float64)
-  first_N = np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0]
-  return scores_NP, z_ND, first_N, shards.drawn(documents[kept], s.seed, 0.2, 'tested')
+  return scores_NP, z_ND, first_N, shards.drawn(documents_N, s.seed, 0.2, 'tested')
 
 
 def compare(scores_NP, z_ND, first_N, held_N) -> dict[str, tuple[float, float]]:

@@ -11,18 +11,23 @@ from dipaco_jax import labels, sequences, settings, shards
 SWEEPS = 8
 
 
+def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Scores [N, P] of all router data, where the first router sent it [N], its documents [N]; which sequences it is."""
+  num_paths = math.prod(size for _, size in s.grid)
+  scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{p}.npy') for p in range(num_paths)], axis=1)
+  documents, _ = sequences.Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
+  kept = shards.drawn(documents, s.seed, s.routing.router_fraction, 'router data')
+  return scores_NP, np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0], documents[kept], kept
+
+
 def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   """Of each way: agreement with exact labels, scores taken as a share of all, and regret in nats a sequence.
 
   Coordinate ascent starts from the path that the first router sent a sequence to. The additive fit is given that path's
   cross, the paths that differ from it in one coordinate; `additive_more` as many again, drawn at random.
   """
-  files = workdir / 'routing' / '1-scores'
   shape = tuple(size for _, size in s.grid)
-  scores_NP = np.stack([np.load(files / f'{path}.npy') for path in range(math.prod(shape))], axis=1)
-  documents, _ = sequences.Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
-  kept = shards.drawn(documents, s.seed, s.routing.router_fraction, 'router data')
-  start_N = np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0]
+  scores_NP, start_N, _, _ = read(workdir, s)
 
   def score(chosen, paths):
     return scores_NP[chosen, paths]

@@ -75,7 +75,7 @@ def main() -> int:
   local = roles.local_place(options.workdir)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)
-  url = options.registry or f'sqlite:///{(local / "registry.db").absolute()}'
+  url = options.registry or roles.registry_url(local)
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
   command += [f'--registry={url}', *rest]
   stopping = []

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dipaco_jax import evaluator, leases, metrics, outer_executor, registry, roles, storage, worker
+from dipaco_jax import evaluator, leases, outer_executor, registry, roles, storage, worker
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.islands import Islands
@@ -140,10 +140,7 @@ class Machine:
     workdir.mkdir(parents=True, exist_ok=True)
     facts = registry.Registry(url or f'sqlite:///{place}/registry.db', LEASE_S)
     roles.settle(facts, self.settings, workdir)
-    run = run_lib.Run(
-      workdir, roles.on_own_devices(self.settings), metrics.Metrics(workdir, writes=False),
-      metrics.count_compilations(), lambda: False, contextlib.nullcontext,
-    )  # fmt: skip
+    run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
     return Islands(run, facts, storage.open_storage(str(place)), 'all')
 
