@@ -18,9 +18,9 @@ CHOICES = {
 MAY_BE_ZERO = (
   'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
   'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
-  'capacity router_fraction hidden chunk_router_steps mixture'
+  'capacity router_fraction lost hidden chunk_router_steps mixture'
 ).split()
-FRACTIONS = ('validation_fraction', 'holdout_fraction', 'router_fraction', 'b1', 'b2', 'momentum')
+FRACTIONS = ('validation_fraction', 'holdout_fraction', 'router_fraction', 'lost', 'b1', 'b2', 'momentum')
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -77,6 +77,8 @@ def check(s):
     raise ValueError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
   if s.train.paths_per_phase > num_paths:
     raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
+  if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
+    raise ValueError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
   if s.data.source == 'files' and not s.data.train:
     raise ValueError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
   if 0 < s.routing.capacity < 1:

@@ -36,8 +36,14 @@ def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
     base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
     holdout=validation.holdout_rows(run, number) if s.train.early_stopping else None,
     validate=functools.partial(validation.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
-    publish=True,
+    publish=True, lost=lost(run) if s.outer.lost else None,
   )  # fmt: skip
+
+
+def lost(run: run_lib.Run) -> Callable[[int], np.ndarray]:
+  """phase -> whose outer gradient is lost, shaped like the grid."""
+  s = run.settings
+  return functools.lru_cache(4)(functools.partial(outer.lost_paths, s.outer.lost, run.layout.grid.shape, s.seed))
 
 
 def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:

@@ -114,6 +114,14 @@ def exchanged_bytes(layout: Layout, shapes, active: float) -> int:
   return round(active * sum(2 * 4 * math.prod(shapes[name].shape) for name in shared))
 
 
+def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:
+  """Whose outer gradient is lost in a phase, bool, shaped like the grid: each with that probability [2311.08105, 3.2].
+
+  Such a path takes no part in the outer step, and goes on from its own parameters where others take the new modules.
+  """
+  return np.random.default_rng([seed, phase, 1]).random(shape) < lost
+
+
 def active_paths(train: settings.Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
   """Which paths train in a phase [2.6.2], bool [P]: by `train.schedule`, or so many drawn by (seed, phase), or all."""
   if train.schedule:

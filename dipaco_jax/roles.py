@@ -42,6 +42,8 @@ def run_role(
   Raises:
     ValueError: another config began this run, or the database or the place cannot be used.
   """
+  if settings.outer.lost:
+    raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
   storage, local = storage_lib.open_storage(workdir), local_place(workdir)
   local.mkdir(parents=True, exist_ok=True)
   registry = registry_lib.Registry(url or registry_url(local), lease_s)

@@ -111,6 +111,7 @@ class Outer:
   epsilon: float = 0.1  # of adam
   rescale: bool = True  # times sqrt(P_{l,e})
   reweigh: bool = True  # paths weigh as their shards' tokens
+  lost: float = 0.0  # probability that a path's outer gradient is lost: it goes on from its own parameters [DiLoCo]
 
 
 @dataclasses.dataclass(frozen=True)

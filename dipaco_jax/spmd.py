@@ -48,6 +48,7 @@ class Job:
   publish: bool = False  # modules, for others to read
   round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
   until: int | None = None  # the phase before which this round ends; None: it is the last
+  lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
   @property
   def end(self) -> int:
@@ -74,6 +75,16 @@ class Job:
     return jax.tree.map(
       lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.state_spec
     )
+
+  def heard(self, phase: int) -> np.ndarray:
+    """w_i of every path in the outer step, shaped like the grid; 0: it takes no part."""
+    return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
+
+  def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
+    """Which positions' outer gradients are lost, bool [m..]."""
+    placement = self.programs.placement
+    lost = np.zeros(self.programs.layout.grid.shape, bool) if self.lost is None else self.lost(phase)
+    return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
 
   def trained(self, phase: int, turn: Coordinates) -> list[int]:
     """The path of every position during a turn, -1 where it does not train in this phase."""
@@ -176,6 +187,8 @@ class Trainer:
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     if state.params is None:
       state.params = programs.begin(state.modules, turn)
+      if (own := state.own.pop(dispatch.turn, None)) is not None:
+        state.params = state_lib.choose(own, state.params, job.lost_in_flight(dispatch.phase - 1, tuple(turn)))
       state.inner[dispatch.turn] = self._inner_state(dispatch)
     first, after = job.global_step(dispatch.phase, dispatch.step), dispatch.step + job.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
@@ -201,8 +214,10 @@ class Trainer:
     programs, state = self.job.programs, self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     state.sums, state.squares = programs.finish(
-      state.sums, state.squares, state.modules, state.params, self.job.weights(dispatch.phase), turn
+      state.sums, state.squares, state.modules, state.params, self.job.heard(dispatch.phase), turn
     )
+    if self.job.lost_in_flight(dispatch.phase, tuple(turn)).any():
+      state.own[dispatch.turn] = state.params
     state.params = None
     state.record.turn, state.record.step = dispatch.turn + 1, 0
     inner = state.inner.pop(dispatch.turn)
@@ -216,7 +231,7 @@ class Trainer:
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
     state.modules, state.outer, statistics = programs.outer(
-      state.modules, state.outer, state.sums, state.squares, job.weights(dispatch.phase)
+      state.modules, state.outer, state.sums, state.squares, job.heard(dispatch.phase)
     )
     state.sums, state.squares = programs.clear(state.sums, state.squares)
     statistics = jax.tree.map(mesh.fetch, statistics)

@@ -167,12 +167,15 @@ def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[s
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + base['tokens']
-  active = sum(int((job.weights(phase) > 0).sum()) for phase in range(job.phases)) / max(1, job.phases)
+  active, heard = (
+    sum(int((of(phase) > 0).sum()) for phase in range(job.phases)) / max(1, job.phases)
+    for of in (job.weights, job.heard)
+  )
   return {
     'phases': job.phases, 'steps': job.phases * job.steps_per_phase, 'train_tokens': tokens, 'tokens_per_s': rate,
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, job.phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
-    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, active),
+    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
     'peak_memory_bytes': metrics.device_peak_bytes(devices) or metrics.process_peak_bytes(),
     'train_flops': flops * tokens,

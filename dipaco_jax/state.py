@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax import run_state as run_state_lib
@@ -50,11 +51,13 @@ class State:
   inner: dict[int, Any]  # inner states by turn, of the paths that have one
   params: Any  # of the paths in flight
   record: Record
+  own: dict[int, Any] = dataclasses.field(default_factory=dict)  # parameters by turn, where outer gradients were lost
 
   def arrays(self) -> dict[str, Any]:
     """What a checkpoint holds: nothing that `begin` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
     kept |= {'sums': self.sums, 'squares': self.squares} if self.record.turn else {}
+    kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
     return kept | ({'params': self.params} if self.params is not None else {})
 
 
@@ -64,10 +67,21 @@ def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
   return State(modules, outer, sums, squares, {}, None, new_record(programs.layout.grid.num_paths))
 
 
+@functools.partial(jax.jit, donate_argnums=1)
+def choose(own, params, lost):
+  """In-flight parameters: `own` at positions where `lost` [m..] is true, else `params`."""
+
+  def one(o, p):
+    return jnp.where(lost.reshape(*lost.shape, *(1,) * (p.ndim - lost.ndim)), o, p)
+
+  return jax.tree.map(one, own, params)
+
+
 def save(run_state: run_state_lib.RunState, updates: int, state: State):
   """Copies the arrays from the devices, and writes in the background."""
-  held = {'turns': sorted(state.inner), 'in_turn': state.params is not None, 'shapes': _shapes(state.arrays())}
-  run_state.save(updates, state.arrays(), {'record': dataclasses.asdict(state.record), **held})
+  held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
+  meta = {'record': dataclasses.asdict(state.record), **held, 'shapes': _shapes(state.arrays())}
+  run_state.save(updates, state.arrays(), meta)
 
 
 def restore(run_state: run_state_lib.RunState, programs: Programs) -> State | None:
@@ -83,7 +97,8 @@ def restore(run_state: run_state_lib.RunState, programs: Programs) -> State | No
   sums, squares = (arrays['sums'], arrays['squares']) if 'sums' in arrays else _zeros(programs)
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   record = Record(**meta['record'])
-  return State(arrays['modules'], arrays['outer'], sums, squares, inner, arrays.get('params'), record)
+  own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
+  return State(arrays['modules'], arrays['outer'], sums, squares, inner, arrays.get('params'), record, own)
 
 
 def _zeros(programs: Programs) -> tuple[Any, Any]:
@@ -103,10 +118,15 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
   params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
   inner = jax.eval_shape(programs.fresh_state, params)
   record, turns, in_turn = Record(**meta['record']), meta['turns'], meta['in_turn']
-  structs = State(modules, outer, sums, squares, dict.fromkeys(turns, inner), params if in_turn else None, record)
+  own = meta.get('own', ())
+  structs = State(
+    modules, outer, sums, squares, dict.fromkeys(turns, inner), params if in_turn else None, record,
+    dict.fromkeys(own, params),
+  )  # fmt: skip
   specs = State(
     programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec,
     dict.fromkeys(turns, programs.state_spec), programs.params_spec if in_turn else None, record,
+    dict.fromkeys(own, programs.params_spec),
   )  # fmt: skip
 
   def one(struct, sharding):

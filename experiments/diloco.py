@@ -41,6 +41,10 @@ def rows(size: str) -> list[Row]:
     Row(f'pool_{name.replace(" ", "_")}', f'pool of workers: {name}', f'diloco,{MOST}', pool(sizes))
     for name, sizes in schedules.items()
   ]
+  found += [
+    Row(f'lost_{p}', f'{MOST} workers, {p}% of outer gradients lost', f'diloco,{MOST}', {'outer.lost': p / 100})
+    for p in (10, 30, 50)
+  ]
   optimizers = {'sgd': 1.0, 'momentum': 0.3, 'adam': 0.3}
   found += [
     Row(f'outer_{name}', f'{MOST} workers, outer {name}, learning rate {rate}', f'diloco,{MOST}',

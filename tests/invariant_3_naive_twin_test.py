@@ -28,6 +28,7 @@ CASES = {
   'adam': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='adam', learning_rate=0.1)}),
   'sampled': (AB, small.MIXED_LEVELS, {'train': dict(paths_per_phase=2, phases=4)}),
   'schedule': (AB, small.MIXED_LEVELS, {'train': dict(schedule=((0, (0,)), (1, (0, 1)), (2, (0, 1, 2, 3))))}),
+  'lost': (AB, small.MIXED_LEVELS, {'outer': dict(lost=0.5), 'train': dict(phases=4)}),
   'inherited': (AB, small.MIXED_LEVELS, {'pretrain': dict(steps=5), 'inner': dict(rewarm_steps=3)}),
   'inherited once': (AB, small.MIXED_LEVELS, {'pretrain': dict(steps=5), 'inner': dict(keep_state=False)}),
 }
@@ -42,7 +43,10 @@ def base_state(params):
   return {'m': m, 'v': v, 't': 5}, theirs
 
 
-@pytest.mark.parametrize('case, devices', [*((case, 1) for case in CASES), ('three axes', 4), ('sampled', 4)])
+SEVERAL = ('three axes', 4), ('sampled', 4), ('lost', 4)
+
+
+@pytest.mark.parametrize('case, devices', [*((case, 1) for case in CASES), *SEVERAL])
 def test_twin(case, devices, tmp_path):
   grid, levels, changes = CASES[case]
   s = small.settings(grid, levels, **changes)
@@ -62,6 +66,7 @@ def test_twin(case, devices, tmp_path):
   modules, _, states, history = twin.train(
     job.base, ours, small.batch, active, [1.0 + path for path in range(paths)], layout.grid, layout.levels,
     layout.owner, jax.jit(mean_loss), s, 16,
+    lambda phase: np.flatnonzero(outer.lost_paths(s.outer.lost, (paths,), s.seed, phase)).tolist(),
   )  # fmt: skip
   # A step errs by the rounding of a parameter (below 2), and of a direction that is a sum over the rows' targets;
   # an outer step hands the errors on, times 0.7 * 1.9 * sqrt(P_{l,e}).

@@ -1,6 +1,7 @@
 """A model small enough to train in a test, on rows made up by (path, step)."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -74,6 +75,7 @@ def make_job(made: programs.Programs, **changes) -> spmd.Job:
   job = spmd.Job(
     'train', made, t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps, t.batch_size, batch, weights,
     base(made.model), None, keep_state=s.inner.keep_state,
+    lost=functools.partial(outer.lost_paths, s.outer.lost, grid.shape, s.seed) if s.outer.lost else None,
   )  # fmt: skip
   return dataclasses.replace(job, **changes)
 

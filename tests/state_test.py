@@ -27,3 +27,18 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
 
   resumed = small.train(job, tmp_path / 'run')
   jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))
+
+
+def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
+  s = small.settings({'a': 3}, (('all', '.*', ('a',)),), outer=dict(lost=0.6))
+  job = small.make_job(small.make_programs(s, 1))
+  lost = [job.lost(phase).tolist() for phase in range(3)]
+  assert [sum(row) for row in lost] == [3, 2, 1], 'of the first phase all'
+  undisturbed = small.train(job, tmp_path / 'undisturbed')
+
+  dispatches = 3 * job.steps_per_phase // job.dispatch_steps  # of a phase
+  for at in (dispatches, dispatches + 1, 2 * dispatches):
+    with pytest.raises(spmd.Stopped):
+      small.train(job, tmp_path / f'run{at}', iter([False] * (at - 1) + [True]).__next__)
+    resumed = small.train(job, tmp_path / f'run{at}')
+    jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))

@@ -140,7 +140,9 @@ def outer_step(modules, momenta, new_params, weights, grid, levels, outer):
   return new_modules, new_momenta
 
 
-def train(params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps):
+def train(
+  params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps, lost=lambda phase: ()
+):
   """Algorithm 1, from the base model on.
 
   Args:
@@ -153,11 +155,12 @@ def train(params, opt_state, batches, active, weights, grid, levels, owner, loss
     loss_fn: as for `inner_phase`.
     config: Settings; `pretrain.steps`, `train.steps_per_phase`, `inner` and `outer` are looked at.
     total_steps: length of the cosine.
+    lost: phase -> the paths whose outer gradient is lost, which go on from their own parameters.
 
   Returns:
     modules, momenta, {path: AdamW state}, and for each phase {path: [loss before each step]}.
   """
-  modules, momenta, history = initial_modules(params, grid, owner), {}, []
+  modules, momenta, history, own = initial_modules(params, grid, owner), {}, [], {}
   states = dict.fromkeys(range(grid.num_paths), opt_state)
   tau = config.train.steps_per_phase
   for t, paths in enumerate(active):
@@ -165,13 +168,14 @@ def train(params, opt_state, batches, active, weights, grid, levels, owner, loss
     new_params, losses = {}, {}
     for path in paths:
       new_params[path], states[path], losses[path] = inner_phase(
-        path_params(modules, grid, owner, path),
+        own[path] if path in own else path_params(modules, grid, owner, path),
         states[path],
         [batches(path, s) for s in range(first_step, first_step + tau)],
         first_step, loss_fn, config.inner, total_steps, config.pretrain.steps,
       )  # fmt: skip
       if not config.inner.keep_state:
         states[path] = None  # the base model's, if any, was for its first phase
+    own = {path: new_params.pop(path) for path in lost(t)}
     modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer)
     history.append(losses)
   return modules, momenta, states, history
