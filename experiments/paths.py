@@ -10,13 +10,13 @@ from common import Column
 from runs import Row
 
 GRIDS = {'test': (2,), 'smoke': (2,)}  # 2: a grid of 2x2
-DOCUMENTS = {'tiny': 3000, 'small': 3000, 'medium': 12_000}
-TIMES = 3  # the steps of other tables
+DOCUMENTS = {'tiny': 1000, 'small': 3000, 'medium': 12_000}
+TIMES = {'tiny': 1}  # the steps of other tables; elsewhere 3
 
 
 def rows(size: str) -> list[Row]:
   train = config.SIZES[size].config['train']
-  changes = config.lengthened(size, TIMES * train['phases'], train['steps_per_phase'])
+  changes = config.lengthened(size, TIMES.get(size, 3) * train['phases'], train['steps_per_phase'])
   if size in DOCUMENTS:
     changes |= {'data.max_documents': DOCUMENTS[size]}
   found = [Row('dense', 'dense', 'dense', changes)]
