@@ -1,5 +1,7 @@
 """How every role of an islands run works: take a task, hold its lease, publish what it made while it takes the next.
 
+What a task reads is fetched in a thread; near the end of one that says how far it is, the next is claimed and fetched.
+
 Roles meet in the database and in storage only. One may be killed at any point: its tasks go to others when their leases
 run out, at once where it could still say so (SIGTERM).
 """
@@ -13,8 +15,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
+from types import MappingProxyType
 from typing import Any
 
 from dipaco_jax import islands as islands_lib
@@ -24,12 +27,15 @@ from dipaco_jax.registry import Fact, Task
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
 SIGN_OF_LIFE_S = 5.0
+ASK_AGAIN_S = 1.0  # for a next task, where there was none
 LOOK_AROUND_S = 6.0  # whether something was left lying, or all is done: by those who find nothing to do
 FAILURES = 3  # one after another: this role is not fit to go on
+MARGIN = 1.5  # the next task is claimed when what is left of this one takes so many times what its own fetch took
 
 Publish = Callable[[], Sequence[Fact]]
 # (islands, task, lease) -> what publishes its facts, in another thread; None: it was released to wait for others
 Perform = Callable[[Islands, Task, 'Lease'], Publish | None]
+Fetch = Callable[[Islands, Task], Any]  # what a task reads, on the host; also while the task before is at work
 
 
 class Lease:
@@ -38,6 +44,10 @@ class Lease:
   def __init__(self, islands: Islands, role: str, task: Task):
     self.islands, self.role, self.task = islands, role, task
     self.about: dict[str, Any] = {'task': f'{task.kind} {task.key} {task.number}'.replace('  ', ' ')}
+    self.fetch: futures.Future | None = None
+    self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
+    self.began: float | None = None  # when what was fetched was there
+    self.is_at_work = False  # until then, others see what the task before is about
     self._lost: BaseException | None = None
     self._progress: dict[str, Any] | None = None
     self._over, self._news = threading.Event(), threading.Event()
@@ -54,6 +64,13 @@ class Lease:
     if self._lost:
       raise self._lost
 
+  def fetched(self) -> Any:
+    """What was fetched for the task, once, or else it would stay in memory; raises what went wrong."""
+    fetch, self.fetch = self.fetch, None
+    assert fetch
+    found, self.began = fetch.result(), time.monotonic()
+    return found
+
   def close(self):
     self._over.set()
     self._news.set()
@@ -67,7 +84,8 @@ class Lease:
       if not self._over.is_set():
         try:
           registry.heartbeat(self.task, self._progress)
-          registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
+          if self.is_at_work:
+            registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
         except Exception as e:  # also a database that is away for longer than we wait
           self._lost = e
           return
@@ -77,14 +95,18 @@ class Role:
   """One process in one role."""
 
   def __init__(
-    self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None
-  ):
+    self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None,
+    fetches: Mapping[str, Fetch] = MappingProxyType({}),
+  ):  # fmt: skip
     self.islands, self.role, self.kinds, self.perform, self.keys = islands, role, kinds, perform, keys
+    self.fetches = fetches
     self.leases: dict[int, Lease] = {}  # by task; that of the task before is held until it is published
-    self.publisher = futures.ThreadPoolExecutor(1)
+    self.publisher, self.fetcher = futures.ThreadPoolExecutor(1), futures.ThreadPoolExecutor(1)
     self.publication: futures.Future | None = None
+    self.next: futures.Future[Lease | None] | None = None  # the claim of the next task
+    self.fetch_s, self.work_s = 0.0, 1e9  # that the last task took that is fetched: to fetch, and then
     self.failures = self.done = self.unlucky = 0
-    self.seen = self.looked = -1e9  # when we last gave a sign of life, and looked around
+    self.seen = self.looked = self.asked = -1e9  # when we last gave a sign of life, looked around, claimed ahead
     self.busy = time.monotonic()  # when we last had a task
     self.put_off = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
     self.told = moved(islands)  # bytes, with our last fact
@@ -93,30 +115,62 @@ class Role:
     """Does tasks until the run is finished."""
     with self.handing_over():
       while True:
-        task = self.claim()
-        if task:
+        lease = self.claimed_ahead() or self.claim()
+        if lease:
           self.unlucky, self.busy = 0, time.monotonic()
-          self.work(task)
+          self.work(lease)
         elif self.publication:
           self.settle()  # what it makes possible may be for us
         elif self.idle():
           return
 
-  def claim(self) -> Task | None:
+  def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
-    registry = self.islands.registry
-    task = registry.claim(self.islands.name, [k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
-    if not task:
+    lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
+    if not lease:
       self.put_off = ''
-    if task or self.keys is None or time.monotonic() - self.busy < registry.lease_s:
-      return task
-    return registry.claim(self.islands.name, self.kinds)
+    if lease or self.keys is None or time.monotonic() - self.busy < self.islands.registry.lease_s:
+      return lease
+    return self.take(self.kinds)
 
-  def work(self, task: Task):
-    """The task itself; its publication goes on in another thread, one at a time."""
+  def take(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
+    """A task of these, whose fetch begins."""
+    task = self.islands.registry.claim(self.islands.name, kinds, keys)
+    if not task:
+      return None
     lease = self.leases[task.id] = Lease(self.islands, self.role, task)
+    if task.kind in self.fetches:
+      lease.fetch, lease.ahead = self.fetcher.submit(self.fetch, task), self.claim_ahead
+    return lease
+
+  def fetch(self, task: Task) -> Any:
+    began = time.monotonic()
+    found = self.fetches[task.kind](self.islands, task)
+    self.fetch_s = time.monotonic() - began
+    return found
+
+  def claim_ahead(self, share: float):
+    """Takes the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for.
+
+    No earlier: an idle worker could begin it sooner.
+    """
+    if share * self.work_s > MARGIN * self.fetch_s or time.monotonic() - self.asked < ASK_AGAIN_S:
+      return
+    if self.next is None or (self.next.done() and self.next.result() is None):
+      self.asked = time.monotonic()
+      self.next = self.fetcher.submit(self.take, [*self.fetches])
+
+  def claimed_ahead(self) -> Lease | None:
+    claim, self.next = self.next, None
+    return claim.result() if claim else None
+
+  def work(self, lease: Lease):
+    """The task itself; its publication goes on in another thread, one at a time."""
+    lease.is_at_work = True
     with self.failing(lease):
-      publish = self.perform(self.islands, task, lease)
+      publish = self.perform(self.islands, lease.task, lease)
+      if lease.began:
+        self.work_s = time.monotonic() - lease.began
       self.settle()
       if publish:
         self.publication = self.publisher.submit(self.conclude, lease, publish)
@@ -219,11 +273,8 @@ class Role:
       for number, handler in before.items():
         signal.signal(number, handler)
       self.publisher.shutdown()
-
-
-def serve(islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None):
-  """Does tasks of these kinds (of these modules first, if `keys` are given) until the run is finished."""
-  Role(islands, role, kinds, perform, keys).serve()
+      self.fetcher.shutdown()
+      release()  # the next task, where this one has failed
 
 
 def moved(islands: Islands) -> dict[str, int]:

@@ -59,7 +59,8 @@ def run_role(
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   kinds, perform = performs[role]
-  leases.serve(islands, role, kinds, perform, own_modules(islands, share) if share else None)
+  fetches = {'train': worker.fetch} if role == 'worker' else {}
+  leases.Role(islands, role, kinds, perform, own_modules(islands, share) if share else None, fetches).serve()
   if role == 'outer':
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
 

@@ -7,19 +7,20 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, jobs, mesh, rounds, shards, spmd, stages
 from dipaco_jax import islands as islands_lib
+from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
 KINDS = ('prepare', 'train', 'reroute')
+PARAMS = 'params'  # beside INNER, in what a phase begins with
 TREES = ('sequences', 'base', 'routing/0', 'shards/0', 'stages')  # that `prepare` leaves in storage
 
 
@@ -31,12 +32,28 @@ def perform(islands: Islands, task: Task, lease: Lease) -> Publish | None:
 # -- a phase of a path
 
 
+class Loaded(NamedTuple):
+  """What a phase is trained with, on the host."""
+
+  job: spmd.Job
+  step: int  # of the phase
+  arrays: dict[str, np.ndarray]  # parameters and inner state by place, as `keep` has them; maybe no inner state
+
+
+def fetch(islands: Islands, task: Task) -> Loaded:
+  """The path's shard, and its state of a former owner within the phase, or of the phase's start."""
+  path, phase = int(task.key), task.number
+  job = make_job(islands, path, phase)
+  return Loaded(job, *(resume(islands, task.progress) or (0, begin(islands, job, path, phase))))
+
+
 def train(islands: Islands, task: Task, lease: Lease) -> Publish:
   """tau steps of a path from its modules of this version, or from where a former owner has left them."""
   path, phase, started = int(task.key), task.number, time.time()
-  job = make_job(islands, path, phase)
+  job, step, arrays = lease.fetched()
   programs = job.programs
-  step, params, inner = resume(islands, job, path, phase, task.progress) or (0, *begin(islands, job, path, phase))
+  params, inner = in_flight(job, phase, arrays)
+  del arrays
   weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
   losses = Losses(islands, lease, job)
   every = islands.run.settings.checkpoint.every_steps
@@ -46,8 +63,9 @@ def train(islands: Islands, task: Task, lease: Lease) -> Publish:
       params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
       losses.dispatched(after, found)
       lease.check()
+      lease.ahead(1 - after / job.steps_per_phase)
       if not dispatch.last_of_turn and after // every > dispatch.step // every:
-        writer.submit(keep, islands, lease, task, after, to_host(programs, {'params': params, 'inner': inner}))
+        writer.submit(keep, islands, lease, task, after, to_host(programs, {PARAMS: params, INNER: inner}))
   about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
 
   def publish() -> list[Fact]:
@@ -70,31 +88,35 @@ def remaining(job: spmd.Job, path: int, phase: int, step: int) -> Iterator[spmd.
     yield spmd.Dispatch(phase, path, s, last, last)
 
 
-def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> tuple[Any, Any]:
-  """The path's modules, and the inner state it has come to: its own, or the base model's, or a fresh one."""
-  programs = job.programs
-  loaded = islands.path_parameters(path, phase)
-  params = evaluate.in_flight(programs, islands.run.layout.grid.coordinates(path), lambda _: loaded)
+def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> dict[str, np.ndarray]:
+  """The path's modules, and the inner state it has come to, if it has one of its own."""
+  params = {PARAMS: islands.path_parameters(path, phase)}
+  arrays = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(params)}
   before = next((t for t in reversed(range(phase)) if islands.active(t)[path]), None)
   if before is None or not job.keep_state:
-    return params, job.first_state(phase, params)
+    return arrays
   found = islands.registry.facts('checkpoint', [str(path)], before)[0]
-  arrays = islands.read(*found.meta['objects'][INNER])
-  return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
+  return arrays | islands.read(*found.meta['objects'][INNER])
 
 
-def resume(islands: Islands, job: spmd.Job, path: int, phase: int, progress: dict[str, Any] | None):
-  """(step, params, inner state) that a former owner has kept within the phase; None where there is none to be read."""
+def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict[str, np.ndarray]] | None:
+  """Step and state that a former owner has kept within the phase; None where there is none to be read."""
   if not progress:
     return None
   try:
-    arrays = islands.read(progress['name'], progress['sha256'])
+    return progress['step'], islands.read(progress['name'], progress['sha256'])
   except OSError as e:
     logging.warning('%s: the phase is trained from its start', e)
     return None
-  specs = {'params': job.programs.params_spec, INNER: job.programs.state_spec}
-  found = to_device(job.programs, specs, arrays)
-  return progress['step'], found['params'], found[INNER]
+
+
+def in_flight(job: spmd.Job, phase: int, arrays: dict[str, np.ndarray]) -> tuple[Any, Any]:
+  """Parameters and inner state on the devices; where a path has no inner state, the base model's or a fresh one."""
+  programs = job.programs
+  params = to_device(programs, {PARAMS: programs.params_spec}, arrays)[PARAMS]
+  if all(name.startswith(f"['{PARAMS}']") for name in arrays):
+    return params, job.first_state(phase, params)
+  return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
 
 
 def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str, np.ndarray]):

@@ -42,7 +42,9 @@ def one_device():
     devices = jax.devices()[:1]
     patch.setattr(jax, 'devices', lambda: devices)
     patch.setattr(jax, 'device_count', lambda: 1)
-    for name, seconds in (('SHORTEST_WAIT_S', 0.02), ('LONGEST_WAIT_S', 0.1), ('LOOK_AROUND_S', 0.1)):
+    for name, seconds in (
+      ('SHORTEST_WAIT_S', 0.02), ('LONGEST_WAIT_S', 0.1), ('LOOK_AROUND_S', 0.1), ('ASK_AGAIN_S', 0.0),
+    ):  # fmt: skip
       patch.setattr(leases, name, seconds)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
     yield

@@ -153,7 +153,8 @@ class Machine:
       **dict.fromkeys(outer_executor.KINDS, executor.perform),
     }  # fmt: skip
     try:
-      leases.serve(islands, 'all', KINDS, lambda i, task, lease: performs[task.kind](i, task, lease))
+      perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
+      leases.Role(islands, 'all', KINDS, perform, fetches={'train': worker.fetch}).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):
