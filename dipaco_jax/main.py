@@ -24,7 +24,7 @@ FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
-flags.DEFINE_bool('distributed', False, 'One of several processes of a job, which all see the workdir.')
+flags.DEFINE_bool('distributed', False, 'One of several processes of a job that all see the workdir, or of one worker.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
 flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
@@ -167,6 +167,8 @@ def run_role(settings: settings_lib.Settings):
 
   if FLAGS.role not in roles.ROLES:
     raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
+  if FLAGS.distributed:
+    join()
   check_model(settings)
   compilation_cache(roles.local_place(FLAGS.workdir))
   roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s)
