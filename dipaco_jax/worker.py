@@ -64,7 +64,7 @@ def train(islands: Islands, task: Task, lease: Lease) -> Publish:
       losses.dispatched(after, found)
       lease.check()
       lease.ahead(1 - after / job.steps_per_phase)
-      if not dispatch.last_of_turn and after // every > dispatch.step // every:
+      if not (dispatch.last_of_turn or lease.is_copy) and after // every > dispatch.step // every:
         writer.submit(keep, islands, lease, task, after, to_host(programs, {PARAMS: params, INNER: inner}))
   about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
 
