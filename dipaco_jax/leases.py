@@ -20,6 +20,7 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
+from dipaco_jax import backup
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.islands import Islands
@@ -39,11 +40,15 @@ Fetch = Callable[[Islands, Task], Any]  # what a task reads, on the host; also w
 
 
 class Lease:
-  """A task that is ours for as long as we are alive and heard; renewed by a thread."""
+  """A task that is ours for as long as we are alive and heard; renewed by a thread.
+
+  Of a copy, a task that another owns, there is nothing to renew or to give back: it is lost when it runs no more.
+  """
 
   def __init__(self, islands: Islands, role: str, task: Task):
     self.islands, self.role, self.task = islands, role, task
-    self.about: dict[str, Any] = {'task': f'{task.kind} {task.key} {task.number}'.replace('  ', ' ')}
+    self.is_copy = task.owner != islands.name
+    self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
     self.began: float | None = None  # when what was fetched was there
@@ -71,6 +76,18 @@ class Lease:
     found, self.began = fetch.result(), time.monotonic()
     return found
 
+  def release(self, error: str = ''):
+    """Gives the task back, at once."""
+    if not self.is_copy:
+      self.islands.registry.release(self.task, error=error)
+
+  def renew(self):
+    """Raises registry.Lost."""
+    if self.is_copy:
+      self.islands.registry.watch(self.task)
+    else:
+      self.islands.registry.heartbeat(self.task, self._progress)
+
   def close(self):
     self._over.set()
     self._news.set()
@@ -83,7 +100,7 @@ class Lease:
       self._news.clear()
       if not self._over.is_set():
         try:
-          registry.heartbeat(self.task, self._progress)
+          self.renew()
           if self.is_at_work:
             registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
         except Exception as e:  # also a database that is away for longer than we wait
@@ -96,10 +113,10 @@ class Role:
 
   def __init__(
     self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None,
-    fetches: Mapping[str, Fetch] = MappingProxyType({}),
+    fetches: Mapping[str, Fetch] = MappingProxyType({}), pool: backup.Backup | None = None,
   ):  # fmt: skip
     self.islands, self.role, self.kinds, self.perform, self.keys = islands, role, kinds, perform, keys
-    self.fetches = fetches
+    self.fetches, self.pool = fetches, pool
     self.leases: dict[int, Lease] = {}  # by task; that of the task before is held until it is published
     self.publisher, self.fetcher = futures.ThreadPoolExecutor(1), futures.ThreadPoolExecutor(1)
     self.publication: futures.Future | None = None
@@ -126,6 +143,9 @@ class Role:
 
   def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
+    if self.pool:
+      task = self.pool.next()
+      return self.hold(task) if task else None
     lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
     if not lease:
       self.put_off = ''
@@ -136,8 +156,9 @@ class Role:
   def take(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
     """A task of these, whose fetch begins."""
     task = self.islands.registry.claim(self.islands.name, kinds, keys)
-    if not task:
-      return None
+    return self.hold(task) if task else None
+
+  def hold(self, task: Task) -> Lease:
     lease = self.leases[task.id] = Lease(self.islands, self.role, task)
     if task.kind in self.fetches:
       lease.fetch, lease.ahead = self.fetcher.submit(self.fetch, task), self.claim_ahead
@@ -154,7 +175,7 @@ class Role:
 
     No earlier: an idle worker could begin it sooner.
     """
-    if share * self.work_s > MARGIN * self.fetch_s or time.monotonic() - self.asked < ASK_AGAIN_S:
+    if self.pool or share * self.work_s > MARGIN * self.fetch_s or time.monotonic() - self.asked < ASK_AGAIN_S:
       return
     if self.next is None or (self.next.done() and self.next.result() is None):
       self.asked = time.monotonic()
@@ -214,7 +235,7 @@ class Role:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
       logging.warning('%s failed: %s', lease.about['task'], words)
       traceback.print_exc(file=sys.stderr)
-      self.islands.registry.release(lease.task, error=words)
+      lease.release(words)
       self.drop(lease)
       self.failures += 1
       if self.failures >= FAILURES or isinstance(e, ValueError):
@@ -225,10 +246,10 @@ class Role:
     """What is gone is made again by the task that made it, if this one is ours still; else it may rightly be gone."""
     registry = self.islands.registry
     with contextlib.suppress(registry_lib.Lost):
-      registry.heartbeat(lease.task)
+      lease.renew()
       if isinstance(error, islands_lib.Gone):
         registry.reopen(*islands_lib.maker(error.name))
-    registry.release(lease.task, error=str(error))
+    lease.release(str(error))
     self.put_off = lease.task.kind
     self.drop(lease)
 
@@ -258,7 +279,7 @@ class Role:
 
     def release():
       for lease in list(self.leases.values()):
-        self.islands.registry.release(lease.task)
+        lease.release()
 
     def stop(number, frame):
       thread = threading.Thread(target=release, daemon=True)  # this one may be inside a transaction

@@ -32,10 +32,11 @@ flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator
 flags.DEFINE_string('registry', None, 'With --role: postgresql://... or sqlite:////FILE, by default in the workdir.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
+flags.DEFINE_bool('backup', False, 'With --role=worker: does what is left lying, and copies what stragglers are at.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
   'config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name',
-  'share', 'lease_s',
+  'share', 'backup', 'lease_s',
 )  # fmt: skip
 
 
@@ -167,11 +168,15 @@ def run_role(settings: settings_lib.Settings):
 
   if FLAGS.role not in roles.ROLES:
     raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
+  if FLAGS.backup and FLAGS.role != 'worker':
+    raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
   if FLAGS.distributed:
     join()
   check_model(settings)
   compilation_cache(roles.local_place(FLAGS.workdir))
-  roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s)
+  roles.run_role(
+    FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
+  )
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
 

@@ -47,6 +47,10 @@ class Task(NamedTuple):
   wakes: int  # until the claim
   progress: dict | None  # what an owner before this one left to go on from
 
+  @property
+  def words(self) -> str:
+    return f'{self.kind} {self.key} {self.number}'.replace('  ', ' ')
+
 
 class Fact(NamedTuple):
   kind: str
@@ -114,6 +118,11 @@ class Registry:
     statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
     if not self._db.change(statement, _claimed(task) | noted | {'lease_s': self.lease_s}):
       raise Lost(f'{task} is not ours any more')
+
+  def watch(self, task: Task):
+    """Raises Lost where `heartbeat` would; the lease stays as it is."""
+    if not self._db.rows(schema.IS_RUNNING, _claimed(task)):
+      raise Lost(f'{task} runs no more')
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):
     """Hands the task back at once; does nothing where it is lost.
@@ -210,6 +219,12 @@ class Registry:
     if kind is not None:
       query = query.where(TASKS.c.kind == kind)
     return [row | {'progress': row['progress'] and json.loads(row['progress'])} for row in self._db.rows(query)]
+
+  def durations(self, kind: str, limit: int) -> list[float]:
+    """Seconds from the last claim to the end, of the newest tasks of a kind that are done."""
+    seconds = (TASKS.c.ended - TASKS.c.claimed).label('seconds')
+    query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done')
+    return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
 
   def beat(self, name: str, role: str, about: dict):
     """A sign of life of the role of that name."""

@@ -98,6 +98,7 @@ PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
 RELEASE = sa.update(TASKS).where(RUNNING).values(state='ready', lease=0.0, error=sa.bindparam('why'))
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
 COMPLETE = sa.update(TASKS).where(RUNNING).values(state='done', lease=None, progress=None, ended=Now())
+IS_RUNNING = sa.select(TASKS.c.id).where(RUNNING)
 IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]
 CONTENT = sa.select(FACTS.c.uri, FACTS.c.sha256).where(_named(FACTS))

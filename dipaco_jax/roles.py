@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, checks, evaluator, leases, monitor, outer_executor, worker
+from dipaco_jax import backup, checkpoint, checks, evaluator, leases, monitor, outer_executor, worker
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
@@ -37,8 +37,9 @@ ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
 def run_role(
-  role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float
-):
+  role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
+  is_backup: bool = False,
+):  # fmt: skip
   """Works in a role until the run is finished.
 
   Raises:
@@ -67,8 +68,9 @@ def run_role(
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   kinds, perform = performs[role]
-  fetches = {'train': worker.fetch} if role == 'worker' else {}
-  leases.Role(islands, role, kinds, perform, own_modules(islands, share) if share else None, fetches).serve()
+  keys, fetches = own_modules(islands, share) if share else None, {'train': worker.fetch} if role == 'worker' else {}
+  pool = backup.Backup(islands, kinds) if is_backup else None
+  leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
   hosts.say({})
   if role == 'outer':
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished

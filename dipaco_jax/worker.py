@@ -71,7 +71,7 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     lease.ahead(1 - after / job.steps_per_phase)
     if hosts.alone:
       lease.check()  # others would wait for us in vain
-    if kept:
+    if kept and not lease.is_copy:
       writer.submit(keep, islands, lease, task, after, kept)
 
   words = {'path': path, 'phase': number, 'step': step}

@@ -26,7 +26,8 @@ class Role:
 
   def __init__(self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path):
     self.name = f'{role}-{number}'
-    self.command = [*command, f'--role={role}', f'--name={self.name}']
+    self.command = [*command, f'--name={self.name}']
+    self.command += ['--role=worker', '--backup'] if role == 'backup' else [f'--role={role}']
     self.command += [f'--share={number}/{count}'] if role == 'outer' else []
     self.log = logs / f'{self.name}.log'
     self.starts: list[float] = []
@@ -59,12 +60,15 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument('--workdir', required=True, help='a folder, s3://BUCKET/... or gs://BUCKET/...')
   parser.add_argument('--registry', help='postgresql://... or sqlite:////FILE; by default a file in the workdir')
   parser.add_argument('--workers', type=int, default=2, help='processes that train (2)')
+  parser.add_argument('--backups', type=int, default=0, help='workers for what others leave lying or are late with (0)')
   parser.add_argument('--outers', type=int, default=1, help='processes that make outer steps (1)')
   parser.add_argument('--evaluators', type=int, default=1, help='processes that evaluate (1)')
   options, rest = parser.parse_known_args()
   for name in ('workers', 'outers', 'evaluators'):
     if getattr(options, name) < 1:
       parser.error(f'--{name}={getattr(options, name)}: give 1 or more')
+  if options.backups < 0:
+    parser.error(f'--backups={options.backups}: give 0 or more')
   if unknown := [flag for flag in rest if not flag.startswith(('--config.', '--lease_s'))]:
     parser.error(f'{unknown[0]}: there is no such option')
   return options, rest
@@ -82,6 +86,7 @@ def main() -> int:
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda n, frame: stopping.append(n))
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
+  counts['backup'] = options.backups
   running = [Role(role, i, count, command, logs) for role, count in counts.items() for i in range(count)]
   try:
     return supervise(running, registry.Registry(url), stopping)
