@@ -13,6 +13,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 import small
 import tiny_run
 from one_process import Faults, Machine, close, outcome
@@ -128,8 +129,8 @@ def test_agrees_with_main(name, machine, config, prepared, tmp_path):
   for fact in facts.facts('module', number=s.train.phases):
     level, _, at = fact.key.partition('/')
     file = run.workdir / 'modules' / str(s.train.phases) / level / f'{at}.safetensors'
-    expected = islands.safetensors.numpy.load_file(file)
-    found, _ = islands.split(islands.safetensors.numpy.load_file(tmp_path / 'islands' / fact.uri))
+    expected = safetensors.numpy.load_file(file)
+    found, _ = islands.split(safetensors.numpy.load_file(tmp_path / 'islands' / fact.uri))
     small.assert_close(found, expected, tolerance)
   facts.close()
 
