@@ -12,6 +12,7 @@ Integers modulo 2^64 add in any order. The sum is recovered if 2^40 |sum_i round
 
 import concurrent.futures
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -133,8 +134,8 @@ def strips_of(arrays: Arrays) -> Iterator[tuple[str, slice]]:
 
 
 def on_all_cores(work: Callable, strips: list) -> list:
-  """NumPy lets go of the interpreter while it computes."""
-  with concurrent.futures.ThreadPoolExecutor() as pool:
+  """NumPy lets go of the interpreter while it computes; more threads than cores wait for it in turns."""
+  with concurrent.futures.ThreadPoolExecutor(multiprocessing.cpu_count()) as pool:
     return list(pool.map(work, strips))
 
 

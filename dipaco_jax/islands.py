@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from dipaco_jax import checkpoint, jobs, model, outer
 from dipaco_jax import modules as modules_lib
@@ -79,7 +78,7 @@ class Islands:
   def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
     """Raises Gone."""
     with noticing(name):
-      return safetensors.numpy.load(self.storage.read(name, sha256))
+      return checkpoint.from_bytes(self.storage.read(name, sha256))
 
   def fetch(self, *trees: str):
     """Makes directories of the workdir's be on this machine, and the stages' records. Raises Gone."""

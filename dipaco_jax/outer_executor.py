@@ -11,7 +11,6 @@ this machine; an executor that finds neither sums anew.
 import collections
 import functools
 import hashlib
-import json
 import math
 import pathlib
 import time
@@ -19,7 +18,6 @@ import time
 import jax
 import numpy as np
 import optax
-import safetensors.numpy
 
 from dipaco_jax import checkpoint, exact_sum, jobs, outer, shards
 from dipaco_jax import islands as islands_lib
@@ -44,19 +42,20 @@ class Partial:
       self._read()
 
   def _read(self):
-    found = self.file.read_bytes()
-    sha256, data = found[:SHA256], found[SHA256:]
-    if hashlib.sha256(data).digest() != sha256:
+    found = checkpoint.read_file(self.file)
+    if hashlib.sha256(found[SHA256:]).digest() != found[:SHA256]:
       return  # not what was written: summed anew
-    squares, _, arrays = data.partition(b'\n')
-    self.squares = json.loads(squares)
-    self.sum = exact_sum.ExactSum.from_state(safetensors.numpy.load(arrays))
+    state = checkpoint.from_bytes(found[SHA256:])
+    paths, squares = (state.pop(name).tolist() for name in ('#paths', '#squares'))
+    self.squares = dict(zip(map(str, paths), squares, strict=True))
+    self.sum = exact_sum.ExactSum.from_state(state)
 
   def save(self):
     """For whoever goes on with it on this machine: us, or who comes after us."""
     if self.squares:
-      data = json.dumps(self.squares).encode() + b'\n' + safetensors.numpy.save(self.sum.state())
-      checkpoint.write_file(self.file, hashlib.sha256(data).digest() + data)
+      about = {'#paths': np.array(list(map(int, self.squares))), '#squares': np.array(list(self.squares.values()))}
+      data = checkpoint.to_bytes(self.sum.state() | about)
+      checkpoint.write_file(self.file, hashlib.sha256(data).digest(), data)
 
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
     self.squares[path] = self.sum.add(weight, self.old, new)
@@ -78,7 +77,7 @@ class Executor:
     partial = self.take(islands, task)
     facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
     # The next contribution is read while this one is added.
-    for fact, new in shards.prefetch(lambda f: (f, islands.read(*f.meta['objects'][level.name])), facts, depth=1):
+    for fact, new in shards.prefetch(lambda f: (f, islands.read(*f.meta['objects'][level.name])), facts, 2, 2):
       partial.add(fact.key, float(weights[int(fact.key)]), new)
       lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()

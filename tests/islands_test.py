@@ -26,20 +26,7 @@ ROUNDS = {'routing': dict(method='discriminative', rounds=1, phases_per_round=1)
 
 @pytest.fixture(scope='module')
 def one_device():
-<<<<<<< HEAD
-  """Of the fake ones, and no waiting where nothing else is to be done."""
-  with pytest.MonkeyPatch.context() as patch:
-    devices = jax.devices()[:1]
-    patch.setattr(jax, 'devices', lambda: devices)
-    patch.setattr(jax, 'device_count', lambda: 1)
-    for name, seconds in (
-      ('SHORTEST_WAIT_S', 0.02), ('LONGEST_WAIT_S', 0.1), ('LOOK_AROUND_S', 0.1), ('ASK_AGAIN_S', 0.0),
-    ):  # fmt: skip
-      patch.setattr(leases, name, seconds)
-    patch.setattr(monitor, 'PAUSE_S', 0.05)
-=======
   with one_process.one_device():
->>>>>>> a0a2d44c981bd8dc8b17775e4829a4e9698b3c7d
     yield
 
 

@@ -146,7 +146,8 @@ def one_device() -> Iterator[None]:
     devices = jax.devices()[:1]
     patch.setattr(jax, 'devices', lambda: devices)
     patch.setattr(jax, 'device_count', lambda: 1)
-    for name, seconds in (('SHORTEST_WAIT_S', 0.02), ('LONGEST_WAIT_S', 0.1), ('LOOK_AROUND_S', 0.1)):
+    waits = {'SHORTEST_WAIT_S': 0.02, 'LONGEST_WAIT_S': 0.1, 'LOOK_AROUND_S': 0.1, 'ASK_AGAIN_S': 0.0}
+    for name, seconds in waits.items():
       patch.setattr(leases, name, seconds)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
     patch.setattr(pictures, 'PICTURES', {'timeline': pictures.PICTURES['timeline']})
