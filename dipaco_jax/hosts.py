@@ -86,7 +86,7 @@ def _awaited(key: str) -> str:
     try:
       return _client().blocking_key_value_get(key, 1000)
     except jax.errors.JaxRuntimeError as e:
-      if 'DEADLINE_EXCEEDED' not in str(e):
+      if not any(status in str(e) for status in ('DEADLINE_EXCEEDED', 'CANCELLED')):
         raise
 
 

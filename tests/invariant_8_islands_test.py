@@ -10,7 +10,6 @@ import sys
 import one_process
 import pytest
 import safetensors.numpy
-import safetensors.numpy
 import small
 import tiny_run
 from backends import Backend
