@@ -27,7 +27,8 @@ from dipaco_jax.registry import Fact, Task
 
 KINDS = ('outer',)
 SHA256 = 32  # bytes, before what they are of
-HELD = 4  # sums in memory, with their modules
+READERS = 2  # of contributions, beside the one that is being added
+HELD = 4  # sums in memory, each with its module and outer state: 4 modules
 
 
 class Partial:
@@ -60,6 +61,11 @@ class Partial:
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
     self.squares[path] = self.sum.add(weight, self.old, new)
 
+  def take_mean(self) -> dict[str, np.ndarray]:
+    """Delta, for the sum, which goes: it is twice as large."""
+    mean, self.sum = self.sum.mean(), exact_sum.ExactSum()
+    return mean
+
 
 class Executor:
   """Sums of the modules that were last worked on, in memory; the others wait in files."""
@@ -76,8 +82,11 @@ class Executor:
     wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
     partial = self.take(islands, task)
     facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
-    # The next contribution is read while this one is added.
-    for fact, new in shards.prefetch(lambda f: (f, islands.read(*f.meta['objects'][level.name])), facts, 2, 2):
+
+    def read(fact: Fact) -> tuple[Fact, dict[str, np.ndarray]]:
+      return fact, islands.read(*fact.meta['objects'][level.name])
+
+    for fact, new in shards.prefetch(read, facts, READERS, READERS):  # while others are added
       partial.add(fact.key, float(weights[int(fact.key)]), new)
       lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()
@@ -103,15 +112,15 @@ class Executor:
 
 
 def publish(islands: Islands, task: Task, partial: Partial) -> Fact:
-  """The outer step, and its object; the file of the sum goes."""
-  s, paths = islands.run.settings, len(partial.squares)
+  """The outer step, and its object; the sum goes, and its file."""
+  s, paths, weight = islands.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
-  new, moved, norm = step(s.outer, partial.old, partial.state, partial.sum.mean(), np.float32(factor))
+  new, moved, norm = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
   partial.file.unlink(missing_ok=True)
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   about = {
-    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * partial.sum.weight) ** 2,
+    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * weight) ** 2,
     'sum_of_squares': math.fsum(partial.squares.values()), 'executor': islands.name, 'started': partial.started,
     'ended': time.time(),
   }  # fmt: skip
@@ -121,8 +130,8 @@ def publish(islands: Islands, task: Task, partial: Partial) -> Fact:
 def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):
   """(new parameters, new outer state, |Delta|) of one module; a state is by place in Optax's tree, {} for a new one."""
   transformation = outer.make(config)
-  fresh = transformation.init(params)
-  there = jobs.from_leaves(state, fresh) if state else fresh
+  init = transformation.init
+  there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
   new, moved, norm = _compiled(config)(params, there, mean, factor)
   return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm)
 
@@ -137,7 +146,7 @@ def _compiled(config):
     updates, moved = transformation.update(delta, state, params)
     return optax.apply_updates(params, updates), moved, optax.tree.norm(delta)
 
-  return jax.jit(update)
+  return jax.jit(update, donate_argnums=(0, 1))  # of JAX's copies
 
 
 @functools.lru_cache(4)
