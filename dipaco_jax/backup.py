@@ -41,16 +41,19 @@ class Backup:
     return self.copy([row for row in others if row['kind'] == 'train'])
 
   def copy(self, running: list[registry_lib.Row]) -> Task | None:
-    """The task that has run longest, where that is too long and no other backup copies it."""
+    """Of the tasks that have run for too long and no other backup copies, the one that has run longest."""
     registry = self.islands.registry
-    since_s = {row['lease'] - row['lease_left_s'] - row['claimed']: row for row in running}  # by the database's clock
     usual_s = registry.durations('train', RECENT) if running else []
-    if not usual_s or max(since_s) <= STRAGGLES * statistics.median(usual_s):
-      return None
-    row = since_s[max(since_s)]
-    task = Task(*(row[name] for name in Task._fields))
-    about = {'task': COPY + task.words}
-    if any(r['about'].get('task') == about['task'] and r['silent_s'] < registry.lease_s for r in registry.roles()):
-      return None
-    registry.beat(self.islands.name, 'worker', about)  # at once, for other backups
-    return task
+    late = [row for row in running if usual_s and running_s(row) > STRAGGLES * statistics.median(usual_s)]
+    taken = {role['about'].get('task') for role in registry.roles() if role['silent_s'] < registry.lease_s}
+    for row in sorted(late, key=running_s, reverse=True):
+      task = Task(*(row[name] for name in Task._fields))
+      if COPY + task.words not in taken:
+        registry.beat(self.islands.name, 'worker', {'task': COPY + task.words})  # at once, for other backups
+        return task
+    return None
+
+
+def running_s(row: registry_lib.Row) -> float:
+  """Since the task was claimed, by the database's clock."""
+  return row['lease'] - row['lease_left_s'] - row['claimed']

@@ -118,6 +118,7 @@ class Role:
     self.islands, self.role, self.kinds, self.perform, self.keys = islands, role, kinds, perform, keys
     self.fetches, self.pool = fetches, pool
     self.leases: dict[int, Lease] = {}  # by task; that of the task before is held until it is published
+    self.claiming = threading.Lock()  # from a claim until its lease is among ours
     self.publisher, self.fetcher = futures.ThreadPoolExecutor(1), futures.ThreadPoolExecutor(1)
     self.publication: futures.Future | None = None
     self.next: futures.Future[Lease | None] | None = None  # the claim of the next task
@@ -144,8 +145,7 @@ class Role:
   def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
     if self.pool:
-      task = self.pool.next()
-      return self.hold(task) if task else None
+      return self.hold(self.pool.next)
     lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
     if not lease:
       self.put_off = ''
@@ -155,11 +155,14 @@ class Role:
 
   def take(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
     """A task of these, whose fetch begins."""
-    task = self.islands.registry.claim(self.islands.name, kinds, keys)
-    return self.hold(task) if task else None
+    return self.hold(lambda: self.islands.registry.claim(self.islands.name, kinds, keys))
 
-  def hold(self, task: Task) -> Lease:
-    lease = self.leases[task.id] = Lease(self.islands, self.role, task)
+  def hold(self, claim: Callable[[], Task | None]) -> Lease | None:
+    with self.claiming:
+      task = claim()
+      if not task:
+        return None
+      lease = self.leases[task.id] = Lease(self.islands, self.role, task)
     if task.kind in self.fetches:
       lease.fetch, lease.ahead = self.fetcher.submit(self.fetch, task), self.claim_ahead
     return lease
@@ -273,19 +276,24 @@ class Role:
     time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.unlucky) * random.uniform(0.7, 1.3))
     return False
 
+  def give_back(self):
+    for lease in list(self.leases.values()):
+      lease.release()
+
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:
     """SIGTERM and SIGINT give back what is held, at once, and end the process."""
 
-    def release():
-      for lease in list(self.leases.values()):
-        lease.release()
+    def end(number):
+      with self.claiming:
+        self.give_back()
+        os._exit(128 + number)
 
-    def stop(number, frame):
-      thread = threading.Thread(target=release, daemon=True)  # this one may be inside a transaction
-      thread.start()
-      thread.join(2)
-      os._exit(128 + number)
+    def stop(number, frame):  # in a thread that may be inside a transaction, or between a claim and its lease
+      threading.Thread(target=end, args=(number,), daemon=True).start()
+      late = threading.Timer(2, os._exit, (128 + number,))
+      late.daemon = True
+      late.start()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -295,7 +303,7 @@ class Role:
         signal.signal(number, handler)
       self.publisher.shutdown()
       self.fetcher.shutdown()
-      release()  # the next task, where this one has failed
+      self.give_back()  # the next task, where this one has failed
 
 
 def moved(islands: Islands) -> dict[str, int]:

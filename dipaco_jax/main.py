@@ -13,6 +13,8 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
+import time
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -32,11 +34,12 @@ flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator
 flags.DEFINE_string('registry', None, 'With --role: postgresql://... or sqlite:////FILE, by default in the workdir.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
+flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when its parent is no more this process.')
 flags.DEFINE_bool('backup', False, 'With --role=worker: does what is left lying, and copies what stragglers are at.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
   'config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name',
-  'share', 'backup', 'lease_s',
+  'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
 
 
@@ -172,6 +175,8 @@ def run_role(settings: settings_lib.Settings):
     raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
   if FLAGS.distributed:
     join()
+  if FLAGS.parent:
+    threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
   check_model(settings)
   compilation_cache(roles.local_place(FLAGS.workdir))
   roles.run_role(
@@ -179,6 +184,13 @@ def run_role(settings: settings_lib.Settings):
   )
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
+
+
+def follow(parent: int):
+  """Ends this process after its parent."""
+  while os.getppid() == parent:
+    time.sleep(1)
+  os.kill(os.getpid(), signal.SIGTERM)
 
 
 def join():

@@ -111,6 +111,34 @@ def test_both_tasks_are_given_back_at_once(islands, tmp_path):
   assert islands.registry.counts() == {'train': {'ready': 4}}
 
 
+ENDS_AMID = """
+import os, pathlib, signal, sys, time
+import leases_test
+from dipaco_jax import leases
+
+islands = leases_test.make(pathlib.Path(sys.argv[1]))
+claim = islands.registry.claim
+
+def slowly(*args):
+  task = claim(*args)
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(0.5)
+  return task
+
+islands.registry.claim = slowly
+leases.Role(islands, 'worker', ['train'], lambda *_: time.sleep(60)).serve()
+"""
+
+
+def test_a_task_is_given_back_that_was_just_claimed(islands, tmp_path):
+  tests = pathlib.Path(__file__).parent
+  env = os.environ | {'PYTHONPATH': f'{tests}:{tests.parent}'}
+  done = subprocess.run([sys.executable, '-c', ENDS_AMID, str(tmp_path)], env=env)
+  assert done.returncode == 128 + signal.SIGTERM
+  assert islands.registry.counts() == {'train': {'ready': 4}}
+  assert islands.registry.tasks()[0]['attempts'] == 1
+
+
 def test_nothing_is_claimed_long_before_it_can_be_begun(islands):
   role = leases.Role(islands, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
   lease = role.claim()
