@@ -138,9 +138,10 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     screen.show(status_of_islands.lines(facts))
     if found := facts.facts('finished'):
       screen.close()
-      print(f'perplexity {found[0].meta["perplexity"]:.2f}', flush=True)
+      perplexity = found[0].meta['perplexity']
+      print('training diverged' if perplexity is None else f'perplexity {perplexity:.2f}', flush=True)
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
-      return 0
+      return 2 if perplexity is None else 0  # as main
     time.sleep(PAUSE_S)
   screen.close()
   print('local.py: stopped; the same command goes on from here', file=sys.stderr)

@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dipaco_jax import roles
+from dipaco_jax import registry, roles
 
 ROOT = pathlib.Path(__file__).parent.parent
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
@@ -177,10 +177,23 @@ def test_the_pages_command_lines_are_accepted():
   assert set(parsed(*lines)) == set(roles.ROLES)
 
 
-def test_the_pages_options_of_local_are_there():
+@pytest.fixture
+def local():
   spec = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
-  local = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(local)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.mark.parametrize('perplexity, status, words', [(17.123, 0, 'perplexity 17.12'), (None, 2, 'training diverged')])
+def test_how_local_ends(perplexity, status, words, local, tmp_path, capsys):
+  facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
+  facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': perplexity})])
+  assert local.supervise([], facts, []) == status and words in capsys.readouterr().out
+  facts.close()
+
+
+def test_the_pages_options_of_local_are_there(local):
   lines = commands('launch/local.py')
   assert lines
   for line in lines:
