@@ -76,6 +76,7 @@ class Executor:
     weights = path_weights(islands, phase)
     wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
     partial = self.take(islands, task)
+    self.put_back(task, partial)  # at once: what is summed stays, also where the next contribution cannot be read
     facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
     # The next contribution is read while this one is added.
     for fact, new in shards.prefetch(lambda f: (f, islands.read(*f.meta['objects'][level.name])), facts, depth=1):
@@ -83,9 +84,9 @@ class Executor:
       lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()
     if partial.squares.keys() != wanted:
-      self.put_back(task, partial)
       islands.registry.release(task, waiting=True)
       return None
+    del self.partials[task.key, task.number]
     return lambda: [publish(islands, task, partial)]
 
   def take(self, islands: Islands, task: Task) -> Partial:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 
 import jax
 import numpy as np
@@ -347,6 +348,25 @@ def test_idle_is_asked_of_one_moment(after, tmp_path):
 
 
 # -- what is on one machine
+
+
+def test_what_is_summed_outlives_a_contribution_that_is_gone(machine, undisturbed, tmp_path):
+  place = tmp_path / 'run'
+  shutil.copytree(undisturbed[0], place)
+  made, executor = machine.islands(place), outer_executor.Executor(tmp_path / 'scratch')
+  lease = types.SimpleNamespace(about={}, check=lambda: None)
+  [file] = (place / islands.OBJECTS / 'paths' / '1').glob('3-high-*')
+  data = file.read_bytes()
+  file.unlink()
+  task = registry.Task(0, 'outer', 'high/1', 2, 1, '', 0, None)
+  with pytest.raises(islands.Gone, match='3-high'):
+    executor.perform(made, task, lease)
+  assert executor.partials['high/1', 2].squares.keys() == {'1'}
+  file.write_bytes(data)
+  [found] = executor.perform(made, task, lease)()
+  [expected] = made.registry.facts('module', ['high/1'], 2)
+  assert found.sha256 == expected.sha256 and not executor.partials
+  close(made)
 
 
 @pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda f: os.truncate(f, 40), lambda f: os.truncate(f, 0)])
