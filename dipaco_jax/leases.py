@@ -246,12 +246,10 @@ class Role:
       time.sleep(random.uniform(0.5, 1.5))
 
   def send_back(self, lease: Lease, error: islands_lib.Later):
-    """What is gone is made again by the task that made it, if this one is ours still; else it may rightly be gone."""
+    """What is gone is made again by the task that made it."""
     registry = self.islands.registry
-    with contextlib.suppress(registry_lib.Lost):
-      lease.renew()
-      if isinstance(error, islands_lib.Gone):
-        registry.reopen(*islands_lib.maker(error.name))
+    if isinstance(error, islands_lib.Gone):
+      registry.reopen(lease.task, *islands_lib.maker(error.name))
     lease.release(str(error))
     self.put_off = lease.task.kind
     self.drop(lease)

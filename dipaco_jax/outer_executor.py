@@ -81,6 +81,7 @@ class Executor:
     weights = path_weights(islands, phase)
     wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
     partial = self.take(islands, task)
+    self.put_back(task, partial)  # at once: what is summed stays, also where the next contribution cannot be read
     facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
 
     def read(fact: Fact) -> tuple[Fact, dict[str, np.ndarray]]:
@@ -91,9 +92,9 @@ class Executor:
       lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()
     if partial.squares.keys() != wanted:
-      self.put_back(task, partial)
       islands.registry.release(task, waiting=True)
       return None
+    del self.partials[task.key, task.number]
     return lambda: [publish(islands, task, partial)]
 
   def take(self, islands: Islands, task: Task) -> Partial:

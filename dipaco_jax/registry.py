@@ -157,9 +157,12 @@ class Registry:
 
     self._db.transact(work)
 
-  def reopen(self, kind: str, key: str, number: int):
-    """A task that is done is ready once more: what it made is gone. Its facts stay, and it makes the same again."""
-    self._db.change(schema.REOPEN, {'kind_': kind, 'key_': key, 'number_': number})
+  def reopen(self, task: Task, kind: str, key: str, number: int):
+    """One that is done is ready once more, for `task` misses what it made. Its facts stay; it makes the same again.
+
+    Does nothing where `task` is lost: what it misses may rightly be gone.
+    """
+    self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
 
   def put(self, facts: Sequence[Fact]):
     """Inserts facts without a task. Raises ValueError where others are there under these names; writes nothing then."""

@@ -121,7 +121,18 @@ WAKE = (
 )
 
 
-REOPEN = sa.update(TASKS).where(_named(TASKS), TASKS.c.state == 'done').values(state='ready', lease=0.0)
+_ASKING = TASKS.alias()  # the task that misses something; in the same statement, or it could be lost in between
+REOPEN = (
+  sa.update(TASKS)
+  .where(
+    _named(TASKS),
+    TASKS.c.state == 'done',
+    sa.exists().where(
+      _ASKING.c.id == sa.bindparam('task'), _ASKING.c.fence == sa.bindparam('fenced'), _ASKING.c.state == 'running'
+    ),
+  )
+  .values(state='ready', lease=0.0)
+)
 
 # One statement each: what is read in two, a task and then its facts, can be neither here nor there.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))

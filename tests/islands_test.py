@@ -6,6 +6,7 @@ import pathlib
 import random
 import shutil
 import threading
+import types
 
 import line
 import one_process
@@ -13,7 +14,7 @@ import pytest
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax import checkpoint, database, islands, leases, monitor, registry, storage
+from dipaco_jax import checkpoint, database, islands, leases, monitor, outer_executor, registry, storage
 from dipaco_jax.registry import Fact
 
 pytestmark = [
@@ -225,4 +226,23 @@ def test_no_end_before_its_time(machine, prepared, tmp_path):
   islands.advance(dataclasses.replace(made, run=run, registry=stopped))
   assert 'finish' not in stopped.counts() and stopped.counts()['reroute'] == {'ready': 1}
   stopped.close()
+  close(made)
+
+
+def test_what_is_summed_outlives_a_contribution_that_is_gone(machine, prepared, tmp_path):
+  place = tmp_path / 'run'
+  finish(machine, prepared, place, Faults())
+  made, executor = machine.islands(place), outer_executor.Executor(tmp_path / 'scratch')
+  lease = types.SimpleNamespace(about={}, check=lambda: None)
+  [file] = (place / islands.OBJECTS / 'paths' / '1').glob('3-high-*')
+  data = file.read_bytes()
+  file.unlink()
+  task = registry.Task(0, 'outer', 'high/1', 2, 1, '', 0, None)
+  with pytest.raises(islands.Gone, match='3-high'):
+    executor.perform(made, task, lease)
+  assert executor.partials['high/1', 2].squares.keys() == {'1'}
+  file.write_bytes(data)
+  [found] = executor.perform(made, task, lease)()
+  [expected] = made.registry.facts('module', ['high/1'], 2)
+  assert found.sha256 == expected.sha256 and not executor.partials
   close(made)

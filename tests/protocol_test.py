@@ -1,7 +1,7 @@
-"""The protocol of islands without arrays: many processes, one step at a time, whoever a seed draws; some die anywhere.
+"""The protocol of islands without arrays: many processes, one at a time, whoever a seed draws; some die anywhere.
 
-Registry, storage, scheduling, the return of what is gone and the monitor's collection are the real ones. What tasks make
-are digests of all that went into them: a run that has taken anything else than it should ends with another one.
+Registry, storage, scheduling, the return of what is gone and the monitor's collection are the real ones. What tasks
+make are digests of all that went into them: a run that has taken anything else than it should ends with another one.
 `pytest tests/protocol_test.py -n0 -s --protocol_runs=300` plays more of them.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax import checkpoint, evaluate, history_of_islands, islands, jobs, leases, monitor, registry, storage
+from dipaco_jax import checkpoint, history_of_islands, islands, jobs, leases, monitor, registry, storage
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.registry import Fact, NewTask
@@ -28,9 +28,10 @@ KINDS = {
   'worker-0': ('prepare', 'train', 'reroute'), 'worker-1': ('prepare', 'train', 'reroute'), 'outer-0': ('outer',),
   'outer-1': ('outer',), 'evaluator-0': ('evaluate', 'finish'), 'monitor-0': (),
 }  # fmt: skip
-SPEEDS = 1, 1, 1, 0.3, 0.01  # relative; the last is as good as stopped
-FAULTS = {'killed': 0.006, 'expired': 0.01, 'damaged': 0.002}  # for each step
-FAULTY_STEPS, MOST_STEPS = 6_000, 60_000
+SPEEDS = 1, 1, 1, 0.3, 0.02  # relative; the last is as good as stopped
+STEPS = 1, 2, 4, 8, 16, 32, 64  # between one turn and another, of a process
+FAULTS = {'killed': 0.05, 'expired': 0.1, 'damaged': 0.02}  # for each turn
+FAULTY_TURNS, MOST_TURNS = 600, 20_000
 SHARED = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('b',)))
 APART = (('low', 'embed|final|block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 ROUNDS = dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=2)
@@ -48,32 +49,34 @@ class Killed(SystemExit):
 
 
 class Process:
-  """One role's life, in a thread that stands still but for the steps it is given."""
+  """One role's life, in a thread that stands still but for its turns, of a few steps each."""
 
   def __init__(self, world: 'World', name: str):
     self.world, self.name, self.speed = world, name, world.draw.choice(SPEEDS)
     self.go, self.rests = threading.Semaphore(0), threading.Semaphore(0)
     self.dead = self.over = False
+    self.steps = 0  # that are left of this turn
     self.error: BaseException | None = None
-    self.islands = world.islands(name, self.turn)
+    self.islands = world.islands(name, self.step)
     self.thread = threading.Thread(target=self.live, daemon=True)
     self.thread.start()
 
-  def turn(self):
-    """Waits for the next step."""
-    if not self.dead:
+  def step(self):
+    """Waits for the next turn, where this one is over."""
+    self.steps -= 1
+    if self.steps < 0 and not self.dead:
       self.rests.release()
       self.go.acquire()
     if self.dead:
       raise Killed
 
-  def step(self):
-    """To the next turn, or to the end."""
+  def turn(self):
+    """Some steps; fewer, if it comes to its end."""
     self.rests.acquire()
+    self.steps = self.world.draw.choice(STEPS)
     self.go.release()
-    if not self.over:
-      self.rests.acquire()
-      self.rests.release()
+    self.rests.acquire()
+    self.rests.release()
 
   def kill(self):
     self.dead = True
@@ -82,7 +85,7 @@ class Process:
 
   def live(self):
     try:
-      self.turn()
+      self.step()
       watch(self.islands) if self.name.startswith('monitor') else serve(self.islands, KINDS[self.name])
     except Killed:
       pass
@@ -227,44 +230,45 @@ class World:
     self.facts.add_tasks([NewTask('prepare', '', 0)])
     self.processes = [Process(self, name) for name in KINDS]
 
-  def islands(self, name: str, turn) -> islands.Islands:
-    """As a process sees the run; it takes a turn before and after whatever it does to what others see."""
+  def islands(self, name: str, step) -> islands.Islands:
+    """As a process sees the run; a step ends before and after whatever it does to what others see."""
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db', lease_s=3600)
     place = storage.open_storage(str(self.place))
 
-    def taking_turns(real):
+    def stepwise(real):
       def call(*args, **options):
-        turn()
+        step()
         found = real(*args, **options)
-        turn()
+        step()
         return found
 
       return call
 
     for method in ('transact', 'change', 'returned', 'rows'):
-      setattr(facts._db, method, taking_turns(getattr(facts._db, method)))
-    place.patiently = taking_turns(place.patiently)
+      setattr(facts._db, method, stepwise(getattr(facts._db, method)))
+    place.patiently = stepwise(place.patiently)
     return islands.Islands(self.run, facts, place, name)
 
   def to_the_end(self, faults: bool) -> Fact:
-    for step in range(MOST_STEPS):
-      if step % 20 == 0 and (found := self.facts.facts('finished')):
-        self.counts['steps'] += step
+    for turn in range(MOST_TURNS):
+      if found := self.facts.facts('finished'):
+        self.counts['turns'] += turn
         return found[0]
-      if faults and step < FAULTY_STEPS:
+      if faults and turn < FAULTY_TURNS:
         for fault, likely in FAULTS.items():
           if self.draw.random() < likely:
             getattr(self, fault)()
-      [process] = self.draw.choices(self.processes, [p.speed for p in self.processes])
-      process.step()
-      if process.over:
-        assert not process.error, repr(process.error)
-        self.replace(process)
-      if step > FAULTY_STEPS and step % 1000 == 0:  # who was stopped goes on
-        for each in self.processes:
-          each.speed = 1
+      self.give_a_turn()
+      if turn > FAULTY_TURNS and turn % 50 == 0:
         self.expired()
     raise AssertionError(f'it does not end: {self.facts.counts()}, {self.facts.tasks("ready")}')
+
+  def give_a_turn(self):
+    [process] = self.draw.choices(self.processes, [p.speed for p in self.processes])
+    process.turn()
+    if process.over:
+      assert not process.error, repr(process.error)
+      self.replace(process)
 
   def replace(self, process: Process):
     self.processes[self.processes.index(process)] = Process(self, process.name)
@@ -295,14 +299,15 @@ class World:
     """All go on to their ends, the stopped too; the monitor comes once more."""
     for process in self.processes:
       while not process.over:
-        process.step()
+        process.turn()
       assert not process.error, repr(process.error)
     watch(self.islands('last', lambda: None))
 
   def check(self, finished: Fact):
     """Nothing is open, and no object is left that nobody needs."""
     assert {state for states in self.facts.counts().values() for state in states} == {'done'}, self.facts.counts()
-    kept = {f.uri for f in self.facts.facts('module') if f.number in {self.settings.train.phases, *finished.meta['best']}}
+    versions = {self.settings.train.phases, *finished.meta['best']}
+    kept = {fact.uri for fact in self.facts.facts('module') if fact.number in versions}
     left = set(storage.open_storage(str(self.place)).names(islands.OBJECTS))
     assert left <= kept and (left == kept or self.counts['damaged'])
 
