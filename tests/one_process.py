@@ -130,7 +130,7 @@ CALLS = (
   (storage.Storage, 'write', lambda name, data, sha256='': name),
   (registry.Registry, 'complete', lambda task, facts: named(task)),
   (registry.Registry, 'put', first),
-  (registry.Registry, 'reopen', lambda kind, key, number: f'{kind} {key} {number}'),
+  (registry.Registry, 'reopen', lambda task, kind, key, number: f'{kind} {key} {number}'),
   (registry.Registry, 'add_tasks', lambda tasks: 'tasks'),
   (registry.Registry, 'wake', lambda kind, keys, number: f'{kind} {"+".join(keys)} {number}'),
   (registry.Registry, 'mark_scheduled', first),
