@@ -137,6 +137,19 @@ def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, pr
   assert all(objects.exists(name) for name in gone[:2])
 
 
+@pytest.mark.on('postgresql,s3')
+def test_trees_that_are_damaged_are_made_again(machine, backend, prepared, undisturbed, tmp_path):
+  """By a machine that has nothing of its own."""
+  place, machine = tmp_path / 'run', machine.other(backend=backend)
+  finish(machine, prepared, place, Faults(), end='after claim train 3 1')
+  objects = storage.open_storage(backend.storage(place))
+  flip_a_bit(objects, objects.names('shards/0')[-1])
+  objects.delete(objects.names('base')[0])
+  faults = Faults(['after claim prepare  0'])
+  machine.to_the_end(place, faults, far=tmp_path / 'far')
+  assert faults.hit and backend.outcome(place) == undisturbed[0]
+
+
 @pytest.mark.on('sqlite,folder')
 def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, tmp_path):
   rate = 7.0  # too high: an early version is the best
