@@ -12,6 +12,7 @@ Integers modulo 2^64 add in any order. The sum is recovered if 2^40 |sum_i round
 
 import concurrent.futures
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -52,7 +53,7 @@ class ExactSum:
     """
     w, quanta = quantized(weight)
     self._room_for(1)
-    sums = self.sums or {name: np.zeros(x.shape, np.uint64) for name, x in old.items()}
+    sums = self.sums or zeros(old, np.uint64)
     for arrays in (old, new):
       check_names(sums, arrays, np.float32)
     strips = [tuple(x.reshape(-1)[part] for x in (sums[name], old[name], new[name])) for name, part in strips_of(sums)]
@@ -69,7 +70,7 @@ class ExactSum:
     """Adds the contributions of another sum; raises ValueError as `add`."""
     self._room_for(other.contributions)
     if other.contributions:
-      sums = self.sums or {name: np.zeros_like(x) for name, x in other.sums.items()}
+      sums = self.sums or zeros(other.sums, np.uint64)
       check_names(sums, other.sums, np.uint64)
       for name, x in sums.items():
         np.add(x, other.sums[name], out=x)
@@ -81,7 +82,7 @@ class ExactSum:
     """sum_i w_i (old - new_i) / sum_i w_i, float32; raises ValueError where nothing has been added."""
     if not self.contributions:
       raise ValueError('a mean of no contributions')
-    means = {name: np.empty(x.shape, np.float32) for name, x in self.sums.items()}
+    means = zeros(self.sums, np.float32)
     base = np.uint64(self.contributions * BITS_OF_M % 2**64)
     strips = [tuple(x.reshape(-1)[part] for x in (self.sums[name], means[name])) for name, part in strips_of(means)]
     on_all_cores(lambda strip: divide_strip(base, float(self.weight_quanta), *strip), strips)
@@ -125,6 +126,16 @@ def shape_of(x: np.ndarray | None) -> str:
   return 'nothing' if x is None else f'{x.dtype}{list(x.shape)}'
 
 
+def zeros(like: Arrays, dtype: type) -> dict[str, np.ndarray]:
+  """Arrays in one piece of memory, which goes back to the system with the last of them; that of many may not."""
+  flat: np.ndarray = np.zeros(sum(x.size for x in like.values()), dtype)
+  made, stop = {}, 0
+  for name, x in like.items():
+    start, stop = stop, stop + x.size
+    made[name] = flat[start:stop].reshape(x.shape)
+  return made
+
+
 def strips_of(arrays: Arrays) -> Iterator[tuple[str, slice]]:
   """Parts of the flat arrays, in the order of their names; the last part of each is shorter."""
   for name in sorted(arrays):
@@ -133,8 +144,8 @@ def strips_of(arrays: Arrays) -> Iterator[tuple[str, slice]]:
 
 
 def on_all_cores(work: Callable, strips: list) -> list:
-  """NumPy lets go of the interpreter while it computes."""
-  with concurrent.futures.ThreadPoolExecutor() as pool:
+  """NumPy lets go of the interpreter while it computes; more threads than cores wait for it in turns."""
+  with concurrent.futures.ThreadPoolExecutor(multiprocessing.cpu_count()) as pool:
     return list(pool.map(work, strips))
 
 

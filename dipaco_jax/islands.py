@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from dipaco_jax import checkpoint, jobs, model, outer
 from dipaco_jax import modules as modules_lib
@@ -79,7 +78,7 @@ class Islands:
   def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
     """Raises Gone."""
     with noticing(name):
-      return safetensors.numpy.load(self.storage.read(name, sha256))
+      return checkpoint.from_bytes(self.storage.read(name, sha256))
 
   def fetch(self, *trees: str):
     """Makes directories of the workdir's be on this machine, and the stages' records. Raises Gone."""
@@ -213,8 +212,7 @@ def schedule(islands: Islands, facts: Sequence[Fact]):
   _after_modules(islands, by_kind.get('module', []))
   _after_checkpoints(islands, by_kind.get('checkpoint', []))
   for fact in by_kind.get('round', []):
-    version = jobs.round_end(islands.run.settings, fact.number - 1)
-    _add_training(islands, range(islands.layout.grid.num_paths), version)
+    _after_round(islands, fact.number)
   islands.registry.mark_scheduled(facts)
 
 
@@ -224,16 +222,13 @@ def _after_modules(islands: Islands, facts: Iterable[Fact]):
   for version, found in itertools.groupby(facts, lambda fact: fact.number):
     group = list(found)
     paths = sorted({path for fact in group for path in islands.paths_through(fact.key)})
-    ready = _with_modules(islands, paths, version)
-    if version and s.train.early_stopping:
-      islands.registry.add_tasks(NewTask('evaluate', str(path), version) for path in ready)
     rounds = len(islands.registry.facts('round')) if s.rounds else 0
-    if version < jobs.round_end(s, rounds):
-      _add_training(islands, ready, version)
+    _after_paths(islands, _with_modules(islands, paths, version), version, rounds)
     if version < s.train.phases:
       active = islands.active(version)
       carried += [
-        fact._replace(number=version + 1) for fact in group if not active[islands.paths_through(fact.key)].any()
+        fact._replace(number=version + 1, meta={})
+        for fact in group if not active[islands.paths_through(fact.key)].any()
       ]
   if carried:
     islands.registry.put(carried)
@@ -246,10 +241,22 @@ def _with_modules(islands: Islands, paths: Sequence[int], version: int) -> list[
   return [path for path in paths if there.issuperset(needed[path])]
 
 
-def _add_training(islands: Islands, paths: Iterable[int], phase: int):
-  if phase < islands.run.settings.train.phases:
-    active = islands.active(phase)
-    islands.registry.add_tasks(NewTask('train', str(path), phase) for path in paths if active[path])
+def _after_paths(islands: Islands, paths: Sequence[int], version: int, rounds: int):
+  """Paths that have come to a version are evaluated and train on, if so many rounds have made the shards for it."""
+  s = islands.run.settings
+  end = jobs.round_end(s, rounds)
+  if 0 < version <= end and s.train.early_stopping:
+    islands.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
+  if version < end:
+    active = islands.active(version)
+    islands.registry.add_tasks(NewTask('train', str(path), version) for path in paths if active[path])
+
+
+def _after_round(islands: Islands, number: int):
+  """Paths go on from the version that the round has waited for, or from a later one that nobody has to train."""
+  s, paths = islands.run.settings, range(islands.layout.grid.num_paths)
+  for version in range(jobs.round_end(s, number - 1), jobs.round_end(s, number) + 1):
+    _after_paths(islands, _with_modules(islands, paths, version), version, number)
 
 
 def _after_checkpoints(islands: Islands, facts: Iterable[Fact]):

@@ -1,5 +1,7 @@
 """How every role of an islands run works: take a task, hold its lease, publish what it made while it takes the next.
 
+What a task reads is fetched in a thread; near the end of one that says how far it is, the next is claimed and fetched.
+
 Roles meet in the database and in storage only. One may be killed at any point: its tasks go to others when their leases
 run out, at once where it could still say so (SIGTERM).
 """
@@ -13,10 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
+from types import MappingProxyType
 from typing import Any
 
+from dipaco_jax import backup
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.islands import Islands
@@ -24,20 +28,31 @@ from dipaco_jax.registry import Fact, Task
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
 SIGN_OF_LIFE_S = 5.0
+ASK_AGAIN_S = 1.0  # for a next task, where there was none
 LOOK_AROUND_S = 6.0  # whether something was left lying, or all is done: by those who find nothing to do
 FAILURES = 3  # one after another: this role is not fit to go on
+MARGIN = 1.5  # the next task is claimed when what is left of this one takes so many times what its own fetch took
 
 Publish = Callable[[], Sequence[Fact]]
 # (islands, task, lease) -> what publishes its facts, in another thread; None: it was released to wait for others
 Perform = Callable[[Islands, Task, 'Lease'], Publish | None]
+Fetch = Callable[[Islands, Task], Any]  # what a task reads, on the host; also while the task before is at work
 
 
 class Lease:
-  """A task that is ours for as long as we are alive and heard; renewed by a thread."""
+  """A task that is ours for as long as we are alive and heard; renewed by a thread.
+
+  Of a copy, a task that another owns, there is nothing to renew or to give back: it is lost when it runs no more.
+  """
 
   def __init__(self, islands: Islands, role: str, task: Task):
     self.islands, self.role, self.task = islands, role, task
-    self.about: dict[str, Any] = {'task': f'{task.kind} {task.key} {task.number}'.replace('  ', ' ')}
+    self.is_copy = task.owner != islands.name
+    self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
+    self.fetch: futures.Future | None = None
+    self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
+    self.began: float | None = None  # when what was fetched was there
+    self.is_at_work = False  # until then, others see what the task before is about
     self._lost: BaseException | None = None
     self._progress: dict[str, Any] | None = None
     self._over, self._news = threading.Event(), threading.Event()
@@ -54,6 +69,25 @@ class Lease:
     if self._lost:
       raise self._lost
 
+  def fetched(self) -> Any:
+    """What was fetched for the task, once, or else it would stay in memory; raises what went wrong."""
+    fetch, self.fetch = self.fetch, None
+    assert fetch
+    found, self.began = fetch.result(), time.monotonic()
+    return found
+
+  def release(self, error: str = ''):
+    """Gives the task back, at once."""
+    if not self.is_copy:
+      self.islands.registry.release(self.task, error=error)
+
+  def renew(self):
+    """Raises registry.Lost."""
+    if self.is_copy:
+      self.islands.registry.watch(self.task)
+    else:
+      self.islands.registry.heartbeat(self.task, self._progress)
+
   def close(self):
     self._over.set()
     self._news.set()
@@ -66,8 +100,9 @@ class Lease:
       self._news.clear()
       if not self._over.is_set():
         try:
-          registry.heartbeat(self.task, self._progress)
-          registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
+          self.renew()
+          if self.is_at_work:
+            registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
         except Exception as e:  # also a database that is away for longer than we wait
           self._lost = e
           return
@@ -77,14 +112,19 @@ class Role:
   """One process in one role."""
 
   def __init__(
-    self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None
-  ):
+    self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None,
+    fetches: Mapping[str, Fetch] = MappingProxyType({}), pool: backup.Backup | None = None,
+  ):  # fmt: skip
     self.islands, self.role, self.kinds, self.perform, self.keys = islands, role, kinds, perform, keys
+    self.fetches, self.pool = fetches, pool
     self.leases: dict[int, Lease] = {}  # by task; that of the task before is held until it is published
-    self.publisher = futures.ThreadPoolExecutor(1)
+    self.claiming = threading.Lock()  # from a claim until its lease is among ours
+    self.publisher, self.fetcher = futures.ThreadPoolExecutor(1), futures.ThreadPoolExecutor(1)
     self.publication: futures.Future | None = None
+    self.next: futures.Future[Lease | None] | None = None  # the claim of the next task
+    self.fetch_s, self.work_s = 0.0, 1e9  # that the last task took that is fetched: to fetch, and then
     self.failures = self.done = self.unlucky = 0
-    self.seen = self.looked = -1e9  # when we last gave a sign of life, and looked around
+    self.seen = self.looked = self.asked = -1e9  # when we last gave a sign of life, looked around, claimed ahead
     self.busy = time.monotonic()  # when we last had a task
     self.put_off = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
     self.told = moved(islands)  # bytes, with our last fact
@@ -93,30 +133,68 @@ class Role:
     """Does tasks until the run is finished."""
     with self.handing_over():
       while True:
-        task = self.claim()
-        if task:
+        lease = self.claimed_ahead() or self.claim()
+        if lease:
           self.unlucky, self.busy = 0, time.monotonic()
-          self.work(task)
+          self.work(lease)
         elif self.publication:
           self.settle()  # what it makes possible may be for us
         elif self.idle():
           return
 
-  def claim(self) -> Task | None:
+  def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
-    registry = self.islands.registry
-    task = registry.claim(self.islands.name, [k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
-    if not task:
+    if self.pool:
+      return self.hold(self.pool.next)
+    lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
+    if not lease:
       self.put_off = ''
-    if task or self.keys is None or time.monotonic() - self.busy < registry.lease_s:
-      return task
-    return registry.claim(self.islands.name, self.kinds)
+    if lease or self.keys is None or time.monotonic() - self.busy < self.islands.registry.lease_s:
+      return lease
+    return self.take(self.kinds)
 
-  def work(self, task: Task):
+  def take(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
+    """A task of these, whose fetch begins."""
+    return self.hold(lambda: self.islands.registry.claim(self.islands.name, kinds, keys))
+
+  def hold(self, claim: Callable[[], Task | None]) -> Lease | None:
+    with self.claiming:
+      task = claim()
+      if not task:
+        return None
+      lease = self.leases[task.id] = Lease(self.islands, self.role, task)
+    if task.kind in self.fetches:
+      lease.fetch, lease.ahead = self.fetcher.submit(self.fetch, task), self.claim_ahead
+    return lease
+
+  def fetch(self, task: Task) -> Any:
+    began = time.monotonic()
+    found = self.fetches[task.kind](self.islands, task)
+    self.fetch_s = time.monotonic() - began
+    return found
+
+  def claim_ahead(self, share: float):
+    """Takes the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for.
+
+    No earlier: an idle worker could begin it sooner.
+    """
+    if self.pool or share * self.work_s > MARGIN * self.fetch_s or time.monotonic() - self.asked < ASK_AGAIN_S:
+      return
+    if self.next is None or (self.next.done() and self.next.result() is None):
+      self.asked = time.monotonic()
+      self.next = self.fetcher.submit(self.take, [*self.fetches])
+
+  def claimed_ahead(self) -> Lease | None:
+    claim, self.next = self.next, None
+    return claim.result() if claim else None
+
+  def work(self, lease: Lease):
     """The task itself; its publication goes on in another thread, one at a time."""
-    lease = self.leases[task.id] = Lease(self.islands, self.role, task)
+    lease.is_at_work = True
     with self.failing(lease):
-      publish = self.perform(self.islands, task, lease)
+      publish = self.perform(self.islands, lease.task, lease)
+      if lease.began:
+        self.work_s = time.monotonic() - lease.began
       self.settle()
       if publish:
         self.publication = self.publisher.submit(self.conclude, lease, publish)
@@ -160,7 +238,7 @@ class Role:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
       logging.warning('%s failed: %s', lease.about['task'], words)
       traceback.print_exc(file=sys.stderr)
-      self.islands.registry.release(lease.task, error=words)
+      lease.release(words)
       self.drop(lease)
       self.failures += 1
       if self.failures >= FAILURES or isinstance(e, ValueError):
@@ -168,13 +246,11 @@ class Role:
       time.sleep(random.uniform(0.5, 1.5))
 
   def send_back(self, lease: Lease, error: islands_lib.Later):
-    """What is gone is made again by the task that made it, if this one is ours still; else it may rightly be gone."""
+    """What is gone is made again by the task that made it."""
     registry = self.islands.registry
-    with contextlib.suppress(registry_lib.Lost):
-      registry.heartbeat(lease.task)
-      if isinstance(error, islands_lib.Gone):
-        registry.reopen(*islands_lib.maker(error.name))
-    registry.release(lease.task, error=str(error))
+    if isinstance(error, islands_lib.Gone):
+      registry.reopen(lease.task, *islands_lib.maker(error.name))
+    lease.release(str(error))
     self.put_off = lease.task.kind
     self.drop(lease)
 
@@ -198,19 +274,24 @@ class Role:
     time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.unlucky) * random.uniform(0.7, 1.3))
     return False
 
+  def give_back(self):
+    for lease in list(self.leases.values()):
+      lease.release()
+
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:
     """SIGTERM and SIGINT give back what is held, at once, and end the process."""
 
-    def release():
-      for lease in list(self.leases.values()):
-        self.islands.registry.release(lease.task)
+    def end(number):
+      with self.claiming:
+        self.give_back()
+        os._exit(128 + number)
 
-    def stop(number, frame):
-      thread = threading.Thread(target=release, daemon=True)  # this one may be inside a transaction
-      thread.start()
-      thread.join(2)
-      os._exit(128 + number)
+    def stop(number, frame):  # in a thread that may be inside a transaction, or between a claim and its lease
+      threading.Thread(target=end, args=(number,), daemon=True).start()
+      late = threading.Timer(2, os._exit, (128 + number,))
+      late.daemon = True
+      late.start()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -219,11 +300,8 @@ class Role:
       for number, handler in before.items():
         signal.signal(number, handler)
       self.publisher.shutdown()
-
-
-def serve(islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None):
-  """Does tasks of these kinds (of these modules first, if `keys` are given) until the run is finished."""
-  Role(islands, role, kinds, perform, keys).serve()
+      self.fetcher.shutdown()
+      self.give_back()  # the next task, where this one has failed
 
 
 def moved(islands: Islands) -> dict[str, int]:

@@ -13,6 +13,8 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
+import time
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -24,7 +26,7 @@ FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
-flags.DEFINE_bool('distributed', False, 'One of several processes of a job, which all see the workdir.')
+flags.DEFINE_bool('distributed', False, 'One of several processes of a job that all see the workdir, or of one worker.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
 flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
@@ -32,10 +34,12 @@ flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator
 flags.DEFINE_string('registry', None, 'With --role: postgresql://... or sqlite:////FILE, by default in the workdir.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
+flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when its parent is no more this process.')
+flags.DEFINE_bool('backup', False, 'With --role=worker: does what is left lying, and copies what stragglers are at.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
   'config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name',
-  'share', 'lease_s',
+  'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
 
 
@@ -167,11 +171,26 @@ def run_role(settings: settings_lib.Settings):
 
   if FLAGS.role not in roles.ROLES:
     raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
+  if FLAGS.backup and FLAGS.role != 'worker':
+    raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
+  if FLAGS.distributed:
+    join()
+  if FLAGS.parent:
+    threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
   check_model(settings)
   compilation_cache(roles.local_place(FLAGS.workdir))
-  roles.run_role(FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s)
+  roles.run_role(
+    FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
+  )
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
+
+
+def follow(parent: int):
+  """Ends this process after its parent."""
+  while os.getppid() == parent:
+    time.sleep(1)
+  os.kill(os.getpid(), signal.SIGTERM)
 
 
 def join():

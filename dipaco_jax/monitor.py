@@ -6,8 +6,11 @@ at, and the inner state that each path goes on from, be it long since it was las
 goes but the modules of the last version and of those that are pointed at.
 """
 
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Iterator
 
 from dipaco_jax import history_of_islands
 from dipaco_jax import islands as islands_lib
@@ -20,18 +23,36 @@ SILENT_S = 60
 
 def watch(islands: Islands):
   """Until the run is finished."""
-  collector, said = Collector(islands), ''
-  while not islands_lib.is_finished(islands):
-    islands_lib.advance(islands)
-    collector.collect(frontier(islands) - GENERATIONS)
-    why = stuck(islands)
-    if why and why != said:
-      logging.warning('%s', why)
-    said = why
-    islands.registry.beat(islands.name, 'monitor', {'task': '', 'stuck': why})
-    time.sleep(PAUSE_S)
-  collector.collect(islands.run.settings.train.phases)
-  collector.finish()
+  collector, about = Collector(islands), {'task': '', 'stuck': ''}
+  with heard(islands, about):
+    while not islands_lib.is_finished(islands):
+      islands_lib.advance(islands)
+      collector.collect(frontier(islands) - GENERATIONS)
+      why = stuck(islands)
+      if why and why != about['stuck']:
+        logging.warning('%s', why)
+      about['stuck'] = why
+      time.sleep(PAUSE_S)
+    collector.collect(islands.run.settings.train.phases)
+    collector.finish()
+
+
+@contextlib.contextmanager
+def heard(islands: Islands, about: dict[str, str]) -> Iterator[None]:
+  """Gives signs of life in a thread: to collect may take minutes."""
+  over = threading.Event()
+
+  def beat():
+    while not over.wait(PAUSE_S):
+      islands.registry.beat(islands.name, 'monitor', dict(about))
+
+  thread = threading.Thread(target=beat, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    over.set()
+    thread.join()
 
 
 def frontier(islands: Islands) -> int:

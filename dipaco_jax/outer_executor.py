@@ -11,7 +11,6 @@ this machine; an executor that finds neither sums anew.
 import collections
 import functools
 import hashlib
-import json
 import math
 import pathlib
 import time
@@ -19,7 +18,6 @@ import time
 import jax
 import numpy as np
 import optax
-import safetensors.numpy
 
 from dipaco_jax import checkpoint, exact_sum, jobs, outer, shards
 from dipaco_jax import islands as islands_lib
@@ -29,7 +27,8 @@ from dipaco_jax.registry import Fact, Task
 
 KINDS = ('outer',)
 SHA256 = 32  # bytes, before what they are of
-HELD = 4  # sums in memory, with their modules
+READERS = 2  # of contributions, beside the one that is being added
+HELD = 4  # sums in memory, each with its module and outer state: 4 modules
 
 
 class Partial:
@@ -44,22 +43,28 @@ class Partial:
       self._read()
 
   def _read(self):
-    found = self.file.read_bytes()
-    sha256, data = found[:SHA256], found[SHA256:]
-    if hashlib.sha256(data).digest() != sha256:
+    found = checkpoint.read_file(self.file)
+    if hashlib.sha256(found[SHA256:]).digest() != found[:SHA256]:
       return  # not what was written: summed anew
-    squares, _, arrays = data.partition(b'\n')
-    self.squares = json.loads(squares)
-    self.sum = exact_sum.ExactSum.from_state(safetensors.numpy.load(arrays))
+    state = checkpoint.from_bytes(found[SHA256:])
+    paths, squares = (state.pop(name).tolist() for name in ('#paths', '#squares'))
+    self.squares = dict(zip(map(str, paths), squares, strict=True))
+    self.sum = exact_sum.ExactSum.from_state(state)
 
   def save(self):
     """For whoever goes on with it on this machine: us, or who comes after us."""
     if self.squares:
-      data = json.dumps(self.squares).encode() + b'\n' + safetensors.numpy.save(self.sum.state())
-      checkpoint.write_file(self.file, hashlib.sha256(data).digest() + data)
+      about = {'#paths': np.array(list(map(int, self.squares))), '#squares': np.array(list(self.squares.values()))}
+      data = checkpoint.to_bytes(self.sum.state() | about)
+      checkpoint.write_file(self.file, hashlib.sha256(data).digest(), data)
 
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
     self.squares[path] = self.sum.add(weight, self.old, new)
+
+  def take_mean(self) -> dict[str, np.ndarray]:
+    """Delta, for the sum, which goes: it is twice as large."""
+    mean, self.sum = self.sum.mean(), exact_sum.ExactSum()
+    return mean
 
 
 class Executor:
@@ -76,16 +81,20 @@ class Executor:
     weights = path_weights(islands, phase)
     wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
     partial = self.take(islands, task)
+    self.put_back(task, partial)  # at once: what is summed stays, also where the next contribution cannot be read
     facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
-    # The next contribution is read while this one is added.
-    for fact, new in shards.prefetch(lambda f: (f, islands.read(*f.meta['objects'][level.name])), facts, depth=1):
+
+    def read(fact: Fact) -> tuple[Fact, dict[str, np.ndarray]]:
+      return fact, islands.read(*fact.meta['objects'][level.name])
+
+    for fact, new in shards.prefetch(read, facts, READERS, READERS):  # while others are added
       partial.add(fact.key, float(weights[int(fact.key)]), new)
       lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
       lease.check()
     if partial.squares.keys() != wanted:
-      self.put_back(task, partial)
       islands.registry.release(task, waiting=True)
       return None
+    del self.partials[task.key, task.number]
     return lambda: [publish(islands, task, partial)]
 
   def take(self, islands: Islands, task: Task) -> Partial:
@@ -104,15 +113,15 @@ class Executor:
 
 
 def publish(islands: Islands, task: Task, partial: Partial) -> Fact:
-  """The outer step, and its object; the file of the sum goes."""
-  s, paths = islands.run.settings, len(partial.squares)
+  """The outer step, and its object; the sum goes, and its file."""
+  s, paths, weight = islands.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
-  new, moved, norm = step(s.outer, partial.old, partial.state, partial.sum.mean(), np.float32(factor))
+  new, moved, norm = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
   partial.file.unlink(missing_ok=True)
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   about = {
-    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * partial.sum.weight) ** 2,
+    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * weight) ** 2,
     'sum_of_squares': math.fsum(partial.squares.values()), 'executor': islands.name, 'started': partial.started,
     'ended': time.time(),
   }  # fmt: skip
@@ -122,8 +131,8 @@ def publish(islands: Islands, task: Task, partial: Partial) -> Fact:
 def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):
   """(new parameters, new outer state, |Delta|) of one module; a state is by place in Optax's tree, {} for a new one."""
   transformation = outer.make(config)
-  fresh = transformation.init(params)
-  there = jobs.from_leaves(state, fresh) if state else fresh
+  init = transformation.init
+  there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
   new, moved, norm = _compiled(config)(params, there, mean, factor)
   return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm)
 
@@ -138,7 +147,7 @@ def _compiled(config):
     updates, moved = transformation.update(delta, state, params)
     return optax.apply_updates(params, updates), moved, optax.tree.norm(delta)
 
-  return jax.jit(update)
+  return jax.jit(update, donate_argnums=(0, 1))  # of JAX's copies
 
 
 @functools.lru_cache(4)

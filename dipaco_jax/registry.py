@@ -47,6 +47,10 @@ class Task(NamedTuple):
   wakes: int  # until the claim
   progress: dict | None  # what an owner before this one left to go on from
 
+  @property
+  def words(self) -> str:
+    return f'{self.kind} {self.key} {self.number}'.replace('  ', ' ')
+
 
 class Fact(NamedTuple):
   kind: str
@@ -115,6 +119,11 @@ class Registry:
     if not self._db.change(statement, _claimed(task) | noted | {'lease_s': self.lease_s}):
       raise Lost(f'{task} is not ours any more')
 
+  def watch(self, task: Task):
+    """Raises Lost where `heartbeat` would; the lease stays as it is."""
+    if not self._db.rows(schema.IS_RUNNING, _claimed(task)):
+      raise Lost(f'{task} runs no more')
+
   def release(self, task: Task, waiting: bool = False, error: str = ''):
     """Hands the task back at once; does nothing where it is lost.
 
@@ -148,9 +157,12 @@ class Registry:
 
     self._db.transact(work)
 
-  def reopen(self, kind: str, key: str, number: int):
-    """A task that is done is ready once more: what it made is gone. Its facts stay, and it makes the same again."""
-    self._db.change(schema.REOPEN, {'kind_': kind, 'key_': key, 'number_': number})
+  def reopen(self, task: Task, kind: str, key: str, number: int):
+    """One that is done is ready once more, for `task` misses what it made. Its facts stay; it makes the same again.
+
+    Does nothing where `task` is lost: what it misses may rightly be gone.
+    """
+    self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
 
   def put(self, facts: Sequence[Fact]):
     """Inserts facts without a task. Raises ValueError where others are there under these names; writes nothing then."""
@@ -210,6 +222,12 @@ class Registry:
     if kind is not None:
       query = query.where(TASKS.c.kind == kind)
     return [row | {'progress': row['progress'] and json.loads(row['progress'])} for row in self._db.rows(query)]
+
+  def durations(self, kind: str, limit: int) -> list[float]:
+    """Seconds from the last claim to the end, of the newest tasks of a kind that are done."""
+    seconds = (TASKS.c.ended - TASKS.c.claimed).label('seconds')
+    query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done')
+    return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
 
   def beat(self, name: str, role: str, about: dict):
     """A sign of life of the role of that name."""

@@ -98,6 +98,7 @@ PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
 RELEASE = sa.update(TASKS).where(RUNNING).values(state='ready', lease=0.0, error=sa.bindparam('why'))
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
 COMPLETE = sa.update(TASKS).where(RUNNING).values(state='done', lease=None, progress=None, ended=Now())
+IS_RUNNING = sa.select(TASKS.c.id).where(RUNNING)
 IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]
 CONTENT = sa.select(FACTS.c.uri, FACTS.c.sha256).where(_named(FACTS))
@@ -120,7 +121,18 @@ WAKE = (
 )
 
 
-REOPEN = sa.update(TASKS).where(_named(TASKS), TASKS.c.state == 'done').values(state='ready', lease=0.0)
+_ASKING = TASKS.alias()  # the task that misses something; in the same statement, or it could be lost in between
+REOPEN = (
+  sa.update(TASKS)
+  .where(
+    _named(TASKS),
+    TASKS.c.state == 'done',
+    sa.exists().where(
+      _ASKING.c.id == sa.bindparam('task'), _ASKING.c.fence == sa.bindparam('fenced'), _ASKING.c.state == 'running'
+    ),
+  )
+  .values(state='ready', lease=0.0)
+)
 
 # One statement each: what is read in two, a task and then its facts, can be neither here nor there.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))

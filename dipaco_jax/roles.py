@@ -12,6 +12,7 @@ enough, in any order. A role ends by itself when the run is finished.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -23,11 +24,12 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, checks, evaluator, leases, monitor, outer_executor, worker
+from dipaco_jax import backup, checkpoint, checks, evaluator, leases, monitor, outer_executor, worker
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import storage as storage_lib
+from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, NewTask
 
@@ -35,8 +37,9 @@ ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
 def run_role(
-  role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float
-):
+  role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
+  is_backup: bool = False,
+):  # fmt: skip
   """Works in a role until the run is finished.
 
   Raises:
@@ -44,22 +47,31 @@ def run_role(
   """
   if settings.outer.lost:
     raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
+  hosts = Hosts()
+  if role != 'worker' and not hosts.alone:
+    raise ValueError(f'--distributed is for workers, of several hosts; --role={role} is one process')
   storage, local = storage_lib.open_storage(workdir), local_place(workdir)
   local.mkdir(parents=True, exist_ok=True)
+  own = on_own_devices(settings)
+  run = run_lib.unattended(local, own, own.mesh.data)
+  if not hosts.first:
+    return worker.follow(Islands(run, None, storage, name), hosts)  # type: ignore[arg-type]  # the first has a registry
   registry = registry_lib.Registry(url or registry_url(local), lease_s)
   settle(registry, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
-  alone = on_own_devices(settings)
-  islands = Islands(run_lib.unattended(local, alone, alone.mesh.data), registry, storage, name)
+  islands = Islands(run, registry, storage, name)
   if role == 'monitor':
     return monitor.watch(islands)
   performs: dict[str, Any] = {
-    'worker': (worker.KINDS, worker.perform),
+    'worker': (worker.KINDS if hosts.alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
     'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   kinds, perform = performs[role]
-  leases.serve(islands, role, kinds, perform, own_modules(islands, share) if share else None)
+  keys, fetches = own_modules(islands, share) if share else None, {'train': worker.fetch} if role == 'worker' else {}
+  pool = backup.Backup(islands, kinds) if is_backup else None
+  leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
+  hosts.say({})
   if role == 'outer':
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
 

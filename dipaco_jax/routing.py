@@ -67,11 +67,11 @@ def publish_router(run: run_lib.Run, number: int, fitted: router.Router, meta: d
     return np.concatenate(routed).astype(np.int32)
 
   arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-  files = {'router.safetensors': checkpoint.to_bytes(arrays), 'meta.json': json.dumps(meta or {}).encode()}
-  publish_routes(run, number, assign, files)
+  about = json.dumps(meta or {}).encode()
+  publish_routes(run, number, assign, {'router.safetensors': checkpoint.to_bytes(arrays), 'meta.json': about})
 
 
-def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, bytes] | None = None):
+def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, checkpoint.Data] | None = None):
   """`routing/<number>/`: paths of the sequences by `assign(split, top_n) -> int32 [N, top_n]`, and other files."""
   if (run.workdir / 'routing' / str(number)).exists():
     return

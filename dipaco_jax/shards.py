@@ -242,10 +242,10 @@ def _mix(x: np.ndarray) -> np.ndarray:
   return x ^ (x >> np.uint64(31))
 
 
-def prefetch(load: Callable[[S], T], items: Iterable[S], depth: int = 2) -> Iterator[T]:
-  """`load(item)` for each item, up to `depth` of them ahead in a thread that ends with the iterator."""
+def prefetch(load: Callable[[S], T], items: Iterable[S], depth: int = 2, threads: int = 1) -> Iterator[T]:
+  """`load(item)` for each item, in order, up to `depth` of them ahead in threads that end with the iterator."""
   todo = iter(items)
-  pool = concurrent.futures.ThreadPoolExecutor(1, 'prefetch')
+  pool = concurrent.futures.ThreadPoolExecutor(threads, 'prefetch')
   try:
     waiting = collections.deque(pool.submit(load, item) for item in itertools.islice(todo, depth))
     while waiting:

@@ -44,14 +44,23 @@ def status(workdir: pathlib.Path) -> str:
   return '\n'.join(lines)
 
 
-def of_islands(url: str) -> str:
-  """The table of an islands run: its tasks, and who works on what. Raises ValueError where there is no registry."""
+def of_islands(workdir: str, url: str) -> str:
+  """The table of an islands run: its tasks, and who works on what; what came of it, and where that is, at the end.
+
+  Raises:
+    ValueError: there is no registry.
+  """
   from dipaco_jax import registry, status_of_islands  # SQLAlchemy: for them only
 
   file = url.removeprefix('sqlite:///')
   if file != url and not pathlib.Path(file).exists():
     raise ValueError(f'--registry={url}: there is no such file; name the registry of a run')
-  return '\n'.join(status_of_islands.lines(registry.Registry(url, patience_s=5)))
+  tasks = registry.Registry(url, patience_s=5)
+  lines = status_of_islands.lines(tasks)
+  for fact in tasks.facts('finished'):
+    words = 'training diverged' if fact.meta['perplexity'] is None else f'perplexity {fact.meta["perplexity"]:.2f}'
+    lines = [f'{workdir}: finished, {words}', *lines, f'the report: {workdir}/report.html']
+  return '\n'.join(lines)
 
 
 def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -175,7 +184,10 @@ def main():
   workdir = pathlib.Path(flags.FLAGS.workdir)
   file = workdir / REGISTRY
   url = flags.FLAGS.registry or (f'sqlite:///{file.absolute()}' if file.exists() else '')
-  print(of_islands(url) if url and not (workdir / 'report.json').exists() else status(workdir))
+  if url and not (workdir / 'report.json').exists():
+    print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://
+  else:
+    print(status(workdir))
 
 
 if __name__ == '__main__':

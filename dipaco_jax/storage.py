@@ -49,8 +49,8 @@ class Corrupt(OSError):
 class Place(Protocol):
   """What a folder and a bucket have in common. Absent objects raise FileNotFoundError."""
 
-  def put(self, name: str, data: bytes) -> None: ...
-  def get(self, name: str) -> bytes: ...
+  def put(self, name: str, data: checkpoint.Data) -> None: ...
+  def get(self, name: str) -> memoryview: ...
   def exists(self, name: str) -> bool: ...
   def delete(self, name: str) -> None: ...
   def names(self, prefix: str) -> Iterator[str]: ...
@@ -64,11 +64,11 @@ class Folder:
   def __init__(self, root: Path):
     self.root = root
 
-  def put(self, name: str, data: bytes):
+  def put(self, name: str, data: checkpoint.Data):
     checkpoint.write_file(self.root / name, data)
 
-  def get(self, name: str) -> bytes:
-    return (self.root / name).read_bytes()
+  def get(self, name: str) -> memoryview:
+    return checkpoint.read_file(self.root / name).toreadonly()
 
   def exists(self, name: str) -> bool:
     return (self.root / name).is_file()
@@ -138,11 +138,11 @@ class Bucket:
     )
     self.api: Any = obstore
 
-  def put(self, name: str, data: bytes):
+  def put(self, name: str, data: checkpoint.Data):
     self.api.put(self.store, name, data, chunk_size=PART_BYTES, max_concurrency=TRANSFERS)
 
-  def get(self, name: str) -> bytes:
-    return self.api.get(self.store, name).bytes().to_bytes()
+  def get(self, name: str) -> memoryview:
+    return memoryview(self.api.get(self.store, name).bytes())
 
   def exists(self, name: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
@@ -178,7 +178,7 @@ class Storage:
     self.bytes_in = self.bytes_out = 0
     self.lock = threading.Lock()
 
-  def write(self, name: str, data: bytes, sha256: str = '') -> str:
+  def write(self, name: str, data: checkpoint.Data, sha256: str = '') -> str:
     """Publishes an object; returns its sha256, which is worked out unless it is given.
 
     On a disk it is synced before it is seen. A full disk raises at once.
@@ -188,7 +188,7 @@ class Storage:
       self.bytes_out += len(data)
     return sha256 or hashlib.sha256(data).hexdigest()
 
-  def read(self, name: str, sha256: str) -> bytes:
+  def read(self, name: str, sha256: str) -> memoryview:
     """An object's bytes; raises Missing, or Corrupt where their sha256 is another."""
     data = self.fetch(name)
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -250,7 +250,7 @@ class Storage:
         return
       index_name = f'{prefix}.index.json'
       try:
-        index = json.loads(self.fetch(index_name))
+        index = json.loads(bytes(self.fetch(index_name)))
       except ValueError as e:
         raise Corrupt(f'{self.where(index_name)} is corrupt: {e}') from e
       with checkpoint.publish_directory(folder) as aside:
@@ -268,7 +268,7 @@ class Storage:
     here = self.local(prefix)
     return here is not None and here.resolve() == folder.resolve()
 
-  def fetch(self, name: str) -> bytes:
+  def fetch(self, name: str) -> memoryview:
     """As `read`, not verified: for what carries its own proof."""
     with self.naming_missing(name):
       data = self.patiently(name, lambda: self.place.get(name))

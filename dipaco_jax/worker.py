@@ -1,62 +1,112 @@
 """A worker: trains a path for a phase of tau steps, with the programs of SPMD on its own devices [2.5, 3].
 
-AdamW state travels with the path: it is an object of the path's checkpoint, and the next worker reads it.
+AdamW state travels with the path: it is an object of the path's checkpoint, and the next worker reads it. A worker may
+span several hosts (hosts.py): all of them train, and the first does the rest.
 """
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, jobs, mesh, rounds, shards, spmd, stages
 from dipaco_jax import islands as islands_lib
+from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages
 from dipaco_jax import run as run_lib
+from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 
-KINDS = ('prepare', 'train', 'reroute')
+TRAIN = ('train',)
+KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
+PARAMS = 'params'  # beside INNER, in what a phase begins with
 TREES = ('sequences', 'base', 'routing/0', 'shards/0', 'stages')  # that `prepare` leaves in storage
 
 
-def perform(islands: Islands, task: Task, lease: Lease) -> Publish | None:
-  """Whatever a worker is asked for."""
-  return {'prepare': prepare, 'train': train, 'reroute': reroute}[task.kind](islands, task, lease)
+def perform(islands: Islands, task: Task, lease: Lease, hosts: Hosts | None = None) -> Publish | None:
+  """Whatever a worker is asked for; of several hosts, the first."""
+  if task.kind == 'train':
+    return train(islands, task, lease, hosts or Hosts())
+  return {'prepare': prepare, 'reroute': reroute}[task.kind](islands, task, lease)
+
+
+def follow(islands: Islands, hosts: Hosts):
+  """Another host than the first: trains with it until it says no more."""
+  while words := hosts.hear():
+    with hosts.together():
+      job, has_inner = make_job(islands, words['phase']), words.pop('has_inner')
+      inner_steps(islands, job, **words, arrays=hosts.share(blank(job, has_inner)), done=lambda *_: None)
+      hosts.meet()
 
 
 # -- a phase of a path
 
 
-def train(islands: Islands, task: Task, lease: Lease) -> Publish:
+class Loaded(NamedTuple):
+  """What a phase is trained with, on the host."""
+
+  job: spmd.Job
+  step: int  # of the phase
+  arrays: dict[str, np.ndarray]  # parameters and inner state by place, as `keep` has them; maybe no inner state
+
+
+def fetch(islands: Islands, task: Task) -> Loaded:
+  """The path's shard, and its state of a former owner within the phase, or of the phase's start."""
+  job = make_job(islands, task.number)
+  return Loaded(job, *(resume(islands, task.progress) or (0, begin(islands, job, int(task.key), task.number))))
+
+
+def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   """tau steps of a path from its modules of this version, or from where a former owner has left them."""
-  path, phase, started = int(task.key), task.number, time.time()
-  job = make_job(islands, path, phase)
-  programs = job.programs
-  step, params, inner = resume(islands, job, path, phase, task.progress) or (0, *begin(islands, job, path, phase))
-  weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
+  path, number, started = int(task.key), task.number, time.time()
+  job, step, arrays = lease.fetched()
   losses = Losses(islands, lease, job)
-  every = islands.run.settings.checkpoint.every_steps
-  with futures.ThreadPoolExecutor(1) as writer:
-    for dispatch, batch in shards.prefetch(lambda d: spmd.load(job, d), remaining(job, path, phase, step)):
-      first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
-      params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
-      losses.dispatched(after, found)
-      lease.check()
-      if not dispatch.last_of_turn and after // every > dispatch.step // every:
-        writer.submit(keep, islands, lease, task, after, to_host(programs, {'params': params, 'inner': inner}))
+
+  def done(after: int, found: dict[str, jax.Array], kept: dict[str, np.ndarray] | None):
+    losses.dispatched(after, found)
+    lease.ahead(1 - after / job.steps_per_phase)
+    if hosts.alone:
+      lease.check()  # others would wait for us in vain
+    if kept and not lease.is_copy:
+      writer.submit(keep, islands, lease, task, after, kept)
+
+  words = {'path': path, 'phase': number, 'step': step}
+  with futures.ThreadPoolExecutor(1) as writer, hosts.together():
+    hosts.say(words | {'has_inner': has_inner(arrays)})
+    arrays = inner_steps(islands, job, **words, arrays=hosts.share(arrays), done=done)
+    hosts.meet()
   about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
 
   def publish() -> list[Fact]:
-    return [islands_lib.checkpoint_fact(path, phase, write(islands, job, path, phase, params, inner), about)]
+    return [islands_lib.checkpoint_fact(path, number, write(islands, job, path, number, arrays), about)]
 
   return publish
 
 
-def make_job(islands: Islands, path: int, phase: int) -> spmd.Job:
+def inner_steps(
+  islands: Islands, job: spmd.Job, path: int, phase: int, step: int, arrays: dict[str, np.ndarray], done: Callable
+) -> dict[str, np.ndarray]:
+  """The inner steps of a phase from `step` on; returns what `arrays` have become.
+
+  After every dispatch `done` gets the number of steps, their metrics, and from time to time the arrays, to be kept.
+  """
+  programs, every = job.programs, islands.run.settings.checkpoint.every_steps
+  params, inner = in_flight(job, phase, arrays)
+  del arrays
+  weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
+  for dispatch, batch in shards.prefetch(lambda d: spmd.load(job, d), remaining(job, path, phase, step)):
+    first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
+    params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
+    is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
+    done(after, found, to_host(programs, {PARAMS: params, INNER: inner}) if is_due else None)
+  return to_host(programs, {PARAMS: params, INNER: inner})
+
+
+def make_job(islands: Islands, phase: int) -> spmd.Job:
   """What is trained on, with all that it needs on this machine."""
   number = islands.round(phase)
   islands.fetch('base', f'shards/{number}')
@@ -70,31 +120,52 @@ def remaining(job: spmd.Job, path: int, phase: int, step: int) -> Iterator[spmd.
     yield spmd.Dispatch(phase, path, s, last, last)
 
 
-def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> tuple[Any, Any]:
-  """The path's modules, and the inner state it has come to: its own, or the base model's, or a fresh one."""
-  programs = job.programs
-  loaded = islands.path_parameters(path, phase)
-  params = evaluate.in_flight(programs, islands.run.layout.grid.coordinates(path), lambda _: loaded)
+def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> dict[str, np.ndarray]:
+  """The path's modules, and the inner state it has come to, if it has one of its own."""
+  params = {PARAMS: islands.path_parameters(path, phase)}
+  arrays = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(params)}
   before = next((t for t in reversed(range(phase)) if islands.active(t)[path]), None)
   if before is None or not job.keep_state:
-    return params, job.first_state(phase, params)
+    return arrays
   found = islands.registry.facts('checkpoint', [str(path)], before)[0]
-  arrays = islands.read(*found.meta['objects'][INNER])
-  return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
+  return arrays | islands.read(*found.meta['objects'][INNER])
 
 
-def resume(islands: Islands, job: spmd.Job, path: int, phase: int, progress: dict[str, Any] | None):
-  """(step, params, inner state) that a former owner has kept within the phase; None where there is none to be read."""
+def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict[str, np.ndarray]] | None:
+  """Step and state that a former owner has kept within the phase; None where there is none to be read."""
   if not progress:
     return None
   try:
-    arrays = islands.read(progress['name'], progress['sha256'])
+    return progress['step'], islands.read(progress['name'], progress['sha256'])
   except OSError as e:
     logging.warning('%s: the phase is trained from its start', e)
     return None
-  specs = {'params': job.programs.params_spec, INNER: job.programs.state_spec}
-  found = to_device(job.programs, specs, arrays)
-  return progress['step'], found['params'], found[INNER]
+
+
+def in_flight(job: spmd.Job, phase: int, arrays: dict[str, np.ndarray]) -> tuple[Any, Any]:
+  """Parameters and inner state on the devices; where a path has no inner state, the base model's or a fresh one."""
+  programs = job.programs
+  params = to_device(programs, {PARAMS: programs.params_spec}, arrays)[PARAMS]
+  if not has_inner(arrays):
+    return params, job.first_state(phase, params)
+  return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
+
+
+def has_inner(arrays: dict[str, np.ndarray]) -> bool:
+  return any(name.startswith(place(INNER)) for name in arrays)
+
+
+def place(*names: str) -> str:
+  """Of an array, in `arrays`."""
+  return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))
+
+
+def blank(job: spmd.Job, has_inner: bool) -> dict[str, np.ndarray]:
+  """Zeros instead of a phase's arrays."""
+  tree: dict[str, Any] = {PARAMS: job.programs.shapes}
+  if has_inner:
+    tree[INNER] = jax.eval_shape(job.programs.inner.init, job.programs.shapes)
+  return {jax.tree_util.keystr(at): np.zeros(x.shape, x.dtype) for at, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str, np.ndarray]):
@@ -103,16 +174,18 @@ def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str
   lease.keep({'step': step, 'name': name, 'sha256': sha256})
 
 
-def write(islands: Islands, job: spmd.Job, path: int, phase: int, params, inner) -> dict[str, list[str]]:
+def write(
+  islands: Islands, job: spmd.Job, path: int, phase: int, arrays: dict[str, np.ndarray]
+) -> dict[str, list[str]]:
   """An object for each level, so that an executor reads its own module's part only; and the inner state."""
-  host = {name: mesh.fetch(x).reshape(job.programs.shapes[name].shape) for name, x in params.items()}
   layout, prefix = islands.run.layout, f'paths/{phase}/{path}'
   objects = {
-    level.name: islands.write(f'{prefix}-{level.name}', {n: host[n] for n in layout.names(level)})
+    level.name: islands.write(f'{prefix}-{level.name}', {n: arrays[place(PARAMS, n)] for n in layout.names(level)})
     for level in layout.levels
   }
   if job.keep_state:
-    objects[INNER] = islands.write(f'{prefix}-{INNER}', to_host(job.programs, {INNER: inner}))
+    inner = {name: x for name, x in arrays.items() if name.startswith(place(INNER))}
+    objects[INNER] = islands.write(f'{prefix}-{INNER}', inner)
   return objects
 
 

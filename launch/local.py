@@ -1,4 +1,4 @@
-"""All roles of an islands run on this machine, supervised: killed ones are started again.
+"""All roles of an islands run on this machine, supervised: those that died or stalled are started again.
 
     python launch/local.py --config=configs/tiny.py --workdir=runs/islands --workers=4
 
@@ -7,6 +7,7 @@ Ctrl-C stops all of them, with everything kept; the same command goes on. Flags 
 """
 
 import argparse
+import math
 import os
 import pathlib
 import signal
@@ -18,6 +19,8 @@ from dipaco_jax import registry, roles, status_of_islands
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # that the monitor has, after the end
+STALLED = 10  # leases without a sign of life: a role that has stopped or hangs; its task went to another after one
+AWAY_S = 10  # between two answers of the registry: it was away, or we were, and nobody could be heard
 FAILURES = 5  # within a minute, of one role: something is wrong that starting it again will not mend
 
 
@@ -26,7 +29,8 @@ class Role:
 
   def __init__(self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path):
     self.name = f'{role}-{number}'
-    self.command = [*command, f'--role={role}', f'--name={self.name}']
+    self.command = [*command, f'--name={self.name}', f'--parent={os.getpid()}']
+    self.command += ['--role=worker', '--backup'] if role == 'backup' else [f'--role={role}']
     self.command += [f'--share={number}/{count}'] if role == 'outer' else []
     self.log = logs / f'{self.name}.log'
     self.starts: list[float] = []
@@ -37,6 +41,15 @@ class Role:
     with open(self.log, 'ab') as log:
       return subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
+  def kill_stalled(self, silent_s: float, longest_s: float) -> str:
+    """Kills it where it has lived and been silent for too long; `mend` starts it again. Says so."""
+    silent_s = min(silent_s, time.monotonic() - self.starts[-1])
+    if self.process.poll() is not None or silent_s < longest_s:
+      return ''
+    os.killpg(self.process.pid, signal.SIGKILL)
+    self.process.wait()
+    return f'{self.name} gave no sign of life for {silent_s:.0f} s: it is started again'
+
   def mend(self) -> str:
     """Starts it again where it died; says why it cannot."""
     status = self.process.poll()
@@ -46,6 +59,22 @@ class Role:
       return f'{self.name} ended with status {status}: {last_line(self.log)} (all of it is in {self.log})'
     self.process = self.start()
     return ''
+
+
+class Ear:
+  """For how long roles have been silent while they could be heard."""
+
+  def __init__(self, facts: registry.Registry):
+    self.facts = facts
+    self.since = self.asked = time.time()  # not monotonic: that stands still while the machine sleeps
+
+  def silent_s(self) -> dict[str, float]:
+    """By name of those that were ever heard; no longer than the registry has answered without a gap."""
+    roles, now = self.facts.roles(), time.time()
+    if now - self.asked > AWAY_S:
+      self.since = now
+    self.asked = now
+    return {role['name']: min(role['silent_s'], now - self.since) for role in roles}
 
 
 def last_line(file: pathlib.Path) -> str:
@@ -59,13 +88,17 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument('--workdir', required=True, help='a folder, s3://BUCKET/... or gs://BUCKET/...')
   parser.add_argument('--registry', help='postgresql://... or sqlite:////FILE; by default a file in the workdir')
   parser.add_argument('--workers', type=int, default=2, help='processes that train (2)')
+  parser.add_argument('--backups', type=int, default=0, help='workers for what others leave lying or are late with (0)')
+  parser.add_argument('--lease_s', type=float, default=30, help='after so long a silence a task goes to another (30)')
   parser.add_argument('--outers', type=int, default=1, help='processes that make outer steps (1)')
   parser.add_argument('--evaluators', type=int, default=1, help='processes that evaluate (1)')
   options, rest = parser.parse_known_args()
   for name in ('workers', 'outers', 'evaluators'):
     if getattr(options, name) < 1:
       parser.error(f'--{name}={getattr(options, name)}: give 1 or more')
-  if unknown := [flag for flag in rest if not flag.startswith(('--config.', '--lease_s'))]:
+  if options.backups < 0:
+    parser.error(f'--backups={options.backups}: give 0 or more')
+  if unknown := [flag for flag in rest if not flag.startswith('--config.')]:
     parser.error(f'{unknown[0]}: there is no such option')
   return options, rest
 
@@ -77,31 +110,38 @@ def main() -> int:
   logs.mkdir(parents=True, exist_ok=True)
   url = options.registry or roles.registry_url(local)
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
-  command += [f'--registry={url}', *rest]
+  command += [f'--registry={url}', f'--lease_s={options.lease_s}', *rest]
   stopping = []
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda n, frame: stopping.append(n))
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
+  counts['backup'] = options.backups
   running = [Role(role, i, count, command, logs) for role, count in counts.items() for i in range(count)]
   try:
-    return supervise(running, registry.Registry(url), stopping)
+    return supervise(running, registry.Registry(url, options.lease_s), stopping)
   finally:
     stop(running)
 
 
 def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]) -> int:
   """Until the run is finished, or somebody stops it."""
-  screen = status_of_islands.Screen(sys.stderr)
+  screen, ear = status_of_islands.Screen(sys.stderr), Ear(facts)
   while not stopping:
+    heard = ear.silent_s()
+    for role in running:
+      if words := role.kill_stalled(heard.get(role.name, math.inf), STALLED * facts.lease_s):
+        screen.close()
+        print(f'local.py: {words}', file=sys.stderr, flush=True)
     if trouble := next(filter(None, (role.mend() for role in running)), ''):
       print(f'local.py: {trouble}', file=sys.stderr)
       return 1
     screen.show(status_of_islands.lines(facts))
     if found := facts.facts('finished'):
       screen.close()
-      print(f'perplexity {found[0].meta["perplexity"]:.2f}', flush=True)
+      perplexity = found[0].meta['perplexity']
+      print('training diverged' if perplexity is None else f'perplexity {perplexity:.2f}', flush=True)
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
-      return 0
+      return 2 if perplexity is None else 0  # as main
     time.sleep(PAUSE_S)
   screen.close()
   print('local.py: stopped; the same command goes on from here', file=sys.stderr)

@@ -25,11 +25,32 @@ def strict_dtypes():
 
 def pytest_addoption(parser):
   parser.addoption('--chaos_s', type=float, default=15, help='how long faults come in islands_chaos_test.py (15)')
+  parser.addoption('--protocol_runs', type=int, default=2, help='of each kind in protocol_test.py (2)')
   parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
+  parser.addoption('--islands_on', help='where tests of islands run: all, or one of backends.py, as postgresql,s3')
+
+
+def pytest_generate_tests(metafunc):
+  """`@pytest.mark.on(*names)`: the fixture `backend` is each of these, unless --islands_on says which."""
+  if mark := metafunc.definition.get_closest_marker('on'):
+    import backends  # SQLAlchemy and more: for few tests
+
+    wanted = metafunc.config.getoption('--islands_on')
+    names = backends.NAMES if wanted == 'all' else [wanted] if wanted else mark.args
+    metafunc.parametrize('backend', names, indirect=True, scope='module')
+
+
+@pytest.fixture(scope='module')
+def backend(request):
+  import backends
+
+  with backends.opened(request.param) as opened:
+    yield opened
 
 
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
+  config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
   jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('xla')))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 

@@ -21,31 +21,34 @@ import postgres
 import pytest
 import tiny_run
 
-from dipaco_jax import checkpoint, islands, leases, main, monitor, registry, roles, storage
+from dipaco_jax import backup, checkpoint, islands, leases, main, monitor, registry, roles, storage
 from dipaco_jax import settings as settings_lib
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')
 LEASE_S = 4.0
+LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
 PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
 PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
 LONGEST_S = 600  # of a run, after its last fault
 
 
-def play(role: str, name: str, settings: settings_lib.Settings, place: str, url: str, log: str):
+def play(name: str, settings: settings_lib.Settings, place: str, url: str, log: str, lease_s: float):
   """A role's process, as the command starts it; one device."""
   with open(log, 'ab') as file:
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
+  backup.LOOK_S = 0.5
   main.Signals()
   main.quiet()
   try:
     main.compilation_cache(pathlib.Path(place).parent)
-    roles.run_role(role, settings, place, url, name, '', LEASE_S)
+    role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
+    roles.run_role(role, settings, place, url, name, '', lease_s, is_backup)
   except BaseException:
     traceback.print_exc()
     os._exit(1)
@@ -55,17 +58,17 @@ def play(role: str, name: str, settings: settings_lib.Settings, place: str, url:
 class Cluster:
   """All roles of one run; who dies is started again."""
 
-  def __init__(self, settings: settings_lib.Settings, place: pathlib.Path, url: str):
-    self.settings, self.place, self.url = settings, place, url
+  def __init__(self, settings: settings_lib.Settings, place: pathlib.Path, url: str, names=NAMES, lease_s=LEASE_S):
+    self.settings, self.place, self.url, self.lease_s = settings, place, url, lease_s
     self.logs = place.parent / f'{place.name}-logs'
     self.logs.mkdir()
-    self.processes = {name: self.start(name) for name in NAMES}
+    self.processes = {name: self.start(name) for name in names}
     self.wakes: dict[str, float] = {}  # when a stopped one goes on
-    self.registry = registry.Registry(url, LEASE_S)
+    self.registry = registry.Registry(url, lease_s)
 
   def start(self, name: str):
     log = str(self.logs / f'{name}.log')
-    arguments = name.split('-')[0], name, self.settings, str(self.place), self.url, log
+    arguments = name, self.settings, str(self.place), self.url, log, self.lease_s
     process = PROCESSES.Process(target=play, args=arguments, daemon=True)
     process.start()
     return process
@@ -256,9 +259,59 @@ def check(cluster: Cluster):
   assert report['modules_sha256'] == cluster.registry.facts('finished')[0].sha256
 
 
-def test_chaos(config, server, tmp_path, request):
+@pytest.fixture(scope='module')
+def expected(config, server, tmp_path_factory) -> str:
+  """Of an undisturbed run."""
+  (found,) = run(config, tmp_path_factory.mktemp('undisturbed') / 'run', server, None, time.monotonic())
+  return found
+
+
+def test_a_backup_does_what_a_straggler_is_at(config, server, expected, tmp_path):
+  """One worker stops in the middle of a task, with its lease; the run ends without it, and then it goes on."""
+  with contextlib.closing(Stopped(config, server, tmp_path / 'run')) as late:
+    late.stop()
+    until = time.monotonic() + LONGEST_S
+    while not late.cluster.finished():
+      assert time.monotonic() < until, late.cluster.registry.counts()
+      time.sleep(0.1)
+    late.cluster.end()
+    check(late.cluster)
+    assert 'modules ' + tiny_run.modules_sha256(tmp_path / 'run') == expected
+    (made,) = late.cluster.registry.facts('checkpoint', [late.task['key']], late.task['number'])
+    assert made.meta['worker'] == 'backup-0'
+
+
+class Stopped:
+  """A run whose first worker is stopped as soon as others have done some tasks."""
+
+  def __init__(self, config, server, place: pathlib.Path):
+    place.mkdir()
+    url = server.new_database() if server else f'sqlite:///{place}.db'
+    self.cluster = Cluster(config, place, url, LATE, lease_s=600)
+    self.task: dict = {}
+
+  def stop(self):
+    """It holds a task then, and no transaction."""
+    registry, until = self.cluster.registry, time.monotonic() + LONGEST_S
+    while not self.task:
+      assert time.monotonic() < until
+      time.sleep(0.02)
+      if registry.counts().get('train', {}).get('done', 0) >= 2 and self.held():
+        self.cluster.signal(LATE[0], signal.SIGSTOP)
+        time.sleep(0.5)
+        self.task = next(iter(self.held()), {})
+        if not self.task:
+          self.cluster.signal(LATE[0], signal.SIGCONT)
+
+  def held(self) -> list[dict]:
+    return [task for task in self.cluster.registry.tasks('running', 'train') if task['owner'] == LATE[0]]
+
+  def close(self):
+    self.cluster.kill()
+
+
+def test_chaos(config, server, expected, tmp_path, request):
   chaos_s = request.config.getoption('--chaos_s')
-  (expected,) = run(config, tmp_path / 'undisturbed', server, None, time.monotonic())
   total: collections.Counter[str] = collections.Counter()
   until, seed = time.monotonic() + chaos_s, 0
   while time.monotonic() < until:

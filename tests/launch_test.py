@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dipaco_jax import roles
+from dipaco_jax import registry, roles
 
 ROOT = pathlib.Path(__file__).parent.parent
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
@@ -63,6 +63,19 @@ def test_manifests_are_valid():
   assert set(ROLES) == set(roles.ROLES)
   for manifest in BASE.values():
     kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def test_a_worker_of_several_hosts():
+  """A JobSet is an extension; what it makes is a job like any other."""
+  made = load(KUBERNETES / 'hosts' / 'jobset.yaml')
+  (replicated,) = made['spec']['replicatedJobs']
+  job = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': made['metadata'], **replicated['template']}
+  kubernetes_validate.validate(job, VERSION, strict=True)
+  (container,), (single,) = pod(job)['containers'], pod(BASE['worker'])['containers']
+  assert parsed(line_of(container)) == ['worker'] and '--distributed' in container['args']
+  assert all(container[field] == single[field] for field in ('envFrom', 'securityContext', 'volumeMounts'))
+  chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
+  assert pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology'] == '4x4' and chips == 16
 
 
 def test_the_validation_validates():
@@ -117,14 +130,14 @@ def told() -> dict[str, str]:
   return dict(line.split('=', 1) for line in generator['literals']) | BASE['secret']['stringData']
 
 
+def line_of(container: dict) -> list[str]:
+  """Arguments as the container gets them."""
+  values = told() | {env['name']: env.get('value', '0') for env in container.get('env', ())}
+  return [re.sub(r'\$\((\w+)\)', lambda m: values[m[1]], arg) for arg in container['args']]
+
+
 def test_command_lines_are_accepted():
-  lines = []
-  for manifest in ROLES.values():
-    (container,) = pod(manifest)['containers']
-    values = told() | {env['name']: env.get('value', '0') for env in container['env']}
-    assert all(name in values for arg in container['args'] for name in re.findall(r'\$\((\w+)\)', arg))
-    lines.append([re.sub(r'\$\((\w+)\)', lambda m, v=values: v[m[1]], arg) for arg in container['args']])
-  assert parsed(*lines) == list(ROLES)
+  assert parsed(*(line_of(pod(manifest)['containers'][0]) for manifest in ROLES.values())) == list(ROLES)
 
 
 def test_every_executor_has_its_share():
@@ -177,10 +190,23 @@ def test_the_pages_command_lines_are_accepted():
   assert set(parsed(*lines)) == set(roles.ROLES)
 
 
-def test_the_pages_options_of_local_are_there():
+@pytest.fixture
+def local():
   spec = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
-  local = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(local)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.mark.parametrize('perplexity, status, words', [(17.123, 0, 'perplexity 17.12'), (None, 2, 'training diverged')])
+def test_how_local_ends(perplexity, status, words, local, tmp_path, capsys):
+  facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
+  facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': perplexity})])
+  assert local.supervise([], facts, []) == status and words in capsys.readouterr().out
+  facts.close()
+
+
+def test_the_pages_options_of_local_are_there(local):
   lines = commands('launch/local.py')
   assert lines
   for line in lines:

@@ -1,23 +1,27 @@
 """All roles of an islands run in one process, which is stopped dead at any write, rename or commit."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+import jax
 import pytest
+import tiny_run
+from backends import Backend
 
-from dipaco_jax import evaluator, leases, outer_executor, registry, roles, storage, worker
+from dipaco_jax import evaluator, islands, leases, monitor, outer_executor, pictures, registry, roles, storage, worker
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
-from dipaco_jax.islands import Islands
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
 LEASE_S = 0.5
+PREPARED, TRAINED = 'after claim train 0 0', 'after claim finish  0'
 OURS = '(_renew)', '(note)', 'ThreadPoolExecutor'  # threads that a process of a role starts
 
 
@@ -26,10 +30,13 @@ class Killed(SystemExit):
 
 
 class Faults:
-  """Points that are passed, by name; at the chosen ones everything stops, once, and nothing has any effect after it."""
+  """Points that are passed, by name; at the chosen ones something strikes, once.
 
-  def __init__(self, chosen: Iterable[str] = ()):
-    self.chosen, self.dead = set(chosen), False
+  By default everything stops there, and nothing has any effect after it.
+  """
+
+  def __init__(self, chosen: Iterable[str] = (), strike: Callable[[], None] | None = None):
+    self.chosen, self.strike, self.dead = set(chosen), strike or self.kill, False
     self.passed: list[str] = []
     self.hit: list[str] = []
 
@@ -43,8 +50,11 @@ class Faults:
     if name in self.chosen:
       self.chosen.discard(name)
       self.hit.append(name)
-      self.dead = True
-      raise Killed(name)
+      self.strike()
+
+  def kill(self):
+    self.dead = True
+    raise Killed
 
   @contextlib.contextmanager
   def installed(self, place: pathlib.Path):
@@ -120,6 +130,7 @@ CALLS = (
   (storage.Storage, 'write', lambda name, data, sha256='': name),
   (registry.Registry, 'complete', lambda task, facts: named(task)),
   (registry.Registry, 'put', first),
+  (registry.Registry, 'reopen', lambda task, kind, key, number: f'{kind} {key} {number}'),
   (registry.Registry, 'add_tasks', lambda tasks: 'tasks'),
   (registry.Registry, 'wake', lambda kind, keys, number: f'{kind} {"+".join(keys)} {number}'),
   (registry.Registry, 'mark_scheduled', first),
@@ -128,40 +139,81 @@ CALLS = (
 )
 
 
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+  """Of the fake ones; no waiting where nothing else is to be done, and one picture in the report."""
+  with pytest.MonkeyPatch.context() as patch:
+    devices = jax.devices()[:1]
+    patch.setattr(jax, 'devices', lambda: devices)
+    patch.setattr(jax, 'device_count', lambda: 1)
+    waits = {'SHORTEST_WAIT_S': 0.02, 'LONGEST_WAIT_S': 0.1, 'LOOK_AROUND_S': 0.1, 'ASK_AGAIN_S': 0.0}
+    for name, seconds in waits.items():
+      patch.setattr(leases, name, seconds)
+    patch.setattr(monitor, 'PAUSE_S', 0.05)
+    patch.setattr(pictures, 'PICTURES', {'timeline': pictures.PICTURES['timeline']})
+    yield
+
+
+def two_phases(folder: pathlib.Path) -> settings_lib.Settings:
+  """A run's settings; its text is in the folder."""
+  found: dict = {}
+  exec(tiny_run.write_config(folder).read_text(), found)
+  values = found['get_config']()
+  values.train.phases, values.inner.decay_steps = 2, 36
+  return settings_lib.from_dict(values.to_dict())
+
+
+def changed(s: settings_lib.Settings, levels=None, **sections) -> settings_lib.Settings:
+  values = {name: dataclasses.replace(getattr(s, name), **fields) for name, fields in sections.items()}
+  return dataclasses.replace(s, **values, levels=levels or s.levels)
+
+
 class Machine:
   """Where the lives of one test take place; what was compiled is theirs together."""
 
-  def __init__(self, settings: settings_lib.Settings, programs: dict):
-    self.settings, self.programs = settings, programs
+  def __init__(self, settings: settings_lib.Settings, programs: dict, backend: Backend | None = None):
+    self.settings, self.programs, self.backend = settings, programs, backend or Backend()
 
-  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> Islands:
+  def other(self, settings: settings_lib.Settings | None = None, backend: Backend | None = None) -> 'Machine':
+    """Of another config or with another backend; programs are shared where they are the same."""
+    s = settings or self.settings
+    return Machine(s, self.programs if s.levels == self.settings.levels else {}, backend or self.backend)
+
+  def begin(self, prepared: pathlib.Path, place: pathlib.Path, s: settings_lib.Settings) -> 'Machine':
+    """For another config of training, whose text, base and shards are in the place already."""
+    place.mkdir()
+    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', islands.TOKENIZER)
+    return self.other(s)
+
+  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> islands.Islands:
     """As a process that has just begun; its workdir is the place itself, unless it is a machine far away."""
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
-    facts = registry.Registry(url or f'sqlite:///{place}/registry.db', LEASE_S)
+    facts = registry.Registry(url or self.backend.registry(place), LEASE_S)
     roles.settle(facts, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
-    return Islands(run, facts, storage.open_storage(str(place)), 'all')
+    return islands.Islands(run, facts, storage.open_storage(self.backend.storage(place)), 'all')
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
     """Serves until the run is finished, or the process is killed."""
-    islands, before = self.islands(place, workdir), set(threading.enumerate())
-    executor = outer_executor.Executor(islands.run.workdir / 'scratch')
+    made, before = self.islands(place, workdir), set(threading.enumerate())
+    executor = outer_executor.Executor(made.run.workdir / 'scratch')
     performs = {
       **dict.fromkeys(worker.KINDS, worker.perform), **dict.fromkeys(evaluator.KINDS, evaluator.perform),
       **dict.fromkeys(outer_executor.KINDS, executor.perform),
     }  # fmt: skip
     try:
-      leases.serve(islands, 'all', KINDS, lambda i, task, lease: performs[task.kind](i, task, lease))
+      perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
+      leases.Role(made, 'all', KINDS, perform, fetches={'train': worker.fetch}).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):
           thread.join(10)
-      close(islands)
+      close(made)
       for name in ('model', 'programs', 'base_programs'):
-        if name in islands.run.__dict__:
-          self.programs[name] = islands.run.__dict__[name]
+        if name in made.run.__dict__:
+          self.programs[name] = made.run.__dict__[name]
 
   def to_the_end(self, place: pathlib.Path, faults: Faults, far: pathlib.Path | None = None, end: str = ''):
     """Starts anew whenever it was killed (on another machine, below `far`), but not after the point `end`."""
@@ -176,16 +228,12 @@ class Machine:
     gc.collect()  # files that a dead process has left open are closed, and said to be, here
 
 
-def close(islands: Islands):
-  islands.registry.close()
-  islands.run.metrics.close()
+def close(made: islands.Islands):
+  made.registry.close()
+  made.run.metrics.close()
 
 
-def outcome(place: pathlib.Path) -> dict:
-  """{name of a fact: (uri, sha256)} of all that a run has come to."""
-  facts = registry.Registry(f'sqlite:///{place}/registry.db')
-  found = {}
-  for kind in ('prepared', 'checkpoint', 'module', 'evaluation', 'round', 'finished'):
-    found |= {named(fact): (fact.uri, fact.sha256) for fact in facts.facts(kind)}
-  facts.close()
-  return found
+def copy(source: pathlib.Path, target: pathlib.Path, *names: str):
+  """Files and directories."""
+  for name in names:
+    (shutil.copytree if (source / name).is_dir() else shutil.copy)(source / name, target / name)

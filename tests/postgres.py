@@ -56,6 +56,14 @@ class Server:
       connection.execute(f'CREATE SCHEMA d{self._databases}')
     return self.url('postgres') + f'&options=-csearch_path%3Dd{self._databases}'
 
+  @property
+  def socket(self) -> pathlib.Path:
+    return self._folder / '.s.PGSQL.5432'
+
+  def by_port(self, url: str, port: int) -> str:
+    """The URL of the same database, for those who come by a port of this machine that leads to the socket."""
+    return url.replace(f'host={self._folder}', f'host=127.0.0.1&port={port}')
+
   def start(self):
     options = f"-k {self._folder} -c listen_addresses='' -c fsync=off"  # processes die here, the machine does not
     self._run('pg_ctl', '-w', '-t', '60', '-l', str(self._folder / 'server'), '-o', options, 'start')

@@ -181,6 +181,27 @@ def test_a_wake_of_what_is_done_leaves_it_so(db):
   assert db.claim('a', ['outer']) is None and db.counts() == {'outer': {'done': 1, 'waiting': 1}}
 
 
+def test_who_misses_something_has_it_made_again_but_no_zombie(connect):
+  db = connect(lease_s=LEASE_S)
+  db.add_tasks([*train(('0', 0)), NewTask('evaluate', '0', 1)])
+  made = db.claim('a', ['train'])
+  db.heartbeat(made, {'step': 1})
+  db.complete(made, [fact()])
+  zombie = db.claim('a', ['evaluate'])
+  time.sleep(LEASE_S + 0.05)
+  task = db.claim('b', ['evaluate'])
+  db.reopen(zombie, 'train', '0', 0)
+  assert db.claim('a', ['train']) is None
+  db.reopen(task, 'train', '0', 0)
+  again = db.claim('a', ['train'])
+  db.reopen(task, 'train', '0', 0)  # it is being made
+  assert again.fence == 2 and again.progress is None and db.counts()['train'] == {'running': 1}
+  db.complete(again, [fact()])
+  db.release(task)
+  db.reopen(task, 'train', '0', 0)
+  assert db.counts() == {'train': {'done': 1}, 'evaluate': {'ready': 1}}
+
+
 def test_completing_again_is_the_same(db):
   db.add_tasks(train(('0', 0), ('1', 0)))
   task, other = db.claim('a', ['train']), db.claim('a', ['train'])

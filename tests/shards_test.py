@@ -233,6 +233,11 @@ def test_prefetch_runs_ahead_but_not_far():
   assert list(shards.prefetch(str, [])) == []
 
 
+def test_prefetch_loads_as_many_at_once_as_it_has_threads():
+  both = threading.Barrier(2, timeout=60)
+  assert list(shards.prefetch(lambda i: (both.wait(), i)[1], range(6), depth=2, threads=2)) == list(range(6))
+
+
 def test_prefetch_passes_errors_on_and_ends_its_thread():
   def load(i):
     if i == 2:

@@ -172,6 +172,10 @@ def test_islands(tmp_path):
     first, _, worker = ask(*options).stdout.splitlines()
     assert first == 'tasks so far: train 0 of 4'
     assert worker.split()[:6] == ['worker-0', 'train', '3', '0', '8/16', '1,234']
+  tasks.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 17.123})])
+  said = ask('--workdir=s3://bucket/run/', f'--registry={url}').stdout.splitlines()
+  assert said[0] == 's3://bucket/run: finished, perplexity 17.12' and said[1] == first and len(said) == 5
+  assert said[-1] == 'the report: s3://bucket/run/report.html'
   missing = ask(f'--workdir={tmp_path}', f'--registry=sqlite:///{tmp_path}/other.db')
   assert missing.returncode == 2 and 'there is no such file' in missing.stderr
   assert not (tmp_path / 'other.db').exists()

@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 
+import line
 import object_server
 import pytest
+from backends import small_disk
 
 from dipaco_jax import storage
 
@@ -237,33 +239,27 @@ def test_what_a_killed_writer_leaves_is_not_seen_and_goes_with_the_name(tmp_path
 
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
-  disk = tmp_path / 'disk'
-  disk.mkdir()
-  mounted = ['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', str(disk)]
-  if os.getuid() or subprocess.run(mounted, capture_output=True).returncode:
-    pytest.skip('only root may mount a small disk')
-  try:
+  with small_disk(tmp_path / 'disk', 1 << 20) as disk:
     place = storage.open_storage(str(disk))
     sha256 = place.write('a/b', b'kept')
     with pytest.raises(OSError, match='a/c') as raised:
       place.write('a/c', bytes(4 << 20))
     assert raised.value.errno == errno.ENOSPC
     assert place.names('') == ['a/b'] and place.leftovers('') == [] and place.read('a/b', sha256) == b'kept'
-  finally:
-    subprocess.run(['umount', str(disk)], check=True)
 
 
 @pytest.mark.parametrize('kind', ['s3', 'gs'])
 @pytest.mark.parametrize('fault', ['reset', 'unavailable'])
 def test_a_line_that_breaks_is_waited_out(kind, fault, tmp_path, request, monkeypatch, caplog):
   url = url_of(kind, tmp_path, request, monkeypatch)
-  with object_server.Line(request.getfixturevalue('endpoint')) as line:
-    for name, value in object_server.environment(line.endpoint).items():
+  port = int(request.getfixturevalue('endpoint').rpartition(':')[2])
+  with line.Line(port) as wire:
+    for name, value in object_server.environment(f'http://127.0.0.1:{wire.port}').items():
       monkeypatch.setenv(name, value)
-    line.faults = [fault] * 6  # obstore by itself tries four times
+    wire.faults = [fault] * 6  # obstore by itself tries four times
     place = storage.open_storage(url, patience_s=30)
     sha256 = place.write('a/b', b'through')
-    assert not line.faults and 'the next attempt is in' in caplog.text
+    assert not wire.faults and 'the next attempt is in' in caplog.text
     assert place.read('a/b', sha256) == b'through'
 
 

@@ -1,0 +1,81 @@
+"""Parts of islands by themselves: names, the question whether all is done, an executor's file, whose workdir it is."""
+
+import os
+
+import numpy as np
+import one_process
+import pytest
+import tiny_run
+from one_process import Machine, changed, close
+
+from dipaco_jax import checkpoint, islands, outer_executor, registry
+from dipaco_jax import settings as settings_lib
+from dipaco_jax.registry import Fact, NewTask
+
+
+@pytest.fixture
+def config(tmp_path) -> settings_lib.Settings:
+  return one_process.two_phases(tmp_path)
+
+
+def test_what_made_an_object():
+  assert islands.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
+  assert islands.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
+  assert islands.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
+  assert islands.maker('objects/modules/3/all/shared-0123456789abcdef.safetensors') == ('outer', 'all/shared', 3)
+  for name in ('objects/modules/0/low-0123456789abcdef.safetensors', 'shards/0', 'routing/0', 'base', 'stages'):
+    assert islands.maker(name) == ('prepare', '', 0)
+  assert islands.maker('shards/2') == islands.maker('routing/2') == ('reroute', '', 2)
+
+
+@pytest.mark.parametrize('after', [0, 1])
+def test_idle_is_asked_of_one_moment(after, tmp_path):
+  """A task is completed before or after the first statement, and its fact scheduled before the next."""
+  db = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
+  db.add_tasks([NewTask('train', '0', 0)])
+  task, fact, asked = db.claim('a', ['train']), Fact('checkpoint', '0', 0, '', '', {}), []
+  rows = db._db.rows
+
+  def slowly(*args):
+    asked.append(args)
+    if len(asked) == 1 + after:
+      db.complete(task, [fact])
+    found = rows(*args)
+    if len(asked) == 1 + after:
+      db.add_tasks([NewTask('outer', 'x', 1)])
+      db.mark_scheduled([fact])
+    return found
+
+  db._db.rows = slowly
+  assert not db.is_idle()
+  db.close()
+
+
+@pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda f: os.truncate(f, 40), lambda f: os.truncate(f, 0)])
+def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
+  file, old = tmp_path / 'x.sum', {'w': np.ones(100, np.float32)}
+  kept = outer_executor.Partial(file, old, {})
+  kept.add('3', 0.5, {'w': np.zeros(100, np.float32)})
+  kept.save()
+  found = outer_executor.Partial(file, old, {})
+  assert found.squares == {'3': 25.0} and (found.sum.mean()['w'] == 1).all()
+  damage(file)
+  assert outer_executor.Partial(file, old, {}).squares == {}
+
+
+def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):
+  made = Machine(config, {}).islands(tmp_path)
+  with checkpoint.hold(tmp_path), pytest.raises(islands.Busy, match='in use by process'), made.hold():
+    pass
+  with made.hold(), pytest.raises(ValueError, match='its own'):
+    raise ValueError('its own')
+  close(made)
+
+
+def test_another_config_is_refused(config, tmp_path):
+  close(Machine(config, {}).islands(tmp_path))
+  other = Machine(changed(config, train=dict(phases=3)), {})
+  with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another database'):
+    other.islands(tmp_path)
+  with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another --workdir'):
+    other.islands(tmp_path, url=f'sqlite:///{tmp_path}/new.db')

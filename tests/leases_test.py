@@ -1,0 +1,152 @@
+"""What a role holds: the next task is claimed and fetched while one is at work, and given back with it."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import pytest
+
+from dipaco_jax import islands as islands_lib
+from dipaco_jax import leases, settings
+from dipaco_jax import registry as registry_lib
+from dipaco_jax import storage as storage_lib
+from dipaco_jax.registry import Fact, NewTask
+
+TASKS = [NewTask('train', str(path), 0) for path in range(4)]
+
+
+def make(folder: pathlib.Path, name: str = 'worker-0') -> islands_lib.Islands:
+  registry = registry_lib.Registry(f'sqlite:///{folder}/registry.db', lease_s=20)
+  registry.add_tasks(TASKS)
+  run = types.SimpleNamespace(settings=settings.Settings())
+  return islands_lib.Islands(run, registry, storage_lib.open_storage(str(folder)), name)
+
+
+@pytest.fixture
+def islands(tmp_path):
+  made = make(tmp_path)
+  yield made
+  made.registry.close()
+
+
+def owned(islands) -> list[str]:
+  return [task['key'] for task in islands.registry.tasks('running')]
+
+
+def wait_for(what):
+  until = time.monotonic() + 20
+  while not what():
+    assert time.monotonic() < until
+    time.sleep(0.005)
+
+
+class Work:
+  """Tasks that do not end before the next is fetched; with the last of them the run is finished."""
+
+  def __init__(self, fails: str = ''):
+    self.fails = fails
+    self.fetched: list[str] = []
+    self.held: list[list[str]] = []
+
+  def fetch(self, islands, task):
+    assert threading.current_thread() != threading.main_thread()
+    self.fetched.append(task.key)
+    if self.fetched.count(self.fails) == 1:
+      self.fails = ''
+      raise islands_lib.Later('not yet')
+    return f'fetched {task.key}'
+
+  def perform(self, islands, task, lease):
+    assert lease.fetched() == f'fetched {task.key}'
+    next_key = str(int(task.key) + 1)
+    lease.ahead(0.0)
+    wait_for(lambda: task.key == '3' or next_key in self.fetched)
+    lease.ahead(0.0)
+    time.sleep(0.1)
+    self.held.append([key for key in owned(islands) if key >= task.key])
+    return lambda: (
+      [Fact('evaluation', task.key, 0, '', '', {})] + [Fact('finished', '', 0, '', '', {})] * (task.key == '3')
+    )
+
+
+@pytest.mark.parametrize('fails', ['', '2'])
+def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, islands, monkeypatch):
+  monkeypatch.setattr(leases, 'ASK_AGAIN_S', 0.0)
+  work = Work(fails)
+  leases.Role(islands, 'worker', ['train'], work.perform, fetches={'train': work.fetch}).serve()
+  assert work.fetched == sorted(['0', '1', '2', '3', *fails])
+  assert work.held == [['0', '1'], ['1', '2'], ['2', '3'], ['3']]
+  assert [(task['state'], task['attempts']) for task in islands.registry.tasks()] == [
+    ('done', 2 if key == fails else 1) for key in '0123'
+  ]
+
+
+HOLDS = """
+import pathlib, sys, time
+import leases_test
+from dipaco_jax import leases
+
+def perform(islands, task, lease):
+  lease.fetched()
+  lease.ahead(0.0)
+  time.sleep(60)
+
+islands = leases_test.make(pathlib.Path(sys.argv[1]))
+leases.Role(islands, 'worker', ['train'], perform, fetches={'train': lambda islands, task: time.sleep(0.01)}).serve()
+"""
+
+
+def test_both_tasks_are_given_back_at_once(islands, tmp_path):
+  tests = pathlib.Path(__file__).parent
+  env = os.environ | {'PYTHONPATH': f'{tests}:{tests.parent}'}
+  with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path)], env=env) as process:
+    wait_for(lambda: owned(islands) == ['0', '1'])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 128 + signal.SIGTERM
+  assert islands.registry.counts() == {'train': {'ready': 4}}
+
+
+ENDS_AMID = """
+import os, pathlib, signal, sys, time
+import leases_test
+from dipaco_jax import leases
+
+islands = leases_test.make(pathlib.Path(sys.argv[1]))
+claim = islands.registry.claim
+
+def slowly(*args):
+  task = claim(*args)
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(0.5)
+  return task
+
+islands.registry.claim = slowly
+leases.Role(islands, 'worker', ['train'], lambda *_: time.sleep(60)).serve()
+"""
+
+
+def test_a_task_is_given_back_that_was_just_claimed(islands, tmp_path):
+  tests = pathlib.Path(__file__).parent
+  env = os.environ | {'PYTHONPATH': f'{tests}:{tests.parent}'}
+  done = subprocess.run([sys.executable, '-c', ENDS_AMID, str(tmp_path)], env=env)
+  assert done.returncode == 128 + signal.SIGTERM
+  assert islands.registry.counts() == {'train': {'ready': 4}}
+  assert islands.registry.tasks()[0]['attempts'] == 1
+
+
+def test_nothing_is_claimed_long_before_it_can_be_begun(islands):
+  role = leases.Role(islands, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
+  lease = role.claim()
+  role.fetch_s, role.work_s = 1.0, 100.0
+  lease.ahead(0.5)
+  assert role.claimed_ahead() is None and owned(islands) == ['0']
+  lease.ahead(0.01)
+  ahead = role.claimed_ahead()
+  assert ahead.task.key == '1' and owned(islands) == ['0', '1']
+  role.drop(lease)
+  role.drop(ahead)
