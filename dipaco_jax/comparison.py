@@ -15,6 +15,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
   ('perplexity', 'perplexity', lambda x: f'{x:.3f}'),
   ('base perplexity', 'base_perplexity', lambda x: f'{x:.3f}'),
   ('bits per byte', 'bits_per_byte', lambda x: f'{x:.4f}'),
+  ('mutual information of paths and domains', 'domain_nmi', lambda x: f'{x:.3f}'),
   ('paths', 'paths', str),
   ('steps of the base', 'pretrain_steps', lambda x: f'{x:,}'),
   ('steps', 'steps', lambda x: f'{x:,}'),
@@ -34,11 +35,24 @@ def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settin
   for words, name, form in FIGURES:
     values = [_value(report, name) for report in reports.values()]
     rows.append([words, *('-' if v is None else form(v) for v in values)])
+  rows[2:2] = rerouted(list(reports.values()))
   flat = [fields(config) for config in configs.values()]
   for name in flat[0]:
     values = [config[name] for config in flat]
     if len(set(values)) > 1:
       rows.append([f'config.{name}', *values])
+  return rows
+
+
+def rerouted(reports: Sequence[Mapping[str, Any]]) -> Rows:
+  """A row of perplexities for each chooser and each W that some run has evaluated, the longest W first [2.4.3]."""
+  found = [report['reroute'] or {} for report in reports]
+  rows = []
+  for chooser in sorted({chooser for one in found for chooser in one}):
+    for every in sorted({every for one in found for every in one.get(chooser, ())}, key=int, reverse=True):
+      values = [one.get(chooser, {}).get(every) for one in found]
+      words = f're-routed, {chooser}, W = {every}'
+      rows.append([words, *('-' if v is None else f'{v:.3f}' for v in values)])
   return rows
 
 
@@ -69,8 +83,8 @@ def text(rows: Rows) -> str:
 
 def make(rows: Rows, figure) -> str:
   """The page."""
-  split = 1 + len(FIGURES)
-  same_base = len({row for row in rows[2][1:]}) == 1
+  split = next((i for i, row in enumerate(rows) if row[0].startswith('config.')), len(rows))
+  same_base = any(row[0] == 'base perplexity' and len(set(row[1:])) == 1 for row in rows)
   caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
   parts = [
     page.element('h1', f'{len(rows[0]) - 1} runs side by side'),

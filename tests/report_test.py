@@ -170,6 +170,15 @@ def test_compare(runs, tmp_path):
   assert (tmp_path / 'compare.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_rerouted_perplexities_stand_side_by_side():
+  found = {'learned': {'16': 9.0, '128': 9.5}}, None, {'learned': {'16': 8.0}, 'oracle': {'16': 7.0}}
+  assert comparison.rerouted([{'reroute': one} for one in found]) == [
+    ['re-routed, learned, W = 128', '9.500', '-', '-'],
+    ['re-routed, learned, W = 16', '9.000', '-', '8.000'],
+    ['re-routed, oracle, W = 16', '-', '-', '7.000'],
+  ]
+
+
 def test_short_names():
   assert comparison.short_names(['runs/a', 'runs/b/']) == ['a', 'b']
   assert comparison.short_names(['x/run', 'y/run']) == ['x/run', 'y/run']
