@@ -72,8 +72,7 @@ def stuck(islands: Islands) -> str:
   alive = {r['role'] for r in islands.registry.roles() if r['silent_s'] < SILENT_S}
   needed = {'prepare': 'worker', 'train': 'worker', 'reroute': 'worker', 'outer': 'outer', 'evaluate': 'evaluator',
             'finish': 'evaluator'}  # fmt: skip
-  open_kinds = {kind for kind, counts in islands.registry.counts().items() if counts.get('ready')}
-  missing = sorted({needed[kind] for kind in open_kinds} - alive)
+  missing = sorted({needed[kind] for kind in islands.registry.ready_kinds()} - alive)
   return '; '.join([*failing[:3], *(f'nobody works as {role}: start one' for role in missing)])
 
 

@@ -202,6 +202,11 @@ class Registry:
       found.setdefault(row['kind'], {})[row['state']] = row['tasks']
     return found
 
+  def ready_kinds(self) -> set[str]:
+    """Kinds of tasks that wait for somebody; what is done is not looked through."""
+    query = sa.select(TASKS.c.kind).where(schema.OPEN, TASKS.c.state == 'ready').distinct()
+    return {row['kind'] for row in self._db.rows(query)}
+
   def is_idle(self) -> bool:
     """Whether all tasks are done, and every fact's consequences are there; at one moment."""
     [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled')))

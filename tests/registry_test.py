@@ -87,6 +87,7 @@ def test_tasks_are_added_once(db):
   db.complete(task, [])
   db.add_tasks(train(('0', 0)))
   assert db.counts() == {'train': {'done': 1, 'running': 1}}
+  assert db.ready_kinds() == set()
 
 
 def test_a_lease_that_runs_out_is_another_s_and_the_zombie_is_refused(connect):
@@ -200,6 +201,7 @@ def test_who_misses_something_has_it_made_again_but_no_zombie(connect):
   db.release(task)
   db.reopen(task, 'train', '0', 0)
   assert db.counts() == {'train': {'done': 1}, 'evaluate': {'ready': 1}}
+  assert db.ready_kinds() == {'evaluate'}
 
 
 def test_completing_again_is_the_same(db):
