@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import socket
 import time
@@ -44,7 +45,7 @@ def read_file(path: Path) -> memoryview:
 def write_file(path: Path, *parts: Data | str):
   """Whole or not at all, on the disk before it is seen: written aside, synced, renamed."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  aside = path.with_name(f'.{path.name}.{os.getpid()}')
+  aside = beside(path)
   try:
     with open(aside, 'wb') as f:
       f.writelines(part.encode() if isinstance(part, str) else part for part in parts)
@@ -54,6 +55,11 @@ def write_file(path: Path, *parts: Data | str):
   finally:
     aside.unlink(missing_ok=True)
   sync(path.parent)
+
+
+def beside(path: Path) -> Path:
+  """Where a file is written before it has its name. Two containers that share a folder have processes of one number."""
+  return path.with_name(f'.{path.name}.{secrets.randbits(63)}')
 
 
 def sync(path: Path):

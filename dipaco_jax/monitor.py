@@ -100,12 +100,14 @@ class Collector:
     """What no version collected: the last phase, and what was made again or by one who did not know that it is over."""
     self.pointers.add(self.next)
     self._forget(OBJECTS, self._kept())
+    self.islands.storage.tidy('')
 
   def _forget(self, prefix: str, keep: set[str]) -> bool:
     """Removes all but `keep`; whether something is left."""
     storage = self.islands.storage
+    storage.tidy(prefix)
     names = storage.names(prefix)
-    for name in {*names, *storage.leftovers(prefix)} - keep:
+    for name in {*names} - keep:
       storage.delete(name)
     return not keep.isdisjoint(names)
 

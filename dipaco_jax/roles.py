@@ -60,19 +60,20 @@ def run_role(
   settle(registry, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
   islands = Islands(run, registry, storage, name)
-  if role == 'monitor':
-    return monitor.watch(islands)
   performs: dict[str, Any] = {
     'worker': (worker.KINDS if hosts.alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
     'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
-  kinds, perform = performs[role]
-  keys, fetches = own_modules(islands, share) if share else None, {'train': worker.fetch} if role == 'worker' else {}
-  pool = backup.Backup(islands, kinds) if is_backup else None
-  leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
+  if role == 'monitor':
+    monitor.watch(islands)
+  else:
+    kinds, perform = performs[role]
+    keys, fetches = own_modules(islands, share) if share else None, {'train': worker.fetch} if role == 'worker' else {}
+    pool = backup.Backup(islands, kinds) if is_backup else None
+    leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
   hosts.say({})
-  if role == 'outer':
+  if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
 
 

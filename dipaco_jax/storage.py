@@ -32,7 +32,7 @@ TRANSFERS = 4  # at once: files of a tree, parts of an object
 PART_BYTES = 8 << 20
 SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
 EXTRAS = {'s3': 's3', 'gs': 'gcs'}
-ASIDE = re.compile(r'\.(.+)\.\d+')  # as checkpoint.write_file names them
+ASIDE = re.compile(r'\.(.+)\.\d+')  # as checkpoint.beside names them
 PASSING = {getattr(errno, f'E{name}') for name in (
   'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
 ).split()}  # fmt: skip
@@ -54,12 +54,13 @@ class Place(Protocol):
   def exists(self, name: str) -> bool: ...
   def delete(self, name: str) -> None: ...
   def names(self, prefix: str) -> Iterator[str]: ...
+  def tidy(self, prefix: str) -> None: ...
   def copy(self, source: str, target: str) -> None: ...
   def passes(self, error: Exception) -> bool: ...
 
 
 class Folder:
-  """Objects as files. A killed writer leaves a file aside, which `delete` of the object's name removes."""
+  """Objects as files. A killed writer leaves a file aside, which `tidy` removes."""
 
   def __init__(self, root: Path):
     self.root = root
@@ -75,17 +76,16 @@ class Folder:
 
   def delete(self, name: str):
     path = self.root / name
-    with contextlib.suppress(FileNotFoundError):  # no such folder, either
-      for file in (path, *(file for file in path.parent.iterdir() if written_as(file) == path)):
-        file.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+      path.unlink()
       checkpoint.sync(path.parent)
 
   def names(self, prefix: str) -> Iterator[str]:
     return (str(f.relative_to(self.root)) for f in self.files(prefix) if written_as(f) == f)
 
-  def leftovers(self, prefix: str) -> Iterator[str]:
-    """Names of the objects whose writers were killed, or write just now."""
-    return (str(written_as(f).relative_to(self.root)) for f in self.files(prefix) if written_as(f) != f)
+  def tidy(self, prefix: str):
+    for file in [file for file in self.files(prefix) if written_as(file) != file]:
+      file.unlink(missing_ok=True)
 
   def files(self, prefix: str) -> Iterator[Path]:
     return (file for file in (self.root / prefix).rglob('*') if file.is_file())
@@ -93,8 +93,7 @@ class Folder:
   def copy(self, source: str, target: str):
     path = self.root / target
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f'.{path.name}.{os.getpid()}')
-    aside.unlink(missing_ok=True)
+    aside = checkpoint.beside(path)
     try:
       os.link(self.root / source, aside)
     except FileNotFoundError:
@@ -157,8 +156,8 @@ class Bucket:
   def names(self, prefix: str) -> Iterator[str]:
     return (found['path'] for chunk in self.api.list(self.store, prefix or None) for found in chunk)
 
-  def leftovers(self, prefix: str) -> Iterator[str]:
-    return iter(())
+  def tidy(self, prefix: str):
+    """Nothing is ever seen of what was not finished."""
 
   def copy(self, source: str, target: str):
     self.api.copy(self.store, source, target)
@@ -199,16 +198,16 @@ class Storage:
     return self.patiently(name, lambda: self.place.exists(name))
 
   def delete(self, name: str):
-    """Removes an object, and what killed writers left of it. It may be absent."""
+    """Removes an object, which may be absent."""
     self.patiently(name, lambda: self.place.delete(checked(name)))
 
   def names(self, prefix: str) -> list[str]:
     """All objects in a folder, '' for all, sorted; those in folders below it too."""
     return self.patiently(prefix, lambda: sorted(self.place.names(prefix)))
 
-  def leftovers(self, prefix: str) -> list[str]:
-    """Names for which there are remains of killed writers (or the beginnings of living ones); `delete` removes them."""
-    return self.patiently(prefix, lambda: sorted(set(self.place.leftovers(prefix))))
+  def tidy(self, prefix: str):
+    """Removes what killed writers left in a folder, '' for all. Living ones fail: for where nobody is to write."""
+    self.patiently(prefix, lambda: self.place.tidy(prefix))
 
   def copy(self, source: str, target: str):
     """Gives an object a second name that stays when the first goes; no bytes travel where the place can do that."""
@@ -223,7 +222,7 @@ class Storage:
     """Publishes all files of a directory as `prefix`/..., then `prefix`.index.json with their sha256.
 
     Files that are already there because the directory is the place itself are not written again. Empty directories
-    are left out; the largest files are in memory together, `TRANSFERS` at a time.
+    are left out, and so is what killed writers left; the largest files are in memory together, `TRANSFERS` at a time.
     """
     in_place = self.is_here(folder, prefix)
 
@@ -232,7 +231,7 @@ class Storage:
       known = in_place and hashlib.sha256(data).hexdigest()
       return name, known or self.write(f'{prefix}/{name}', data)
 
-    files = sorted(file for file in folder.rglob('*') if file.is_file())
+    files = sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
     with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
       index = dict(pool.map(upload, files))
     self.write(f'{prefix}.index.json', json.dumps(index, indent=1).encode())  # after the files: a tree is whole

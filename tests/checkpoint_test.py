@@ -242,3 +242,17 @@ def test_half_of_an_old_checkpoint_is_passed_over(saved, tmp_path, caplog):
   shutil.rmtree(directory / '2' / 'arrays')
   assert restored(directory)[1]['record']['phase'] == 6
   assert 'corrupt' not in caplog.text
+
+
+def test_two_writers_of_one_name_do_not_meet(tmp_path, monkeypatch):
+  """They may have one number, in two containers."""
+  real, file = os.fsync, tmp_path / 'file'
+
+  def meanwhile(handle):
+    monkeypatch.setattr(os, 'fsync', real)
+    checkpoint.write_file(file, b'other')
+    real(handle)
+
+  monkeypatch.setattr(os, 'fsync', meanwhile)
+  checkpoint.write_file(file, b'the first one')
+  assert file.read_bytes() == b'the first one' and os.listdir(tmp_path) == ['file']

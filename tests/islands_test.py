@@ -98,6 +98,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   kept = {f.uri for f in made.registry.facts('module') if f.number in last}
   assert set(made.storage.names(islands.OBJECTS)) == kept and not made.storage.leftovers(islands.OBJECTS)
   close(made)
+  assert not [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
 
 
 @pytest.mark.on('postgresql,s3')

@@ -103,7 +103,7 @@ def test_a_copy_outlives_its_source(place):
   for _ in range(2):  # a second time, too
     place.copy('a/b', 'c/d')
   place.delete('a/b')
-  assert place.names('') == ['c/d'] and place.leftovers('') == [] and place.read('c/d', sha256) == b'bytes'
+  assert place.names('') == ['c/d'] and place.read('c/d', sha256) == b'bytes'
   assert place.bytes_out == 5  # no bytes travel
 
 
@@ -183,10 +183,25 @@ def test_a_tree_that_is_not_whole_does_not_come_down(place, tmp_path, harm):
   assert [f.name for f in tmp_path.iterdir() if 'there' in f.name] == []
 
 
-def test_a_tree_that_did_not_go_up_whole_is_missing(place, tmp_path):
+def test_what_killed_writers_left_does_not_go_up(place, tmp_path):
+  tree = make_tree(tmp_path / 'tree')
+  (tmp_path / 'tree' / '.a.json.17').write_bytes(b'half')
+  place.upload_tree(tmp_path / 'tree', 'pre/pared')
+  place.download_tree('pre/pared', tmp_path / 'there')
+  assert contents_of(tmp_path / 'there') == tree
+
+
+def test_a_tree_that_did_not_go_up_whole_is_missing(place, tmp_path, monkeypatch):
   make_tree(tmp_path / 'tree')
-  (tmp_path / 'tree' / 'text' / '.b.txt.17').write_bytes(b'of a killed writer')
-  with pytest.raises(ValueError, match='cannot name an object'):
+  real = place.place.put
+
+  def put(name, data):
+    if name == 'pre/pared/deep/er/b':
+      raise PermissionError(errno.EACCES, 'no')
+    real(name, data)
+
+  monkeypatch.setattr(place.place, 'put', put)
+  with pytest.raises(OSError, match=r'deep/er/b: .*no'):
     place.upload_tree(tmp_path / 'tree', 'pre/pared')
   with pytest.raises(storage.Missing, match=r'pre/pared\.index\.json is missing'):
     place.download_tree('pre/pared', tmp_path / 'there')
@@ -226,16 +241,16 @@ def test_a_writer_killed_at_random_leaves_no_half(kind, tmp_path, request, monke
       assert place.fetch(name) == bytes([int(name[-1])]) * 20_000_000
 
 
-def test_what_a_killed_writer_leaves_is_not_seen_and_goes_with_the_name(tmp_path):
+def test_what_a_killed_writer_leaves_is_not_seen_and_is_removed(tmp_path):
   place = storage.open_storage(str(tmp_path))
-  sha256 = place.write('all/1', b'')
+  sha256 = place.write('all/0', b'')
   kill_a_writer(str(tmp_path), 'before it is seen', 0)
-  assert place.names('') == ['all/1'] and place.leftovers('') == ['all/0'] and not place.exists('all/0')
-  place.delete('all/1')
-  assert place.leftovers('') == ['all/0']  # another name's
-  place.delete('all/0')
-  assert [*tmp_path.rglob('*')] == [tmp_path / 'all']
-  assert sha256 == hashlib.sha256(b'').hexdigest()
+  assert place.names('') == ['all/0'] and place.read('all/0', sha256) == b''
+  assert len([*(tmp_path / 'all').iterdir()]) == 2
+  place.tidy('other')
+  assert len([*(tmp_path / 'all').iterdir()]) == 2
+  place.tidy('all')
+  assert [*tmp_path.rglob('*')] == [tmp_path / 'all', tmp_path / 'all' / '0']
 
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
