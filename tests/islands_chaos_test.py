@@ -1,125 +1,52 @@
 """Faults of every kind, drawn by a seed, upon all roles of an islands run: it ends with the bits of an undisturbed one.
 
-`pytest tests/islands_chaos_test.py -n0 -s --chaos_s=1800` goes on for half an hour, run after run.
+`pytest tests/islands_chaos_test.py -n0 -s --chaos_s=1800` goes on for half an hour, run after run, each on another
+database and place of objects; `--chaos_on=sqlite,s3` keeps to one.
 """
 
 import collections
 import contextlib
 import json
-import multiprocessing
 import os
 import pathlib
 import random
 import shutil
 import signal
 import subprocess
+import threading
 import time
-import traceback
 
+import line
+import object_server
 import one_process
 import postgres
 import pytest
+import sqlalchemy as sa
 import tiny_run
+from cluster import LONGEST_S, Cluster, More
 
-from dipaco_jax import backup, checkpoint, islands, leases, main, monitor, registry, roles, storage
+from dipaco_jax import islands, registry
 from dipaco_jax import settings as settings_lib
+from dipaco_jax.registry_schema import FACTS, TASKS
 
-PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
-PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')
 LEASE_S = 4.0
-LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
 PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
 PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
-LONGEST_S = 600  # of a run, after its last fault
-
-
-def play(name: str, settings: settings_lib.Settings, place: str, url: str, log: str, lease_s: float):
-  """A role's process, as the command starts it; one device."""
-  with open(log, 'ab') as file:
-    os.dup2(file.fileno(), 1)
-    os.dup2(file.fileno(), 2)
-  os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
-  leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
-  backup.LOOK_S = 0.5
-  main.Signals()
-  main.quiet()
-  try:
-    main.compilation_cache(pathlib.Path(place).parent)
-    role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
-    roles.run_role(role, settings, place, url, name, '', lease_s, is_backup)
-  except BaseException:
-    traceback.print_exc()
-    os._exit(1)
-  os._exit(0)
-
-
-class Cluster:
-  """All roles of one run; who dies is started again."""
-
-  def __init__(self, settings: settings_lib.Settings, place: pathlib.Path, url: str, names=NAMES, lease_s=LEASE_S):
-    self.settings, self.place, self.url, self.lease_s = settings, place, url, lease_s
-    self.logs = place.parent / f'{place.name}-logs'
-    self.logs.mkdir()
-    self.processes = {name: self.start(name) for name in names}
-    self.wakes: dict[str, float] = {}  # when a stopped one goes on
-    self.registry = registry.Registry(url, lease_s)
-
-  def start(self, name: str):
-    log = str(self.logs / f'{name}.log')
-    arguments = name, self.settings, str(self.place), self.url, log, self.lease_s
-    process = PROCESSES.Process(target=play, args=arguments, daemon=True)
-    process.start()
-    return process
-
-  def tend(self):
-    """Wakes who has slept long enough, starts who has died; one that ended well has seen that all is done."""
-    for name, moment in list(self.wakes.items()):
-      if time.monotonic() > moment:
-        self.signal(name, signal.SIGCONT)
-        del self.wakes[name]
-    for name, process in self.processes.items():
-      if process.exitcode not in (None, 0):
-        self.wakes.pop(name, None)
-        self.processes[name] = self.start(name)
-
-  def signal(self, name: str, number: int):
-    with contextlib.suppress(ProcessLookupError):
-      os.kill(self.processes[name].pid, number)
-
-  def done(self) -> int:
-    return sum(states.get('done', 0) for states in self.registry.counts().values())
-
-  def finished(self) -> bool:
-    return bool(self.registry.facts('finished'))
-
-  def end(self):
-    """Everybody wakes, and goes by himself; the monitor looks once more when the others are gone."""
-    for name in self.processes:
-      self.signal(name, signal.SIGCONT)
-    for name, process in self.processes.items():
-      process.join(60)
-      assert process.exitcode is not None, f'{name} does not end'
-    last = self.start('monitor-0')
-    last.join(60)
-    assert last.exitcode == 0
-
-  def kill(self):
-    for process in self.processes.values():
-      process.kill()
-      process.join()
-    self.registry.close()
+FAILING = 0.02  # of a folder's reads and writes, with EIO
+LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
+ON = ('postgresql,folder', 'sqlite,s3', 'postgresql,s3', 'sqlite,folder')
 
 
 class Chaos:
   """One fault after another; counts them."""
 
-  def __init__(self, cluster: Cluster, server: postgres.Server | None, draw: random.Random):
-    self.cluster, self.server, self.draw = cluster, server, draw
+  def __init__(self, cluster: Cluster, server: postgres.Server | None, wire: line.Line | None, draw: random.Random):
+    self.cluster, self.server, self.wire, self.draw = cluster, server, wire, draw
     self.counts: collections.Counter[str] = collections.Counter()
-    kinds = [self.killed, self.stopped, self.terminated, self.damaged, self.delivered_twice]
-    self.kinds = kinds + [self.killed] * 3 + [self.database_killed] * bool(server)
+    kinds = [self.killed, self.stopped, self.terminated, self.damaged, self.delivered_twice, self.done_again]
+    self.kinds = kinds + [self.killed] * 3 + [self.database_killed] * bool(server) + [self.line_broken] * bool(wire)
     if os.path.ismount(cluster.place):
       self.kinds.append(self.disk_full)
 
@@ -134,7 +61,10 @@ class Chaos:
   def stopped(self):
     name = self.draw.choice(NAMES)
     self.cluster.signal(name, signal.SIGSTOP)
-    self.cluster.wakes[name] = time.monotonic() + self.draw.uniform(0.5, 2.5) * LEASE_S
+    # By itself: who is stopped may hold SQLite's lock, for which we wait.
+    wake = threading.Timer(self.draw.uniform(0.5, 2.5) * LEASE_S, self.cluster.signal, (name, signal.SIGCONT))
+    wake.daemon = True
+    wake.start()
 
   def terminated(self):
     self.cluster.signal(self.draw.choice(NAMES), signal.SIGTERM)
@@ -147,12 +77,19 @@ class Chaos:
 
   def damaged(self):
     """A bit of an object or of an executor's sum; or it is gone."""
-    files = [f for tree in ('objects', 'scratch') for f in sorted((self.cluster.place / tree).rglob('[!.]*.s*'))]
-    if not files:
+    names = [name for tree in ('objects', 'scratch') for name in self.cluster.storage.names(tree)]
+    if not names:
       return False
+    name, place = self.draw.choice(names[-20:]), self.cluster.storage.place
     with contextlib.suppress(FileNotFoundError):  # the monitor was faster
-      self.draw.choice([pathlib.Path.unlink, flip_in_place])(self.draw.choice(files[-20:]))
+      place.put(name, flipped(place.get(name))) if self.draw.random() < 0.5 else place.delete(name)
     return True
+
+  def line_broken(self):
+    """To the store of objects: what is connected, or who connects anew, some times."""
+    if self.draw.random() < 0.5:
+      self.wire.hang_up()
+    self.wire.faults += [self.draw.choice(['reset', 'unavailable'])] * self.draw.randrange(1, 12)
 
   def delivered_twice(self):
     """What follows from a fact, once more; and its completion, by one whose task it is no more."""
@@ -165,13 +102,24 @@ class Chaos:
         continue
       task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0, None)
       self.cluster.registry.complete(task, [fact])
-    made = one_process.Machine(self.cluster.settings, {}).islands(self.cluster.place, url=self.cluster.url)
+    made = one_process.Machine(self.cluster.settings, {}).islands(self.cluster.folder / 'chaos', url=self.cluster.url)
     islands.schedule(made, [fact])
     one_process.close(made)
     return True
 
+  def done_again(self):
+    """One of the newest tasks, as if somebody missed what it made."""
+    kind = self.draw.choice(['train', 'outer', 'evaluate', 'prepare'])
+    rows = self.cluster.registry.tasks('done', kind)
+    if not rows:
+      return False
+    again = self.draw.choice([row['id'] for row in rows if row['number'] == rows[-1]['number']])
+    over = sa.exists().where(FACTS.c.kind == 'finished')
+    reopened = sa.update(TASKS).where(TASKS.c.id == again, TASKS.c.state == 'done', ~over)
+    return bool(self.cluster.registry._db.change(reopened.values(state='ready', lease=0.0), {}))
+
   def disk_full(self):
-    filler = self.cluster.place / 'filler'
+    filler = pathlib.Path(self.cluster.place) / 'filler'
     with contextlib.suppress(OSError), open(filler, 'wb') as f:
       while True:
         f.write(bytes(1 << 20))
@@ -182,12 +130,9 @@ class Chaos:
 MAKES = {'module': 'outer', 'checkpoint': 'train'}
 
 
-def flip_in_place(file: pathlib.Path):
-  with open(file, 'r+b') as f:
-    f.seek(file.stat().st_size // 2)
-    byte = f.read(1)[0]
-    f.seek(-1, 1)
-    f.write(bytes([byte ^ 1]))
+def flipped(data: bytes) -> bytes:
+  half = len(data) // 2
+  return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
 
 
 @contextlib.contextmanager
@@ -219,63 +164,79 @@ def server():
     made.stop()
 
 
-def run(config, place: pathlib.Path, server, draw: random.Random | None, until: float) -> collections.Counter[str]:
-  """To the end; with faults before `until`, if there is something to draw them with."""
-  url = server.new_database() if server else f'sqlite:///{place}.db'
-  counts: collections.Counter[str] = collections.Counter()
-  with disk(place), contextlib.ExitStack() as stack:
-    cluster = Cluster(config, place, url)
-    stack.callback(cluster.kill)
-    chaos = draw and Chaos(cluster, server, draw)
-    next_fault, before, patience = time.monotonic() + 1, 0, 0.0
-    while not cluster.finished():
-      assert time.monotonic() < until + LONGEST_S, f'it does not end: {cluster.registry.counts()}'
-      cluster.tend()
-      now, done = time.monotonic(), cluster.done()
-      if chaos and next_fault < now < until and (done > before or now > patience):
-        chaos.strike()
-        next_fault = time.monotonic() + chaos.draw.expovariate(1 / PAUSE_S)
-        before, patience = done, time.monotonic() + PATIENCE_S
-      time.sleep(0.05)
-    if chaos:
-      counts = chaos.counts
-    cluster.end()
-    counts['modules ' + tiny_run.modules_sha256(place)] += 1
-    check(cluster)
+@pytest.fixture(scope='module')
+def endpoint():
+  with object_server.s3_server() as made:
+    yield made
+
+
+class Chosen:
+  """Where runs are: of a seed, or as asked for."""
+
+  def __init__(self, config, folder: pathlib.Path, server, endpoint: str, on: str):
+    self.config, self.folder, self.server, self.endpoint, self.on = config, folder, server, endpoint, on
+
+  def run(self, seed: int | None, until: float) -> collections.Counter[str]:
+    """To the end; with faults before `until`, if there is a seed to draw them with."""
+    database, kind = (self.on or ON[(seed or 0) % len(ON)]).split(',')
+    place, server = self.folder / f'run-{seed}', self.server if database == 'postgresql' else None
+    url = server.new_database() if server else f'sqlite:///{place}.db'
+    with contextlib.ExitStack() as stack:
+      wire = None
+      if kind == 's3':
+        wire = stack.enter_context(line.Line(int(self.endpoint.rpartition(':')[2])))
+        where = f's3://{object_server.BUCKET}/run-{seed}'
+      else:
+        where = str(place)
+        stack.enter_context(disk(place))
+      env = object_server.environment(f'http://127.0.0.1:{wire.port}') if wire else {}
+      more = More(LEASE_S, 0.0 if seed is None else FAILING, env)
+      cluster = Cluster(self.config, where, url, self.folder / f'machines-{seed}', NAMES, more)
+      stack.callback(cluster.kill)
+      chaos = Chaos(cluster, server, wire, random.Random(seed)) if seed is not None else None
+      counts = befall(cluster, chaos, until)
+    shutil.rmtree(place, ignore_errors=True)
+    return counts
+
+
+def befall(cluster: Cluster, chaos: Chaos | None, until: float) -> collections.Counter[str]:
+  """One run, to the end."""
+  next_fault, before, patience = time.monotonic() + 1, 0, 0.0
+  while not cluster.finished():
+    assert time.monotonic() < until + LONGEST_S, f'it does not end: {cluster.registry.counts()}'
+    cluster.tend()
+    now, done = time.monotonic(), cluster.done()
+    if chaos and next_fault < now < until and (done > before or now > patience):
+      chaos.strike()
+      next_fault = time.monotonic() + chaos.draw.expovariate(1 / PAUSE_S)
+      before, patience = done, time.monotonic() + PATIENCE_S
+    time.sleep(0.05)
+  cluster.end()
+  counts = chaos.counts if chaos else collections.Counter[str]()
+  counts['modules ' + json.loads(cluster.storage.fetch('report.json'))['modules_sha256']] += 1
+  cluster.check()
   return counts
 
 
-def check(cluster: Cluster):
-  """No task is open, no object is left that nobody needs, nothing is half written."""
-  place = cluster.place
-  assert {state for states in cluster.registry.counts().values() for state in states} == {'done'}
-  assert not [fact for fact in cluster.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
-  last = {cluster.settings.train.phases, *checkpoint.best_versions(place)}
-  kept = {fact.uri for fact in cluster.registry.facts('module') if fact.number in last}
-  assert set(storage.open_storage(str(place)).names(islands.OBJECTS)) <= kept  # what was damaged since is not missed
-  aside = [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
-  assert not [f for f in aside if 'checkpoints' not in f.parts], aside
-  report = json.loads((place / 'report.json').read_text())
-  assert report['modules_sha256'] == cluster.registry.facts('finished')[0].sha256
-
-
 @pytest.fixture(scope='module')
-def expected(config, server, tmp_path_factory) -> str:
+def expected(config, tmp_path_factory) -> str:
   """Of an undisturbed run."""
-  (found,) = run(config, tmp_path_factory.mktemp('undisturbed') / 'run', server, None, time.monotonic())
+  (found,) = Chosen(config, tmp_path_factory.mktemp('undisturbed'), None, '', 'sqlite,folder').run(
+    None, time.monotonic()
+  )
   return found
 
 
-def test_a_backup_does_what_a_straggler_is_at(config, server, expected, tmp_path):
+def test_a_backup_does_what_a_straggler_is_at(config, expected, tmp_path):
   """One worker stops in the middle of a task, with its lease; the run ends without it, and then it goes on."""
-  with contextlib.closing(Stopped(config, server, tmp_path / 'run')) as late:
+  with contextlib.closing(Stopped(config, tmp_path / 'run')) as late:
     late.stop()
     until = time.monotonic() + LONGEST_S
     while not late.cluster.finished():
       assert time.monotonic() < until, late.cluster.registry.counts()
       time.sleep(0.1)
     late.cluster.end()
-    check(late.cluster)
+    late.cluster.check()
     assert 'modules ' + tiny_run.modules_sha256(tmp_path / 'run') == expected
     (made,) = late.cluster.registry.facts('checkpoint', [late.task['key']], late.task['number'])
     assert made.meta['worker'] == 'backup-0'
@@ -284,10 +245,11 @@ def test_a_backup_does_what_a_straggler_is_at(config, server, expected, tmp_path
 class Stopped:
   """A run whose first worker is stopped as soon as others have done some tasks."""
 
-  def __init__(self, config, server, place: pathlib.Path):
+  def __init__(self, config, place: pathlib.Path):
     place.mkdir()
-    url = server.new_database() if server else f'sqlite:///{place}.db'
-    self.cluster = Cluster(config, place, url, LATE, lease_s=600)
+    self.cluster = Cluster(
+      config, str(place), f'sqlite:///{place}.db', place.parent / 'machines', LATE, More(lease_s=600)
+    )
     self.task: dict = {}
 
   def stop(self):
@@ -310,14 +272,15 @@ class Stopped:
     self.cluster.kill()
 
 
-def test_chaos(config, server, expected, tmp_path, request):
+def test_chaos(config, server, endpoint, expected, tmp_path, request, monkeypatch):
+  for name, value in object_server.environment(endpoint).items():
+    monkeypatch.setenv(name, value)
+  chosen = Chosen(config, tmp_path, server, endpoint, request.config.getoption('--chaos_on'))
   chaos_s = request.config.getoption('--chaos_s')
   total: collections.Counter[str] = collections.Counter()
   until, seed = time.monotonic() + chaos_s, 0
   while time.monotonic() < until:
-    place = tmp_path / f'run{seed}'
-    total += run(config, place, server, random.Random(seed), until)
-    shutil.rmtree(place)
+    total += chosen.run(seed, until)
     seed += 1
     print(f'{seed} runs, {total}', flush=True)
   assert total.pop(expected) == seed and sum(total.values()) > chaos_s / 6

@@ -25,6 +25,7 @@ class Line:
     self.words, self.lost = b'', ''
     self.cut = threading.Event()
     self.dead: set[socket.socket] = set()  # clients that have lost something
+    self.connected: set[socket.socket] = set()
     self.listener = socket.create_server(('127.0.0.1', 0))
     self.port = self.listener.getsockname()[1]
     threading.Thread(target=self.accept, daemon=True).start()
@@ -39,6 +40,11 @@ class Line:
   def heal(self):
     self.cut.clear()
     for client in list(self.dead):
+      end(client)
+
+  def hang_up(self):
+    """All that is connected is no more."""
+    for client in list(self.connected):
       end(client)
 
   def accept(self):
@@ -62,9 +68,11 @@ class Line:
     """Passes bytes on both ways until one side ends."""
     with client, connect(self.target) as server:
       back = threading.Thread(target=self.pump, args=(server, client, client), daemon=True)
+      self.connected.add(client)
       back.start()
       self.pump(client, server, client)
       back.join()
+      self.connected.discard(client)
 
   def pump(self, source: socket.socket, sink: socket.socket, client: socket.socket):
     """Passes bytes on until one side ends."""

@@ -1,0 +1,130 @@
+"""All roles of an islands run as processes of their own, which tests strike down."""
+
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import signal
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dipaco_jax import backup, islands, leases, main, monitor, registry, roles, storage
+from dipaco_jax import settings as settings_lib
+
+PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
+PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
+LONGEST_S = 600  # of a run, after its last fault
+
+
+class More(NamedTuple):
+  """What processes differ in from those that the command starts."""
+
+  lease_s: float
+  failing: float = 0.0  # of a folder's reads and writes, with EIO
+  env: Mapping[str, str] = {}
+
+
+def play(name: str, settings: settings_lib.Settings, place: str, url: str, folder: pathlib.Path, more: More):
+  """A role's process, as the command starts it; one device. Its machine is its own, unless the place is a folder."""
+  with open(folder / f'{name}.log', 'ab') as file:
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+  os.environ.update(more.env, TMPDIR=str(folder / name))
+  (folder / name).mkdir(exist_ok=True)
+  tempfile.tempdir = None  # what is kept of the environment before
+  for method in ('put', 'get'):
+    setattr(storage.Folder, method, failing_at_times(getattr(storage.Folder, method), more.failing))
+  os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+  leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
+  backup.LOOK_S = 0.5
+  main.Signals()
+  main.quiet()
+  try:
+    main.compilation_cache(folder.parent)
+    role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
+    roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
+  except BaseException:
+    traceback.print_exc()
+    os._exit(1)
+  os._exit(0)
+
+
+def failing_at_times(real, failing: float):
+  def call(*args):
+    if random.random() < failing:
+      raise OSError(errno.EIO, 'the disk has its moments')
+    return real(*args)
+
+  return call
+
+
+class Cluster:
+  """All roles of one run; who dies is started again."""
+
+  def __init__(
+    self, settings: settings_lib.Settings, place: str, url: str, folder: pathlib.Path, names: Sequence[str], more: More
+  ):
+    self.settings, self.place, self.url, self.folder, self.more = settings, place, url, folder, more
+    folder.mkdir()
+    self.storage = storage.open_storage(place)
+    self.processes = {name: self.start(name) for name in names}
+    self.registry = registry.Registry(url, more.lease_s)
+
+  def start(self, name: str):
+    arguments = name, self.settings, self.place, self.url, self.folder, self.more
+    process = PROCESSES.Process(target=play, args=arguments, daemon=True)
+    process.start()
+    return process
+
+  def tend(self):
+    """Starts who has died; one that ended well has seen that all is done."""
+    for name, process in self.processes.items():
+      if process.exitcode not in (None, 0):
+        self.processes[name] = self.start(name)
+
+  def signal(self, name: str, number: int):
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(self.processes[name].pid, number)
+
+  def done(self) -> int:
+    return sum(states.get('done', 0) for states in self.registry.counts().values())
+
+  def finished(self) -> bool:
+    return bool(self.registry.facts('finished'))
+
+  def end(self):
+    """Everybody wakes, and goes by himself; the monitor looks once more when the others are gone."""
+    for name in self.processes:
+      self.signal(name, signal.SIGCONT)
+    for name, process in self.processes.items():
+      process.join(60)
+      assert process.exitcode is not None, f'{name} does not end'
+    last = self.start('monitor-0')
+    last.join(60)
+    assert last.exitcode == 0
+
+  def check(self):
+    """It has ended clean: no task is open, no object is left that nobody needs, nothing is half written."""
+    assert {state for states in self.registry.counts().values() for state in states} == {'done'}
+    assert not [fact for fact in self.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
+    best = json.loads(self.storage.fetch('paths/best.json'))['version']
+    last = {self.settings.train.phases, *best}
+    kept = {fact.uri for fact in self.registry.facts('module') if fact.number in last}
+    assert set(self.storage.names(islands.OBJECTS)) <= kept  # what was damaged since is not missed
+    report = json.loads(self.storage.fetch('report.json'))
+    assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
+    if place := self.storage.local(''):
+      aside = [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
+      assert not [f for f in aside if 'checkpoints' not in f.parts], aside
+      assert not (place / 'scratch').exists()
+
+  def kill(self):
+    for process in self.processes.values():
+      process.kill()
+      process.join()
+    self.registry.close()
