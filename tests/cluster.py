@@ -112,11 +112,11 @@ class Cluster:
     """It has ended clean: no task is open, no object is left that nobody needs, nothing is half written."""
     assert {state for states in self.registry.counts().values() for state in states} == {'done'}
     assert not [fact for fact in self.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
-    best = json.loads(self.storage.fetch('paths/best.json'))['version']
+    best = json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
     last = {self.settings.train.phases, *best}
     kept = {fact.uri for fact in self.registry.facts('module') if fact.number in last}
     assert set(self.storage.names(islands.OBJECTS)) <= kept  # what was damaged since is not missed
-    report = json.loads(self.storage.fetch('report.json'))
+    report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
     if place := self.storage.local(''):
       aside = [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]

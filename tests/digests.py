@@ -52,7 +52,7 @@ def of_islands(config: pathlib.Path, folder: pathlib.Path, name: str) -> dict:
     where = [f'--workdir={workdir}', f'--registry={url}']
     out = run(['launch/local.py', f'--config={config}', *where, f'--workers={workers}'], folder)
     print(run(['-m', 'dipaco_jax.status', *where], folder), file=sys.stderr)
-    report = json.loads(storage.open_storage(workdir).fetch('report.json'))
+    report = json.loads(bytes(storage.open_storage(workdir).fetch('report.json')))
   assert f'perplexity {report["perplexity"]:.2f}' in out, out
   return report
 

@@ -82,7 +82,7 @@ class Chaos:
       return False
     name, place = self.draw.choice(names[-20:]), self.cluster.storage.place
     with contextlib.suppress(FileNotFoundError):  # the monitor was faster
-      place.put(name, flipped(place.get(name))) if self.draw.random() < 0.5 else place.delete(name)
+      place.put(name, flipped(bytes(place.get(name)))) if self.draw.random() < 0.5 else place.delete(name)
     return True
 
   def line_broken(self):
@@ -213,7 +213,7 @@ def befall(cluster: Cluster, chaos: Chaos | None, until: float) -> collections.C
     time.sleep(0.05)
   cluster.end()
   counts = chaos.counts if chaos else collections.Counter[str]()
-  counts['modules ' + json.loads(cluster.storage.fetch('report.json'))['modules_sha256']] += 1
+  counts['modules ' + json.loads(bytes(cluster.storage.fetch('report.json')))['modules_sha256']] += 1
   cluster.check()
   return counts
 
