@@ -1,4 +1,4 @@
-"""A worker of several hosts [3]: the first has the tasks, the leases and the storage, the others do as it says.
+"""A worker of several hosts [3]: the first has tasks and leases, and publishes; the others train with it, as it says.
 
 All run the same programs in the same order, and their collectives hold them together. They fail together too: where one
 fails or is preempted, all end, and the first hands its tasks back, or their leases run out. Whoever started the

@@ -81,17 +81,36 @@ class Islands:
       return checkpoint.from_bytes(self.storage.read(name, sha256))
 
   def fetch(self, *trees: str):
-    """Makes directories of the workdir's be on this machine, and the stages' records. Raises Gone."""
+    """Makes directories of the workdir's be on this machine, as facts tell, and the stages' records. Raises Gone."""
     for tree in ('stages', *trees):
       with noticing(tree):
-        self.storage.download_tree(tree, self.run.workdir / tree)
+        self.storage.download_tree(tree, self.run.workdir / tree, self.tree_sha256(tree))
+
+  @functools.lru_cache(64)  # noqa: B019
+  def tree_sha256(self, tree: str) -> str:
+    """Of its index, by the fact of the task that made it; '' for the stages' records, which tell of time."""
+    kind, _, number = maker(tree)
+    [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
+    return fact.meta['trees'].get(tree, '')
+
+  def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
+    """Uploads directories of the workdir's. Raises ValueError, before anything is changed, where others are facts."""
+    indices = {tree: storage_lib.index_of(self.run.workdir / tree) for tree in trees}
+    about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
+    fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
+    if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
+      raise ValueError(f'{", ".join(trees)}: this machine makes others than are in use; let one make them that is like')
+    for tree in trees:
+      self.storage.upload_tree(self.run.workdir / tree, tree)
+    return fact
 
   def fetch_tokenizer(self):
     """Makes it be on this machine. Raises Gone."""
-    fact, file = self.registry.facts('prepared')[0], self.run.workdir / TOKENIZER
-    if not file.exists():
-      with noticing(fact.uri):
-        checkpoint.write_file(file, self.storage.read(fact.uri, fact.sha256))
+    [fact], file = self.registry.facts('prepared'), self.run.workdir / TOKENIZER
+    sha256 = fact.meta['tokenizer']
+    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+      with noticing(TOKENIZER):
+        checkpoint.write_file(file, self.storage.read(TOKENIZER, sha256))
 
   @contextlib.contextmanager
   def hold(self) -> Iterator[None]:

@@ -54,12 +54,12 @@ def run_role(
   local.mkdir(parents=True, exist_ok=True)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data)
-  if not hosts.first:
-    return worker.follow(Islands(run, None, storage, name), hosts)  # type: ignore[arg-type]  # the first has a registry
   registry = registry_lib.Registry(url or registry_url(local), lease_s)
   settle(registry, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
   islands = Islands(run, registry, storage, name)
+  if not hosts.first:
+    return worker.follow(islands, hosts)
   performs: dict[str, Any] = {
     'worker': (worker.KINDS if hosts.alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
     'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),

@@ -176,6 +176,7 @@ class Storage:
     self.url, self.place, self.patience_s = url, place, patience_s
     self.bytes_in = self.bytes_out = 0
     self.lock = threading.Lock()
+    self.whole: set[tuple[str, str]] = set()  # trees that are on this machine as they were published
 
   def write(self, name: str, data: checkpoint.Data, sha256: str = '') -> str:
     """Publishes an object; returns its sha256, which is worked out unless it is given.
@@ -224,43 +225,48 @@ class Storage:
     Files that are already there because the directory is the place itself are not written again. Empty directories
     are left out, and so is what killed writers left; the largest files are in memory together, `TRANSFERS` at a time.
     """
-    in_place = self.is_here(folder, prefix)
+    if not self.is_here(folder, prefix):
+      with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
+        list(pool.map(lambda f: self.write(f'{prefix}/{f.relative_to(folder)}', f.read_bytes()), files(folder)))
+    self.write(f'{prefix}.index.json', index_of(folder))  # after the files: a tree is whole
 
-    def upload(file: Path) -> tuple[str, str]:
-      name, data = str(file.relative_to(folder)), file.read_bytes()
-      known = in_place and hashlib.sha256(data).hexdigest()
-      return name, known or self.write(f'{prefix}/{name}', data)
-
-    files = sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
-    with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-      index = dict(pool.map(upload, files))
-    self.write(f'{prefix}.index.json', json.dumps(index, indent=1).encode())  # after the files: a tree is whole
-
-  def download_tree(self, prefix: str, folder: Path):
+  def download_tree(self, prefix: str, folder: Path, sha256: str = ''):
     """Makes the directory that `upload_tree` published: seen whole or not at all; one that is there already stays.
 
     Processes that share a disk may all call this: one of them downloads. Raises as `read`.
+
+    Args:
+      sha256: of the tree's index. What is there already is compared with it too, once by each process.
     """
-    if self.is_here(folder, prefix):
+    if (prefix, sha256) in self.whole:
       return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent):
-      if folder.exists():
-        return
-      index_name = f'{prefix}.index.json'
-      try:
-        index = json.loads(bytes(self.fetch(index_name)))
-      except ValueError as e:
-        raise Corrupt(f'{self.where(index_name)} is corrupt: {e}') from e
-      with checkpoint.publish_directory(folder) as aside:
+    if not is_whole(folder, sha256):
+      folder.parent.mkdir(parents=True, exist_ok=True)
+      with locked(folder.parent):
+        if not is_whole(folder, sha256):
+          self._download(prefix, folder, sha256)
+    self.whole.add((prefix, sha256))
 
-        def download(name: str):
-          data = self.read(f'{prefix}/{name}', index[name])
-          (aside / name).parent.mkdir(parents=True, exist_ok=True)
-          (aside / name).write_bytes(data)
+  def _download(self, prefix: str, folder: Path, sha256: str):
+    if self.is_here(folder, prefix):
+      raise (Corrupt if folder.exists() else Missing)(f'{self.where(prefix)} is not as it was published')
+    index_name = f'{prefix}.index.json'
+    data = self.fetch(index_name)
+    try:
+      index = json.loads(bytes(data))
+    except ValueError as e:
+      raise Corrupt(f'{self.where(index_name)} is corrupt: {e}') from e
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+      raise Corrupt(f'{self.where(index_name)} is corrupt: its sha256 is not {sha256}')
+    with checkpoint.publish_directory(folder) as aside:
 
-        with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-          list(pool.map(download, index))
+      def download(name: str):
+        data = self.read(f'{prefix}/{name}', index[name])
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        (aside / name).write_bytes(data)
+
+      with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
+        list(pool.map(download, index))
 
   def is_here(self, folder: Path, prefix: str) -> bool:
     """Whether a directory is what is stored as `prefix`."""
@@ -319,6 +325,25 @@ def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
     return Storage(url.rstrip('/'), Bucket(url.rstrip('/'), patience_s), patience_s)
   except ImportError as e:
     raise ValueError(f'{scheme}:// needs obstore: pip install "dipaco_jax[{EXTRAS[scheme]}]"') from e
+
+
+def files(folder: Path) -> list[Path]:
+  """All that are complete, sorted."""
+  return sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
+
+
+def is_whole(folder: Path, sha256: str) -> bool:
+  """Whether a directory is there, and, unless '' is given, is the tree whose index has that sha256."""
+  return folder.exists() and sha256 in ('', hashlib.sha256(index_of(folder)).hexdigest())
+
+
+def index_of(folder: Path) -> bytes:
+  """A tree's index: {name: sha256} of its files."""
+  index = {}
+  for file in files(folder):
+    with open(file, 'rb') as f:
+      index[str(file.relative_to(folder))] = hashlib.file_digest(f, 'sha256').hexdigest()
+  return json.dumps(index, indent=1).encode()
 
 
 def checked(name: str) -> str:

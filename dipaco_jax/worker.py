@@ -5,6 +5,7 @@ span several hosts (hosts.py): all of them train, and the first does the rest.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages
+from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages, storage
 from dipaco_jax import run as run_lib
 from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
@@ -24,7 +25,7 @@ from dipaco_jax.registry import Fact, Task
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
 PARAMS = 'params'  # beside INNER, in what a phase begins with
-TREES = ('sequences', 'base', 'routing/0', 'shards/0', 'stages')  # that `prepare` leaves in storage
+TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
 
 
 def perform(islands: Islands, task: Task, lease: Lease, hosts: Hosts | None = None) -> Publish | None:
@@ -254,13 +255,19 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
   """Text, base model, routing and shards; every module of version 0 is its part of the base."""
   run = islands.run
   with islands.hold():
-    if run.record('route') and not all((run.workdir / tree).exists() for tree in TREES):
+    for before in islands.registry.facts('prepared'):
+      take_over(islands, before)
+      try:
+        islands.fetch_tokenizer()
+      except islands_lib.Gone:
+        (run.workdir / TOKENIZER).unlink(missing_ok=True)
+    if run.record('route') and not all((run.workdir / name).exists() for name in (*TREES, TOKENIZER)):
       run_lib.reopen(run, 'tokenize')  # records that came from storage, which has lost the rest
     stages.run_all(run, 'route')
-    for tree in TREES:
-      islands.storage.upload_tree(run.workdir / tree, tree)
-    tokenizer = (run.workdir / TOKENIZER).read_bytes()
-    prepared = Fact('prepared', '', 0, TOKENIZER, islands.storage.write(TOKENIZER, tokenizer), {})
+    lease.check()  # whoever was stopped for long leaves alone what is in use by now
+    tokenizer = islands.storage.write(TOKENIZER, (run.workdir / TOKENIZER).read_bytes())
+    prepared = islands.publish_trees('prepared', 0, TREES, {'tokenizer': tokenizer})
+    islands.storage.upload_tree(run.workdir / 'stages', 'stages')
   base = run.base()
   objects = {
     level.name: islands.write(f'modules/0/{level.name}', {n: base[n] for n in run.layout.names(level)})
@@ -271,6 +278,16 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
   return lambda: [prepared, *modules]
 
 
+def take_over(islands: Islands, made: Fact):
+  """What is done again makes only what nobody has as it was published; that is removed from this machine."""
+  for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
+    islands.storage.whole.discard((tree, sha256))
+    try:
+      islands.storage.download_tree(tree, islands.run.workdir / tree, sha256)
+    except (storage.Missing, storage.Corrupt):
+      shutil.rmtree(islands.run.workdir / tree, ignore_errors=True)
+
+
 def reroute(islands: Islands, task: Task, lease: Lease) -> Publish:
   """A round of re-sharding; needs all paths at the version that ends the round before [2.4.2]."""
   run, number = islands.run, task.number
@@ -278,7 +295,10 @@ def reroute(islands: Islands, task: Task, lease: Lease) -> Publish:
   islands.fetch('sequences', 'base', f'routing/{number - 1}', f'shards/{number - 1}')
   with islands.hold():
     islands.publish(version)
+    for before in islands.registry.facts('round', number=number):
+      take_over(islands, before)
     rounds.reroute(run, number, version)
-    for tree in (f'routing/{number}', f'shards/{number}'):
-      islands.storage.upload_tree(run.workdir / tree, tree)
-  return lambda: [Fact('round', '', number, '', '', {'version': version})]
+    lease.check()
+    trees = f'routing/{number}', f'shards/{number}'
+    made = islands.publish_trees('round', number, trees, {'version': version})
+  return lambda: [made]

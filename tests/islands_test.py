@@ -11,10 +11,11 @@ import types
 import line
 import one_process
 import pytest
+import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax import checkpoint, database, islands, leases, monitor, outer_executor, registry, storage
+from dipaco_jax import checkpoint, database, islands, leases, monitor, outer_executor, registry, storage, worker
 from dipaco_jax.registry import Fact
 
 pytestmark = [
@@ -96,7 +97,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
   last = {machine.settings.train.phases, *checkpoint.best_versions(place)}
   kept = {f.uri for f in made.registry.facts('module') if f.number in last}
-  assert set(made.storage.names(islands.OBJECTS)) == kept and not made.storage.leftovers(islands.OBJECTS)
+  assert set(made.storage.names(islands.OBJECTS)) == kept
   close(made)
   assert not [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
 
@@ -149,6 +150,38 @@ def test_trees_that_are_damaged_are_made_again(machine, backend, prepared, undis
   faults = Faults(['after claim prepare  0'])
   machine.to_the_end(place, faults, far=tmp_path / 'far')
   assert faults.hit and backend.outcome(place) == undisturbed[0]
+
+
+SPOILED = (
+  ('base/inner.safetensors', tiny_run.flip_a_bit, False), ('base/params.safetensors', pathlib.Path.unlink, True),
+  ('shards/0/1/train.array_record', tiny_run.flip_a_bit, True), ('shards/0', shutil.rmtree, False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('name, damage, far', SPOILED)
+def test_a_tree_that_is_spoiled_is_made_again(name, damage, far, machine, prepared, undisturbed, tmp_path):
+  """Of a folder in which all work; or of a place from which it comes to another machine."""
+  place, elsewhere = tmp_path / 'run', tmp_path / 'far' if far else None
+  machine.backend.copy(prepared, place)
+  damage(place / name)
+  machine.to_the_end(place, Faults(), far=elsewhere, end='after complete train 1 0')
+  found = machine.backend.outcome(place)
+  assert found.items() <= undisturbed[0].items() and 'checkpoint 1 0' in found
+
+
+def test_what_another_machine_makes_otherwise_changes_nothing(machine, prepared, tmp_path):
+  place = tmp_path / 'run'
+  machine.backend.copy(prepared, place)
+  made = machine.islands(place)
+  [fact] = made.registry.facts('prepared')
+  about = {'tokenizer': fact.meta['tokenizer']}
+  assert made.publish_trees('prepared', 0, worker.TREES, about)[:5] == fact[:5]
+  index = (place / 'base.index.json').read_bytes()
+  tiny_run.flip_a_bit(place / 'base' / 'inner.safetensors')
+  with pytest.raises(ValueError, match='this machine makes others than are in use'):
+    made.publish_trees('prepared', 0, worker.TREES, about)
+  assert (place / 'base.index.json').read_bytes() == index
+  close(made)
 
 
 @pytest.mark.on('sqlite,folder')
