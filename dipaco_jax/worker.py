@@ -4,6 +4,7 @@ AdamW state travels with the path: it is an object of the path's checkpoint, and
 span several hosts (hosts.py): all of them train, and the first does the rest.
 """
 
+import functools
 import logging
 import shutil
 import time
@@ -39,7 +40,7 @@ def follow(islands: Islands, hosts: Hosts):
   """Another host than the first: trains with it until it says no more."""
   while words := hosts.hear():
     with hosts.together():
-      job, has_inner = make_job(islands, words['phase']), words.pop('has_inner')
+      job, has_inner = make_job(islands, islands.round(words['phase'])), words.pop('has_inner')
       inner_steps(islands, job, **words, arrays=hosts.share(blank(job, has_inner)), done=lambda *_: None)
       hosts.meet()
 
@@ -57,7 +58,7 @@ class Loaded(NamedTuple):
 
 def fetch(islands: Islands, task: Task) -> Loaded:
   """The path's shard, and its state of a former owner within the phase, or of the phase's start."""
-  job = make_job(islands, task.number)
+  job = make_job(islands, islands.round(task.number))
   return Loaded(job, *(resume(islands, task.progress) or (0, begin(islands, job, int(task.key), task.number))))
 
 
@@ -107,9 +108,9 @@ def inner_steps(
   return to_host(programs, {PARAMS: params, INNER: inner})
 
 
-def make_job(islands: Islands, phase: int) -> spmd.Job:
-  """What is trained on, with all that it needs on this machine."""
-  number = islands.round(phase)
+@functools.lru_cache(1)
+def make_job(islands: Islands, number: int) -> spmd.Job:
+  """What is trained on in a round, with all that it needs on this machine; read once, as it was compared."""
   islands.fetch('base', f'shards/{number}')
   return jobs.paths_job(islands.run, number)
 

@@ -76,8 +76,9 @@ class Chaos:
     self.server.start()
 
   def damaged(self):
-    """A bit of an object or of an executor's sum; or it is gone."""
-    names = [name for tree in ('objects', 'scratch') for name in self.cluster.storage.names(tree)]
+    """A bit of an object, of an executor's sum, of the base or of the shards; or it is gone."""
+    tree = self.draw.choice(['objects', 'objects', 'objects', 'scratch', 'base', 'shards/0'])
+    names = self.cluster.storage.names(tree)
     if not names:
       return False
     name, place = self.draw.choice(names[-20:]), self.cluster.storage.place
