@@ -7,6 +7,7 @@ make are digests of all that went into them: a run that has taken anything else 
 
 import collections
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
@@ -109,13 +110,15 @@ def watch(of: islands.Islands):
 def serve(of: islands.Islands, kinds):
   """As leases.Role.serve, in one thread."""
   role = leases.Role(of, 'any', kinds, lambda *_: None)
+  role.hold = lambda claim: claim()  # a task, whose lease nobody renews
   while True:
     if not (task := role.claim()):
       if islands.is_finished(of):
         return
       islands.advance(of)
       continue
-    lease = types.SimpleNamespace(task=task, about={}, close=lambda: None)
+    release = functools.partial(of.registry.release, task, False)
+    lease = types.SimpleNamespace(task=task, about={}, close=lambda: None, release=release)
     try:
       if facts := PERFORM[task.kind](of, task):
         of.registry.complete(task, facts)
