@@ -262,8 +262,10 @@ class World:
           if self.draw.random() < likely:
             getattr(self, fault)()
       self.give_a_turn()
-      if turn > FAULTY_TURNS and turn % 50 == 0:
+      if turn > FAULTY_TURNS and turn % 20 == 0:
         self.expired()
+      for process in self.processes if turn > FAULTY_TURNS else ():
+        process.speed = 1
     raise AssertionError(f'it does not end: {self.facts.counts()}, {self.facts.tasks("ready")}')
 
   def give_a_turn(self):
