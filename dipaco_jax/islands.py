@@ -32,6 +32,7 @@ from dipaco_jax import modules as modules_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import storage as storage_lib
+from dipaco_jax import trees as trees_lib
 from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.registry import Fact, NewTask
 
@@ -95,7 +96,7 @@ class Islands:
 
   def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
     """Uploads directories of the workdir's. Raises ValueError, before anything is changed, where others are facts."""
-    indices = {tree: storage_lib.index_of(self.run.workdir / tree) for tree in trees}
+    indices = {tree: trees_lib.index_of(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):

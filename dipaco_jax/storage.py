@@ -7,7 +7,6 @@ written by one attempt only and never again with other bytes, so that copies may
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
-from dipaco_jax import checkpoint
+from dipaco_jax import checkpoint, trees
 
 Path = pathlib.Path
 PATIENCE_S = 600
@@ -32,7 +31,6 @@ TRANSFERS = 4  # at once: files of a tree, parts of an object
 PART_BYTES = 8 << 20
 SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
 EXTRAS = {'s3': 's3', 'gs': 'gcs'}
-ASIDE = re.compile(r'\.(.+)\.\d+')  # as checkpoint.beside names them
 PASSING = {getattr(errno, f'E{name}') for name in (
   'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
 ).split()}  # fmt: skip
@@ -81,10 +79,10 @@ class Folder:
       checkpoint.sync(path.parent)
 
   def names(self, prefix: str) -> Iterator[str]:
-    return (str(f.relative_to(self.root)) for f in self.files(prefix) if written_as(f) == f)
+    return (str(f.relative_to(self.root)) for f in self.files(prefix) if trees.written_as(f) == f)
 
   def tidy(self, prefix: str):
-    for file in [file for file in self.files(prefix) if written_as(file) != file]:
+    for file in [file for file in self.files(prefix) if trees.written_as(file) != file]:
       file.unlink(missing_ok=True)
 
   def files(self, prefix: str) -> Iterator[Path]:
@@ -108,12 +106,6 @@ class Folder:
 
   def passes(self, error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in PASSING
-
-
-def written_as(file: Path) -> Path:
-  """The name under which a file will be seen: its own, unless it is one that is being written aside."""
-  aside = ASIDE.fullmatch(file.name)
-  return file.with_name(aside[1]) if aside else file
 
 
 class Bucket:
@@ -227,8 +219,8 @@ class Storage:
     """
     if not self.is_here(folder, prefix):
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-        list(pool.map(lambda f: self.write(f'{prefix}/{f.relative_to(folder)}', f.read_bytes()), files(folder)))
-    self.write(f'{prefix}.index.json', index_of(folder))  # after the files: a tree is whole
+        list(pool.map(lambda f: self.write(f'{prefix}/{f.relative_to(folder)}', f.read_bytes()), trees.files(folder)))
+    self.write(f'{prefix}.index.json', trees.index_of(folder))  # after the files: a tree is whole
 
   def download_tree(self, prefix: str, folder: Path, sha256: str = ''):
     """Makes the directory that `upload_tree` published: seen whole or not at all; one that is there already stays.
@@ -240,10 +232,10 @@ class Storage:
     """
     if (prefix, sha256) in self.whole:
       return
-    if not is_whole(folder, sha256):
+    if not trees.is_whole(folder, sha256):
       folder.parent.mkdir(parents=True, exist_ok=True)
-      with locked(folder.parent):
-        if not is_whole(folder, sha256):
+      with trees.locked(folder.parent):
+        if not trees.is_whole(folder, sha256):
           self._download(prefix, folder, sha256)
     self.whole.add((prefix, sha256))
 
@@ -327,38 +319,8 @@ def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
     raise ValueError(f'{scheme}:// needs obstore: pip install "dipaco_jax[{EXTRAS[scheme]}]"') from e
 
 
-def files(folder: Path) -> list[Path]:
-  """All that are complete, sorted."""
-  return sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
-
-
-def is_whole(folder: Path, sha256: str) -> bool:
-  """Whether a directory is there, and, unless '' is given, is the tree whose index has that sha256."""
-  return folder.exists() and sha256 in ('', hashlib.sha256(index_of(folder)).hexdigest())
-
-
-def index_of(folder: Path) -> bytes:
-  """A tree's index: {name: sha256} of its files."""
-  index = {}
-  for file in files(folder):
-    with open(file, 'rb') as f:
-      index[str(file.relative_to(folder))] = hashlib.file_digest(f, 'sha256').hexdigest()
-  return json.dumps(index, indent=1).encode()
-
-
 def checked(name: str) -> str:
   """A name that means the same everywhere; raises ValueError."""
-  if not name or any(part in ('', '.', '..') or ASIDE.fullmatch(part) for part in name.split('/')):
+  if not name or any(part in ('', '.', '..') or trees.ASIDE.fullmatch(part) for part in name.split('/')):
     raise ValueError(f'{name!r} cannot name an object: parts are not empty, not . or .., and not .NAME.NUMBER')
   return name
-
-
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-  """One process of this machine at a time; the lock goes with its process and leaves no file."""
-  handle = os.open(directory, os.O_RDONLY)
-  try:
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    yield
-  finally:
-    os.close(handle)

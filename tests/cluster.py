@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import backup, islands, leases, main, monitor, registry, roles, storage
+from dipaco_jax import backup, islands, leases, main, monitor, registry, roles, storage, trees
 from dipaco_jax import settings as settings_lib
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
@@ -119,7 +119,7 @@ class Cluster:
     report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
     if place := self.storage.local(''):
-      aside = [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
+      aside = [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
       assert not [f for f in aside if 'checkpoints' not in f.parts], aside
       assert not (place / 'scratch').exists()
 

@@ -15,7 +15,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax import checkpoint, database, islands, leases, monitor, outer_executor, registry, storage, worker
+from dipaco_jax import checkpoint, database, islands, leases, monitor, outer_executor, registry, storage, trees, worker
 from dipaco_jax.registry import Fact
 
 pytestmark = [
@@ -99,7 +99,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   kept = {f.uri for f in made.registry.facts('module') if f.number in last}
   assert set(made.storage.names(islands.OBJECTS)) == kept
   close(made)
-  assert not [f for f in place.rglob('*') if storage.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
+  assert not [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
 
 
 @pytest.mark.on('postgresql,s3')
