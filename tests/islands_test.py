@@ -85,7 +85,8 @@ def test_killed_at_every_point(machine, backend, prepared, undisturbed, tmp_path
     check_clean(machine, place)
     hit += faults.hit
     shutil.rmtree(place)
-  print(f'{backend.name}: killed at {len(hit)} of {sum(map(len, chosen))} points')
+  missed = sorted({point for points in chosen for point in points}.difference(hit))
+  print(f'{backend.name}: killed at {len(hit)} of {sum(map(len, chosen))} points; not at {missed}')
   assert len(hit) > 0.8 * sum(map(len, chosen))  # heartbeats come when they come
 
 
