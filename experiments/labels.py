@@ -20,6 +20,7 @@ def rows(size: str) -> list[Row]:
   """No more phases than those before the first round, and one after it."""
   train, before = config.SIZES[size].config['train'], config.SIZES[size].config['routing']['phases_per_round']
   changes = config.lengthened(size, before + 1, train['steps_per_phase']) | ONCE
+  changes |= {'routing.first': 'kmeans', 'routing.capacity': 1.0}  # of many clusters some are empty
   return [
     Row(f'paths_{n * n}', f'DiPaCo {n}x{n}', f'discriminative,{n}x{n}', changes) for n in GRIDS.get(size, (4, 8, 16))
   ]
