@@ -24,7 +24,7 @@ def strict_dtypes():
 
 
 def pytest_addoption(parser):
-  parser.addoption('--chaos_s', type=float, default=15, help='how long faults come in islands_chaos_test.py (15)')
+  parser.addoption('--chaos_s', type=float, default=10, help='how long faults come in islands_chaos_test.py (10)')
   parser.addoption('--chaos_on', default='', help='postgresql,folder or sqlite,s3 ...: else runs take turns')
   parser.addoption('--protocol_runs', type=int, default=1, help='of each kind in protocol_test.py (1)')
   parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
