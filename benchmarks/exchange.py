@@ -44,6 +44,7 @@ def make(folder: pathlib.Path) -> islands.Islands:
   (folder / 'stages').mkdir()
   place = storage.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
+  facts.put([Fact('prepared', '', 0, '', '', {'trees': {}})])
   return islands.Islands(run.unattended(folder, s), facts, place, 'benchmark')
 
 
