@@ -174,8 +174,9 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
       own.mkdir()
       command = ['-m', 'dipaco_jax.main', f'--config={config}', f'--workdir=s3://bucket/{name}', f'--registry={url}']
       command += [f'--role={role}', f'--name={namespace}']
-      env = {'AWS_ENDPOINT_URL': f'http://{address}:{PORT}', 'TMPDIR': str(own)}
-      running.append(start(namespace, command, **env, JAX_COMPILATION_CACHE_DIR=str(folder / 'cache')))
+      cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(folder / 'cache'))
+      env = {'AWS_ENDPOINT_URL': f'http://{address}:{PORT}', 'TMPDIR': str(own), 'JAX_COMPILATION_CACHE_DIR': cache}
+      running.append(start(namespace, command, **env))
     wait(db, running, PATHS)
     for i, mbit in enumerate(limits):
       lines.limit(mbit)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.database import Among, Now
 
-VERSION = 1
+VERSION = 2
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
 LOCKED = 100  # tasks that others may be taking at this moment, which a claim looks past: PostgreSQL's connections
 

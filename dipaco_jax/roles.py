@@ -15,8 +15,10 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 import pathlib
+import secrets
 import shutil
 import socket
 import tempfile
@@ -24,7 +26,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import backup, checkpoint, checks, evaluator, leases, monitor, outer_executor, worker
+from dipaco_jax import backup, checkpoint, checks, evaluator, leases, monitor, outer_executor, run_report, worker
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
@@ -33,6 +35,7 @@ from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, NewTask
 
+OWNER = 'registry.id'  # in storage: which registry knows what is there
 ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
@@ -55,14 +58,14 @@ def run_role(
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data)
   registry = registry_lib.Registry(url or registry_url(local), lease_s)
-  settle(registry, settings, local)
+  run_id = settle(registry, storage, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
   islands = Islands(run, registry, storage, name)
   if not hosts.first:
     return worker.follow(islands, hosts)
   performs: dict[str, Any] = {
     'worker': (worker.KINDS if hosts.alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
-    'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch').perform),
+    'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch' / run_id).perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   if role == 'monitor':
@@ -96,19 +99,32 @@ def registry_url(local: pathlib.Path) -> str:
   return f'sqlite:///{(local / "registry.db").absolute()}'
 
 
-def settle(registry: registry_lib.Registry, settings: settings_lib.Settings, local: pathlib.Path):
-  """The first that comes says what is run, and that it is to begin; the others find the same, or are refused."""
+def settle(
+  registry: registry_lib.Registry, storage: storage_lib.Storage, settings: settings_lib.Settings, local: pathlib.Path
+) -> str:
+  """The first that comes says what is run, and that it is to begin; the others find the same, or are refused.
+
+  Returns the run's id, which the place has too: the monitors of two registries would each collect the other's objects.
+  """
   config = json.dumps(settings.to_dict(), sort_keys=True)
+  about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
   try:
-    registry.put([Fact('config', '', 0, '', digest(config), {'config': settings.to_dict()})])
+    registry.put([Fact('config', '', 0, '', digest(config), about)])
   except ValueError as e:
     words = changes(registry.facts('config')[0].meta['config'], settings)
     raise ValueError(f'--registry is that of a run with another config ({words}): use another database') from e
+  [fact] = registry.facts('config')
+  unlike = [f'{name} {was}' for name, was in fact.meta['versions'].items() if about['versions'].get(name) != was]
+  if unlike:
+    logging.warning('this run was begun with %s, unlike here: its bits may depend on who does what', ', '.join(unlike))
   if not (file := local / 'config.json').exists():
     checkpoint.write_json(file, settings.to_dict())
   elif words := changes(json.loads(file.read_text()), settings):
     raise ValueError(f'{local} holds a run with another config ({words}): use another --workdir')
+  if storage.agree(OWNER, fact.meta['id'].encode()).decode() != fact.meta['id']:
+    raise ValueError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')
   registry.add_tasks([NewTask('prepare', '', 0)])
+  return fact.meta['id']
 
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:

@@ -1,6 +1,7 @@
 """(vi) More paths on the same text: does flat MoE overfit where the grid doesn't [Table 2]?
 
-There is little text and there are many steps, so that the shards of many paths are read several times over.
+There is little text and there are many steps, so that the shards of many paths are read several times over. Shards are
+of equal size: of many clusters of little text some are empty.
 """
 
 import common
@@ -20,6 +21,7 @@ def rows(size: str) -> list[Row]:
   if size in DOCUMENTS:
     changes |= {'data.max_documents': DOCUMENTS[size]}
   found = [Row('dense', 'dense', 'dense', changes)]
+  changes |= {'routing.capacity': 1.0}
   for n in GRIDS.get(size, (2, 4, 8)):
     found += [
       Row(f'flat_{n * n}', f'flat MoE, {n * n} paths', f'flat,{n * n}', changes),

@@ -1,6 +1,7 @@
 """Backup workers: what they take and what they leave; a copy's end and the straggler's, in any order."""
 
 import hashlib
+import math
 import time
 
 import pytest
@@ -108,7 +109,7 @@ def test_who_is_in_time_is_not_copied(connect, monkeypatch):
   spare.registry.claim('worker-0', ['train'])
   assert backup.Backup(spare, KINDS).next() is None  # none is done that it could be compared to
   straggling(spare)
-  monkeypatch.setattr(backup, 'STRAGGLES', 1e6)
+  monkeypatch.setattr(backup, 'STRAGGLES', math.inf)
   assert backup.Backup(spare, KINDS).next() is None
 
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import backup, islands, leases, main, monitor, registry, roles, storage, trees
+from dipaco_jax import backup, islands, leases, main, monitor, places, registry, roles, storage, trees
 from dipaco_jax import settings as settings_lib
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
@@ -38,7 +38,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   (folder / name).mkdir(exist_ok=True)
   tempfile.tempdir = None  # what is kept of the environment before
   for method in ('put', 'get'):
-    setattr(storage.Folder, method, failing_at_times(getattr(storage.Folder, method), more.failing))
+    setattr(places.Folder, method, failing_at_times(getattr(places.Folder, method), more.failing))
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
   backup.LOOK_S = 0.5

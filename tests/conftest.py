@@ -52,7 +52,8 @@ def backend(request):
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
-  jax.config.update('jax_compilation_cache_dir', str(config.cache.mkdir('xla')))
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
+  jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 
 
@@ -65,5 +66,5 @@ def undisturbed(tmp_path_factory, worker_id):
   with open(folder / 'lock', 'w') as f:
     fcntl.flock(f, fcntl.LOCK_EX)
     if not (folder / 'run' / 'report.json').exists():
-      tiny_run.run(tiny_run.write_config(folder), folder / 'run')
+      tiny_run.run(tiny_run.write_config(folder), folder / 'run', own_cache=True)
   return folder / 'run'

@@ -18,7 +18,7 @@ FLOORS = {
   'journal token_losses islands leases backup hosts roles history_of_islands',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema database metrics progress history drift drawing plots grid_plot timeline_plot pictures '
-  'page report_page comparison trees',
+  'page report_page comparison trees places',
   1: 'model loss inner outer router kmeans classifier balance modules reroute chunk_router '
   'labels exact_sum',
   0: '__init__ grid settings checks',

@@ -1,5 +1,6 @@
 """Invariant 6: stopped at any point, by whatever, and started again: the same modules, to the bit."""
 
+import functools
 import json
 import os
 import pathlib
@@ -11,6 +12,8 @@ import pytest
 import tiny_run
 
 from dipaco_jax import metrics
+
+start = functools.partial(tiny_run.start, own_cache=True)
 
 
 def rows(workdir):
@@ -54,9 +57,9 @@ def test_killed_in_every_stage(workdir, undisturbed):
     exists(draw.choice([workdir / 'stages' / 'train.json', workdir / 'stages' / 'evaluate.json'])),
   ]
   for moment in moments:
-    said = tiny_run.stop_when(tiny_run.start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
+    said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
-  assert 'corrupt' not in tiny_run.run(undisturbed.parent / 'config.py', workdir)
+  assert 'corrupt' not in tiny_run.finish(start(undisturbed.parent / 'config.py', workdir))
   assert_same(workdir, undisturbed)
 
 
@@ -82,7 +85,7 @@ def test_stopped_by_signals_and_checkpoints_gone_bad(workdir, undisturbed):
 
   def go_on_until(stage, at, number):
     moment = lambda: tiny_run.updates(workdir, stage) >= at  # noqa: E731
-    return tiny_run.stop_when(tiny_run.start(config, workdir), moment, number)
+    return tiny_run.stop_when(start(config, workdir), moment, number)
 
   assert 'stopped' in go_on_until('pretrain', draw.randrange(1, 9), signal.SIGTERM)
   go_on_until('train', draw.randrange(10, 35), signal.SIGINT)
@@ -91,17 +94,17 @@ def test_stopped_by_signals_and_checkpoints_gone_bad(workdir, undisturbed):
     damage(file)
     said = go_on_until('train', at, signal.SIGTERM)
     assert f'checkpoint {bad.absolute()} is corrupt' in said and 'the one before it is used' in said
-  tiny_run.run(config, workdir)
+  tiny_run.finish(start(config, workdir))
   assert_same(workdir, undisturbed)
 
 
 def test_one_run_per_workdir(workdir, undisturbed):
   config = undisturbed.parent / 'config.py'
-  first = tiny_run.start(config, workdir)
+  first = start(config, workdir)
   try:
     while not (workdir / 'tokenizer.model').exists():
       assert first.poll() is None
-    second = tiny_run.finish(tiny_run.start(config, workdir), status=2)
+    second = tiny_run.finish(start(config, workdir), status=2)
     assert f'in use by process {first.pid}' in second and len(second.strip().split('\n')) == 1
     assert first.poll() is None
   finally:

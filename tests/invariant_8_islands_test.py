@@ -128,7 +128,7 @@ def test_three_workers_as_one_process(tmp_path):
   flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   env = os.environ | {
     'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': f'{tests}:{tests.parent}',
-    'JAX_COMPILATION_CACHE_DIR': str(tmp_path / 'cache'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   }  # fmt: skip
   alone, three = tmp_path / 'alone', tmp_path / 'three'
   local = str(tests.parent / 'launch' / 'local.py')

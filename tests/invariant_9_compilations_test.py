@@ -51,6 +51,6 @@ def test_a_resumed_run_takes_its_programs_from_the_cache(undisturbed, tmp_path):
   checkpoints = workdir / 'checkpoints' / 'train'
   shutil.rmtree(checkpoints / max((p.name for p in checkpoints.iterdir() if p.name.isdigit()), key=int))
   before = {file.name for file in (workdir / 'cache').glob('*-cache')}
-  tiny_run.run(undisturbed.parent / 'config.py', workdir)
+  tiny_run.run(undisturbed.parent / 'config.py', workdir, own_cache=True)
   assert {file.name for file in (workdir / 'cache').glob('*-cache')} == before
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(undisturbed)

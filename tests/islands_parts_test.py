@@ -1,6 +1,7 @@
 """Parts of islands by themselves: names, the question whether all is done, an executor's file, whose workdir it is."""
 
 import os
+import platform
 
 import numpy as np
 import one_process
@@ -8,7 +9,7 @@ import pytest
 import tiny_run
 from one_process import Machine, changed, close
 
-from dipaco_jax import checkpoint, islands, outer_executor, registry
+from dipaco_jax import checkpoint, islands, outer_executor, registry, run_report
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.registry import Fact, NewTask
 
@@ -79,3 +80,20 @@ def test_another_config_is_refused(config, tmp_path):
     other.islands(tmp_path)
   with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another --workdir'):
     other.islands(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
+
+
+def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
+  machine = Machine(config, {})
+  close(machine.islands(tmp_path))
+  with pytest.raises(ValueError, match='another --registry knows: name that one, or another --workdir'):
+    machine.islands(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
+  close(machine.islands(tmp_path))
+
+
+def test_who_has_other_libraries_is_told(config, tmp_path, monkeypatch, caplog):
+  machine = Machine(config, {})
+  close(machine.islands(tmp_path))
+  assert 'begun with' not in caplog.text
+  monkeypatch.setattr(run_report, 'versions', lambda: {'python': '3.99'})
+  close(machine.islands(tmp_path))
+  assert f'python {platform.python_version()}, unlike here' in caplog.text

@@ -190,10 +190,11 @@ class Machine:
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
     facts = registry.Registry(url or self.backend.registry(place), LEASE_S)
-    roles.settle(facts, self.settings, workdir)
+    place_of = storage.open_storage(self.backend.storage(place))
+    roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
-    return islands.Islands(run, facts, storage.open_storage(self.backend.storage(place)), 'all')
+    return islands.Islands(run, facts, place_of, 'all')
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
     """Serves until the run is finished, or the process is killed."""

@@ -32,7 +32,7 @@ def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
 )
 def test_a_stage_of_other_settings_is_made_anew(undisturbed, tmp_path, option, reused):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
-  said = tiny_run.run(config, workdir, f'--reuse={undisturbed}', option)
+  said = tiny_run.run_until('pretrain', config, workdir, f'--reuse={undisturbed}', option)
   made = [stage for stage, word in (('tokenize', 'tokenize '), ('pretrain', 'pretrain ')) if word not in said]
   assert made == [stage for stage in reused if stage != 'route']
 

@@ -112,7 +112,7 @@ def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
 
 def test_eight_devices_agree_with_one(rerouted, tmp_path):
   config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
-  tiny_run.run(config, workdir, *OPTIONS, devices=8)
+  tiny_run.run_until('evaluate', config, workdir, *OPTIONS, devices=8)
   for path in range(4):
     ours, theirs = (np.load(w / 'routing' / '1-scores' / f'{path}.npy') for w in (workdir, rerouted))
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)  # sums of some 30 nats, after 18 steps in another order
@@ -123,7 +123,7 @@ def test_eight_devices_agree_with_one(rerouted, tmp_path):
 def test_labels_by_coordinate_ascent_score_fewer_pairs_and_agree(rerouted, tmp_path):
   """Up to the first round both runs are the same."""
   workdir = tmp_path / 'run'
-  tiny_run.run(rerouted.parent / 'config.py', workdir, *OPTIONS, '--config.routing.labels=coordinate')
+  tiny_run.run_until('train', rerouted.parent / 'config.py', workdir, *OPTIONS, '--config.routing.labels=coordinate')
   ours, theirs = (tiny_run.record(w, 'train')['result']['rounds'][0] for w in (workdir, rerouted))
   assert ours['scored_pairs'] < theirs['scored_pairs'] and ours['router_sequences'] == theirs['router_sequences']
   pairs = zip(ours['label_frequency_by_path'], theirs['label_frequency_by_path'], strict=True)

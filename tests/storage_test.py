@@ -1,5 +1,6 @@
 """Storage: the same tests on a folder, on S3 and on Google's interface; and what breaks."""
 
+import concurrent.futures
 import errno
 import hashlib
 import os
@@ -16,7 +17,7 @@ import object_server
 import pytest
 from backends import small_disk
 
-from dipaco_jax import storage
+from dipaco_jax import places, storage
 
 KINDS = ['file', 's3', 'gs']
 WRITER = """
@@ -51,7 +52,7 @@ def place(request, tmp_path, monkeypatch) -> storage.Storage:
   return storage.open_storage(url_of(request.param, tmp_path, request, monkeypatch), patience_s=20)
 
 
-@pytest.mark.parametrize('size', [0, 1, 1000, storage.PART_BYTES, 2 * storage.PART_BYTES + 5])
+@pytest.mark.parametrize('size', [0, 1, 1000, places.PART_BYTES, 2 * places.PART_BYTES + 5])
 def test_what_is_written_is_read_and_counted(place, size):
   data = random.Random(size).randbytes(size)
   sha256 = place.write('modules/level-a/0-1.safetensors', data)
@@ -60,6 +61,15 @@ def test_what_is_written_is_read_and_counted(place, size):
   assert (place.bytes_in, place.bytes_out) == (size, size)
   place.write('modules/level-a/0-1.safetensors', b'another')
   assert place.read('modules/level-a/0-1.safetensors', hashlib.sha256(b'another').hexdigest()) == b'another'
+
+
+@pytest.mark.parametrize('kind', ['file', 's3'])  # of Google's precondition on a generation moto knows nothing
+def test_of_those_that_write_a_name_at_once_one_counts(kind, tmp_path, request, monkeypatch):
+  place = storage.open_storage(url_of(kind, tmp_path, request, monkeypatch), patience_s=20)
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    found = set(pool.map(lambda i: place.agree('deep/name', b'%d' % i), range(40)))
+  assert found == {bytes(place.fetch('deep/name'))}
+  assert place.names('') == ['deep/name']
 
 
 def test_names_are_those_below_a_folder(place):

@@ -47,11 +47,15 @@ def write_config(folder: pathlib.Path, documents: int = 300) -> pathlib.Path:
   return config
 
 
-def start(config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1) -> subprocess.Popen:
-  """The command, in a process of its own."""
+def start(
+  config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1, own_cache: bool = False
+) -> subprocess.Popen:
+  """The command, in a process of its own; what XLA compiles is kept in its workdir, or for all tests."""
   flags = f'--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0'
   root = str(pathlib.Path(dipaco_jax.__file__).parent.parent)
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': root}
+  if own_cache:
+    env.pop('JAX_COMPILATION_CACHE_DIR', None)
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={config}', f'--workdir={workdir}', *options]
   return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -66,9 +70,15 @@ def finish(process: subprocess.Popen, status: int = 0) -> str:
   return err
 
 
-def run(config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1) -> str:
+def run(config: pathlib.Path, workdir: pathlib.Path, *options: str, **how) -> str:
   """To the end."""
-  return finish(start(config, workdir, *options, devices=devices))
+  return finish(start(config, workdir, *options, **how))
+
+
+def run_until(stage: str, config: pathlib.Path, workdir: pathlib.Path, *options: str, **how) -> str:
+  """To the end of a stage: what follows is of no use to the test."""
+  moment = (workdir / 'stages' / f'{stage}.json').exists
+  return stop_when(start(config, workdir, *options, **how), moment, signal.SIGKILL)
 
 
 def stop_when(process: subprocess.Popen, moment, number: int) -> str:
