@@ -64,16 +64,69 @@ def make(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Inner
   return Inner(transformation.init, transformation.update, rate, config.clip_norm)
 
 
-def gradient(loss: Callable) -> Gradient:
-  """The gradient of the mean loss over the targets that count, from `loss -> (summed nll, number of targets)`."""
+def summed_gradient(loss: Callable, rows: int = 0) -> Callable:
+  """`compute(params, tokens_BL, segments_BL) -> ((summed nll, number of targets), gradients of the sum)`.
+
+  Args:
+    loss: `(params, tokens, segments) -> (summed nll, number of targets)`.
+    rows: whose activations exist at one time: the largest divisor of B up to this; 0: all. Gradients of parts add up.
+  """
+  both = jax.value_and_grad(loss, has_aux=True)
+  if not rows:
+    return both
 
   def compute(params, tokens_BL, segments_BL):
-    (nll, count), grads = jax.value_and_grad(loss, has_aux=True)(params, tokens_BL, segments_BL)
+    size = tokens_BL.shape[0]
+    part = next(r for r in range(min(rows, size), 0, -1) if size % r == 0)
+    if part == size:
+      return both(params, tokens_BL, segments_BL)
+    parts = tuple(x.reshape(-1, part, x.shape[1]) for x in (tokens_BL, segments_BL))
+    blank = jax.eval_shape(both, params, *(x[0] for x in parts))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+    return jax.lax.scan(lambda sums, xs: (jax.tree.map(jnp.add, sums, both(params, *xs)), None), start, parts)[0]
+
+  return compute
+
+
+def gradient(loss: Callable, rows: int = 0) -> Gradient:
+  """The gradient of the mean loss over the targets that count; arguments as of `summed_gradient`."""
+  summed = summed_gradient(loss, rows)
+
+  def compute(params, tokens_BL, segments_BL):
+    (nll, count), grads = summed(params, tokens_BL, segments_BL)
     count = jnp.maximum(count, 1)
     grads = jax.tree.map(lambda g: g / count, grads)
     return nll / count, grads, optax.tree.norm(grads)
 
   return compute
+
+
+def gradient_over_data(loss: Callable, dims: dict[str, int | None], rows: int = 0) -> Gradient:
+  """As `gradient`, with rows split over `data`, and parameters too along the dimensions `dims` (None: not)."""
+
+  summed = summed_gradient(loss, rows)
+
+  def compute(shards, tokens_BL, segments_BL):
+    (nll, count), grads = summed(gather(shards, dims), tokens_BL, segments_BL)
+    nll, count = jax.lax.psum((nll, count), 'data')
+    count = jnp.maximum(count, 1)
+    sharded = {
+      n: jax.lax.psum_scatter(grads[n], 'data', scatter_dimension=d, tiled=True) / count
+      for n, d in dims.items()
+      if d is not None
+    }
+    whole = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
+    square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(whole, squared=True)
+    return nll / count, dict(sorted((sharded | whole).items())), jnp.sqrt(square)
+
+  return compute
+
+
+def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[str, jax.Array]:
+  """One path's parameters, whole on every device of its slice."""
+  return {
+    n: x if dims[n] is None else jax.lax.all_gather(x, 'data', axis=dims[n], tiled=True) for n, x in shards.items()
+  }
 
 
 def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL, global_step):

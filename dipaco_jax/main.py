@@ -6,6 +6,7 @@ Exit status: 0 done; 2 wrong config or input, before any work; 75 the disk is fu
 """
 
 import contextlib
+import json
 import logging
 import os
 import pathlib
@@ -26,6 +27,8 @@ FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
+flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
+flags.DEFINE_string('topology', None, 'With --compile_only: a TPU, as v5e:16x16, or v5e:8x8*4 for four slices of that.')
 flags.DEFINE_bool('distributed', False, 'One of several processes of a job that all see the workdir, or of one worker.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
@@ -38,8 +41,8 @@ flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when its
 flags.DEFINE_bool('backup', False, 'With --role=worker: does what is left lying, and copies what stragglers are at.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
-  'config', 'workdir', 'reuse', 'distributed', 'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name',
-  'share', 'parent', 'backup', 'lease_s',
+  'config', 'workdir', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes', 'process_id',
+  'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
 
 
@@ -75,7 +78,7 @@ def parse(argv: list[str]) -> settings_lib.Settings:
     rest = FLAGS(argv)
     if FLAGS.config is None:
       raise ValueError('--config is missing: for instance --config=configs/tiny.py')
-    if not FLAGS.workdir:
+    if not FLAGS.workdir and not FLAGS.compile_only:
       raise ValueError('--workdir is missing: name a directory to keep the run in')
     if len(rest) > 1:
       raise ValueError(f'{rest[1]!r} is not an option: write --name=value')
@@ -93,6 +96,8 @@ def main(argv: list[str] | None = None):
   signals = Signals()
   try:
     settings = parse(argv)
+    if FLAGS.compile_only:
+      return compile_only(settings)
     if FLAGS.role:
       return run_role(settings)
     run_in(pathlib.Path(FLAGS.workdir), settings, signals)
@@ -162,6 +167,19 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     if first:
       finish(workdir)
     checkpoint.barrier('finished')  # the others' end waits for the first's no longer than some minutes
+
+
+def compile_only(settings: settings_lib.Settings):
+  """A table of what the run will cost, and as the last line the same as one JSON object."""
+  if not FLAGS.topology:
+    raise ValueError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
+  quiet()
+  from dipaco_jax import dry_run, metrics, topology
+
+  found = dry_run.run(settings, topology.find(FLAGS.topology))
+  print(dry_run.table(found))
+  print(json.dumps(metrics.plain(found)))
 
 
 def run_role(settings: settings_lib.Settings):

@@ -18,7 +18,6 @@ each step, gradients scattered.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,32 +37,6 @@ from dipaco_jax.mesh import Placement
 
 # As the compiler knows them.
 NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate', 'whole')
-
-
-def gradient_over_data(loss: Callable, dims: dict[str, int | None]) -> inner_lib.Gradient:
-  """As `inner.gradient`, with rows split over `data`, and parameters too along the dimensions `dims` (None: not)."""
-
-  def compute(shards, tokens_BL, segments_BL):
-    (nll, count), grads = jax.value_and_grad(loss, has_aux=True)(gather(shards, dims), tokens_BL, segments_BL)
-    nll, count = jax.lax.psum((nll, count), 'data')
-    count = jnp.maximum(count, 1)
-    sharded = {
-      n: jax.lax.psum_scatter(grads[n], 'data', scatter_dimension=d, tiled=True) / count
-      for n, d in dims.items()
-      if d is not None
-    }
-    whole = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
-    square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(whole, squared=True)
-    return nll / count, dict(sorted((sharded | whole).items())), jnp.sqrt(square)
-
-  return compute
-
-
-def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[str, jax.Array]:
-  """One path's parameters, whole on every device of its slice."""
-  return {
-    n: x if dims[n] is None else jax.lax.all_gather(x, 'data', axis=dims[n], tiled=True) for n, x in shards.items()
-  }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -194,7 +167,9 @@ class Programs:
     Metrics are [k, m..]. Donates params and state. Where paths are sampled, one of weight 0 stays as it is.
     """
     loss = loss_lib.path_loss(self.model, self.settings.routing.prefix_tokens)
-    compute = gradient_over_data(loss, self.dims) if self.placement.data > 1 else inner_lib.gradient(loss)
+    at_once = self.settings.train.microbatch
+    alone = self.placement.data == 1
+    compute = inner_lib.gradient(loss, at_once) if alone else inner_lib.gradient_over_data(loss, self.dims, at_once)
 
     def rest(params, state, tokens, *_):
       return params, state, {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in inner_lib.METRICS}
@@ -248,7 +223,7 @@ class Programs:
     losses = loss_lib.row_losses(self.model, self.settings.routing.prefix_tokens)
 
     def evaluate(params, tokens, segments):
-      return self.expand(losses(gather(self.squeeze(params), self.dims), *self.squeeze((tokens, segments))))
+      return self.expand(losses(inner_lib.gather(self.squeeze(params), self.dims), *self.squeeze((tokens, segments))))
 
     rows = self.rows_spec()
     return self.shard_map(evaluate, (self.params_spec, rows, rows), (rows, rows))

@@ -74,6 +74,7 @@ class Train:
   phases: int = 427
   steps_per_phase: int = 150  # tau
   batch_size: int = 512  # rows per path
+  microbatch: int = 0  # rows on a device whose activations exist at one time, in pretraining too; 0: all
   steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
   early_stopping: bool = True  # a path points at the version with its lowest hold-out loss [2.7]
   max_holdout_rows: int = 512  # of each path's hold-out, that early stopping looks at; 0: all
@@ -206,7 +207,7 @@ class Settings:
 # Which fields each stage is the first to depend on; its record's digest covers those before it too.
 DEPENDS = {
   'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
-  'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'routing.router_fraction'),
+  'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
   'route': ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
   'train': (
     'levels', 'outer', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase', 'train.max_holdout_rows',

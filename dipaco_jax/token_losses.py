@@ -30,7 +30,8 @@ from dipaco_jax import checkpoint, evaluate, loss, modules, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.grid import Coordinates
-from dipaco_jax.programs import Programs, gather
+from dipaco_jax.inner import gather
+from dipaco_jax.programs import Programs
 from dipaco_jax.sequences import Sequences
 
 

@@ -9,6 +9,7 @@ import pytest
 import small
 
 from dipaco_jax import inner, settings
+from dipaco_jax import loss as loss_lib
 
 CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)
 
@@ -103,3 +104,19 @@ def test_steps_are_single_steps_in_a_row():
   small.assert_close(together[:2], (params, state), 3 * 12 * small.EPS)  # three roundings of values below 12
   for name in inner.METRICS:
     np.testing.assert_allclose(together[2][name], [m[name] for m in expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize('rows, part', [(4, 4), (2, 2), (3, 2), (1, 1), (9, 4)])
+def test_gradients_of_parts_add_up(rows, part):
+  made, seen = small.make_programs(small.settings()), set()
+  loss, params = loss_lib.path_loss(made.model, 8), small.base(made.model)
+
+  def watched(params, tokens_BL, segments_BL):
+    seen.add(len(tokens_BL))
+    return loss(params, tokens_BL, segments_BL)
+
+  batch = small.batch(0, 0)
+  expected, found = inner.gradient(loss)(params, *batch), inner.gradient(watched, rows)(params, *batch)
+  assert seen == {part}
+  for ours, theirs in zip(found, expected, strict=True):
+    small.assert_close({'x': ours}, {'x': theirs}, 1e-5)

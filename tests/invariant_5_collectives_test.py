@@ -5,7 +5,6 @@ shared module and receives the sum.
 """
 
 import math
-import re
 
 import jax
 import numpy as np
@@ -13,42 +12,9 @@ import pytest
 import small
 
 from dipaco_jax import outer
+from dipaco_jax.hlo import collectives
 
 GRID = {'a': 4, 'b': 2}
-KINDS = 'all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all'
-BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8}
-
-
-def collectives(text):
-  """[(kind, bytes of the result on a device, groups of devices)] of a compiled program's HLO."""
-  found = []
-  for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
-    if match := re.search(rf' = (.*?)\s({KINDS})(-start)?\(', line):
-      shapes = re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', match[1])
-      size = sum(BYTES[kind] * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
-      found.append((match[2], size, np.array(groups(line)).tolist()))
-  return found
-
-
-def permuted(text):
-  """Devices in the order that '[4,2]T(1,0)' says."""
-  dims, order = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text).groups()
-  dims, order = ([int(i) for i in part.split(',')] if part else None for part in (dims, order))
-  return np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(-1)
-
-
-def groups(line):
-  """Devices that a collective connects, from any of HLO's spellings."""
-  if match := re.search(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}', line):
-    return [[int(i) for i in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', match[1])]
-  if match := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? ?\{(('\w+',?)*)\}", line):
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-    devices = permuted(match[2] or f'[{math.prod(sizes.values())}]').reshape(*sizes.values())
-    inside = [i for i, name in enumerate(sizes) if name in re.findall(r"'(\w+)'", match[3])]
-    return np.moveaxis(devices, inside, range(-len(inside), 0)).reshape(-1, math.prod(devices.shape[i] for i in inside))
-  match = re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', line)
-  assert match, f'a spelling that this test does not know: {line}'
-  return permuted(match[2]).reshape(*map(int, match[1].split(',')))
 
 
 def compiled(name, data, shard_states=False, devices=8):

@@ -1,0 +1,329 @@
+"""What a run will cost, known without the machine: its programs compiled ahead of time for a TPU that is not there.
+
+    HBM         of the compiler, program by program, and what else is on a chip meanwhile
+    collectives of the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
+    FLOPs       of the program before it is optimized, in which every loop is unrolled
+    bytes       of the compiled program, which counts an operand as often as it is read: an upper bound
+
+A step's time lies between two roofs. The best: arithmetic hides all traffic, arguments and results cross HBM once, and
+temporaries twice. The worst: every byte of the compiler's bound, one after the other with arithmetic and collectives.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dipaco_jax import grid as grid_lib
+from dipaco_jax import hlo, inner, loss, mesh, metrics, model, modules, programs
+from dipaco_jax import settings as settings_lib
+from dipaco_jax.topology import GIB, Topology
+
+TOO_LARGE = 'RESOURCE_EXHAUSTED'
+SPARE = 0.95  # of a chip's memory; the rest is the runtime's
+
+
+class DoesNotFit(Exception):
+  """A program that the compiler cannot place; `needed` bytes on a chip, as it says."""
+
+  def __init__(self, needed: int):
+    super().__init__(f'{needed / GIB:.1f} GiB')
+    self.needed = needed
+
+
+def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
+  """The figures, by name; see `table`. Nothing is written. Raises ValueError where devices do not take the grid."""
+  s = compute_dtype(settings)
+  made = on(s, topology)
+  chips = made.placement.mesh.devices.size
+  found: dict[str, Any] = {
+    'topology': topology.name, 'chips': chips, 'chips_per_path': made.placement.data,
+    'paths_in_turn': len(made.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes,
+  }  # fmt: skip
+  try:
+    compiled = compile_all(made)
+  except DoesNotFit as e:
+    return found | {'fits': False, 'hbm_bytes_per_chip': e.needed} | {'what_fits': what_fits(s, topology)}
+  found |= memory(made, compiled) | traffic(made, compiled, topology) | times(made, compiled, topology)
+  found['fits'] = found['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
+  return found if found['fits'] else found | {'what_fits': what_fits(s, topology)}
+
+
+def compute_dtype(s: settings_lib.Settings) -> settings_lib.Settings:
+  """An accelerator's, where the config leaves it to the device."""
+  return dataclasses.replace(s, model=dataclasses.replace(s.model, dtype='bfloat16')) if s.model.dtype == 'auto' else s
+
+
+def on(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
+  """The run's programs, for devices that are not there."""
+  made = model.make(s.model, s.tokenizer.vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
+  return programs.make(s, placement, layout, made)
+
+
+# -- compiling
+
+
+class Arguments(NamedTuple):
+  """Shapes of what is on the devices, with where they are."""
+
+  modules: Any
+  outer: Any
+  sums: Any
+  squares: Any
+  params: Any
+  state: Any
+
+
+def arguments(made: programs.Programs) -> Arguments:
+  stacked = jax.eval_shape(made.start, made.shapes)
+  params = jax.eval_shape(made.begin, stacked[0], turn_of(made))
+  state = jax.eval_shape(made.fresh_state, params)
+  specs = made.modules_spec, made.outer_spec, made.sums_spec, made.squares_spec, made.params_spec, made.state_spec
+  place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+  trees = zip((*stacked, params, state), specs, strict=True)
+  return Arguments(*(jax.tree.map(place, tree, made.shardings(spec)) for tree, spec in trees))
+
+
+def turn_of(made: programs.Programs):
+  return replicated(made, (len(made.placement.positions),), np.int32)
+
+
+def replicated(made: programs.Programs, shape, dtype):
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(made.placement.mesh, P()))
+
+
+def rows(made: programs.Programs, steps: int | None):
+  """Tokens, or segments, of a dispatch of so many steps; None: of one batch of evaluation."""
+  s = made.settings
+  size = s.train.batch_size if steps else s.evaluate.batch_size or s.train.batch_size
+  length = s.model.seq_len if steps else s.evaluate.seq_len or s.model.seq_len
+  shape = (*(steps,) * bool(steps), *made.placement.positions, size, length)
+  sharding = NamedSharding(made.placement.mesh, made.rows_spec(int(bool(steps))))
+  return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+
+
+def compile_all(made: programs.Programs) -> dict[str, Any]:
+  """The programs of a phase. Raises DoesNotFit."""
+  a, t = arguments(made), made.settings.train
+  k = max(k for k in range(1, t.steps_per_dispatch + 1) if t.steps_per_phase % k == 0)
+  weights = replicated(made, made.layout.grid.shape, np.float32)
+  turn, first = turn_of(made), replicated(made, (), np.int32)
+  calls = {
+    'steps': (a.params, a.state, rows(made, k), rows(made, k), first, weights, turn),
+    'finish': (a.sums, a.squares, a.modules, a.params, weights, turn),
+    'outer': (a.modules, a.outer, a.sums, a.squares, weights),
+    'evaluate': (a.params, rows(made, None), rows(made, None)),
+  }
+  return {name: compiled(getattr(made, name), *args) for name, args in calls.items()}
+
+
+def compiled(program, *args) -> Any:
+  try:
+    return program.lower(*args).compile()
+  except jax.errors.JaxRuntimeError as e:
+    if TOO_LARGE not in str(e) or not (used := re.search(r'Used ([\d.]+)([KMG]) of', str(e))):
+      raise
+    raise DoesNotFit(int(float(used[1]) * 2 ** {'K': 10, 'M': 20, 'G': 30}[used[2]])) from e
+
+
+# -- memory
+
+
+def bytes_on_chip(tree) -> int:
+  """Of arrays that lie there as their shardings say."""
+  leaves = jax.tree.leaves(tree)
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+
+
+def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
+  """A chip's HBM at its fullest, and by kind while a path trains."""
+  a, turns = arguments(made), len(made.placement.turns())
+  waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
+  held = {
+    'steps': bytes_on_chip((a.modules, a.outer, a.sums, a.squares)) + waiting,
+    'finish': bytes_on_chip((a.outer, a.state)) + waiting,
+    'outer': bytes_on_chip(a.state) + waiting,
+    'evaluate': bytes_on_chip((a.modules, a.outer, a.sums, a.squares, a.state)) + waiting,
+  }
+  needed = {name: held[name] + live(compiled[name]) for name in held}
+  found = compiled['steps'].memory_analysis()
+  return {
+    'hbm_bytes_per_chip': max(needed.values()),
+    'hbm_bytes_by_program': needed,
+    'hbm_bytes_by_kind': {
+      'parameters': bytes_on_chip((a.params, a.modules)),
+      'inner states': bytes_on_chip(a.state) + waiting,
+      'outer states and sums': bytes_on_chip((a.outer, a.sums, a.squares)),
+      'gradients': bytes_on_chip(a.params),
+      'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
+      'rows and programs': live(compiled['steps']) - found.temp_size_in_bytes - bytes_on_chip((a.params, a.state)),
+    },
+  }
+
+
+def live(program: Any) -> int:
+  """Bytes on a chip while a program runs; what it donates counts once."""
+  m = program.memory_analysis()
+  used = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+  return used + m.temp_size_in_bytes + m.generated_code_size_in_bytes
+
+
+# -- traffic
+
+
+def crosses(made: programs.Programs, topology: Topology, group: list[int]) -> str:
+  """What a group of devices has to cross: 'data', inside a path's slice; 'grid'; or 'dcn', from slice to slice."""
+  data = made.placement.data
+  where = {device: i for i, device in enumerate(topology.devices)}
+  order = [where[device] for device in made.placement.mesh.devices.reshape(-1)]
+  if len({order[i] // topology.chips_per_slice for i in group}) > 1:
+    return 'dcn'
+  return 'grid' if len({i // data for i in group}) > 1 else 'data'
+
+
+def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
+  """Collectives of an inner step, and of the outer step: how many, and the bytes of their results on a chip."""
+  everybody = list(range(made.placement.mesh.devices.size))
+  found: dict[str, Any] = {}
+  for name in ('steps', 'outer'):
+    count, size = dict.fromkeys(('data', 'grid', 'dcn'), 0), dict.fromkeys(('data', 'grid', 'dcn'), 0)
+    for collective in hlo.collectives(compiled[name].as_text()):
+      groups = collective.groups or [everybody]
+      where = max((crosses(made, topology, group) for group in groups), key=('data', 'grid', 'dcn').index)
+      count[where] += 1
+      size[where] += collective.size
+    found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
+  return found | {
+    'inner_grid_collectives': found['steps_collectives']['grid'] + found['steps_collectives']['dcn'],
+    'outer_bytes_per_chip': sum(found['outer_collective_bytes'].values()),
+  }
+
+
+# -- time
+
+
+def flops_of_step(s: settings_lib.Settings) -> float:
+  """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled, no remat."""
+  whole = s.train.batch_size * s.model.seq_len
+  unrolled = dataclasses.replace(s.model, loss_chunk=whole, remat='none', attention='xla')
+  made = model.make(unrolled, s.tokenizer.vocab_size)
+  compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
+  optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
+  params = model.shapes(made)
+  tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
+  step = functools.partial(inner.step, optimizer, compute)
+  state = jax.eval_shape(optimizer.init, params)
+  lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
+  return lowered.cost_analysis()['flops']
+
+
+def bytes_of_chunk(made: programs.Programs, topology: Topology, tokens: int) -> float:
+  """HBM traffic of the loss of one chunk, forward and backward, of which the compiler counts one in a step."""
+  c, vocab = made.settings.model, made.model.vocab_size
+  at = jax.sharding.SingleDeviceSharding(topology.devices[0])
+  shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=at)  # noqa: E731
+  both = jax.value_and_grad(lambda x, head, t, w: loss.summed_nll(x, head, t, w, tokens), (0, 1))
+  args = (
+    shape((tokens, c.width), made.model.dtype), shape((c.width, vocab), made.model.dtype),
+    shape((tokens,), np.int32), shape((tokens,), jnp.float32),
+  )  # fmt: skip
+  program: Any = jax.jit(both).lower(*args).compile()
+  return program.cost_analysis()['bytes accessed']
+
+
+def times(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
+  """Seconds of a step between two roofs, model FLOPs utilization, and hours of the whole config."""
+  s, chip, data = made.settings, topology.chip, made.placement.data
+  tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
+  flops = flops_of_step(s) / data
+  done = flops * (4 / 3 if s.model.remat == 'full' else 1)  # the forward pass is a third of all, and done twice
+  num_chunks = len(jax.eval_shape(lambda x: loss.chunks(x, s.model.loss_chunk), np.zeros(tokens, np.int8)))
+  upper = compiled['steps'].cost_analysis()['bytes accessed']
+  upper += (num_chunks - 1) * bytes_of_chunk(made, topology, tokens // num_chunks)
+  m = compiled['steps'].memory_analysis()
+  lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
+  found = traffic(made, compiled, topology)
+  sent_s = found['steps_collective_bytes']['data'] / (chip.ici_bytes_per_s / 2)
+  best_s = max(done / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
+  worst_s = done / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
+  useful = metrics.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
+  outer_s = found['outer_bytes_per_chip'] / (chip.ici_bytes_per_s / 2)
+  hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
+  return {
+    'flops_per_step': flops * data, 'step_s_low': best_s, 'step_s_high': worst_s,
+    'mfu_low': useful / (worst_s * chip.flops), 'mfu_high': useful / (best_s * chip.flops),
+    'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
+    'hours_low': hours[0], 'hours': hours[1], 'chip_hours': hours[1] * made.placement.mesh.devices.size,
+  }  # fmt: skip
+
+
+def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
+  """Pretraining, then all phases: paths in turn, and the outer step. Routing and evaluation come on top."""
+  s, rows_a_chip = made.settings, made.settings.train.batch_size / made.placement.data
+  alone = mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), list(made.placement.mesh.devices.reshape(-1)))
+  base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_a_chip
+  return base_s + s.train.phases * (len(made.placement.turns()) * s.train.steps_per_phase * step_s + outer_s)
+
+
+# -- what would fit
+
+
+def what_fits(s: settings_lib.Settings, topology: Topology) -> str:
+  """The largest batch that does, with every block computed again; '' where none does."""
+  remat = '' if s.model.remat == 'full' else '--config.model.remat=full '
+  changed = dataclasses.replace(s, model=dataclasses.replace(s.model, remat='full'))
+  size = s.train.batch_size * (2 if remat else 1)
+  while size > 1:
+    size //= 2
+    train, evaluate = dataclasses.replace(s.train, batch_size=size), dataclasses.replace(s.evaluate, batch_size=size)
+    made = on(dataclasses.replace(changed, train=train, evaluate=evaluate), topology)
+    try:
+      if memory(made, compile_all(made))['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes:
+        return f'{remat}--config.train.batch_size={size} --config.evaluate.batch_size={size}'
+    except DoesNotFit:
+      continue
+    except ValueError:  # a slice's devices do not divide it
+      break
+  return ''
+
+
+def table(found: dict[str, Any]) -> str:
+  """For people."""
+  gib = lambda n: f'{n / GIB:.2f} GiB'  # noqa: E731
+  lines = [
+    f'topology       {found["topology"]}: {found["chips"]} chips, {found["chips_per_path"]} to a path, '
+    f'{found["paths_in_turn"]} paths in turn on each',
+    f'HBM a chip     {gib(found["hbm_bytes_per_chip"])} of {gib(found["hbm_capacity_bytes"])}: '
+    f'{"fits" if found["fits"] else "does not fit"}',
+  ]
+  lines += [f'  {name:28} {gib(size)}' for name, size in found.get('hbm_bytes_by_kind', {}).items()]
+  if not found['fits']:
+    lines.append(f'what would fit: {found["what_fits"] or "a topology with more chips, so that a path has more"}')
+  if 'step_s_low' in found:
+    for name, words in (('steps', 'an inner step'), ('outer', 'an outer step')):
+      sent = ', '.join(
+        f'{found[f"{name}_collectives"][where]} {words}, {size / 1e6:,.1f} MB'
+        for where, words, size in (
+          (w, {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}[w], z)
+          for w, z in found[f'{name}_collective_bytes'].items()
+        )
+      )
+      lines.append(f'collectives    of {words}: {sent}')
+    lines += [
+      f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3f} to '
+      f'{found["step_s_high"]:.3f} s',
+      f'MFU            {found["mfu_low"]:.0%} to {found["mfu_high"]:.0%}; at least '
+      f'{found["tokens_per_s"]:,.0f} tokens/s',
+      f'outer step     {found["outer_bytes_per_chip"] / 1e6:,.1f} MB a chip, {found["outer_s"]:.3f} s',
+      f'whole run      {found["hours_low"]:,.1f} to {found["hours"]:,.1f} hours; {found["chip_hours"]:,.0f} chip hours',
+    ]
+  return '\n'.join(lines)

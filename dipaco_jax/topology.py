@@ -1,0 +1,76 @@
+"""TPUs by name, without having them: their devices as the TPU compiler knows them, and what a chip can do.
+
+A name is `KIND:SHAPE`, as `v5e:16x16` or `v5p:4x4x4`; `v5e:8x8*4` is four slices of that, joined by the data-center
+network. Needs the compiler, `pip install "dipaco_jax[tpu]"`, and no TPU.
+"""
+
+import os
+import re
+from typing import Any, NamedTuple
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+  """Peaks of a chip, as Google Cloud's TPU pages state them."""
+
+  flops: float  # bfloat16, a second
+  hbm_bytes: int
+  hbm_bytes_per_s: float
+  ici_bytes_per_s: float  # of all links together, in both directions
+
+
+CHIPS = {
+  'v4': Chip(275e12, 32 * GIB, 1.228e12, 300e9),
+  'v5e': Chip(197e12, 16 * GIB, 819e9, 200e9),
+  'v5p': Chip(459e12, 95 * GIB, 2.765e12, 600e9),
+  'v6e': Chip(918e12, 32 * GIB, 1.64e12, 448e9),
+}
+SHAPES = {
+  'v4': '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16',
+  'v5e': '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
+  'v5p': '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x16x24',
+  'v6e': '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
+}
+# What the compiler asks for in a shape of its own.
+OPTIONS: dict[str, dict[str, Any]] = {
+  'v4': {'chip_config_name': 'megacore'},  # a chip's two cores as one device
+  '1x1': {'chips_per_host_bounds': (1, 1, 1)},
+}
+
+
+class Topology(NamedTuple):
+  name: str
+  chip: Chip
+  devices: list[Any]  # jax.Device, slice by slice
+  slices: int
+
+  @property
+  def chips_per_slice(self) -> int:
+    return len(self.devices) // self.slices
+
+
+def find(name: str) -> Topology:
+  """The topology of a name.
+
+  Raises:
+    ValueError: there is no such topology, and which there are; or the TPU compiler is not installed.
+  """
+  match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
+  kind, shape = (match[1], match[2]) if match else ('', '')
+  if shape not in SHAPES.get(kind, '').split():
+    known = '; '.join(f'{kind}: {shapes.replace(" ", ", ")}' for kind, shapes in SHAPES.items())
+    raise ValueError(f'--topology={name} is not known. KIND:SHAPE or KIND:SHAPE*SLICES of these: {known}')
+  slices = int(match[3] or 1) if match else 1
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # it would ask the network which TPU this machine has
+  from jax.experimental import topologies
+
+  options = OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
+  try:
+    found: Any = topologies.get_topology_desc(
+      platform='tpu', topology_name=name.split('*')[0], num_slices=slices, **options
+    )
+  except RuntimeError as e:
+    raise ValueError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
+  devices = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
+  return Topology(name, CHIPS[kind], devices, slices)

@@ -1,0 +1,82 @@
+"""The dry run: what it says of programs that are compiled for devices that are there, against hand counts."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import pytest
+import small
+
+from dipaco_jax import dry_run, metrics, topology
+from dipaco_jax import settings as settings_lib
+
+CHIP = topology.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
+
+
+def here(devices: int = 4, slices: int = 1, chip: topology.Chip = CHIP) -> topology.Topology:
+  return topology.Topology('here', chip, jax.devices()[:devices], slices)
+
+
+def config(**changes) -> settings_lib.Settings:
+  changes = {'model': {'dtype': 'float32'}} | changes
+  s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, **changes)
+  return dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=small.VOCAB))
+
+
+def test_memory_and_traffic_are_those_of_arithmetic():
+  s = config()
+  found, made = dry_run.run(s, here()), small.make_programs(s, 4)
+  parameters = sum(4 * math.prod(x.shape) for x in made.shapes.values())
+  kinds = found['hbm_bytes_by_kind']
+  assert kinds['gradients'] == parameters and kinds['parameters'] == 2 * parameters
+  assert 2 * parameters <= kinds['inner states'] <= 2 * parameters + 16
+  assert found['fits'] and found['hbm_bytes_per_chip'] >= sum(kinds.values()) - kinds['gradients']
+  assert found['inner_grid_collectives'] == 0 and found['steps_collectives'] == {'data': 0, 'grid': 0, 'dcn': 0}
+  owners = made.layout.owner.items()
+  shared = sum(4 * math.prod(made.shapes[name].shape) for name, level in owners if level.name != 'own')
+  assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
+  assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
+  json.dumps(metrics.plain(found))
+  assert 'fits' in dry_run.table(found)
+
+
+def test_flops_are_those_of_a_hand_count():
+  wide = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, seq_len=128, dtype='float32')
+  s = config(model=wide, train=dict(batch_size=4, steps_per_phase=2, phases=1))
+  s = dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=2048))
+  by_hand = metrics.flops_per_token(s.model, 2048, 128) * 4 * 128
+  # Beside products of matrices there are norms, the softmax and AdamW; the embedding is looked up, and multiplies once.
+  assert by_hand < dry_run.flops_of_step(s) < 1.2 * by_hand
+
+
+def test_devices_inside_a_path_and_slices():
+  s = config(mesh=dict(data=2))
+  found = dry_run.run(s, here(8))
+  assert found['steps_collectives']['data'] > 0 and found['inner_grid_collectives'] == 0
+  found = dry_run.run(s, here(8, slices=2))
+  assert found['steps_collectives']['dcn'] == 0 and found['outer_collectives']['dcn'] > 0
+
+
+def test_what_does_not_fit_is_answered_with_what_would():
+  needed = dry_run.run(config(), here())['hbm_bytes_per_chip']
+  found = dry_run.run(config(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
+  assert not found['fits'] and '--config.train.batch_size=' in found['what_fits']
+  assert 'does not fit' in dry_run.table(found)
+
+
+@pytest.mark.parametrize('name', ['v5e', 'v5e:3x5', 'v7:2x2', 'v5e:2x2*', ''])
+def test_an_unknown_topology_is_answered_with_the_known_ones(name):
+  with pytest.raises(ValueError, match='v5e: 1x1, 2x2, 2x4'):
+    topology.find(name)
+
+
+@pytest.mark.parametrize('options, words', [
+  ([], '--topology is missing'), (['--topology=v5e:3x5'], 'v5e:3x5 is not known'),
+])  # fmt: skip
+def test_the_command_refuses_in_one_line(options, words):
+  command = [sys.executable, '-m', 'dipaco_jax.main', '--config=configs/tiny.py', '--compile_only', *options]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
