@@ -12,6 +12,12 @@ import jax  # after the environment, which it reads once
 import pytest
 import tiny_run
 
+# Files of minutes, which begin before the others, so that no worker is left with one at the end.
+LONGEST = (
+  'rounds two_processes invariant_6_resume islands_chaos benchmarks invariant_8_islands reuse islands hosts bandwidth '
+  'experiments local'
+).split()
+
 
 @pytest.fixture
 def strict_dtypes():
@@ -29,6 +35,10 @@ def pytest_addoption(parser):
   parser.addoption('--protocol_runs', type=int, default=1, help='of each kind in protocol_test.py (1)')
   parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
   parser.addoption('--islands_on', help='where tests of islands run: all, or one of backends.py, as postgresql,s3')
+
+
+def pytest_collection_modifyitems(items):
+  items.sort(key=lambda item: item.path.stem.removesuffix('_test') not in LONGEST)
 
 
 def pytest_generate_tests(metafunc):
