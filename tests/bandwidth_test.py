@@ -83,6 +83,7 @@ def test_figures_are_those_of_the_facts(tmp_path):
   db.close()
 
 
+@pytest.mark.slow
 def test_it_runs(namespaces):
   flags = ['--limits=100', '--taus=10', '--width=32', '--batch_size=1']
   env = os.environ | {'XLA_FLAGS': ''}  # one device: the 8 fake ones of the tests would share its cores

@@ -41,6 +41,7 @@ def test_outer_step():
   assert found['bytes'] == 3 * 2 * 4 * 4 * block  # three shared blocks; each path sends and receives float32
 
 
+@pytest.mark.slow
 def test_paths():
   found = run('paths.py', '--num_layers=3', '--paths=1,4', '--steps=1', '--phases=1')
   assert {'time_ratio', 'memory_ratio', 'memory_ratios', 'results'} <= set(found)

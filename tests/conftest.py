@@ -32,12 +32,18 @@ def strict_dtypes():
 def pytest_addoption(parser):
   parser.addoption('--chaos_s', type=float, default=10, help='how long faults come in islands_chaos_test.py (10)')
   parser.addoption('--chaos_on', default='', help='postgresql,folder or sqlite,s3 ...: else runs take turns')
+  parser.addoption('--slow', action='store_true', help='those too that CI leaves out for their time')
   parser.addoption('--protocol_runs', type=int, default=1, help='of each kind in protocol_test.py (1)')
   parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
   parser.addoption('--islands_on', help='where tests of islands run: all, or one of backends.py, as postgresql,s3')
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+  if not config.getoption('--slow'):
+    slow = pytest.mark.skip(reason='slow: --slow runs it')
+    for item in items:
+      if item.get_closest_marker('slow'):
+        item.add_marker(slow)
   items.sort(key=lambda item: item.path.stem.removesuffix('_test') not in LONGEST)
 
 
@@ -61,6 +67,7 @@ def backend(request):
 
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
+  config.addinivalue_line('markers', 'slow: runs with --slow')
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
   jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])

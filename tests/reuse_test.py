@@ -5,10 +5,13 @@ import json
 import pytest
 import tiny_run
 
+from dipaco_jax import reuse, settings
+from dipaco_jax import run as run_lib
+
 
 def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
-  said = tiny_run.run(config, workdir, f'--reuse={undisturbed}', '--config.outer.momentum=0.5')
+  said = tiny_run.run_until('train', config, workdir, f'--reuse={undisturbed}', '--config.outer.momentum=0.5')
   assert 'train 96/96' in said and not any(word in said for word in ('tokenize', 'pretrain', 'features', 'shards'))
   for name in ('base/params.safetensors', 'shards/0/1/train.array_record', 'sequences/train.array_record'):
     assert (workdir / name).samefile(undisturbed / name)
@@ -23,18 +26,24 @@ def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'option, reused',
+  'changes, reused',
   [
-    ('--config.train.phases=2', ['tokenize']),  # the base's cosine would be another
-    ('--config.routing.method=random', ['tokenize', 'pretrain']),
-    ('--config.seed=1', []),
+    ({'outer': {'momentum': 0.5}}, ['tokenize', 'pretrain', 'route']),
+    ({'train': {'phases': 2}}, ['tokenize']),  # the base's cosine would be another
+    ({'routing': {'method': 'random'}}, ['tokenize', 'pretrain']),
+    ({'seed': 1}, []),
   ],
 )
-def test_a_stage_of_other_settings_is_made_anew(undisturbed, tmp_path, option, reused):
-  config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
-  said = tiny_run.run_until('pretrain', config, workdir, f'--reuse={undisturbed}', option)
-  made = [stage for stage, word in (('tokenize', 'tokenize '), ('pretrain', 'pretrain ')) if word not in said]
-  assert made == [stage for stage in reused if stage != 'route']
+def test_a_stage_of_other_settings_is_not_taken(undisturbed, tmp_path, changes, reused):
+  values = json.loads((undisturbed / 'config.json').read_text())
+  for section, fields in changes.items():
+    values[section] = values[section] | fields if isinstance(fields, dict) else fields
+  run = run_lib.unattended(tmp_path, settings.from_dict(values))
+  reuse.take(run, undisturbed)
+  run.metrics.close()
+  assert sorted(file.stem for file in tmp_path.glob('stages/*.json')) == sorted(reused)
+  assert (tmp_path / 'base').exists() == ('pretrain' in reused)
+  assert (tmp_path / 'shards' / '0').exists() == ('route' in reused)
 
 
 def test_a_directory_without_a_run_is_refused(undisturbed, tmp_path):

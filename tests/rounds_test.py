@@ -120,10 +120,12 @@ def test_eight_devices_agree_with_one(rerouted, tmp_path):
   assert ours == pytest.approx(theirs, rel=0.02)  # a few labels may tip
 
 
+@pytest.mark.slow
 def test_labels_by_coordinate_ascent_score_fewer_pairs_and_agree(rerouted, tmp_path):
   """Up to the first round both runs are the same."""
   workdir = tmp_path / 'run'
-  tiny_run.run_until('train', rerouted.parent / 'config.py', workdir, *OPTIONS, '--config.routing.labels=coordinate')
+  options = *OPTIONS, '--config.routing.labels=coordinate', f'--reuse={rerouted}'
+  tiny_run.run_until('train', rerouted.parent / 'config.py', workdir, *options)
   ours, theirs = (tiny_run.record(w, 'train')['result']['rounds'][0] for w in (workdir, rerouted))
   assert ours['scored_pairs'] < theirs['scored_pairs'] and ours['router_sequences'] == theirs['router_sequences']
   pairs = zip(ours['label_frequency_by_path'], theirs['label_frequency_by_path'], strict=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 import dipaco_jax
 
+RARELY = '--config.checkpoint.every_steps=24'  # checkpoints: where nothing is stopped
 PATIENCE_S = 240  # for a process, on a machine that does much else; then it hangs
 
 CONFIG = """
@@ -72,13 +73,13 @@ def finish(process: subprocess.Popen, status: int = 0) -> str:
 
 def run(config: pathlib.Path, workdir: pathlib.Path, *options: str, **how) -> str:
   """To the end."""
-  return finish(start(config, workdir, *options, **how))
+  return finish(start(config, workdir, RARELY, *options, **how))
 
 
 def run_until(stage: str, config: pathlib.Path, workdir: pathlib.Path, *options: str, **how) -> str:
   """To the end of a stage: what follows is of no use to the test."""
   moment = (workdir / 'stages' / f'{stage}.json').exists
-  return stop_when(start(config, workdir, *options, **how), moment, signal.SIGKILL)
+  return stop_when(start(config, workdir, RARELY, *options, **how), moment, signal.SIGKILL)
 
 
 def stop_when(process: subprocess.Popen, moment, number: int) -> str:

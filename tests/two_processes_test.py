@@ -39,8 +39,8 @@ def shards_held(pid: int) -> set[int]:
   return held
 
 
-def start(config: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Popen]:
-  options = ['--distributed', f'--coordinator=localhost:{free_port()}', '--num_processes=2']
+def start(config: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[subprocess.Popen]:
+  options = [*more, '--distributed', f'--coordinator=localhost:{free_port()}', '--num_processes=2']
   return [tiny_run.start(config, workdir, *options, f'--process_id={i}') for i in range(2)]
 
 
@@ -48,7 +48,7 @@ def start(config: pathlib.Path, workdir: pathlib.Path) -> list[subprocess.Popen]
 def joined(undisturbed, tmp_path_factory):
   """(workdir of a run by two processes, the paths whose shards each has been seen to hold open while training)."""
   workdir = tmp_path_factory.mktemp('two') / 'run'
-  processes = start(undisturbed.parent / 'config.py', workdir)
+  processes = start(undisturbed.parent / 'config.py', workdir, tiny_run.RARELY)
   seen: tuple[set[int], set[int]] = (set(), set())
   try:
     while all(process.poll() is None for process in processes):
