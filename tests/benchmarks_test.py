@@ -31,6 +31,7 @@ def test_inner_step():
   assert found['tokens_per_s'] > 0 and found['ratio'] > 0 and found['ratio_one_step_per_dispatch'] > 0
 
 
+@pytest.mark.slow
 def test_outer_step():
   found = run('outer_step.py', '--num_layers=3', '--grid=2,2', '--rounds=1', '--steps_per_dispatch=2')
   assert {'outer_s', 'inner_150_s', 'fraction', 'bytes'} <= set(found)

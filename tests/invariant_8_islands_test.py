@@ -120,6 +120,7 @@ one_process.Machine(settings.from_dict(found['get_config']().to_dict()), {}).to_
 """
 
 
+@pytest.mark.slow
 def test_three_workers_as_one_process(tmp_path):
   """Processes of one fake device each, unlike this one: eight share a pool of threads, and round otherwise."""
   file = tiny_run.write_config(tmp_path)
