@@ -36,6 +36,7 @@ def wait_for(found):
     time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_two_hosts(tmp_path):
   config = tiny_run.write_config(tmp_path)
   config.write_text(config.read_text().replace('phases=4, steps_per_phase=6', 'phases=1, steps_per_phase=60'))

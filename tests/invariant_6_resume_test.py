@@ -80,6 +80,7 @@ def garble(file):
   file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_stopped_by_signals_and_checkpoints_gone_bad(workdir, undisturbed):
   config, draw = undisturbed.parent / 'config.py', random.Random(7)
 

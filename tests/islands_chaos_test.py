@@ -228,6 +228,7 @@ def expected(config, tmp_path_factory) -> str:
   return found
 
 
+@pytest.mark.slow
 def test_a_backup_does_what_a_straggler_is_at(config, expected, tmp_path):
   """One worker stops in the middle of a task, with its lease; the run ends without it, and then it goes on."""
   with contextlib.closing(Stopped(config, tmp_path / 'run')) as late:

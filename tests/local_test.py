@@ -48,6 +48,7 @@ def wait_for(what):
     time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   monkeypatch.setattr(local, 'PAUSE_S', 0.1)

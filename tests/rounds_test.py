@@ -110,6 +110,7 @@ def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
       np.testing.assert_array_equal(*(np.load(w / 'routing' / number / f'{split}.npy') for w in (workdir, rerouted)))
 
 
+@pytest.mark.slow
 def test_eight_devices_agree_with_one(rerouted, tmp_path):
   config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
   tiny_run.run_until('evaluate', config, workdir, *OPTIONS, devices=8)

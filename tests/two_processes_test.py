@@ -95,6 +95,7 @@ def test_every_row_of_metrics_is_there_once(joined):
   assert len(rows) == len(set(rows)) and ('phase', 'train', 48) in rows
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   processes = start(config, workdir)
