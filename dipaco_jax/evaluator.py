@@ -5,7 +5,7 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, run, run_report, stages, validation
+from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, run, run_report, stages, trees, validation
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
@@ -62,4 +62,5 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
       if islands.storage.local(name) is None:
         islands.storage.write(name, (own.workdir / name).read_bytes())
+    trees.tidy(own.workdir)
   return [Fact('finished', '', 0, '', found['modules_sha256'], {'perplexity': found['perplexity']})]

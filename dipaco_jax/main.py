@@ -299,9 +299,10 @@ def compilation_cache(workdir: pathlib.Path):
 
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
-  from dipaco_jax import run_report
+  from dipaco_jax import run_report, trees
 
   r = run_report.write(workdir)
+  trees.tidy(workdir)
   if r['perplexity'] is None:
     raise ValueError('training diverged: its losses are not finite; use another --workdir and a lower learning rate')
   lines = [

@@ -50,12 +50,13 @@ class Folder:
     try:
       aside.write_bytes(data)
       checkpoint.sync(aside)
-      os.link(aside, path)
-    except FileExistsError:
-      pass
-    except OSError:  # a file system without hard links
-      if not path.exists():
-        os.replace(aside, path)
+      try:
+        os.link(aside, path)
+      except FileExistsError:
+        pass
+      except OSError:  # a file system without hard links
+        if not path.exists():
+          os.replace(aside, path)
     finally:
       aside.unlink(missing_ok=True)
     checkpoint.sync(path.parent)
@@ -76,8 +77,7 @@ class Folder:
     return (str(f.relative_to(self.root)) for f in self.files(prefix) if trees.written_as(f) == f)
 
   def tidy(self, prefix: str):
-    for file in [file for file in self.files(prefix) if trees.written_as(file) != file]:
-      file.unlink(missing_ok=True)
+    trees.tidy(self.root / prefix)
 
   def files(self, prefix: str) -> Iterator[Path]:
     return (file for file in (self.root / prefix).rglob('*') if file.is_file())

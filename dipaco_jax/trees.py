@@ -24,6 +24,12 @@ def files(folder: Path) -> list[Path]:
   return sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
 
 
+def tidy(folder: Path):
+  """Removes what killed processes left aside, anywhere in it; nobody may be writing there whose work still counts."""
+  for file in [file for file in folder.rglob('*') if written_as(file) != file and file.is_file()]:
+    file.unlink(missing_ok=True)
+
+
 def is_whole(folder: Path, sha256: str) -> bool:
   """Whether a directory is there, and, unless '' is given, is the tree whose index has that sha256."""
   return folder.exists() and sha256 in ('', hashlib.sha256(index_of(folder)).hexdigest())

@@ -11,7 +11,7 @@ import signal
 import pytest
 import tiny_run
 
-from dipaco_jax import metrics
+from dipaco_jax import checkpoint, metrics
 
 start = functools.partial(tiny_run.start, own_cache=True)
 
@@ -59,8 +59,11 @@ def test_killed_in_every_stage(workdir, undisturbed):
   for moment in moments:
     said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
+  half = checkpoint.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing
+  half.write_bytes(b'{"di')
   assert 'corrupt' not in tiny_run.finish(start(undisturbed.parent / 'config.py', workdir))
   assert_same(workdir, undisturbed)
+  assert not half.exists()
 
 
 def newest(workdir):

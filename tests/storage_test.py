@@ -270,6 +270,8 @@ def test_a_full_disk_is_an_error_at_once(tmp_path):
     with pytest.raises(OSError, match='a/c') as raised:
       place.write('a/c', bytes(4 << 20))
     assert raised.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match='a/d'):
+      place.agree('a/d', bytes(4 << 20))
     assert [*disk.rglob('*')] == [disk / 'a', disk / 'a' / 'b'] and place.read('a/b', sha256) == b'kept'
 
 
