@@ -51,7 +51,8 @@ def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
     compiled = compile_all(made)
   except DoesNotFit as e:
     return found | {'fits': False, 'hbm_bytes_per_chip': e.needed} | {'what_fits': what_fits(s, topology)}
-  found |= memory(made, compiled) | traffic(made, compiled, topology) | times(made, compiled, topology)
+  sent = traffic(made, compiled, topology)
+  found |= memory(made, compiled) | sent | times(made, compiled, topology, sent)
   found['fits'] = found['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
   return found if found['fits'] else found | {'what_fits': what_fits(s, topology)}
 
@@ -180,25 +181,29 @@ def live(program: Any) -> int:
 # -- traffic
 
 
-def crosses(made: programs.Programs, topology: Topology, group: list[int]) -> str:
-  """What a group of devices has to cross: 'data', inside a path's slice; 'grid'; or 'dcn', from slice to slice."""
-  data = made.placement.data
-  where = {device: i for i, device in enumerate(topology.devices)}
-  order = [where[device] for device in made.placement.mesh.devices.reshape(-1)]
-  if len({order[i] // topology.chips_per_slice for i in group}) > 1:
+def crossed(data: int, slices: list[int], group: list[int]) -> str:
+  """What a group of devices has to cross: 'data', inside a path's slice; 'grid'; or 'dcn', from slice to slice.
+
+  Args:
+    data: devices inside a path, which are next to each other in the mesh.
+    slices: of every device, in the mesh's order.
+  """
+  if len({slices[i] for i in group}) > 1:
     return 'dcn'
   return 'grid' if len({i // data for i in group}) > 1 else 'data'
 
 
 def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
   """Collectives of an inner step, and of the outer step: how many, and the bytes of their results on a chip."""
-  everybody = list(range(made.placement.mesh.devices.size))
+  number = {device: i // topology.chips_per_slice for i, device in enumerate(topology.devices)}
+  slices = [number[device] for device in made.placement.mesh.devices.reshape(-1)]
+  everybody = list(range(len(slices)))
   found: dict[str, Any] = {}
   for name in ('steps', 'outer'):
     count, size = dict.fromkeys(('data', 'grid', 'dcn'), 0), dict.fromkeys(('data', 'grid', 'dcn'), 0)
     for collective in hlo.collectives(compiled[name].as_text()):
       groups = collective.groups or [everybody]
-      where = max((crosses(made, topology, group) for group in groups), key=('data', 'grid', 'dcn').index)
+      where = max((crossed(made.placement.data, slices, group) for group in groups), key=('data', 'grid', 'dcn').index)
       count[where] += 1
       size[where] += collective.size
     found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
@@ -240,7 +245,9 @@ def bytes_of_chunk(made: programs.Programs, topology: Topology, tokens: int) -> 
   return program.cost_analysis()['bytes accessed']
 
 
-def times(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
+def times(
+  made: programs.Programs, compiled: dict[str, Any], topology: Topology, sent: dict[str, Any]
+) -> dict[str, Any]:
   """Seconds of a step between two roofs, model FLOPs utilization, and hours of the whole config."""
   s, chip, data = made.settings, topology.chip, made.placement.data
   tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
@@ -251,12 +258,11 @@ def times(made: programs.Programs, compiled: dict[str, Any], topology: Topology)
   upper += (num_chunks - 1) * bytes_of_chunk(made, topology, tokens // num_chunks)
   m = compiled['steps'].memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
-  found = traffic(made, compiled, topology)
-  sent_s = found['steps_collective_bytes']['data'] / (chip.ici_bytes_per_s / 2)
+  sent_s = sent['steps_collective_bytes']['data'] / (chip.ici_bytes_per_s / 2)
   best_s = max(done / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = done / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
   useful = metrics.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
-  outer_s = found['outer_bytes_per_chip'] / (chip.ici_bytes_per_s / 2)
+  outer_s = sent['outer_bytes_per_chip'] / (chip.ici_bytes_per_s / 2)
   hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
   return {
     'flops_per_step': flops * data, 'step_s_low': best_s, 'step_s_high': worst_s,

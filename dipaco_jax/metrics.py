@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax import settings
+from dipaco_jax.topology import CHIPS
 
 MAX_TAGGED_PATHS = 64  # TensorBoard grows slow beyond; metrics.jsonl has them all
 
@@ -264,11 +265,11 @@ def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int
 
 # Dense peak of one JAX device in bfloat16, FLOP/s, by what `device_kind` contains; the first match holds.
 PEAK_BFLOAT16 = (
-  ('tpu v6', 918e12),
-  ('tpu v5 lite', 197e12),
-  ('tpu v5e', 197e12),
-  ('tpu v5', 459e12),
-  ('tpu v4', 275e12),
+  ('tpu v6', CHIPS['v6e'].flops),
+  ('tpu v5 lite', CHIPS['v5e'].flops),
+  ('tpu v5e', CHIPS['v5e'].flops),
+  ('tpu v5', CHIPS['v5p'].flops),
+  ('tpu v4', CHIPS['v4'].flops),
   (' mig ', None),  # a slice of a GPU
   ('h200 nvl', 835e12),
   ('h200', 989e12),
