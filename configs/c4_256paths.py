@@ -2,8 +2,10 @@
 re-routed every 64 tokens [4.3].
 
     python -m dipaco_jax.main --config=configs/c4_256paths.py --compile_only --topology=v5e:16x16   what it will cost
-    python -m dipaco_jax.main --config=configs/c4_256paths.py --workdir=gs://BUCKET/c4_256paths     on every host
+    python -m dipaco_jax.main --config=configs/c4_256paths.py --distributed --workdir=DIR
 
+The second is for every host, in a directory with C4's files, with DIR where all hosts see it. Neither has been run yet
+at this size.
 Blocks 0, 5, 6, 11 and the embedding are each path's own; of the others, half vary over each axis of the grid. Variants:
 `:shared` has no path-specific modules.
 """

@@ -21,7 +21,7 @@ class Data:
   """Where documents come from."""
 
   source: str = 'stdlib'  # 'files', or 'stdlib': the source and documentation of the running Python
-  train: tuple[str, ...] = ()  # globs of .txt, .jsonl, .jsonl.gz, .jsonl.zst
+  train: tuple[str, ...] = ()  # globs of .txt, and .jsonl or .json with a document a line, as they are, .gz, .zst
   validation: tuple[str, ...] = ()  # globs; none: documents whose id hashes below validation_fraction
   validation_fraction: float = 0.02
   max_validation_documents: int = 1000  # 0: all

@@ -142,7 +142,7 @@ def _files(data: settings.Data, globs: tuple[str, ...]) -> Iterator[Item]:
 
 
 def _is_json(path: str) -> bool:
-  return re.search(r'\.jsonl(\.gz|\.zst)?$', path) is not None
+  return re.search(r'\.jsonl?(\.gz|\.zst)?$', path) is not None
 
 
 def _open(path: str) -> IO[bytes]:

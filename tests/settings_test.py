@@ -3,16 +3,20 @@
 import dataclasses
 import json
 import math
+import pathlib
+import runpy
 import typing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_jax import checks, settings
+from dipaco_jax import checks, model, modules, settings
 from dipaco_jax.settings import Settings, from_dict
 
 DEFAULTS = checks.flatten(Settings().to_dict())
+CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
+VARIANTS = {'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared'}
 
 
 def nest(name: str, value) -> dict:
@@ -223,3 +227,14 @@ def test_differences_name_what_may_not_change():
 def test_settings_do_not_change():
   with pytest.raises(dataclasses.FrozenInstanceError):
     Settings().model.width = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize('name, variants', VARIANTS.items())
+def test_levels_of_every_config_catch_all_parameters(name, variants):
+  assert {file.stem for file in CONFIGS.glob('*.py')} == VARIANTS.keys()
+  for variant in variants.split():
+    values = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config'](variant).to_dict()
+    values['data']['train'] = ('some.txt',)
+    s = from_dict(values)
+    shapes = model.shapes(model.make(s.model, s.tokenizer.vocab_size))
+    assert modules.make_layout(s.grid, s.levels, shapes).owner.keys() == shapes.keys()

@@ -26,11 +26,11 @@ def both(data):
 
 def test_formats_agree(tmp_path):
   content = lines(200)
-  writers = {'a.jsonl': bytes, 'a.jsonl.gz': gzip.compress, 'a.jsonl.zst': zstandard.compress}
+  names = {'jsonl': bytes, 'json.gz': gzip.compress, 'jsonl.gz': gzip.compress, 'jsonl.zst': zstandard.compress}
   found = []
-  for name, compress in writers.items():
-    (tmp_path / name).write_bytes(compress(content))
-    train, validation = both(settings.Data(source='files', train=(f'{tmp_path}/{name}',), validation_fraction=0.1))
+  for name, compress in names.items():
+    (tmp_path / f'a.{name}').write_bytes(compress(content))
+    train, validation = both(settings.Data(source='files', train=(f'{tmp_path}/a.{name}',), validation_fraction=0.1))
     assert {d.text for d in train + validation} == {f'line {i}' for i in range(200)}
     assert all(d.domain == 'ab'[int(d.text.split()[1]) % 2] for d in train)
     found.append((len(train), len(validation)))
