@@ -293,6 +293,8 @@ def advance(islands: Islands):
   if lost := registry.unscheduled():
     schedule(islands, lost)
     return
+  if not registry.is_idle():
+    return
   if not registry.facts('prepared'):
     registry.add_tasks([NewTask('prepare', '', 0)])
     return

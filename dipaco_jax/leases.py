@@ -29,7 +29,7 @@ from dipaco_jax.registry import Fact, Task
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
 SIGN_OF_LIFE_S = 5.0
 ASK_AGAIN_S = 1.0  # for a next task, where there was none
-LOOK_AROUND_S = 6.0  # whether something was left lying, or all is done: by those who find nothing to do
+LOOK_AROUND_S = 8.0  # whether something was left lying, or all is done: by those who find nothing to do
 FAILURES = 3  # one after another: this role is not fit to go on
 MARGIN = 1.5  # the next task is claimed when what is left of this one takes so many times what its own fetch took
 
@@ -146,12 +146,11 @@ class Role:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
     if self.pool:
       return self.hold(self.pool.next)
-    lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys)
+    patient = time.monotonic() - self.busy < self.islands.registry.lease_s
+    lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys if patient else None)
     if not lease:
       self.put_off = ''
-    if lease or self.keys is None or time.monotonic() - self.busy < self.islands.registry.lease_s:
-      return lease
-    return self.take(self.kinds)
+    return lease
 
   def take(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
     """A task of these, whose fetch begins."""

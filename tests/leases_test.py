@@ -10,6 +10,7 @@ import time
 import types
 
 import pytest
+import sqlalchemy
 
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import leases, settings
@@ -20,8 +21,8 @@ from dipaco_jax.registry import Fact, NewTask
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 
 
-def make(folder: pathlib.Path, name: str = 'worker-0') -> islands_lib.Islands:
-  registry = registry_lib.Registry(f'sqlite:///{folder}/registry.db', lease_s=20)
+def make(folder: pathlib.Path, name: str = 'worker-0', lease_s: float = 20) -> islands_lib.Islands:
+  registry = registry_lib.Registry(f'sqlite:///{folder}/registry.db', lease_s)
   registry.add_tasks(TASKS)
   run = types.SimpleNamespace(settings=settings.Settings())
   return islands_lib.Islands(run, registry, storage_lib.open_storage(str(folder)), name)
@@ -96,7 +97,7 @@ def perform(islands, task, lease):
   lease.ahead(0.0)
   time.sleep(60)
 
-islands = leases_test.make(pathlib.Path(sys.argv[1]))
+islands = leases_test.make(pathlib.Path(sys.argv[1]), lease_s=float(sys.argv[2]))
 leases.Role(islands, 'worker', ['train'], perform, fetches={'train': lambda islands, task: time.sleep(0.01)}).serve()
 """
 
@@ -104,11 +105,33 @@ leases.Role(islands, 'worker', ['train'], perform, fetches={'train': lambda isla
 def test_both_tasks_are_given_back_at_once(islands, tmp_path):
   tests = pathlib.Path(__file__).parent
   env = os.environ | {'PYTHONPATH': f'{tests}:{tests.parent}'}
-  with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path)], env=env) as process:
+  with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '20'], env=env) as process:
     wait_for(lambda: owned(islands) == ['0', '1'])
     process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    wait_for(lambda: islands.registry.counts() == {'train': {'ready': 4}})
+    assert time.monotonic() - began < 1
     assert process.wait(5) == 128 + signal.SIGTERM
-  assert islands.registry.counts() == {'train': {'ready': 4}}
+
+
+def test_tasks_of_one_who_is_killed_run_elsewhere_within_two_leases(tmp_path):
+  tests = pathlib.Path(__file__).parent
+  env = os.environ | {'PYTHONPATH': f'{tests}:{tests.parent}'}
+  islands, began = make(tmp_path, 'worker-1', lease_s=4), []
+  with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '4'], env=env) as process:
+    wait_for(lambda: owned(islands) == ['0', '1'])
+    time.sleep(2)  # it is late in its lease, or has renewed it
+    process.kill()
+    killed = time.monotonic()
+
+  def perform(islands, task, lease):
+    began.append((task.key, time.monotonic() - killed))
+    return lambda: [Fact('finished' if len(began) == 4 else 'evaluation', task.key, 0, '', '', {})]
+
+  leases.Role(islands, 'worker', ['train'], perform).serve()
+  islands.registry.close()
+  print('begun elsewhere after', {key: f'{seconds:.1f} s' for key, seconds in began})
+  assert {key for key, seconds in began if seconds > 1} == {'0', '1'} and max(began, key=lambda b: b[1])[1] < 2 * 4
 
 
 ENDS_AMID = """
@@ -150,3 +173,42 @@ def test_nothing_is_claimed_long_before_it_can_be_begun(islands):
   assert ahead.task.key == '1' and owned(islands) == ['0', '1']
   role.drop(lease)
   role.drop(ahead)
+
+
+class Clock:
+  """Time that passes while somebody sleeps, up to an end."""
+
+  def __init__(self, seconds: float):
+    self.now, self.end = 0.0, seconds
+
+  def monotonic(self) -> float:
+    return self.now
+
+  def sleep(self, seconds: float):
+    self.now += seconds
+    if self.now > self.end:
+      raise StopIteration
+
+
+@pytest.mark.parametrize('keys', [None, ['0', '1']])
+def test_an_idle_role_asks_less_than_once_a_second(keys, islands, monkeypatch):
+  while islands.registry.claim('worker-1', ['train']):  # which is at work on all there is
+    pass
+  clock, asked = Clock(600), []
+  monkeypatch.setattr(leases, 'time', clock)
+
+  def count(connection, cursor, statement, *_):
+    if not statement.startswith('BEGIN'):
+      asked.append(statement)
+
+  sqlalchemy.event.listen(sqlalchemy.Engine, 'before_cursor_execute', count)
+  try:
+    islands.registry.put([Fact('prepared', '', 0, '', '', {})])
+    islands.registry.mark_scheduled(islands.registry.unscheduled())
+    asked.clear()
+    with pytest.raises(StopIteration):
+      leases.Role(islands, 'worker', ['train'], lambda *_: None, keys).serve()
+  finally:
+    sqlalchemy.event.remove(sqlalchemy.Engine, 'before_cursor_execute', count)
+  print(f'{len(asked) / clock.now:.2f} queries a second')
+  assert 0.2 < len(asked) / clock.now < 1
