@@ -51,7 +51,7 @@ def _(element, compiler, **kwargs):
 class Among(FunctionElement):
   """Among(column, texts): the column is one of `texts`, a JSON list of any length in one parameter."""
 
-  type = sa.Boolean()
+  type = sa.types.NULLTYPE  # of a Boolean, SQLite is asked whether it is 1, and then looks at every row
   inherit_cache = True
 
 
