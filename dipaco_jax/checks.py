@@ -7,7 +7,7 @@ from typing import Any
 CHOICES = {
   'data.source': ('files', 'stdlib'),
   'model.dtype': ('auto', 'float32', 'bfloat16'),
-  'model.attention': ('auto', 'xla', 'cudnn'),
+  'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
   'model.remat': ('none', 'full', 'dots'),
   'inner.optimizer': ('adamw', 'sgd'),
   'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),

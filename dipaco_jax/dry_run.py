@@ -40,7 +40,7 @@ class DoesNotFit(Exception):
 
 def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   """The figures, by name; see `table`. Nothing is written. Raises ValueError where devices do not take the grid."""
-  s = compute_dtype(settings)
+  s = dataclasses.replace(settings, model=model.for_device(settings.model, 'tpu'))
   made = on(s, topology)
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {
@@ -55,11 +55,6 @@ def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   found |= memory(made, compiled) | sent | times(made, compiled, topology, sent)
   found['fits'] = found['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
   return found if found['fits'] else found | {'what_fits': what_fits(s, topology)}
-
-
-def compute_dtype(s: settings_lib.Settings) -> settings_lib.Settings:
-  """An accelerator's, where the config leaves it to the device."""
-  return dataclasses.replace(s, model=dataclasses.replace(s.model, dtype='bfloat16')) if s.model.dtype == 'auto' else s
 
 
 def on(s: settings_lib.Settings, topology: Topology) -> programs.Programs:

@@ -11,6 +11,7 @@ Their names are stable; they are what the patterns of the levels match:
 Dimensions: B batch, L length, D width, H heads, K head size, F MLP width, V vocabulary, N layers.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import traverse_util
 
-from dipaco_jax import settings
+from dipaco_jax import attention, settings
 
 Params = dict[str, jax.Array]  # flat: name to array
 
@@ -71,7 +72,7 @@ class Attention(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x_BLD, angles_BLK2, mask_B1LL):
+  def __call__(self, x_BLD, angles_BLK2, segments_BL):
     c, D = self.config, self.config.width
     q_DHK, k_DHK, v_DHK = (self.param(n, matrix(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
     residual = 1 / math.sqrt(2 * c.num_layers)
@@ -79,10 +80,8 @@ class Attention(nn.Module):
     q_BLHK, k_BLHK, v_BLHK = (
       jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (q_DHK, k_DHK, v_DHK)
     )
-    implementation: Any = {'auto': None}.get(c.attention, c.attention)
-    out_BLHK = jax.nn.dot_product_attention(
-      rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK, mask=mask_B1LL, implementation=implementation
-    )
+    q_BLHK, k_BLHK = rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2)
+    out_BLHK = attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, c.attention)
     return jnp.einsum('BLHK,HKD->BLD', out_BLHK, o_HKD.astype(self.dtype))
 
 
@@ -108,10 +107,10 @@ class Block(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x_BLD, angles_BLK2, mask_B1LL):
+  def __call__(self, x_BLD, angles_BLK2, segments_BL):
     c = self.config
     h_BLD = RMSNorm(c.norm_epsilon, name='attention_norm')(x_BLD)
-    x_BLD = x_BLD + Attention(c, self.dtype, name='attention')(h_BLD, angles_BLK2, mask_B1LL)
+    x_BLD = x_BLD + Attention(c, self.dtype, name='attention')(h_BLD, angles_BLK2, segments_BL)
     h_BLD = RMSNorm(c.norm_epsilon, name='mlp_norm')(x_BLD)
     return x_BLD + MLP(c, self.dtype, name='mlp')(h_BLD)
 
@@ -139,13 +138,10 @@ class Transformer(nn.Module):
 
   def __call__(self, tokens_BL, segments_BL):
     """`segments` number the packed sequences of a row from 1; 0 is padding. Returns x_BLD, before the final norm."""
-    length = tokens_BL.shape[1]
     angles_BLK2 = rotary_angles(positions(segments_BL), self.config.head_dim, self.config.rope_base)
-    same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
-    mask_B1LL = (same_BLL & jnp.tril(jnp.ones((length, length), bool)))[:, None]
     x_BLD = self.embed(tokens_BL)
     for block in self.blocks:
-      x_BLD = block(x_BLD, angles_BLK2, mask_B1LL)
+      x_BLD = block(x_BLD, angles_BLK2, segments_BL)
     return x_BLD
 
   def normed_and_head(self, tokens_BL, segments_BL):
@@ -180,9 +176,20 @@ class Head(nn.Module):
 
 
 def make(config: settings.Model, vocab_size: int) -> Transformer:
-  """The model, its compute dtype chosen by device where the config leaves it open."""
-  auto = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
-  return Transformer(config, vocab_size, jnp.dtype(auto if config.dtype == 'auto' else config.dtype))
+  """The model, its compute dtype and its attention chosen by device where the config leaves them open."""
+  config = for_device(config, jax.default_backend())
+  return Transformer(config, vocab_size, jnp.dtype(config.dtype))
+
+
+def for_device(config: settings.Model, platform: str) -> settings.Model:
+  """The config with what 'auto' means on 'cpu', 'gpu' or 'tpu'."""
+  dtype = 'float32' if platform == 'cpu' else 'bfloat16'
+  kernel = 'splash' if platform == 'tpu' else 'auto'
+  return dataclasses.replace(
+    config,
+    dtype=dtype if config.dtype == 'auto' else config.dtype,
+    attention=kernel if config.attention == 'auto' else config.attention,
+  )
 
 
 def init(model: Transformer, key: jax.Array) -> Params:

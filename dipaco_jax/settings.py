@@ -52,7 +52,7 @@ class Model:
   seq_len: int = 1024  # tokens in a row of training
   tied: bool = True  # the head is the embedding, transposed
   dtype: str = 'auto'  # of compute: 'float32', 'bfloat16', 'auto' (float32 on CPU); parameters are float32
-  attention: str = 'auto'  # 'xla', 'cudnn', 'auto' (JAX's choice)
+  attention: str = 'auto'  # 'splash' (TPU), 'cudnn' (GPU), 'xla', 'auto': by device
   remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep the matrix products)
   loss_chunk: int = 1024  # tokens whose logits exist at one time
   rope_base: float = 10_000.0

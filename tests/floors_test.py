@@ -20,7 +20,7 @@ FLOORS = {
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema database metrics progress history drift drawing plots grid_plot timeline_plot pictures '
   'page report_page comparison trees places topology hlo',
-  1: 'model loss inner outer router kmeans classifier balance modules reroute chunk_router '
+  1: 'attention model loss inner outer router kmeans classifier balance modules reroute chunk_router '
   'labels exact_sum',
   0: '__init__ grid settings checks',
 }

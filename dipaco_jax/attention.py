@@ -1,0 +1,51 @@
+"""softmax(q k^T / sqrt(K) + mask) v, each token seeing those before it in its own segment; and which kernel computes it.
+
+    splash   Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
+    cudnn    on GPU, in 16 bits
+    xla      anywhere
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+LANES = 128  # of a TPU; splash takes lengths that are multiples of it
+BLOCKS = (512, 256, LANES)  # of tokens at one time; the first that divides the length
+
+
+def attend(
+  q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL: jax.Array, kernel: str
+) -> jax.Array:
+  """The product, [B, L, H, K]; `kernel` is settings.Model.attention. Lengths that splash does not take are xla's."""
+  length = q_BLHK.shape[1]
+  if kernel == 'splash' and length % LANES == 0:
+    return splash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
+  same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
+  mask_B1LL = (same_BLL & jnp.tril(jnp.ones((length, length), bool)))[:, None]
+  implementation = {'auto': None, 'splash': 'xla'}.get(kernel, kernel)
+  return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
+
+
+def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.Array:
+  """As `attend`, by JAX's kernel; `interpret`: as plain operations, where there is no TPU."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
+
+  _, length, heads, size = q_BLHK.shape
+  kernel = _splash_kernel(length, heads, interpret)
+  q_BHLK, k_BHLK, v_BHLK = (x.swapaxes(1, 2) for x in (q_BLHK * size**-0.5, k_BLHK, v_BLHK))
+  return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, SegmentIds(segments_BL, segments_BL)).swapaxes(1, 2)
+
+
+@functools.lru_cache
+def _splash_kernel(length: int, heads: int, interpret: bool):
+  from jax.experimental.pallas.ops.tpu import splash_attention as lib
+
+  block = next(b for b in BLOCKS if length % b == 0)
+  sizes = lib.BlockSizes(
+    block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True
+  )
+  mask = lib.MultiHeadMask([lib.CausalMask((length, length))] * heads)
+  with jax.ensure_compile_time_eval():  # what is kept must not be a tracer
+    return lib.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+
