@@ -1,4 +1,4 @@
-"""softmax(q k^T / sqrt(K) + mask) v, each token seeing those before it in its own segment; and which kernel computes it.
+"""softmax(q k^T / sqrt(K)) v over the tokens before in the same segment, and which kernel computes it.
 
     splash   Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
     cudnn    on GPU, in 16 bits
@@ -6,6 +6,7 @@
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ def attend(
     return splash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
   same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
   mask_B1LL = (same_BLL & jnp.tril(jnp.ones((length, length), bool)))[:, None]
-  implementation = {'auto': None, 'splash': 'xla'}.get(kernel, kernel)
+  implementation: Any = {'auto': None, 'splash': 'xla'}.get(kernel, kernel)
   return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
 
 

@@ -8,6 +8,7 @@ CHOICES = {
   'data.source': ('files', 'stdlib'),
   'model.dtype': ('auto', 'float32', 'bfloat16'),
   'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
+  'model.layers': ('auto', 'scanned', 'unrolled'),
   'model.remat': ('none', 'full', 'dots'),
   'inner.optimizer': ('adamw', 'sgd'),
   'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),

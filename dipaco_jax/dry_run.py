@@ -2,27 +2,20 @@
 
     HBM         of the compiler, program by program, and what else is on a chip meanwhile
     collectives of the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
-    FLOPs       of the program before it is optimized, in which every loop is unrolled
-    bytes       of the compiled program, which counts an operand as often as it is read: an upper bound
-
-A step's time lies between two roofs. The best: arithmetic hides all traffic, arguments and results cross HBM once, and
-temporaries twice. The worst: every byte of the compiler's bound, one after the other with arithmetic and collectives.
+    time        see `roofline`
 """
 
 import dataclasses
-import functools
 import math
 import re
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import grid as grid_lib
-from dipaco_jax import hlo, inner, loss, mesh, metrics, model, modules, programs
+from dipaco_jax import hlo, mesh, model, modules, programs, roofline
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.topology import GIB, Topology
 
@@ -52,7 +45,7 @@ def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   except DoesNotFit as e:
     return found | {'fits': False, 'hbm_bytes_per_chip': e.needed} | {'what_fits': what_fits(s, topology)}
   sent = traffic(made, compiled, topology)
-  found |= memory(made, compiled) | sent | times(made, compiled, topology, sent)
+  found |= memory(made, compiled) | sent | roofline.times(made, compiled['steps'], topology, sent)
   found['fits'] = found['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
   return found if found['fits'] else found | {'what_fits': what_fits(s, topology)}
 
@@ -206,73 +199,6 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
     'inner_grid_collectives': found['steps_collectives']['grid'] + found['steps_collectives']['dcn'],
     'outer_bytes_per_chip': sum(found['outer_collective_bytes'].values()),
   }
-
-
-# -- time
-
-
-def flops_of_step(s: settings_lib.Settings) -> float:
-  """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled, no remat."""
-  whole = s.train.batch_size * s.model.seq_len
-  unrolled = dataclasses.replace(s.model, loss_chunk=whole, remat='none', attention='xla')
-  made = model.make(unrolled, s.tokenizer.vocab_size)
-  compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
-  optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
-  params = model.shapes(made)
-  tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
-  step = functools.partial(inner.step, optimizer, compute)
-  state = jax.eval_shape(optimizer.init, params)
-  lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
-  return lowered.cost_analysis()['flops']
-
-
-def bytes_of_chunk(made: programs.Programs, topology: Topology, tokens: int) -> float:
-  """HBM traffic of the loss of one chunk, forward and backward, of which the compiler counts one in a step."""
-  c, vocab = made.settings.model, made.model.vocab_size
-  at = jax.sharding.SingleDeviceSharding(topology.devices[0])
-  shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=at)  # noqa: E731
-  both = jax.value_and_grad(lambda x, head, t, w: loss.summed_nll(x, head, t, w, tokens), (0, 1))
-  args = (
-    shape((tokens, c.width), made.model.dtype), shape((c.width, vocab), made.model.dtype),
-    shape((tokens,), np.int32), shape((tokens,), jnp.float32),
-  )  # fmt: skip
-  program: Any = jax.jit(both).lower(*args).compile()
-  return program.cost_analysis()['bytes accessed']
-
-
-def times(
-  made: programs.Programs, compiled: dict[str, Any], topology: Topology, sent: dict[str, Any]
-) -> dict[str, Any]:
-  """Seconds of a step between two roofs, model FLOPs utilization, and hours of the whole config."""
-  s, chip, data = made.settings, topology.chip, made.placement.data
-  tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
-  flops = flops_of_step(s) / data
-  done = flops * (4 / 3 if s.model.remat == 'full' else 1)  # the forward pass is a third of all, and done twice
-  num_chunks = len(jax.eval_shape(lambda x: loss.chunks(x, s.model.loss_chunk), np.zeros(tokens, np.int8)))
-  upper = compiled['steps'].cost_analysis()['bytes accessed']
-  upper += (num_chunks - 1) * bytes_of_chunk(made, topology, tokens // num_chunks)
-  m = compiled['steps'].memory_analysis()
-  lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
-  sent_s = sent['steps_collective_bytes']['data'] / (chip.ici_bytes_per_s / 2)
-  best_s = max(done / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
-  worst_s = done / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
-  useful = metrics.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
-  outer_s = sent['outer_bytes_per_chip'] / (chip.ici_bytes_per_s / 2)
-  hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
-  return {
-    'flops_per_step': flops * data, 'step_s_low': best_s, 'step_s_high': worst_s,
-    'mfu_low': useful / (worst_s * chip.flops), 'mfu_high': useful / (best_s * chip.flops),
-    'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
-    'hours_low': hours[0], 'hours': hours[1], 'chip_hours': hours[1] * made.placement.mesh.devices.size,
-  }  # fmt: skip
-
-
-def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
-  """Pretraining, then all phases: paths in turn, and the outer step. Routing and evaluation come on top."""
-  s, rows_a_chip = made.settings, made.settings.train.batch_size / made.placement.data
-  alone = mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), list(made.placement.mesh.devices.reshape(-1)))
-  base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_a_chip
-  return base_s + s.train.phases * (len(made.placement.turns()) * s.train.steps_per_phase * step_s + outer_s)
 
 
 # -- what would fit

@@ -64,6 +64,11 @@ def make(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Inner
   return Inner(transformation.init, transformation.update, rate, config.clip_norm)
 
 
+def rows_at_once(size: int, rows: int) -> int:
+  """The largest divisor of so many rows up to `rows`; 0: all."""
+  return next(r for r in range(min(rows or size, size), 0, -1) if size % r == 0)
+
+
 def summed_gradient(loss: Callable, rows: int = 0) -> Callable:
   """`compute(params, tokens_BL, segments_BL) -> ((summed nll, number of targets), gradients of the sum)`.
 
@@ -76,9 +81,8 @@ def summed_gradient(loss: Callable, rows: int = 0) -> Callable:
     return both
 
   def compute(params, tokens_BL, segments_BL):
-    size = tokens_BL.shape[0]
-    part = next(r for r in range(min(rows, size), 0, -1) if size % r == 0)
-    if part == size:
+    part = rows_at_once(tokens_BL.shape[0], rows)
+    if part == tokens_BL.shape[0]:
       return both(params, tokens_BL, segments_BL)
     parts = tuple(x.reshape(-1, part, x.shape[1]) for x in (tokens_BL, segments_BL))
     blank = jax.eval_shape(both, params, *(x[0] for x in parts))

@@ -22,10 +22,14 @@ def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) ->
   return follow_BL, counts_BL.astype(jnp.float32)
 
 
+def chunk_size(size: int, chunk: int) -> int:
+  """The largest divisor of so many tokens up to `chunk`."""
+  return next(c for c in range(min(chunk, size), 0, -1) if size % c == 0)
+
+
 def chunks(x: jax.Array, chunk: int) -> jax.Array:
-  """[N, ...] to [N / c, c, ...], c the largest divisor of N up to `chunk`."""
-  size = next(c for c in range(min(chunk, x.shape[0]), 0, -1) if x.shape[0] % c == 0)
-  return x.reshape(-1, size, *x.shape[1:])
+  """[N, ...] to [N / c, c, ...]."""
+  return x.reshape(-1, chunk_size(x.shape[0], chunk), *x.shape[1:])
 
 
 def _chunk_nll(x_CD, head_DV, targets_C):

@@ -53,6 +53,7 @@ class Model:
   tied: bool = True  # the head is the embedding, transposed
   dtype: str = 'auto'  # of compute: 'float32', 'bfloat16', 'auto' (float32 on CPU); parameters are float32
   attention: str = 'auto'  # 'splash' (TPU), 'cudnn' (GPU), 'xla', 'auto': by device
+  layers: str = 'auto'  # 'scanned' (TPU): compiled once for all blocks; 'unrolled'; 'auto': by device
   remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep the matrix products)
   loss_chunk: int = 1024  # tokens whose logits exist at one time
   rope_base: float = 10_000.0

@@ -10,7 +10,7 @@ import jax
 import pytest
 import small
 
-from dipaco_jax import dry_run, metrics, topology
+from dipaco_jax import dry_run, metrics, roofline, topology
 from dipaco_jax import settings as settings_lib
 
 CHIP = topology.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
@@ -49,7 +49,7 @@ def test_flops_are_those_of_a_hand_count():
   s = dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=2048))
   by_hand = metrics.flops_per_token(s.model, 2048, 128) * 4 * 128
   # Beside products of matrices there are norms, the softmax and AdamW; the embedding is looked up, and multiplies once.
-  assert by_hand < dry_run.flops_of_step(s) < 1.2 * by_hand
+  assert by_hand < roofline.flops_of_step(s) < 1.2 * by_hand
 
 
 def test_devices_inside_a_path_and_slices():

@@ -16,7 +16,7 @@ FLOORS = {
   4: 'main generate export report status command',
   3: 'spmd worker outer_executor evaluator monitor stages jobs run routing rounds reuse rerouting validation evaluate '
   'journal token_losses islands leases backup hosts roles history_of_islands '
-  'dry_run',
+  'dry_run roofline',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema database metrics progress history drift drawing plots grid_plot timeline_plot pictures '
   'page report_page comparison trees places topology hlo',

@@ -86,17 +86,21 @@ def test_logits_are_those_of_numpy(tied):
   np.testing.assert_allclose(-log_p[np.arange(15), tokens[0, 1:]], expected, atol=10 * CLOSE)
 
 
-@pytest.mark.parametrize('remat', ['full', 'dots'])
-def test_remat_changes_no_gradient(remat, made, params):
+@pytest.mark.parametrize('changes, words', [
+  ({'remat': 'full'}, ['remat']), ({'remat': 'dots'}, ['remat']), ({'layers': 'scanned'}, ['scan[']),
+  ({'layers': 'scanned', 'remat': 'full'}, ['scan[', 'remat']),
+])  # fmt: skip
+def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
   tokens = tokens_of(1, 16)
 
   def gradient(made):
     square = lambda params: (model.hidden(made, params, tokens, np.ones_like(tokens)) ** 2).mean()  # noqa: E731
     return jax.jit(jax.grad(square))
 
-  again = model.make(dataclasses.replace(CONFIG, remat=remat), small.VOCAB)
-  assert 'remat' in str(jax.make_jaxpr(gradient(again))(params))
-  assert 'remat' not in str(jax.make_jaxpr(gradient(made))(params))
+  again = model.make(dataclasses.replace(CONFIG, **changes), small.VOCAB)
+  for word in ('scan[', 'remat'):
+    assert (word in str(jax.make_jaxpr(gradient(again))(params))) == (word in words)
+    assert word not in str(jax.make_jaxpr(gradient(made))(params))
   small.assert_close(gradient(again)(params), gradient(made)(params), CLOSE)
 
 

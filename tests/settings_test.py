@@ -16,7 +16,10 @@ from dipaco_jax.settings import Settings, from_dict
 
 DEFAULTS = checks.flatten(Settings().to_dict())
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-VARIANTS = {'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared'}
+VARIANTS = {
+  'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared', 'c4_8x8': 'ends shared',
+  'c4_dense': '1x 8x', 'c4_diloco_64': '', 'c4_flat_moe_64': '', 'c4_1300m_dense': '',
+}  # fmt: skip
 
 
 def nest(name: str, value) -> dict:
@@ -232,8 +235,9 @@ def test_settings_do_not_change():
 @pytest.mark.parametrize('name, variants', VARIANTS.items())
 def test_levels_of_every_config_catch_all_parameters(name, variants):
   assert {file.stem for file in CONFIGS.glob('*.py')} == VARIANTS.keys()
-  for variant in variants.split():
-    values = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config'](variant).to_dict()
+  for variant in variants.split() or [None]:
+    get_config = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']
+    values = (get_config(variant) if variant else get_config()).to_dict()
     values['data']['train'] = ('some.txt',)
     s = from_dict(values)
     shapes = model.shapes(model.make(s.model, s.tokenizer.vocab_size))

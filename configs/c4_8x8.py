@@ -1,0 +1,37 @@
+"""The paper's 64-path DiPaCo on C4: 8x8 paths of 150M parameters, routed discriminatively.
+
+    python -m dipaco_jax.main --config=configs/c4_8x8.py --compile_only --topology=v5e:8x8     what it will cost
+    python -m dipaco_jax.main --config=configs/c4_8x8.py --distributed --workdir=DIR           on every host
+
+Variants: `:shared`, no path-specific modules (perplexity 13.37 in the paper); `:ends`, blocks 0, 5, 6, 11 and the
+embedding are each path's own (12.70).
+"""
+
+from ml_collections import ConfigDict
+
+from dipaco_jax import settings
+
+
+def get_config(variant: str = 'ends') -> ConfigDict:
+  """variant: 'ends' or 'shared'."""
+  if variant not in ('ends', 'shared'):
+    raise ValueError(f"variant {variant!r}: there are 'ends' and 'shared'")
+  c = ConfigDict(settings.Settings().to_dict())
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.grid = ConfigDict({'a': 8, 'b': 8})
+  if variant == 'ends':
+    c.levels = (
+      ('shared', 'final_norm', ()),
+      ('low', 'block_[1-4]/', ('a',)),
+      ('high', 'block_([7-9]|10)/', ('b',)),
+      ('own', 'embed|block_([056]|11)/', ('a', 'b')),
+    )
+  else:
+    c.levels = (
+      ('shared', 'embed|final_norm', ()), ('low', 'block_[0-5]/', ('a',)), ('high', 'block_([6-9]|1[01])/', ('b',)),
+    )  # fmt: skip
+  c.model.remat = 'full'
+  c.train.microbatch = 16
+  c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005)
+  c.evaluate.update(seq_len=2048, batch_size=16, every_phases=16)
+  return c
