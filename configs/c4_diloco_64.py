@@ -17,10 +17,10 @@ def get_config() -> ConfigDict:
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
   c.grid = ConfigDict({'worker': 64})
   c.levels = (('all', '.*', ()),)
-  c.model.remat = 'full'
-  c.train.microbatch = 16
+  c.model.remat = 'dots'
+  c.train.microbatch = 8
   c.inner.rewarm_steps = 1000
   c.routing.method = 'random'
   c.outer.update(rescale=False, reweigh=False)
-  c.evaluate.update(seq_len=2048, batch_size=16, every_phases=16)
+  c.evaluate.update(seq_len=2048, batch_size=64, every_phases=16)
   return c

@@ -17,8 +17,8 @@ def get_config() -> ConfigDict:
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
   c.grid = ConfigDict({'expert': 64})
   c.levels = (('all', '.*', ('expert',)),)
-  c.model.remat = 'full'
-  c.train.microbatch = 16
+  c.model.remat = 'dots'
+  c.train.microbatch = 8
   c.routing.update(method='discriminative', router_fraction=0.005)
-  c.evaluate.update(seq_len=2048, batch_size=16, every_phases=16)
+  c.evaluate.update(seq_len=2048, batch_size=64, every_phases=16)
   return c

@@ -40,13 +40,16 @@ def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.
 
 @functools.lru_cache
 def _splash_kernel(length: int, heads: int, interpret: bool):
-  from jax.experimental.pallas.ops.tpu import splash_attention as lib
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as lib
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
   block = next(b for b in BLOCKS if length % b == 0)
+  minor = lib.QKVLayout.SEQ_MINOR
   sizes = lib.BlockSizes(
-    block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True
-  )
-  mask = lib.MultiHeadMask([lib.CausalMask((length, length))] * heads)
+    block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True,
+    q_layout=minor, k_layout=minor, v_layout=minor,
+  )  # fmt: skip
+  mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
   with jax.ensure_compile_time_eval():  # what is kept must not be a tracer
     return lib.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dipaco_jax import grid as grid_lib
 from dipaco_jax import hlo, mesh, model, modules, programs, roofline
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.topology import GIB, Topology
@@ -34,6 +35,7 @@ class DoesNotFit(Exception):
 def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   """The figures, by name; see `table`. Nothing is written. Raises ValueError where devices do not take the grid."""
   s = dataclasses.replace(settings, model=model.for_device(settings.model, 'tpu'))
+  mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)  # the base model's
   made = on(s, topology)
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {
@@ -103,7 +105,7 @@ def rows(made: programs.Programs, steps: int | None):
 def compile_all(made: programs.Programs) -> dict[str, Any]:
   """The programs of a phase. Raises DoesNotFit."""
   a, t = arguments(made), made.settings.train
-  k = max(k for k in range(1, t.steps_per_dispatch + 1) if t.steps_per_phase % k == 0)
+  k = settings_lib.dispatch_steps(t.steps_per_phase, t.steps_per_dispatch)
   weights = replicated(made, made.layout.grid.shape, np.float32)
   turn, first = turn_of(made), replicated(made, (), np.int32)
   calls = {

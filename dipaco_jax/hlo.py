@@ -1,4 +1,4 @@
-"""What a compiled program sends: the collectives in its HLO text, in any of its spellings."""
+"""What a compiled program sends, and what it reads and writes: from its HLO text, in any of its spellings."""
 
 import math
 import re
@@ -49,3 +49,130 @@ def groups(line: str) -> list[list[int]]:
   if match := re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', line):
     return permuted(match[2]).reshape(*map(int, match[1].split(','))).tolist()
   raise ValueError(f'a spelling of replica groups that is not known: {line}')
+
+
+# -- traffic with HBM
+
+NAME = r'%?([\w.\-]+)'
+FREE = {'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'opt-barrier', 'partition-id'}
+NOT_READ = 'AllocateBuffer', 'ConcatBitcast'  # custom calls that only name memory
+
+
+class Instruction(NamedTuple):
+  name: str
+  shape: str
+  op: str
+  operands: list[str]
+  line: str
+
+
+def computations(text: str) -> dict[str, list[Instruction]]:
+  """Instructions by computation; that of the program itself is also under ''."""
+  found: dict[str, list[Instruction]] = {}
+  body: list[Instruction] = []
+  for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
+    if match := re.match(rf'(ENTRY )?{NAME} (?:\(.*)?\{{$', line):
+      body = found[match[2]] = []
+      if match[1]:
+        found[''] = body
+    elif match := re.match(rf'\s+(?:ROOT )?{NAME} = (.+?) ([a-z][\w\-]*)\((.*)', line):
+      operands = re.findall(r'%([\w.\-]+)', re.split(r'\)(?:,|$)', match[4])[0])
+      body.append(Instruction(match[1], match[2], match[3], operands, line))
+  return found
+
+
+def arrays(shape: str) -> list[int]:
+  """Bytes of each array of a shape as it lies in HBM, filled up to whole tiles; 0 for what lies elsewhere."""
+  found = []
+  for kind, dims, layout in re.findall(r'\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?', shape):
+    sizes = [int(size) for size in dims.split(',') if size]
+    order, _, tiles = layout.partition(':')
+    if tile := re.match(r'T\(([\d,]+)\)', tiles):
+      minor = [int(i) for i in order.split(',') if i]
+      for i, size in zip(minor, reversed(tile[1].split(',')), strict=False):
+        sizes[i] = -(-sizes[i] // int(size)) * int(size)
+    found.append(0 if re.search(r'S\([1-9]', tiles) else BYTES.get(kind, 4) * math.prod(sizes))
+  return found
+
+
+class Traffic:
+  """Bytes that a compiled program reads from HBM and writes to it: an upper bound.
+
+  Every instruction reads its operands and writes its results once; of what is only sliced, the slices. Loops count as
+  often as they run. What lies in a chip's vector memory costs nothing.
+  """
+
+  def __init__(self, text: str):
+    self.bodies = computations(text)
+    self.shapes = {name: {i.name: i.shape for i in body} for name, body in self.bodies.items()}
+
+  def of(self, computation: str = '') -> int:
+    return sum(self.of_instruction(computation, i) for i in self.bodies[computation])
+
+  def of_instruction(self, where: str, i: Instruction) -> int:
+    if i.op in FREE or i.op.endswith('-done') or any(f'"{name}"' in i.line for name in NOT_READ):
+      return 0
+    if i.op == 'while':
+      return self.trips(i) * self.of(called(i, 'body'))
+    if i.op == 'conditional':
+      branches = re.search(r'branch_computations=\{(.*?)\}', i.line)
+      names = re.findall(NAME, branches[1]) if branches else [called(i, f'{x}_computation') for x in ('true', 'false')]
+      return max(self.of(name) for name in names)
+    if i.op in ('call', 'async-start'):
+      return self.of(called(i, 'to_apply' if i.op == 'call' else 'calls'))
+    if i.op in ('copy-start', 'slice-start'):  # (target, source, context); ((source,), target, context)
+      at = int(i.op == 'slice-start')
+      moved = arrays(re.sub(r'S\(\d+\)', '', i.shape))[at]
+      return moved * (arrays(self.shapes[where][i.operands[0]])[0] > 0) + arrays(i.shape)[at]
+    return sum(self.read(where, i, k) for k in range(len(i.operands))) + self.written(where, i)
+
+  def trips(self, loop: Instruction) -> int:
+    """How often it runs: as the compiler says, or what its counter is compared with."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.line):
+      return int(known[1])
+    condition = self.bodies[called(loop, 'condition')]
+    return max((int(n) for i in condition for n in re.findall(r'constant\((\d+)\)', i.line)), default=1)
+
+  def read(self, where: str, i: Instruction, operand: int) -> int:
+    """Of one operand of an instruction."""
+    size = sum(arrays(self.shapes[where].get(i.operands[operand], '')))
+    if i.op in ('dynamic-slice', 'gather', 'slice') and operand == 0:
+      return min(size, sum(arrays(re.sub(r'S\(\d+\)', '', i.shape))))
+    if i.op == 'dynamic-update-slice' and operand == 0:
+      return 0
+    return min(size, self.used(called(i, 'calls'), operand)) if i.op == 'fusion' else size
+
+  def used(self, computation: str, number: int) -> int:
+    """Of a parameter of a fused computation."""
+    body = self.bodies[computation]
+    names = {i.name for i in body if i.op == 'parameter' and f'parameter({number})' in i.line}
+    size = 0
+    for i in body:
+      if names.intersection(i.operands):
+        if i.op == 'bitcast':
+          names.add(i.name)
+        else:
+          plain = i._replace(shape=re.sub(r'S\(\d+\)', '', i.shape))
+          size += max(self.read(computation, plain, k) for k, name in enumerate(i.operands) if name in names)
+    return size
+
+  def written(self, where: str, i: Instruction) -> int:
+    """Results; of what is updated in place, the update."""
+    if i.op == 'dynamic-update-slice':
+      return sum(arrays(self.shapes[where][i.operands[1]]))
+    if i.op != 'fusion':
+      return sum(arrays(i.shape))
+    name = called(i, 'calls')
+    by_name = {x.name: x for x in self.bodies[name]}
+    root = next(x for x in self.bodies[name] if x.line.lstrip().startswith('ROOT'))
+    parts = [by_name[x] for x in root.operands] if root.op == 'tuple' else [root]
+    updates = {k: x for k, x in enumerate(parts) if x.op == 'dynamic-update-slice'}
+    whole = arrays(i.shape)
+    return sum(min(size, self.written(name, updates[k])) if k in updates else size for k, size in enumerate(whole))
+
+
+def called(i: Instruction, how: str) -> str:
+  """The computation that an instruction calls."""
+  match = re.search(rf'\b{how}={NAME}', i.line)
+  assert match, i.line
+  return match[1]

@@ -69,6 +69,20 @@ def rows_at_once(size: int, rows: int) -> int:
   return next(r for r in range(min(rows or size, size), 0, -1) if size % r == 0)
 
 
+def in_parts(function: Callable, rows: int) -> Callable:
+  """The same function of arrays [B, ...], whose rows it treats alike, for `rows_at_once` of them at a time."""
+
+  def compute(*arrays):
+    size = arrays[0].shape[0]
+    part = rows_at_once(size, rows)
+    if part == size:
+      return function(*arrays)
+    found = jax.lax.map(lambda xs: function(*xs), tuple(x.reshape(-1, part, *x.shape[1:]) for x in arrays))
+    return jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), found)
+
+  return compute
+
+
 def summed_gradient(loss: Callable, rows: int = 0) -> Callable:
   """`compute(params, tokens_BL, segments_BL) -> ((summed nll, number of targets), gradients of the sum)`.
 

@@ -223,7 +223,8 @@ class Programs:
     losses = loss_lib.row_losses(self.model, self.settings.routing.prefix_tokens)
 
     def evaluate(params, tokens, segments):
-      return self.expand(losses(inner_lib.gather(self.squeeze(params), self.dims), *self.squeeze((tokens, segments))))
+      params, rows = inner_lib.gather(self.squeeze(params), self.dims), self.squeeze((tokens, segments))
+      return self.expand(inner_lib.in_parts(functools.partial(losses, params), self.settings.train.microbatch)(*rows))
 
     rows = self.rows_spec()
     return self.shard_map(evaluate, (self.params_spec, rows, rows), (rows, rows))

@@ -17,6 +17,7 @@ import numpy as np
 
 from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, shards
 from dipaco_jax import run_state as run_state_lib
+from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
@@ -57,7 +58,7 @@ class Job:
   @property
   def dispatch_steps(self) -> int:
     """k: the largest divisor of tau up to what was asked."""
-    return max(k for k in range(1, self.steps_per_dispatch + 1) if self.steps_per_phase % k == 0)
+    return settings_lib.dispatch_steps(self.steps_per_phase, self.steps_per_dispatch)
 
   def updates(self, phase: int, turn: int, step: int) -> int:
     """Inner steps that a position has made before (phase, turn, step): the name of a checkpoint there."""

@@ -1,0 +1,69 @@
+"""What is read from compiled programs' texts, against hand counts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dipaco_jax import hlo
+
+TPU = """
+%sliced (p0: f32[12,896,64], p1: s32[]) -> bf16[896,64] {
+  %p0 = f32[12,896,64]{2,1,0:T(8,128)} parameter(0)
+  %p1 = s32[]{:T(128)} parameter(1)
+  %whole = f32[12,896,64]{2,1,0:T(8,128)} bitcast(%p0)
+  %slice = f32[1,896,64]{2,1,0:T(8,128)S(1)} dynamic-slice(%whole, %p1, %p1, %p1), dynamic_slice_sizes={1,896,64}
+  ROOT %out = bf16[896,64]{1,0:T(8,128)(2,1)} convert(%slice)
+}
+
+%body (state: (s32[], f32[12,896,64])) -> (s32[], f32[12,896,64]) {
+  %state = (s32[]{:T(128)}, f32[12,896,64]{2,1,0:T(8,128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
+  %x = f32[12,896,64]{2,1,0:T(8,128)} get-tuple-element(%state), index=1
+  %fusion.1 = bf16[896,64]{1,0:T(8,128)(2,1)} fusion(%x, %i), kind=kLoop, calls=%sliced
+  %update = f32[1,896,64]{2,1,0:T(8,128)S(1)} custom-call(), custom_call_target="AllocateBuffer"
+  %y = f32[12,896,64]{2,1,0:T(8,128)} dynamic-update-slice(%x, %update, %i, %i, %i)
+  ROOT %out = (s32[]{:T(128)}, f32[12,896,64]{2,1,0:T(8,128)}) tuple(%i, %y)
+}
+
+%condition (state: (s32[], f32[12,896,64])) -> pred[] {
+  %state = (s32[]{:T(128)}, f32[12,896,64]{2,1,0:T(8,128)}) parameter(0)
+  %end = s32[]{:T(128)} constant(12)
+  %i = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i, %end), direction=LT
+}
+
+ENTRY %main (p0: f32[12,896,64]) -> f32[12,896,64] {
+  %p0 = f32[12,896,64]{2,1,0:T(8,128)} parameter(0)
+  %zero = s32[]{:T(128)} constant(0)
+  %start = (s32[]{:T(128)}, f32[12,896,64]{2,1,0:T(8,128)}) tuple(%zero, %p0)
+  %loop = (s32[]{:T(128)}, f32[12,896,64]{2,1,0:T(8,128)}) while(%start), condition=%condition, body=%body
+  %copy-start = (f32[12,896,64]{2,1,0:T(8,128)S(1)}, f32[12,896,64]{2,1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%p0)
+  %copy-done = f32[12,896,64]{2,1,0:T(8,128)S(1)} copy-done(%copy-start)
+  ROOT %out = f32[12,896,64]{2,1,0:T(8,128)} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_traffic_is_counted_by_slices_tiles_and_turns_of_loops():
+  padded = 896 * 128  # 64 lanes of 128 are filled
+  in_loop = 4 * padded + 512 + 2 * padded  # a float32 slice and its place are read, a bfloat16 one is written
+  in_loop += 3 * 512  # of the update, which is in vector memory, only the place
+  copy = 12 * 4 * padded  # read from HBM, and written to vector memory
+  found = hlo.Traffic(TPU)
+  assert found.of('body') == pytest.approx(in_loop, abs=8 * 512)
+  assert found.of() == pytest.approx(12 * in_loop + copy, rel=0.01)
+
+
+def test_traffic_of_what_this_machine_compiles():
+  x = np.ones((256, 512), np.float32)
+
+  def repeated(x, w):
+    return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=7)[0]
+
+  w = np.ones((512, 512), np.float32)
+  once, often = (
+    hlo.Traffic(jax.jit(f).lower(x, w).compile().as_text()).of() for f in (lambda x, w: jnp.tanh(x @ w), repeated)
+  )
+  least = x.nbytes + w.nbytes + x.nbytes
+  assert least <= once <= 3 * least and 6 * once <= often <= 8 * once + 3 * least
