@@ -37,6 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
   'v4': {'chip_config_name': 'megacore'},  # a chip's two cores as one device
   '1x1': {'chips_per_host_bounds': (1, 1, 1)},
 }
+# Else the compiler asks the network which TPU this machine has, and refuses to be loaded twice.
+ENVIRONMENT = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 
 
 class Topology(NamedTuple):
@@ -62,7 +64,8 @@ def find(name: str) -> Topology:
     known = '; '.join(f'{kind}: {shapes.replace(" ", ", ")}' for kind, shapes in SHAPES.items())
     raise ValueError(f'--topology={name} is not known. KIND:SHAPE or KIND:SHAPE*SLICES of these: {known}')
   slices = int(match[3] or 1) if match else 1
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # it would ask the network which TPU this machine has
+  for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
   from jax.experimental import topologies
 
   options = OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
