@@ -187,6 +187,7 @@ no_tpu() {
 }
 
 awaited() {  # says what is waited for, once for each state, and lets time pass
+  [[ $last_said || $1 != UNKNOWN ]] || fail 'gcloud does not answer as it should: mend that first' 1
   [[ $1 == "$last_said" ]] || say "$name is $1; waiting"
   last_said=$1
   sleep "$pause_s"
@@ -258,6 +259,7 @@ run() {  # looks at how things are, and does what is next
 
 run_once() {  # ends the script where nothing is to be done again
   local status=0 began=$SECONDS
+  last_said=READY
   set -m  # a process group of its own, which Ctrl-C leaves alone
   on_hosts "$(host run "${options[@]}")" < /dev/null &
   follower=$!

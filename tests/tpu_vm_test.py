@@ -15,6 +15,8 @@ import time
 import fake_cloud
 import psutil
 import pytest
+import tiny_run
+import two_processes_test
 
 from dipaco_jax import topology
 
@@ -23,7 +25,6 @@ SCRIPT = ROOT / 'launch' / 'tpu_vm.sh'
 TPU = ['--name=one', '--zone=us-west4-a', '--topology=v5e:2x4', '--project=mine', '--pause_s=0']
 PROGRAM = ['--config=configs/tiny.py', '--workdir=/mnt/mine/runs/one']
 RUN = ['run', *TPU, '--', *PROGRAM]
-PATIENCE_S = 60
 PYTHON3 = """#!/bin/sh
 echo "$*" >> "$FAKE_CLOUD/python3"
 case "$*" in *' venv '*) mkdir -p .venv/bin && cp "$FAKE_CLOUD/program" .venv/bin/python ;; esac
@@ -38,6 +39,13 @@ while [[ $(< "$FAKE_CLOUD/ends") == never ]]; do sleep 0.05; done
 echo finished
 exit "$(< "$FAKE_CLOUD/ends")"
 """
+
+
+TINY = (
+  'data.max_documents=30 tokenizer.vocab_size=400 model.width=16 model.head_dim=8 model.mlp_dim=24 pretrain.steps=4 '
+  'pretrain.batch_size=4 train.steps_per_phase=4 train.batch_size=4 train.phases=4 checkpoint.every_steps=4 '
+  'inner.warmup_steps=2'
+)
 
 
 class Cloud:
@@ -104,13 +112,13 @@ class Cloud:
 
 
 def ended(process: subprocess.Popen, status: int) -> tuple[str, str]:
-  out, err = process.communicate(timeout=PATIENCE_S)
+  out, err = process.communicate(timeout=tiny_run.PATIENCE_S)
   assert process.returncode == status, (out, err)
   return out, err
 
 
 def wait_for(what):
-  until = time.monotonic() + PATIENCE_S
+  until = time.monotonic() + tiny_run.PATIENCE_S
   while not what():
     assert time.monotonic() < until
     time.sleep(0.05)
@@ -347,13 +355,17 @@ def test_nothing_is_created_unasked(cloud, command, coming, words):
   assert not cloud.verbs()
 
 
-def test_gcloud_that_does_not_answer_is_asked_again(cloud):
+def test_gcloud_that_does_not_answer(cloud):
+  """At the beginning there is something to mend; later it is asked again."""
   cloud.installed()
-  gcloud = (cloud.folder / 'bin' / 'gcloud').read_text()
-  once = f'#!/bin/sh\nif [ ! -e {cloud.folder}/said ]; then touch {cloud.folder}/said; echo no line >&2; exit 1; fi\n'
-  cloud.put('bin/gcloud', once + gcloud)
-  _, err = cloud(*RUN)
-  assert 'no line' in err and 'one is UNKNOWN; waiting' in err and cloud.verbs() == ['ssh']
+  gcloud, silent = (cloud.folder / 'bin' / 'gcloud').read_text(), f'[ -e {cloud.folder}/begun ] || exit 1'
+  cloud.put('bin/gcloud', gcloud.replace('exec', f'{silent}\nexec'))
+  assert 'gcloud does not answer as it should: mend that first' in cloud(*RUN, status=1)[1]
+  twice = f'echo >> {cloud.folder}/n; [ $(wc -l < {cloud.folder}/n) -gt 2 ] || exit 1'
+  silent = f'if [ -e {cloud.folder}/begun ]; then {twice}; fi'
+  cloud.put('bin/gcloud', gcloud.replace('exec', f'{silent}\nexec'))
+  cloud.put('ends', '1')
+  assert 'one is UNKNOWN; waiting' in cloud(*RUN, status=1)[1]
 
 
 @pytest.mark.parametrize('status, times', [(2, 1), (1, 3)])
@@ -426,3 +438,21 @@ def test_stop_ends_the_run_elsewhere(cloud):
   cloud('stop', *TPU)
   ended(process, 130)
   assert len(cloud.lines('saved')) == 2 == len(cloud.lines('begun'))
+
+
+@pytest.mark.slow
+def test_the_program_itself_goes_on_where_it_was(cloud):
+  cloud.put('program', f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+  cloud.env |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0', 'FAKE_HOSTS': '1'}
+  cloud.installed()
+  workdir = cloud.folder / 'run'
+  alone = [f'--coordinator=localhost:{two_processes_test.free_port()}', '--num_processes=1', '--process_id=0']
+  options = [*alone, *(f'--config.{field}' for field in TINY.split())]
+  process = cloud.start('run', *TPU, '--', PROGRAM[0], f'--workdir=/mnt/..{workdir}', *options)
+  wait_for(lambda: (workdir / 'modules' / '1').exists() or process.poll() is not None)
+  cloud.preempt()
+  pretrained = (workdir / 'stages' / 'pretrain.json').stat().st_mtime_ns
+  out, err = process.communicate(timeout=tiny_run.PATIENCE_S)
+  assert process.returncode == 0 and 'one is PREEMPTED: creating it again' in err, (out, err)
+  assert (workdir / 'stages' / 'pretrain.json').stat().st_mtime_ns == pretrained
+  assert json.loads((workdir / 'report.json').read_text())['phases'] == 4
