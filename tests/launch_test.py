@@ -3,6 +3,7 @@
 import configparser
 import importlib.util
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -14,7 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dipaco_jax import registry, roles
+from dipaco_jax import command as command_lib
+from dipaco_jax import registry, roles, topology
 
 ROOT = pathlib.Path(__file__).parent.parent
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
@@ -76,6 +78,29 @@ def test_a_worker_of_several_hosts():
   assert all(container[field] == single[field] for field in ('envFrom', 'securityContext', 'volumeMounts'))
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   assert pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology'] == '4x4' and chips == 16
+
+
+def test_a_run_on_slices():
+  """As above; all hosts run `main`, on one workdir."""
+  claim, made = yaml.safe_load_all((KUBERNETES / 'slices' / 'jobset.yaml').read_text())
+  kubernetes_validate.validate(claim, VERSION, strict=True)
+  (replicated,) = made['spec']['replicatedJobs']
+  job = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': made['metadata'], **replicated['template']}
+  kubernetes_validate.validate(job, VERSION, strict=True)
+  (container,) = pod(job)['containers']
+  assert parsed(container['args']) == ['None'] and '--distributed' in container['args']
+  volumes = {volume['name']: volume.get('persistentVolumeClaim') for volume in pod(job)['volumes']}
+  assert volumes['dipaco'] == {'claimName': claim['metadata']['name']}
+  (workdir,) = [mount['mountPath'] for mount in container['volumeMounts'] if mount['name'] == 'dipaco']
+  assert f'--workdir={workdir}/runs/one' in container['args']
+  (rule,) = job['spec']['podFailurePolicy']['rules']
+  assert rule['onExitCodes']['values'] == [2, command_lib.TRY_AGAIN]
+  assert rule['onExitCodes']['containerName'] == container['name'] and pod(job)['restartPolicy'] == 'Never'
+  assert made['spec']['failurePolicy']['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
+  chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
+  shape = pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology']
+  assert shape in topology.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
+  assert job['spec']['parallelism'] == job['spec']['completions']
 
 
 def test_the_validation_validates():

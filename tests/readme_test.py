@@ -46,8 +46,13 @@ def test_every_config_and_field_is_there():
 
 
 def test_links_lead_somewhere():
-  links = [link for link in re.findall(r'\]\(([^)]+)\)', PAGES) if not link.startswith('https://')]
+  links = [link for link in re.findall(r'\]\(([^)#]+)', PAGES) if not link.startswith('https://')]
   assert len(links) > 10 and not [link for link in links if not (ROOT / link).is_file()]
+  for page in (ROOT / 'README.md', ROOT / 'BUILD.md', ROOT / 'launch' / 'README.md'):
+    for link, anchor in re.findall(r'\]\((?!https)([^)#]*)#([^)]+)\)', page.read_text()):
+      target = page.parent / link if link else page
+      headings = re.findall(r'^#+ (.*)$', target.read_text(), re.MULTILINE)
+      assert anchor in [re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-') for heading in headings]
 
 
 def test_every_figure_of_the_report_is_explained():

@@ -18,7 +18,7 @@ DEFAULTS = checks.flatten(Settings().to_dict())
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 VARIANTS = {
   'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared', 'c4_8x8': 'ends shared',
-  'c4_dense': '1x 8x', 'c4_diloco_64': '', 'c4_flat_moe_64': '', 'c4_1300m_dense': '',
+  'c4_8paths': 'paper tenth', 'c4_dense': '1x 8x', 'c4_diloco_64': '', 'c4_flat_moe_64': '', 'c4_1300m_dense': '',
 }  # fmt: skip
 
 

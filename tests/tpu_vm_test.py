@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 
 import fake_cloud
 import psutil
@@ -102,7 +103,15 @@ class Cloud:
           found.append(process)
     return found
 
+  def kill(self, but: Collection[int] = ()):
+    """All processes but those of some sessions."""
+    for process in self.processes():
+      with contextlib.suppress(psutil.Error, ProcessLookupError):
+        if os.getsid(process.pid) not in but:
+          process.kill()
+
   def jobs(self) -> list[int]:
+    """Sessions of the programs on hosts."""
     return [int(file.read_text()) for file in self.folder.glob('hosts/*/dipaco_run/pid')]
 
   def preempt(self):
@@ -129,9 +138,7 @@ def cloud(tmp_path):
   made = Cloud(tmp_path)
   yield made
   left = made.processes()
-  for process in left:
-    with contextlib.suppress(psutil.Error):
-      process.kill()
+  made.kill()
   assert not left
 
 
@@ -311,6 +318,19 @@ def test_a_dry_run_of_run(cloud):
   assert not cloud.calls()
 
 
+def test_the_pages_lines_are_accepted(cloud):
+  page = (ROOT / 'BUILD.md').read_text().split('## A run on Cloud TPU')[1].split('\n## ')[0]
+  lines = [line.strip() for block in re.findall(r'```\n(.*?)```', page, re.DOTALL) for line in block.splitlines()]
+  (function,) = [line for line in lines if line.startswith('tpu()')]
+  used = [line for line in lines if line.startswith('tpu ')]
+  assert {line.split()[1] for line in used} == {'create', 'install', 'run', 'delete'}
+  for line in used:
+    program = f'{function.replace("--spot", "--spot --dry_run")}\n{line}'
+    done = subprocess.run(['bash', '-c', program], cwd=ROOT, env=cloud.env, capture_output=True, text=True)
+    assert done.returncode == 0 and 'gcloud compute tpus' in done.stdout, done.stderr
+  assert not cloud.calls()
+
+
 # -- runs
 
 
@@ -412,10 +432,7 @@ def test_a_run_outlives_the_connection_and_is_joined(cloud):
   cloud.put('ends', 'never')
   process = cloud.start(*RUN)
   wait_for(lambda: len(cloud.lines('begun')) == 2)
-  jobs = {p.pid for job in cloud.jobs() for p in (psutil.Process(job), *psutil.Process(job).children(recursive=True))}
-  for other in cloud.processes():
-    if other.pid not in jobs:
-      other.kill()
+  cloud.kill(but=cloud.jobs())
   ended(process, -signal.SIGKILL)
   assert 'another run is on, stop it first' in cloud(*RUN, '--config.seed=1', status=2)[1]
   assert 'a run is on: stop it first' in cloud('install', *TPU, status=2)[1]

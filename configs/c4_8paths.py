@@ -1,0 +1,36 @@
+"""DiPaCo of 2x4 paths of 150 M parameters on C4: the smallest grid of the paper's Table 1, on one TPU v5e-8.
+
+    python -m dipaco_jax.main --config=configs/c4_8paths.py --compile_only --topology=v5e:2x4     what it will cost
+    python -m dipaco_jax.main --config=configs/c4_8paths.py --workdir=DIR                         on the TPU's host
+
+Hardware: v5e:2x4, one host, a path to a chip. Hours: (from --compile_only). Perplexity in the paper: 14.86; its dense
+model of one path's size: 16.23. It has not been run yet; BUILD.md goes there from a Google Cloud account.
+Blocks 0 to 5 are in two modules, 6 to 11 in four; all paths share the rest. Variants: `:tenth` takes a tenth of the
+steps and of the text, and no perplexity of the paper's is to be expected of it.
+"""
+
+from ml_collections import ConfigDict
+
+from dipaco_jax import settings
+
+
+def get_config(variant: str = 'paper') -> ConfigDict:
+  """variant: 'paper' or 'tenth'."""
+  if variant not in ('paper', 'tenth'):
+    raise ValueError(f"variant {variant!r}: there are 'paper' and 'tenth'")
+  c = ConfigDict(settings.Settings().to_dict())
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.grid = ConfigDict({'a': 2, 'b': 4})
+  c.levels = (
+    ('shared', 'embed|final_norm', ()),
+    ('low', 'block_[0-5]/', ('a',)),
+    ('high', 'block_([6-9]|1[01])/', ('b',)),
+  )
+  c.model.remat = 'full'
+  c.train.microbatch = 16
+  c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005)
+  c.evaluate.update(seq_len=2048, batch_size=16, every_phases=16)
+  if variant == 'tenth':
+    c.data.max_documents = 36_500_000
+    c.pretrain.steps, c.train.phases, c.inner.warmup_steps = 2400, 43, 200
+  return c
