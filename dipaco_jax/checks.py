@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 CHOICES = {
-  'data.source': ('files', 'stdlib'),
+  'data.source': ('files', 'stdlib', 'tfds', 'seqio'),
   'model.dtype': ('auto', 'float32', 'bfloat16'),
   'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
   'model.layers': ('auto', 'scanned', 'unrolled'),
@@ -82,11 +82,26 @@ def check(s):
     raise ValueError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
   if s.data.source == 'files' and not s.data.train:
     raise ValueError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
+  if s.data.source in ('tfds', 'seqio'):
+    _check_dataset(s.data)
   if 0 < s.routing.capacity < 1:
     raise ValueError(f'config.routing.capacity={s.routing.capacity} should be 1 or more: all text has to go somewhere')
   if s.routing.capacity and s.routing.top_n > 1:
     raise ValueError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
   _check_schedule(s, num_paths)
+
+
+def _check_dataset(data):
+  example = 'c4/en:3.0.1' if data.source == 'tfds' else 'my_task'
+  if not data.name:
+    raise ValueError(f'config.data.name is empty: name what to read, for instance --config.data.name={example}')
+  if data.source == 'tfds' and ':' not in data.name:
+    raise ValueError(f'config.data.name={data.name!r} names no version: add it, as in {example!r}')
+  if data.source == 'tfds' and not data.data_dir:
+    raise ValueError('config.data.data_dir is empty: name the folder, or gs://, where tfds has prepared the dataset')
+  for name in ('train', 'validation'):
+    if getattr(data, name):
+      raise ValueError(f"config.data.{name} is for source='files': {data.source} has splits of its own")
 
 
 def _check_discriminative(s):

@@ -133,6 +133,10 @@ class Bucket:
   def get(self, name: str) -> memoryview:
     return memoryview(self.api.get(self.store, name).bytes())
 
+  def reader(self, name: str) -> Any:
+    """The object as a file that fetches PART_BYTES at a time."""
+    return self.api.open_reader(self.store, name, buffer_size=PART_BYTES)
+
   def exists(self, name: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
       self.api.head(self.store, name)

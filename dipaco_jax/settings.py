@@ -20,9 +20,12 @@ from dipaco_jax import checks
 class Data:
   """Where documents come from."""
 
-  source: str = 'stdlib'  # 'files', or 'stdlib': the source and documentation of the running Python
+  source: str = 'stdlib'  # the running Python's own source and documentation; or 'files', 'tfds', 'seqio'
   train: tuple[str, ...] = ()  # globs of .txt, and .jsonl or .json with a document a line, as they are, .gz, .zst
   validation: tuple[str, ...] = ()  # globs; none: documents whose id hashes below validation_fraction
+  name: str = ''  # of tfds: a dataset and its version, as 'c4/en:3.0.1'; of seqio: a task or a mixture
+  data_dir: str = ''  # where tfds has prepared datasets: a folder, or gs://
+  module: str = ''  # that registers the task of seqio
   validation_fraction: float = 0.02
   max_validation_documents: int = 1000  # 0: all
   max_documents: int = 0  # 0: all; the first so many, of training and validation together

@@ -6,7 +6,6 @@ goes on from what is there. After `route` nothing reads raw text again.
 """
 
 import json
-import pathlib
 import shutil
 from typing import Any
 
@@ -21,6 +20,7 @@ from dipaco_jax import (
   model,
   modules,
   outer,
+  remote,
   rerouting,
   rounds,
   routing,
@@ -68,7 +68,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
 def _tokenize(run: run_lib.Run):
   s, file = run.settings, run.workdir / 'tokenizer.model'
   if s.tokenizer.model_file:
-    checkpoint.write_file(file, pathlib.Path(s.tokenizer.model_file).read_bytes())
+    checkpoint.write_file(file, remote.read(s.tokenizer.model_file))
   elif not file.exists():
     texts = tokenizer_lib.sample(text_lib.documents(s.data, 'train'), s.tokenizer.sample_bytes, s.seed)
     checkpoint.write_file(file, tokenizer_lib.train(texts, s.tokenizer.vocab_size))

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import sentencepiece
 
+from dipaco_jax import remote
+
 SENTENCE_CHARS = 2000  # what the trainer sees at one time
 
 
@@ -88,8 +90,7 @@ class Tokenizer:
     what = 'the tokenizer' if isinstance(model, bytes) else f'tokenizer {os.fspath(model)!r}'
     try:
       if not isinstance(model, bytes):
-        with open(model, 'rb') as f:
-          model = f.read()
+        model = remote.read(os.fspath(model))
       self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (OSError, RuntimeError) as e:
       reason = getattr(e, 'strerror', None) or 'not a SentencePiece model'

@@ -144,6 +144,8 @@ def test_choices(name):
 
 
 GRID = {'grid': {'a': 2, 'b': 2}}
+TFDS = {'source': 'tfds', 'name': 'c4/en:3.0.1', 'data_dir': 'gs://bucket/datasets'}
+SEQIO = {'source': 'seqio', 'name': 'my_task'}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,12 @@ GRID = {'grid': {'a': 2, 'b': 2}}
     (GRID | {'routing': {'method': 'single'}}, "config.routing.method='single' is for one path; config.grid has 4"),
     (GRID | {'train': {'paths_per_phase': 5}}, 'config.train.paths_per_phase=5 is more than the 4 paths'),
     ({'data': {'source': 'files'}}, 'config.data.train is empty: name the text'),
+    ({'data': TFDS | {'name': ''}}, 'config.data.name is empty: name what to read, for instance --config.data.name=c4'),
+    ({'data': TFDS | {'name': 'c4/en'}}, "config.data.name='c4/en' names no version: add it, as in 'c4/en:3.0.1'"),
+    ({'data': TFDS | {'data_dir': ''}}, 'config.data.data_dir is empty: name the folder, or gs://, where tfds has'),
+    ({'data': TFDS | {'train': 'a.txt'}}, "config.data.train is for source='files': tfds has splits of its own"),
+    ({'data': {'source': 'seqio'}}, 'config.data.name is empty: name what to read, for instance --config.data.name=my'),
+    ({'data': SEQIO | {'validation': 'a.txt'}}, "config.data.validation is for source='files': seqio has splits of"),
     (GRID | {'train': {'schedule': ((1, (0,)),)}}, 'config.train.schedule: first phases [1] should start at 0'),
     (GRID | {'train': {'schedule': ((0, (0,)), (0, (1,)))}}, 'config.train.schedule: first phases [0, 0] should'),
     (GRID | {'train': {'schedule': ((0, ()),)}}, 'config.train.schedule: phase 0 names paths ()'),
@@ -181,6 +189,8 @@ def test_checks_between_fields(values, message):
     GRID | {'train': {'paths_per_phase': 4}},
     GRID | {'train': {'schedule': ((0, (3,)), (2, (0, 1, 2, 3)))}},
     {'routing': {'method': 'single'}},
+    {'data': TFDS},
+    {'data': SEQIO},
     {'inner': {'final_fraction': 1.0}},
     {'model': {'seq_len': 33}},
     {'pretrain': {'steps': 0}, 'inner': {'warmup_steps': 0, 'clip_norm': 0, 'weight_decay': 0}},

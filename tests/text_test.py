@@ -9,7 +9,7 @@ import sys
 import pytest
 import zstandard
 
-from dipaco_jax import settings, text
+from dipaco_jax import settings, sources_files, sources_stdlib, text
 
 
 def files(tmp_path, **kwargs):
@@ -45,14 +45,14 @@ def test_long_text_is_cut_at_blank_lines(tmp_path):
   pieces = sorted(train + validation, key=lambda d: int(d.id.split('#')[1]))
   assert ''.join(d.text for d in pieces).split() == ' '.join(paragraphs).split()
   assert all(d.text.startswith(('Paragraph', '\nParagraph')) for d in pieces)
-  assert all(len(d.text) < 2 * text.PIECE_CHARS for d in pieces)
+  assert all(len(d.text) < 2 * sources_files.PIECE_CHARS for d in pieces)
 
 
 def test_text_without_any_break_is_cut_too(tmp_path):
   (tmp_path / 'a.txt').write_text('é' * 3_000_000)
   train, validation = both(files(tmp_path, validation_fraction=0.1))
   assert sum(len(d.text) for d in train + validation) == 3_000_000
-  assert max(len(d.text) for d in train + validation) < 2 * text.PIECE_CHARS
+  assert max(len(d.text) for d in train + validation) < 2 * sources_files.PIECE_CHARS
 
 
 def test_pieces_of_a_file_stay_together_where_files_are_many(tmp_path):
@@ -105,7 +105,7 @@ def test_stdlib_is_text_of_several_domains():
 
 
 def test_stdlib_has_the_language_reference():
-  topics = [d for d in text.documents(settings.Data(), 'train') if d.id.startswith(text.TOPICS)]
+  topics = [d for d in text.documents(settings.Data(), 'train') if d.id.startswith(sources_stdlib.TOPICS)]
   assert len(topics) > 40 and {d.domain for d in topics} == {'docs'}
   assert not any(d.text.startswith('#') for d in topics), 'as text, not as source'
 
@@ -116,7 +116,7 @@ def test_an_endless_file_streams():
   with pytest.raises(ValueError, match='matches no file'):  # a device is no file
     text.check(data)
   read = itertools.count()
-  pieces = text._pieces('word ' * 5000 for _ in read)
+  pieces = sources_files.pieces('word ' * 5000 for _ in read)
   assert len(list(itertools.islice(pieces, 10))) == 10 and next(read) < 12
 
 

@@ -53,8 +53,8 @@ def start(
 ) -> subprocess.Popen:
   """The command, in a process of its own; what XLA compiles is kept in its workdir, or for all tests."""
   flags = f'--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0'
-  root = str(pathlib.Path(dipaco_jax.__file__).parent.parent)
-  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': root}
+  path = os.pathsep.join([str(pathlib.Path(dipaco_jax.__file__).parent.parent), os.environ.get('PYTHONPATH', '')])
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': path}
   if own_cache:
     env.pop('JAX_COMPILATION_CACHE_DIR', None)
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={config}', f'--workdir={workdir}', *options]

@@ -1,0 +1,78 @@
+"""Text and tokenizers in a bucket, as `gs://bucket/name` or `s3://bucket/name`: found by globs, read as streams."""
+
+import errno
+import functools
+import io
+import re
+from typing import Any, BinaryIO, cast
+
+WILDCARDS = {'**/': '(?:.*/)?', '*': '[^/]*', '?': '[^/]'}
+
+
+def is_remote(path: str) -> bool:
+  """Whether it is no file of this machine."""
+  return path.startswith(('gs://', 's3://'))
+
+
+def find(pattern: str) -> list[str]:
+  """Paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
+
+  Raises:
+    ValueError: no bucket is named, obstore is not installed, or the bucket does not answer us.
+  """
+  bucket, name = _split(pattern)
+  folder = re.split(r'[*?[]', name)[0].rpartition('/')[0]
+  parts = re.split(r'(\*\*/|\*|\?|\[[^]]+\])', name)
+  others = [part.replace('[!', '[^') if part[:1] == '[' else re.escape(part) for part in parts]
+  expression = ''.join(WILDCARDS.get(part, other) for part, other in zip(parts, others, strict=True))
+  matches = re.compile(expression).fullmatch
+  try:
+    return [f'{bucket}/{found}' for found in _storage(bucket).names(folder) if matches(found)]
+  except OSError as e:
+    raise ValueError(f'{pattern}: {e.strerror}; see to its name and to credentials') from e
+
+
+def open_file(path: str) -> BinaryIO:
+  """An object as a stream that is in memory a part at a time; raises OSError."""
+  return cast(BinaryIO, _Stream(path))
+
+
+def read(path: str) -> bytes:
+  """A whole file, of a bucket or of this machine; raises OSError."""
+  with open_file(path) if is_remote(path) else open(path, 'rb') as f:
+    return f.read()
+
+
+def _split(path: str) -> tuple[str, str]:
+  """`gs://bucket/a/b` to `gs://bucket` and `a/b`."""
+  scheme, _, rest = path.partition('://')
+  bucket, _, name = rest.partition('/')
+  return f'{scheme}://{bucket}', name
+
+
+@functools.cache
+def _storage(bucket: str) -> Any:
+  from dipaco_jax import storage  # loads JAX
+
+  return storage.open_storage(bucket)
+
+
+class _Stream(io.RawIOBase):
+  """Waits for a bucket as `Storage.patiently` does, and then raises OSError."""
+
+  def __init__(self, path: str):
+    bucket, self._name = _split(path)
+    self._storage = _storage(bucket)
+    place = self._storage.place
+    try:
+      self._reader = self._storage.patiently(self._name, lambda: place.reader(self._name))
+    except FileNotFoundError as e:
+      raise FileNotFoundError(errno.ENOENT, 'there is no such object', path) from e
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    data = self._storage.patiently(self._name, lambda: self._reader.read(len(buffer)))
+    buffer[: len(data)] = memoryview(data)
+    return len(data)

@@ -1,0 +1,57 @@
+"""Documents of the running Python: real text on every machine, with nothing to download."""
+
+import ast
+import functools
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+
+from dipaco_jax import settings, sources, sources_files
+
+TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
+
+
+def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
+  """All documents, for training; None for validation: it has no such split."""
+  return _items() if split == 'train' else None
+
+
+def _items() -> Iterator[sources.Item]:
+  """Sources, tests and documentation of the standard library, files in the order of a hash: any prefix is fair."""
+  root = sysconfig.get_path('stdlib')
+  found: dict[str, Callable[[], str]] = {}
+  for folder, folders, names in os.walk(root):
+    folders[:] = [f for f in folders if f not in ('site-packages', 'dist-packages', '__pycache__')]
+    for file in names:
+      name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, '/')
+      if name.endswith(('.py', '.txt', '.rst')) and name != TOPICS:
+        found[name] = functools.partial(_plain, os.path.join(folder, file))
+  for name, text in _topics(os.path.join(root, TOPICS)):
+    found[name] = functools.partial(str, text)
+  for name in sorted(found, key=lambda name: sources.uniform(f'order of {name}')):  # not that of the split
+    for number, piece in enumerate(sources_files.pieces(iter([found[name]()]))):
+      read = functools.partial(sources.as_read, piece, _domain(name))
+      yield sources.Item(f'{name}#{number}', sources.uniform(name), read)
+
+
+def _topics(path: str) -> Iterator[tuple[str, str]]:
+  """(name, text) of each topic of Python's own help."""
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as f:
+      texts = ast.literal_eval(ast.parse(f.read()).body[-1].value)  # type: ignore[attr-defined]
+    yield from ((f'{TOPICS}/{name}', text) for name, text in texts.items())
+
+
+def _plain(path: str) -> str:
+  """The file's text; none where it is in another encoding, as some of Python's own test data are."""
+  try:
+    return ''.join(sources_files.decode(path))
+  except ValueError:
+    return ''
+
+
+def _domain(name: str) -> str:
+  if re.search(r'(^|/)(idle_)?tests?/', name):
+    return 'tests'
+  return 'code' if name.endswith('.py') else 'docs'

@@ -1,0 +1,104 @@
+"""Documents of a dataset that TensorFlow Datasets has prepared, as C4: in tfrecord or array_record, on disk or gs://.
+
+TensorFlow is imported here alone, and only when such text is read.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from array_record.python.array_record_module import ArrayRecordReader
+
+from dipaco_jax import settings, sources
+
+READ_RECORDS = 256  # at one time
+BUFFER_BYTES = 8 << 20
+
+
+def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
+  """Examples in the order of the dataset's files; None where it has no split for validation.
+
+  A document's id is its number in the split, whatever format and files the dataset is kept in.
+
+  Raises:
+    ValueError: the extra is not installed; there is no such dataset, split or text; or a file is damaged.
+  """
+  tf, tfds = load('tensorflow', data.source), load('tensorflow_datasets', data.source)
+  info = _builder(tfds, data.name, data.data_dir).info
+  if split not in info.splits:
+    if split == 'validation':
+      return None
+    raise ValueError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(info.splits)}')
+  texts = sorted(key for key, feature in info.features.items() if isinstance(feature, tfds.features.Text))
+  if data.text_key not in texts:
+    raise ValueError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
+  parse = functools.partial(_parse, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
+  return (
+    sources.Item(f'{split}:{number}', sources.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
+    for number, record in enumerate(_records(tf, info.splits[split]))
+  )
+
+
+@functools.cache
+def load(module: str, source: str) -> Any:
+  """A library that needs TensorFlow, which is kept off accelerators."""
+  try:
+    tf = importlib.import_module('tensorflow')
+    loaded = importlib.import_module(module)
+  except ImportError as e:
+    raise ValueError(f"config.data.source={source!r} needs {e.name}: pip install 'dipaco_jax[c4]'") from e
+  for kind in ('GPU', 'TPU'):
+    tf.config.set_visible_devices([], kind)
+  return loaded
+
+
+@functools.cache
+def _builder(tfds: Any, name: str, data_dir: str) -> Any:
+  """What has read the dataset's own description; nothing is downloaded or prepared."""
+  folder = tfds.core.Path(data_dir).expanduser()
+  if not folder.exists():
+    raise ValueError(f'config.data.data_dir={data_dir!r}: there is no such folder')
+  found = folder / name.replace(':', '/')
+  if not (found / 'dataset_info.json').exists():
+    known = [file.parent for depth in ('*', '*/*', '*/*/*') for file in folder.glob(f'{depth}/dataset_info.json')]
+    names = sorted(f'{path.parent.relative_to(folder)}:{path.name}' for path in known)
+    raise ValueError(
+      f'config.data.name={name!r}: it has not been prepared in config.data.data_dir={data_dir!r}; there are {names}'
+    )
+  return tfds.builder_from_directory(found)
+
+
+def _records(tf: Any, split: Any) -> Iterator[bytes]:
+  """Serialized examples, file by file, as many as tfds says that it wrote."""
+  for path, expected in zip(map(os.fspath, split.filepaths), split.shard_lengths, strict=True):
+    number, fault = -1, ''
+    read = _array_records(path) if '.array_record' in os.path.basename(path) else _tf_records(tf, path)
+    try:
+      for number, record in enumerate(read):  # noqa: B007
+        yield record
+    except (tf.errors.OpError, RuntimeError, ValueError) as e:
+      fault = f': {e}'[:200]
+    if number + 1 != expected:
+      raise ValueError(f'{path}: {number + 1} of {expected} documents can be read{fault}; prepare the dataset again')
+
+
+def _tf_records(tf: Any, path: str) -> Iterator[bytes]:
+  return tf.data.TFRecordDataset(path, buffer_size=BUFFER_BYTES).as_numpy_iterator()
+
+
+def _array_records(path: str) -> Iterator[bytes]:
+  reader = ArrayRecordReader(path, 'readahead_buffer_size:0,max_parallelism:0')
+  for start in range(0, reader.num_records(), READ_RECORDS):
+    yield from reader.read(start, min(start + READ_RECORDS, reader.num_records()))
+
+
+def _parse(example: Any, data: settings.Data, domain: Any, record: bytes) -> tuple[str, str]:
+  """(text, domain) of a serialized example; a label's name is a domain too."""
+  features = example.FromString(record).features.feature
+  text = features[data.text_key].bytes_list.value[0].decode('utf-8', 'replace')
+  if hasattr(domain, 'int2str'):
+    return text, domain.int2str(features[data.domain_key].int64_list.value[0])
+  values = features[data.domain_key].bytes_list.value
+  return text, values[0].decode('utf-8', 'replace') if values else ''

@@ -1,0 +1,72 @@
+"""Text and tokenizers in a bucket, of a real server, are those on disk; globs match as on disk."""
+
+import glob
+import gzip
+import json
+import os
+
+import object_server
+import pytest
+import zstandard
+
+from dipaco_jax import remote, settings, storage, text
+from dipaco_jax.places import PART_BYTES
+from dipaco_jax.tokenizer import Tokenizer, train
+
+NAMES = ['a.txt', 'sub/a.txt', 'sub/b1.txt', 'sub/b2.txt', 'sub/deep/b1.txt', 'sub/deep/er/b1.txt', 'other/(1).txt']
+
+
+@pytest.fixture(scope='module', autouse=True)
+def bucket():
+  with object_server.s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+    for name, value in object_server.environment(endpoint).items():
+      patch.setenv(name, value)
+    remote._storage.cache_clear()
+    yield storage.open_storage(f's3://{object_server.BUCKET}')
+  remote._storage.cache_clear()
+
+
+PATTERNS = ['*.txt', 'sub/*', '**/*.txt', '**/b1.txt', 'sub/**/b1.txt', 'sub/b?.txt', 'sub/b[1].txt', 'sub/b[!1].txt']
+
+
+@pytest.mark.parametrize('pattern', [*PATTERNS, 'a.txt', 'other/(1).txt', 'none.txt', 's*/a.txt'])
+def test_globs_match_as_on_disk(tmp_path, bucket, pattern):
+  for name in NAMES:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    bucket.write(f'globs/{name}', b'')
+  here = [path for path in glob.glob(f'{tmp_path}/{pattern}', recursive=True) if os.path.isfile(path)]
+  for root in (f's3://{object_server.BUCKET}/globs', f'gs://{object_server.BUCKET}/globs'):
+    found = [path.removeprefix(root) for path in remote.find(f'{root}/{pattern}')]
+    assert sorted(found) == sorted(path.removeprefix(str(tmp_path)) for path in here)
+
+
+def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
+  lines = ''.join(json.dumps({'text': f'line {i} ' * 50, 'domain': 'ab'[i % 2]}) + '\n' for i in range(20_000)).encode()
+  contents = {
+    'a.jsonl': lines, 'b.jsonl.gz': gzip.compress(lines, 1), 'c.json.zst': zstandard.compress(lines),
+    'd.txt': b'some words\n\n' * 1000,
+  }  # fmt: skip
+  for name, content in contents.items():
+    (tmp_path / name).write_bytes(content)
+    bucket.write(f'text/{name}', content)
+  found = []
+  for root in (str(tmp_path), f's3://{object_server.BUCKET}/text'):
+    data = settings.Data(source='files', train=(f'{root}/*',), validation_fraction=0.5)
+    text.check(data)
+    found.append(list(text.documents(data, 'validation')) + list(text.documents(data, 'train')))
+  assert found[0] == found[1] and len(found[0]) > 30_000 and len(lines) > PART_BYTES
+  model = train([d.text for d in found[0][:200]], 278)
+  bucket.write('t5.model', model)
+  ids = [Tokenizer(given).encode('line 1').tolist() for given in (f's3://{object_server.BUCKET}/t5.model', model)]
+  assert ids[0] == ids[1]
+
+
+def test_what_is_missing_is_named(bucket):
+  root = f's3://{object_server.BUCKET}'
+  with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no file: mend config\.data\.train'):
+    text.check(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
+  with pytest.raises(ValueError, match=r"tokenizer 's3://bucket/no\.model': there is no such object"):
+    Tokenizer(f'{root}/no.model')
+  with pytest.raises(ValueError, match=r's3://none-such/\*\.txt'):
+    text.check(settings.Data(source='files', train=('s3://none-such/*.txt',)))

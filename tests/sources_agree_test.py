@@ -1,0 +1,100 @@
+"""The same documents from files, a dataset of tfds and a task of seqio: the same sequences, shards and modules."""
+
+import functools
+import pathlib
+import signal
+
+import numpy as np
+import prepared
+import pytest
+import tiny_run
+
+from dipaco_jax import sequences, settings, shards, text, tokenizer
+
+pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
+
+TASK = """
+import functools
+
+import seqio
+
+seqio.TaskRegistry.add(
+  'my_task',
+  seqio.TfdsDataSource({dataset!r}),
+  preprocessors=[
+    functools.partial(seqio.preprocessors.rekey, key_map={{'targets': 'text', 'domain': 'domain'}}),
+    seqio.preprocessors.tokenize,
+  ],
+  output_features={{'targets': seqio.Feature(seqio.SentencePieceVocabulary({model!r}))}},
+)
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  root = tmp_path_factory.mktemp('agree')
+  splits = {'train': prepared.documents(300, seed=0), 'validation': prepared.documents(60, seed=1)}
+  prepared.write_lines(root / 'lines', splits)
+  for form in ('tfrecord', 'array_record'):
+    prepared.prepare(root / form, splits, form, files=1)
+  (root / 'tokenizer.model').write_bytes(tokenizer.train([d['text'] for d in splits['train']], 300))
+  (root / 'one_task.py').write_text(TASK.format(model=str(root / 'tokenizer.model'), dataset=prepared.NAME))
+  return root
+
+
+def sources(folder: pathlib.Path) -> dict[str, dict]:
+  """Fields of `data` for each."""
+  lines = folder / 'lines'
+  tfds = {'source': 'tfds', 'name': prepared.NAME}
+  return {
+    'files': {'source': 'files', 'train': (f'{lines}/train.jsonl',), 'validation': (f'{lines}/validation.jsonl',)},
+    'tfrecord': tfds | {'data_dir': str(folder / 'tfrecord')},
+    'array_record': tfds | {'data_dir': str(folder / 'array_record')},
+    'seqio': {
+      'source': 'seqio', 'name': 'my_task', 'module': 'one_task', 'text_key': 'targets',
+      'data_dir': str(folder / 'tfrecord'),
+    },
+  }  # fmt: skip
+
+
+def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[str, bytes]:
+  """Sequences and shards, as files by name."""
+  for name in ('sequences', 'shards'):
+    (out / name).mkdir(parents=True)
+  model = tokenizer.Tokenizer(folder / 'tokenizer.model')
+  read = functools.partial(text.documents, data)
+  meta = sequences.write_sequences(read, model, str(out / 'sequences'), seq_len=64, eval_len=64, prefix_tokens=32)
+  found = sequences.Sequences(str(out / 'sequences' / 'train.array_record'))
+  paths = np.arange(len(found))[:, None] % 4
+  how = {'seq_len': 64, 'seed': 0, 'holdout_fraction': 0.1, 'num_domains': len(meta['domains'])}
+  shards.write_shards(found, paths, 4, str(out / 'shards'), **how)
+  return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob('*') if file.is_file()}
+
+
+def test_sequences_and_shards_agree(folder, tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(str(folder))
+  found = {name: made(folder, settings.Data(**data), tmp_path / name) for name, data in sources(folder).items()}
+  assert len(found['files']) == 2 + 1 + 2 * 4 + 1
+  assert all(files == found['files'] for files in found.values()), [
+    (name, path) for name, files in found.items() for path in files if files[path] != found['files'][path]
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['tfrecord', 'seqio'])
+def test_runs_agree_and_resume(folder, tmp_path, monkeypatch, name):
+  monkeypatch.setenv('PYTHONPATH', str(folder))
+  configs = {}
+  for source in ('files', name):
+    configs[source] = tiny_run.write_config(tmp_path)
+    lines = f'  c.data.update(**{sources(folder)[source]!r}, holdout_fraction=0.1)\n'
+    lines += f'  c.tokenizer.model_file = {str(folder / "tokenizer.model")!r}\n'
+    kept = [line for line in configs[source].read_text().splitlines(True) if 'c.data' not in line]
+    configs[source] = tmp_path / f'{source}.py'
+    configs[source].write_text(''.join(kept).replace('  return c\n', lines + '  return c\n'))
+  tiny_run.run(configs['files'], tmp_path / 'files')
+  workdir = tmp_path / name
+  for moment in ((workdir / 'tokenizer.model').exists, lambda: tiny_run.updates(workdir, 'train') >= 10):
+    tiny_run.stop_when(tiny_run.start(configs[name], workdir), moment, signal.SIGKILL)
+  tiny_run.run(configs[name], workdir)
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(tmp_path / 'files')

@@ -1,0 +1,125 @@
+"""A SeqIO task gives its text as it was, or as its tokens decode to; mixtures too; and clear errors."""
+
+import itertools
+import sys
+
+import prepared
+import pytest
+
+from dipaco_jax import settings, sources_tfds, text, tokenizer
+
+pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
+TRAIN, VALIDATION = prepared.documents(60, seed=0), prepared.documents(20, seed=1)
+TRAIN[7]['text'] += ' \u2581'  # SentencePiece's own sign for a space
+
+TASKS = """
+import functools
+
+import seqio
+
+FEATURES = {{'targets': seqio.Feature(seqio.SentencePieceVocabulary({model!r}), add_eos=True)}}
+REKEY = functools.partial(seqio.preprocessors.rekey, key_map={{'targets': 'text', 'domain': 'domain'}})
+for name, splits, keeps in (
+  ('kept', ('train', 'validation'), True), ('decoded', ('train', 'validation'), False),
+  ('alone', ('train',), True), ('elsewhere', {{'test': 'train'}}, True),
+):
+  seqio.TaskRegistry.add(
+    name,
+    seqio.TfdsDataSource({dataset!r}, splits=splits),
+    preprocessors=[
+      REKEY,
+      functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=keeps),
+      seqio.preprocessors.append_eos,
+    ],
+    output_features=FEATURES,
+  )
+seqio.TaskRegistry.add('missing', seqio.TfdsDataSource('none_such:1.0.0'), preprocessors=[REKEY], output_features={{}})
+seqio.MixtureRegistry.add('mixed', [('kept', 2), ('alone', 1)])
+seqio.MixtureRegistry.add('mixed_kinds', [('kept', 2), ('decoded', 1)])
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Where the dataset is, and `my_tasks.py`, a user's module."""
+  root = tmp_path_factory.mktemp('seqio')
+  prepared.prepare(root, {'train': TRAIN, 'validation': VALIDATION}, 'tfrecord')
+  model = root / 'tokenizer.model'
+  model.write_bytes(tokenizer.train([d['text'] for d in TRAIN], 300))
+  (root / 'my_tasks.py').write_text(TASKS.format(model=str(model), dataset=prepared.NAME))
+  sys.path.insert(0, str(root))
+  yield root
+  sys.path.remove(str(root))
+
+
+def data(folder, name, **kwargs):
+  return settings.Data(
+    **{'source': 'seqio', 'name': name, 'data_dir': str(folder), 'module': 'my_tasks', 'text_key': 'targets'} | kwargs
+  )
+
+
+def both(given):
+  return [list(text.documents(given, split)) for split in ('train', 'validation')]
+
+
+@pytest.mark.parametrize('name', ['kept', 'decoded'])
+def test_a_task_gives_the_text_that_was_put_in(folder, name):
+  """But for what its tokens do not tell, where it keeps nothing else."""
+  text.check(data(folder, name))
+  as_it_was = (lambda text: text) if name == 'kept' else (lambda text: text.replace('\u2581', ' '))
+  for documents, given in zip(both(data(folder, name)), (TRAIN, VALIDATION), strict=True):
+    assert sorted((d.text, d.domain) for d in documents) == sorted((as_it_was(d['text']), d['domain']) for d in given)
+    assert len({d.id for d in documents}) == len(given)
+
+
+def test_the_order_stays(folder):
+  assert both(data(folder, 'kept')) == both(data(folder, 'kept'))
+
+
+@pytest.mark.parametrize('name', ['mixed', 'mixed_kinds'])
+def test_a_mixture(folder, name):
+  train, validation = both(data(folder, name))
+  assert len(train) > 60 and len(validation) >= 20  # of two tasks, until one ends
+  assert {d.domain for d in train} == set(prepared.KINDS)
+  as_it_was = (lambda text: text) if name == 'mixed' else (lambda text: text.replace('\u2581', ' '))
+  assert {d.text for d in train} <= {as_it_was(d['text']) for d in TRAIN}
+
+
+def test_without_a_validation_split_a_hash_draws_one(folder):
+  train, validation = both(data(folder, 'alone', validation_fraction=0.2))
+  assert 8 <= len(validation) <= 16
+  assert sorted(d.text for d in train + validation) == sorted(d['text'] for d in TRAIN)
+
+
+@pytest.mark.parametrize('name', ['kept', 'mixed'])
+def test_parts_are_the_whole(folder, name):
+  whole = list(text.documents(data(folder, name), 'train'))
+  parts = [list(text.documents(data(folder, name), 'train', (k, 3))) for k in range(3)]
+  assert [d for group in itertools.zip_longest(*parts) for d in group if d] == whole
+
+
+@pytest.mark.parametrize(
+  'name, changes, message',
+  [
+    ('kep', {}, r"name='kep': SeqIO knows no such task or mixture, but \['kept'"),
+    ('kept', {'module': 'no_tasks'}, r"config\.data\.module='no_tasks' cannot be imported \(No module named"),
+    ('kept', {'text_key': 'text'}, r"kept: no text under 'text'; there are .*'targets'.*: set config\.data\.text_key"),
+    ('missing', {}, "name='missing' cannot be read"),
+  ],
+)
+def test_what_is_missing_is_named(folder, name, changes, message):
+  with pytest.raises(ValueError, match=message) as error:
+    text.check(data(folder, name, **changes))
+  assert len(str(error.value)) < 400
+
+
+def test_no_training_split(folder):
+  with pytest.raises(ValueError, match=r"config\.data\.name='elsewhere' has no split 'train': it has \['test'\]"):
+    text.check(data(folder, 'elsewhere'))
+
+
+def test_without_the_extra(folder, monkeypatch):
+  sources_tfds.load.cache_clear()
+  monkeypatch.setitem(sys.modules, 'seqio', None)
+  with pytest.raises(ValueError, match=r"config\.data\.source='seqio' needs seqio: pip install 'dipaco_jax\[c4\]'"):
+    text.check(data(folder, 'kept'))

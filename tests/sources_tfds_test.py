@@ -1,0 +1,116 @@
+"""A prepared dataset gives the documents that were put in, in their order, whatever its format; and clear errors."""
+
+import itertools
+import sys
+
+import prepared
+import pytest
+
+from dipaco_jax import settings, sources_tfds, text
+
+pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
+FORMATS = ['tfrecord', 'array_record']
+TRAIN, VALIDATION = prepared.documents(100, seed=0), prepared.documents(20, seed=1)
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  """Data dirs by format; with a validation split, without one, and with labels."""
+  root = tmp_path_factory.mktemp('tfds')
+  for form in FORMATS:
+    prepared.prepare(root / form, {'train': TRAIN, 'validation': VALIDATION}, form)
+    prepared.prepare(root / f'{form}-alone', {'train': TRAIN}, form)
+  prepared.prepare(root / 'label', {'test': TRAIN}, 'tfrecord', label=True)
+  return root
+
+
+def data(folder, **kwargs):
+  return settings.Data(**{'source': 'tfds', 'name': prepared.NAME, 'data_dir': str(folder)} | kwargs)
+
+
+def pairs(documents):
+  return [{'text': d.text, 'domain': d.domain} for d in documents]
+
+
+@pytest.mark.parametrize('form', FORMATS)
+def test_documents_are_those_that_were_put_in(folders, form):
+  text.check(data(folders / form))
+  train, validation = (list(text.documents(data(folders / form), split)) for split in ('train', 'validation'))
+  assert pairs(train) == TRAIN and pairs(validation) == VALIDATION
+  assert [d.id for d in train] == [f'train:{i}' for i in range(100)] and validation[0].id == 'validation:0'
+  assert len(list((folders / form).rglob(f'*train.{form}*'))) == 3  # and this is their order
+
+
+@pytest.mark.parametrize('form', FORMATS)
+def test_limits(folders, form):
+  few = data(folders / form, max_documents=7, max_validation_documents=3)
+  assert [len(list(text.documents(few, split))) for split in ('train', 'validation')] == [7, 3]
+
+
+def test_without_a_validation_split_a_hash_draws_the_same_from_every_format(folders):
+  splits = []
+  for form in FORMATS:
+    alone = data(folders / f'{form}-alone', validation_fraction=0.2)
+    splits.append([list(text.documents(alone, split)) for split in ('train', 'validation')])
+  assert splits[0] == splits[1]
+  train, validation = splits[0]
+  assert 15 <= len(validation) <= 25 and not {d.id for d in train} & {d.id for d in validation}
+  assert sorted(d.text for d in train + validation) == sorted(d['text'] for d in TRAIN)
+
+
+@pytest.mark.parametrize('form', FORMATS)
+def test_parts_are_the_whole_and_parse_no_more_than_their_share(folders, form, monkeypatch):
+  parsed = []
+  parse = sources_tfds._parse
+  monkeypatch.setattr(sources_tfds, '_parse', lambda *args: parsed.append(1) or parse(*args))
+  whole = list(text.documents(data(folders / form), 'train'))
+  parsed.clear()
+  parts = [list(text.documents(data(folders / form), 'train', (k, 3))) for k in range(3)]
+  assert [d for group in itertools.zip_longest(*parts) for d in group if d] == whole and len(parsed) == 100
+
+
+def test_the_name_of_a_label_is_a_domain(folders):
+  labelled = data(folders / 'label')
+  with pytest.raises(ValueError, match=r"config\.data\.name='my_text:1\.0\.0' has no split 'train': it has \['test'\]"):
+    text.check(labelled)
+  read = [item.read() for item in sources_tfds.items(labelled, 'test')]
+  assert [domain for _, domain in read] == [d['domain'] for d in TRAIN]
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'name': 'my_text:2.0.0'}, r"'my_text:2\.0\.0': it has not been prepared in .*; there are \['my_text:1\.0\.0'\]"),
+    ({'name': 'c4/en:3.0.1'}, r"'c4/en:3\.0\.1': it has not been prepared"),
+    ({'data_dir': '/nowhere'}, r"config\.data\.data_dir='/nowhere': there is no such folder"),
+    ({'text_key': 'content'}, r"no text under 'content'; texts are under \['domain', 'text'\]: set config\.data"),
+    ({'text_key': 'number'}, "no text under 'number'"),
+  ],
+)
+def test_what_is_missing_is_named(folders, changes, message):
+  with pytest.raises(ValueError, match=message) as error:
+    text.check(data(folders / 'tfrecord', **changes))
+  assert '\n' not in str(error.value)
+
+
+def test_no_domain(folders):
+  assert {d.domain for d in text.documents(data(folders / 'tfrecord', domain_key='url'), 'train')} == {''}
+
+
+@pytest.mark.parametrize('form', FORMATS)
+def test_a_damaged_file_is_named(tmp_path, form):
+  prepared.prepare(tmp_path, {'train': TRAIN}, form)
+  *_, last = sorted(tmp_path.rglob(f'*train.{form}*'))
+  last.write_bytes(last.read_bytes()[:1000])
+  with pytest.raises(ValueError, match=rf'{last.name}: \d+ of 33 documents can be read'):
+    list(text.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
+  last.unlink()
+  with pytest.raises(ValueError, match=rf'{last.name}: \d+ of 33 documents can be read'):
+    list(text.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
+
+
+def test_without_the_extra(folders, monkeypatch):
+  sources_tfds.load.cache_clear()
+  monkeypatch.setitem(sys.modules, 'tensorflow_datasets', None)
+  with pytest.raises(ValueError, match=r"source='tfds' needs tensorflow_datasets: pip install 'dipaco_jax\[c4\]'"):
+    text.check(data(folders / 'tfrecord'))
