@@ -13,7 +13,7 @@ from dipaco_jax import remote, settings, storage, text
 from dipaco_jax.places import PART_BYTES
 from dipaco_jax.tokenizer import Tokenizer, train
 
-NAMES = ['a.txt', 'sub/a.txt', 'sub/b1.txt', 'sub/b2.txt', 'sub/deep/b1.txt', 'sub/deep/er/b1.txt', 'other/(1).txt']
+NAMES = 'a.txt sub/a.txt sub/b1.txt sub/b2.txt sub/b10.txt sub/deep/b1.txt sub/deep/er/b1.txt other/(1).txt'.split()
 
 
 @pytest.fixture(scope='module', autouse=True)

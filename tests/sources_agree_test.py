@@ -80,21 +80,23 @@ def test_sequences_and_shards_agree(folder, tmp_path, monkeypatch):
   ]
 
 
+def write_config(folder: pathlib.Path, out: pathlib.Path, name: str) -> pathlib.Path:
+  """tiny_run's, with another source of text."""
+  lines = f'  c.data.update(**{sources(folder)[name]!r}, holdout_fraction=0.1)\n'
+  lines += f'  c.tokenizer.model_file = {str(folder / "tokenizer.model")!r}\n'
+  kept = [line for line in tiny_run.CONFIG.format(train='').splitlines(True) if 'c.data.update' not in line]
+  config = out / f'{name}.py'
+  config.write_text(''.join(kept).replace('  return c\n', lines + '  return c\n'))
+  return config
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['tfrecord', 'seqio'])
-def test_runs_agree_and_resume(folder, tmp_path, monkeypatch, name):
-  monkeypatch.setenv('PYTHONPATH', str(folder))
-  configs = {}
-  for source in ('files', name):
-    configs[source] = tiny_run.write_config(tmp_path)
-    lines = f'  c.data.update(**{sources(folder)[source]!r}, holdout_fraction=0.1)\n'
-    lines += f'  c.tokenizer.model_file = {str(folder / "tokenizer.model")!r}\n'
-    kept = [line for line in configs[source].read_text().splitlines(True) if 'c.data' not in line]
-    configs[source] = tmp_path / f'{source}.py'
-    configs[source].write_text(''.join(kept).replace('  return c\n', lines + '  return c\n'))
-  tiny_run.run(configs['files'], tmp_path / 'files')
-  workdir = tmp_path / name
-  for moment in ((workdir / 'tokenizer.model').exists, lambda: tiny_run.updates(workdir, 'train') >= 10):
-    tiny_run.stop_when(tiny_run.start(configs[name], workdir), moment, signal.SIGKILL)
-  tiny_run.run(configs[name], workdir)
-  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(tmp_path / 'files')
+def test_runs_agree_and_resume(folder, tmp_path, monkeypatch):
+  monkeypatch.setenv('PYTHONPATH', str(folder))  # where the task is
+  tiny_run.run(write_config(folder, tmp_path, 'files'), tmp_path / 'files')
+  for name in ('tfrecord', 'seqio'):
+    config, workdir = write_config(folder, tmp_path, name), tmp_path / name
+    for moment in ((workdir / 'tokenizer.model').exists, lambda at=workdir: tiny_run.updates(at, 'train') >= 10):
+      tiny_run.stop_when(tiny_run.start(config, workdir), moment, signal.SIGKILL)
+    tiny_run.run(config, workdir)
+    assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(tmp_path / 'files')
