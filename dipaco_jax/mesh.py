@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dipaco_jax import settings
@@ -96,10 +97,36 @@ def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
   return max((o for o in options if math.prod(o) <= devices), key=math.prod)
 
 
+def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
+  """The devices of each slice, whose own network is fast; all are one slice where a device does not say."""
+  found: dict[int, list[jax.Device]] = {}
+  for device in devices:
+    found.setdefault(getattr(device, 'slice_index', None) or 0, []).append(device)
+  return [found[index] for index in sorted(found)]
+
+
+def _room(slices: list[list[jax.Device]], data: int) -> int:
+  """How many positions of so many devices there are: each in one slice, unless none is large enough for one."""
+  return sum(len(devices) // data for devices in slices) or sum(map(len, slices)) // data
+
+
+def _arrange(shape: Coordinates, slices: list[list[jax.Device]]) -> np.ndarray:
+  """Devices `[m_a, ..., data]`: a path's are neighbours in their slice, and the first axes go from slice to slice."""
+  data, size = shape[-1], math.prod(shape)
+  if max(map(len, slices)) < data:
+    return np.array([device for devices in slices for device in devices][:size]).reshape(shape)
+  place_in_slice = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
+  if len(slices) == 1:
+    return place_in_slice(shape, slices[0][:size])
+  counts = [len(devices) // data for devices in slices]
+  rows = [place_in_slice((n, data), devices[: n * data]) for n, devices in zip(counts, slices, strict=True) if n]
+  return np.concatenate(rows).reshape(-1)[:size].reshape(shape)
+
+
 def place(
   grid: Grid, config: settings.Mesh, batch_sizes: Mapping[str, int], devices: Sequence[jax.Device]
 ) -> Placement:
-  """Lays a grid out on devices.
+  """Lays a grid out on devices. A path's devices are in one slice, or in as few as hold them.
 
   Args:
     grid: of paths.
@@ -115,16 +142,18 @@ def place(
   for field, rows in batch_sizes.items():
     if config.data and rows % config.data:
       raise ValueError(f'config.{field}={rows} is not divided by config.mesh.data={config.data}: change one of them')
-  spare = max(1, len(devices) // grid.num_paths)
-  data = config.data or max(d for d in range(1, spare + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
-  shape = (*_fit_positions(grid.shape, len(devices) // data), data)
-  used = devices[: math.prod(shape)]
-  if idle := {d.process_index for d in devices} - {d.process_index for d in used}:
+  slices = by_slice(devices)
+  fit = (d for d in range(1, len(devices) + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
+  data = config.data or max((d for d in fit if _room(slices, d) >= grid.num_paths), default=1)
+  shape = (*_fit_positions(grid.shape, _room(slices, data)), data)
+  arranged = _arrange(shape, slices)
+  if idle := {d.process_index for d in devices} - {d.process_index for d in arranged.flat}:
     raise ValueError(
       f'processes {sorted(idle)} would have nothing to do: grid {grid} and batches of {sorted(batch_sizes.values())} '
-      f'rows take {len(used)} of {len(devices)} devices; start fewer processes, or change config.grid or the batches'
+      f'rows take {math.prod(shape)} of {len(devices)} devices; start fewer processes, or change config.grid or the '
+      f'batches'
     )
-  mesh = jax.make_mesh(shape, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape), devices=used)
+  mesh = Mesh(arranged, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape))
   return Placement(grid, mesh, config.shard_states)
 
 

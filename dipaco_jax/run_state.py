@@ -8,7 +8,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -27,25 +27,41 @@ def digests(directory: pathlib.Path) -> dict[str, str]:
   return found
 
 
+class _Kept:
+  """What Orbax asks when a checkpoint is written."""
+
+  def __init__(self, kept: Callable[[list[int]], set[int]]):
+    self._kept = kept
+
+  def should_preserve(self, checkpoints, *, context) -> list[bool]:
+    kept = self._kept([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
 class RunState:
-  """Orbax checkpoints of a training loop, in `directory/<updates>`, the newest `keep` of them.
+  """Orbax checkpoints of a training loop, in `directory/<updates>`: the newest `keep`, and the last at a phase's end.
 
   Each is sealed: the sha256 of its files is noted in `directory.sha256/<updates>.json` once all are written, and
   compared before anything is read.
   """
 
-  def __init__(self, directory: pathlib.Path, keep: int):
+  def __init__(self, directory: pathlib.Path, keep: int, phase_updates: int = 1):
     import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
 
     self._ocp = ocp
-    self._directory, self._keep = directory.absolute(), keep
+    self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+      preservation_policy=_Kept(self.kept), enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
     self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
     self._reads = 0  # of checkpoints, on which the processes agree one by one
+
+  def kept(self, found: Collection[int]) -> set[int]:
+    """Which of these checkpoints are kept, by updates."""
+    ends = [updates for updates in found if updates % self._phase_updates == 0]
+    return {*sorted(found)[-self._keep :], *sorted(ends)[-1:]}
 
   def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
@@ -73,31 +89,39 @@ class RunState:
         raise OSError(f'{name} is not as it was written')
 
   def metas(self) -> dict[int, dict[str, Any]]:
-    """The meta of the newest checkpoints, as many as are kept, that can be read, by updates.
+    """The meta of the checkpoints that are kept and can be read, by updates, the newest first.
 
     Older ones are passed over: a run that was killed while it removed one has left half of it.
     """
     only = self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
     found = {}
-    for updates in sorted(self._manager.all_steps(), reverse=True)[: self._keep]:
+    for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
       for _ in self._try(updates, self._check_seal, updates):
         for restored in self._try(updates, self._manager.restore, updates, args=only):
           found[updates] = restored.meta
     return found
 
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
-    """(arrays, meta) of the newest checkpoint that can be read, None if there is none.
+    """(arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
 
-    A corrupt one is named in the log, moved away, and the one before it is used.
+    A corrupt one is named in the log, moved away, and the one before it is used. Those that cannot be used are removed:
+    their updates will be made again.
 
     Args:
-      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have; what it raises is passed on.
+      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have, None: it cannot be used; what it
+        raises is passed on.
     """
+    found, useless = None, []
     for updates, meta in self.metas().items():
-      args = self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(abstract(meta)))
-      for restored in self._try(updates, self._manager.restore, updates, args=args):
-        return restored.arrays, meta
-    return None
+      if (wanted := abstract(meta)) is None:
+        useless.append(updates)
+      elif found is None:
+        args = self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(wanted))
+        for restored in self._try(updates, self._manager.restore, updates, args=args):
+          found = restored.arrays, meta
+    for updates in useless:
+      self._manager.delete(updates)
+    return found
 
   def _try(self, updates: int, read: Callable, *args, **options) -> list[Any]:
     """What `read` gives, in a list that is empty if any process cannot read: the checkpoint is corrupt, and moved."""

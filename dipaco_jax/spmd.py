@@ -6,6 +6,7 @@ the loop only hands over batches that are on the device already and reads the me
 
 import dataclasses
 import functools
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -61,8 +62,14 @@ class Job:
     return settings_lib.dispatch_steps(self.steps_per_phase, self.steps_per_dispatch)
 
   def updates(self, phase: int, turn: int, step: int) -> int:
-    """Inner steps that a position has made before (phase, turn, step): the name of a checkpoint there."""
-    return (phase * len(self.programs.placement.turns()) + turn) * self.steps_per_phase + step
+    """Inner steps of all paths before (phase, turn, step): the name of a checkpoint there, on whatever devices."""
+    in_turn = math.prod(self.programs.placement.positions)
+    return phase * self.phase_updates + in_turn * (turn * self.steps_per_phase + step)
+
+  @property
+  def phase_updates(self) -> int:
+    """Of a phase."""
+    return self.programs.layout.grid.num_paths * self.steps_per_phase
 
   def global_step(self, phase: int, step: int) -> int:
     """Of the schedules and of the data."""
@@ -140,9 +147,9 @@ class Trainer:
     self, job: Job, workdir: pathlib.Path, every_steps: int, keep: int, rows: metrics.Metrics, stop: Callable[[], bool]
   ):
     """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
-    self.job, self.workdir, self.every_steps, self.keep, self.stop = job, workdir, every_steps, keep, stop
-    self.run_state = run_state_lib.RunState(workdir / 'checkpoints' / job.name, keep)
-    restored = state_lib.restore(self.run_state, job.programs)
+    self.job, self.workdir, self.every_steps, self.stop = job, workdir, every_steps, stop
+    self.run_state = run_state_lib.RunState(workdir / 'checkpoints' / job.name, keep, job.phase_updates)
+    restored = state_lib.restore(self.run_state, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
     if record.round != job.round:
@@ -279,10 +286,20 @@ class Trainer:
     return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
 
   def _due(self, dispatch: Dispatch) -> bool:
-    """A multiple of every_steps was passed, or the round is done."""
-    after = self._updates_after(dispatch)
-    last = dispatch.last_of_phase and dispatch.phase + 1 == self.job.end
-    return last or after // self.every_steps > (after - self.job.dispatch_steps) // self.every_steps
+    """A multiple of every_steps was passed, in the phase if it is no longer than that; or the round is done.
+
+    Only at the end of a phase can a run go on with other positions.
+    """
+    job, turns = self.job, len(self.job.programs.placement.turns())
+    whole, after = turns * job.steps_per_phase, dispatch.step + job.dispatch_steps
+    made = dispatch.phase * whole + (whole if dispatch.last_of_phase else dispatch.turn * job.steps_per_phase + after)
+
+    def passed(steps: int) -> bool:
+      return made // self.every_steps > (made - steps) // self.every_steps
+
+    if dispatch.last_of_phase:
+      return dispatch.phase + 1 == job.end or passed(whole)
+    return whole > self.every_steps and passed(job.dispatch_steps)
 
   def _save(self):
     """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there."""
@@ -291,7 +308,8 @@ class Trainer:
     self.publication.result()
     record = self.state.record
     updates = self.job.updates(record.phase, record.turn, record.step)
-    state_lib.save(self.run_state, updates, self.state)
-    pointed = self.pointed | {updates: list(record.best_version)}
-    self.pointed = {u: pointed[u] for u in sorted(pointed)[-self.keep - 1 :]}  # the oldest until this one is written
+    state_lib.save(self.run_state, updates, self.state, self.job.programs.placement.positions)
+    pointed, kept = self.pointed | {updates: list(record.best_version)}, self.run_state.kept
+    still_there = kept(self.pointed)  # until this one is written
+    self.pointed = {u: pointed[u] for u in kept(pointed) | still_there}
     self.journal.lap()

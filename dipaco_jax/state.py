@@ -3,13 +3,17 @@
 import dataclasses
 import functools
 import hashlib
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax import relocate
 from dipaco_jax import run_state as run_state_lib
+from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
 
 
@@ -77,18 +81,24 @@ def choose(own, params, lost):
   return jax.tree.map(one, own, params)
 
 
-def save(run_state: run_state_lib.RunState, updates: int, state: State):
-  """Copies the arrays from the devices, and writes in the background."""
+def save(run_state: run_state_lib.RunState, updates: int, state: State, positions: Coordinates):
+  """Copies the arrays from the devices, which have so many positions, and writes in the background."""
   held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
-  meta = {'record': dataclasses.asdict(state.record), **held, 'shapes': _shapes(state.arrays())}
+  held |= {'positions': list(positions), 'shapes': _shapes(state.arrays())}
+  meta = {'record': dataclasses.asdict(state.record), **held}
   run_state.save(updates, state.arrays(), meta)
 
 
-def restore(run_state: run_state_lib.RunState, programs: Programs) -> State | None:
-  """The state of the newest checkpoint that can be read.
+def restore(
+  run_state: run_state_lib.RunState, programs: Programs, first_state: Callable[[Any], Any]
+) -> State | None:
+  """The state of the newest checkpoint that can be read; with other positions, of the last at the end of a phase.
+
+  Args:
+    first_state: in-flight parameters -> the inner state of paths that have none of their own.
 
   Raises:
-    ValueError: its arrays are of other shapes, and so of another version or of devices that were laid out otherwise.
+    ValueError: its arrays are of another version.
   """
   found = run_state.restore(functools.partial(_abstract, programs))
   if found is None:
@@ -96,8 +106,13 @@ def restore(run_state: run_state_lib.RunState, programs: Programs) -> State | No
   arrays, meta = found
   sums, squares = (arrays['sums'], arrays['squares']) if 'sums' in arrays else _zeros(programs)
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
-  record = Record(**meta['record'])
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
+  if (positions := tuple(meta['positions'])) != programs.placement.positions:
+    begin = lambda turn: programs.begin(arrays['modules'], np.array(turn, np.int32))  # noqa: E731
+    moved = functools.partial(relocate.turns, programs.placement, positions)
+    inner = moved(inner, programs.waiting_shardings, lambda turn: first_state(begin(turn)))
+    own = moved(own, programs.shardings(programs.params_spec), begin)
+  record = Record(**meta['record'])
   return State(arrays['modules'], arrays['outer'], sums, squares, inner, arrays.get('params'), record, own)
 
 
@@ -112,35 +127,39 @@ def _zeros(programs: Programs) -> tuple[Any, Any]:
   return jax.tree.map(one, structs, programs.shardings((programs.sums_spec, programs.squares_spec)))
 
 
-def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any]:
-  """ShapeDtypeStructs with shardings of the arrays in a checkpoint with this meta."""
+def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None:
+  """ShapeDtypeStructs with shardings of the arrays in a checkpoint with this meta; None: it is of no use here."""
+  record, turns, in_turn, own = Record(**meta['record']), meta['turns'], meta['in_turn'], meta['own']
+  positions = tuple(meta['positions'])
+  here = positions == programs.placement.positions
+  if not here and (in_turn or record.turn):
+    logging.warning('this run began with other devices: it goes on from the end of a phase')
+    return None
   modules, outer, sums, squares = jax.eval_shape(programs.start, programs.shapes)
   params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
   inner = jax.eval_shape(programs.fresh_state, params)
-  record, turns, in_turn = Record(**meta['record']), meta['turns'], meta['in_turn']
-  own = meta.get('own', ())
+  params, inner = (
+    jax.tree.map(lambda x: jax.ShapeDtypeStruct((*positions, *x.shape[programs.num_axes :]), x.dtype), tree)
+    for tree in (params, inner)
+  )
   structs = State(
     modules, outer, sums, squares, dict.fromkeys(turns, inner), params if in_turn else None, record,
     dict.fromkeys(own, params),
   )  # fmt: skip
-  specs = State(
-    programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec,
-    dict.fromkeys(turns, programs.state_spec), programs.params_spec if in_turn else None, record,
-    dict.fromkeys(own, programs.params_spec),
+  waiting, flying = programs.waiting_shardings, programs.shardings((programs.params_spec, programs.state_spec))
+  if not here:
+    elsewhere = functools.partial(relocate.sharding, programs.placement, positions)
+    waiting, flying = jax.tree.map(elsewhere, (waiting, flying))
+  placed = State(
+    *programs.shardings((programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec)),
+    {turn: flying[1] if in_turn and turn == record.turn else waiting for turn in turns},
+    flying[0] if in_turn else None, record, dict.fromkeys(own, flying[0]),
   )  # fmt: skip
-
-  def one(struct, sharding):
-    return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
-
-  shardings = programs.shardings(specs.arrays())
-  waiting = {str(turn) for turn in turns if not (in_turn and turn == record.turn)}
-  shardings['inner'] |= dict.fromkeys(waiting, programs.waiting_shardings)
-  arrays = jax.tree.map(one, structs.arrays(), shardings)
-  if meta.get('shapes') != _shapes(arrays):
-    raise ValueError(
-      'the checkpoints of this run are of another version, or of another number of devices: go on with that, or use '
-      'another --workdir'
-    )
+  arrays = jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), structs.arrays(), placed.arrays()
+  )
+  if meta['shapes'] != _shapes(arrays):
+    raise ValueError('the checkpoints of this run are of another version: go on with that, or use another --workdir')
   return arrays
 
 

@@ -1,5 +1,6 @@
 """Placement by brute force over paths: who is where, when, and who asks for what."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -46,6 +47,38 @@ def test_every_path_has_one_turn_at_one_position(grid, devices):
   for path, position in seen.items():
     coordinates = np.unravel_index(path, shape) if shape else ()
     assert position == tuple(c // b for c, b in zip(coordinates, block, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """As far as placement looks at one."""
+
+  id: int
+  slice_index: int
+  platform: str = 'cpu'
+  device_kind: str = 'cpu'
+
+  @property
+  def process_index(self):
+    return self.slice_index
+
+
+@pytest.mark.parametrize('grid, slices, data, expected, spanned', [
+  # grid, devices of each slice, asked for; positions and devices inside a path; slices that a path spans
+  ({'a': 4, 'b': 2}, (8, 8), 0, (4, 2, 2), 1), ({'a': 2, 'b': 2}, (2, 2, 2, 2), 0, (2, 2, 2), 1),
+  ({'a': 3}, (8, 8), 0, (3, 4), 1), ({'a': 5}, (8, 8), 0, (5, 2), 1), ({'a': 4}, (6, 6), 4, (2, 4), 1),
+  ({'a': 4, 'b': 4}, (6, 5), 0, (4, 2, 1), 1), ({'a': 2}, (2, 2, 2, 2), 0, (2, 4), 2), ({}, (8, 8), 0, (16,), 2),
+])  # fmt: skip
+def test_a_path_is_in_one_slice_if_it_fits(grid, slices, data, expected, spanned):
+  index = [i for i, size in enumerate(slices) for _ in range(size)]
+  devices = [Device(id, i) for id, i in enumerate(index)][::-1]
+  placement = mesh.place(Grid(grid), settings.Mesh(data), {'train.batch_size': 16}, devices)
+  assert (*placement.positions, placement.data) == expected
+  rows = placement.mesh.devices.reshape(-1, placement.data)
+  assert {len({device.slice_index for device in row}) for row in rows} == {spanned}
+  assert len({device.id for row in rows for device in row}) == rows.size
+  first = [min(device.slice_index for device in row) for row in rows]
+  assert first == sorted(first)  # the first axes go from slice to slice
 
 
 def test_assemble_asks_for_the_positions_it_has_and_puts_them_there():

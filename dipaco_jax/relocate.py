@@ -1,0 +1,99 @@
+"""What paths keep between phases, taken over from a mesh with other positions: so that a run goes on elsewhere.
+
+In-flight arrays are `[m_a, ..., shape]`, one for each turn (see mesh.py). With other m_a the path with coordinates c is
+at another position and has another turn, but everything is in blocks: those of both meshes lie whole in the
+g_a = gcd(m_a, m'_a) parts into which they both cut an axis. So a device reads its parts only, and has all it needs.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from dipaco_jax.grid import Coordinates
+from dipaco_jax.mesh import Placement
+
+
+def sharding(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:
+  """Of an in-flight array of a mesh with those positions, on this one's devices; `new`: of one of this mesh."""
+  names, sizes = [], []
+  for name, old, here in zip(placement.grid.names, positions, placement.positions, strict=True):
+    common = math.gcd(old, here)
+    names += [name, f'{name} within']
+    sizes += [common, here // common]
+  devices = placement.mesh.devices.reshape(*sizes, placement.data)
+  mesh = Mesh(devices, (*names, 'data'), axis_types=(AxisType.Auto,) * devices.ndim)
+  return NamedSharding(mesh, new.spec, memory_kind=new.memory_kind)
+
+
+def turns(
+  placement: Placement, positions: Coordinates, old: Mapping[int, Any], shardings, fill: Callable[[Coordinates], Any]
+) -> dict[int, Any]:
+  """Trees of in-flight arrays by turn, on a mesh with those positions, as trees by turn on this one.
+
+  Args:
+    old: by turn, as `sharding` places them; turns may be missing.
+    shardings: of a new tree's arrays.
+    fill: turn -> a new tree, for the paths whose old turn is missing; a turn that has no others is left out.
+  """
+  leaves, structure = jax.tree.flatten(shardings)
+  columns = {number: jax.tree.leaves(tree) for number, tree in old.items()}
+  found = {}
+  for number, turn in enumerate(placement.turns()):
+    sources = _sources(placement, positions, turn)
+    missing = {n for n, _ in sources.values() if n not in old}
+    if missing >= {n for n, _ in sources.values()}:
+      continue
+    filler = jax.tree.leaves(fill(turn)) if missing else []
+    arrays = []
+    for i, leaf in enumerate(leaves):
+      parts = {p: (columns[n][i], q) if n in old else (filler[i], p) for p, (n, q) in sources.items()}
+      arrays.append(_gather(leaf, parts))
+    found[number] = structure.unflatten(arrays)
+  return found
+
+
+def _sources(
+  placement: Placement, positions: Coordinates, turn: Coordinates
+) -> dict[Coordinates, tuple[int, Coordinates]]:
+  """{position: (number of the turn, position)} of the turn's paths, here and on a mesh with those positions."""
+  block = tuple(k // m for k, m in zip(placement.grid.shape, positions, strict=True))
+  numbers = {turn: i for i, turn in enumerate(itertools.product(*map(range, block)))}
+  found = {}
+  for position in itertools.product(*map(range, placement.positions)):
+    path = (p * b + t for p, b, t in zip(position, placement.block, turn, strict=True))
+    at = [divmod(c, b) for c, b in zip(path, block, strict=True)]
+    found[position] = numbers[tuple(t for _, t in at)], tuple(p for p, _ in at)
+  return found
+
+
+def _gather(sharding: NamedSharding, parts: Mapping[Coordinates, tuple[jax.Array, Coordinates]]) -> jax.Array:
+  """An in-flight array, from the array and the position there that each position's part is taken from."""
+  (array, at), *_ = parts.values()
+  n, sizes = len(at), [max(p) + 1 for p in zip(*parts, strict=True)]
+
+  def piece(index):
+    source, position = parts[tuple(s.start or 0 for s in index[:n])]
+    return _part(source, position, index[n:])[(None,) * n]
+
+  return jax.make_array_from_callback((*sizes, *array.shape[n:]), sharding, piece)
+
+
+def _part(array: jax.Array, position: Coordinates, rest: tuple[slice, ...]) -> np.ndarray:
+  """What is at a position, as far as `rest` says, from the devices of this process."""
+  n = len(position)
+  for shard in array.addressable_shards:
+    first = [s.start or 0 for s in shard.index[:n]]
+    local = tuple(p - f for p, f in zip(position, first, strict=True))
+    inside = all(0 <= i < size for i, size in zip(local, shard.data.shape, strict=False))
+    if inside and _bounds(shard.index[n:], array.shape[n:]) == _bounds(rest, array.shape[n:]):
+      return np.asarray(shard.data)[local]
+  raise AssertionError(f'position {position} is not on the devices of this process')
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
+  return [s.indices(size) for s, size in zip(index, shape, strict=True)]
