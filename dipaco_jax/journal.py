@@ -15,7 +15,7 @@ class Journal:
 
   def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics.Metrics, record: Record):
     self._name, self._programs, self._rows, self._record = name, programs, rows, record
-    self._progress = progress.Progress(name, total_updates, 'steps')
+    self._progress = progress.Progress(name, total_updates, 'updates')
     self._pending: tuple | None = None
     self._timed = False  # the first dispatch compiles
     self.lap()

@@ -1,8 +1,9 @@
 """python -m dipaco_jax.main --config=configs/tiny.py --workdir=runs/tiny
 
 Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
-Exit status: 0 done; 2 wrong config or input, before any work; 75 the disk is full (run it again when there is space);
-130 stopped by Ctrl-C and 143 by SIGTERM, with everything saved.
+Exit status: 0 done; 2 wrong config or input, before any work; 69 another of several processes is gone (start all of
+them again); 75 the disk is full (run it again when there is space); 130 stopped by Ctrl-C and 143 by SIGTERM, with
+everything saved.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import time
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from dipaco_jax import checks, command
+from dipaco_jax import checks, command, processes
 from dipaco_jax import settings as settings_lib
 
 FLAGS = flags.FLAGS
@@ -90,7 +91,12 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 
 
 def main(argv: list[str] | None = None):
-  argv = sys.argv if argv is None else argv
+  with processes.together():
+    guarded(sys.argv if argv is None else argv)
+
+
+def guarded(argv: list[str]):
+  """All of it; what is the user's to mend ends in one line."""
   if any(a in ('--help', '-h', '-help', '--helpfull') for a in argv[1:]):
     return help_and_exit()
   signals = Signals()
@@ -133,7 +139,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
   """Checks everything that can be checked, then runs the stages."""
   quiet()
   if FLAGS.distributed:
-    join()
+    processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   import jax
 
   from dipaco_jax import checkpoint, metrics, progress, reuse, spmd, stages, text  # JAX: not for --help
@@ -192,7 +198,7 @@ def run_role(settings: settings_lib.Settings):
   if FLAGS.backup and FLAGS.role != 'worker':
     raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
   if FLAGS.distributed:
-    join()
+    processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   if FLAGS.parent:
     threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
   check_model(settings)
@@ -209,15 +215,6 @@ def follow(parent: int):
   while os.getppid() == parent:
     time.sleep(1)
   os.kill(os.getpid(), signal.SIGTERM)
-
-
-def join():
-  """Starts jax.distributed: by the flags, or by what Cloud TPU says of itself."""
-  import jax
-
-  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-  jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, and keep it to itself
-  jax.distributed.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 
 def quiet():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, shards
+from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, shards
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
@@ -182,6 +182,9 @@ class Trainer:
       self.journal.catch_up()
       self.publication.result()
       return self.state
+    except Exception as e:
+      processes.end_if_another_is_gone(e)
+      raise
     finally:
       self.journal.close()
       self.publisher.shutdown()

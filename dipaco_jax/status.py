@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import json
+import math
 import mmap
 import pathlib
 import statistics
@@ -102,10 +103,10 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     share = last['step'] / config.pretrain.steps
   else:
     phases, tau = config.train.phases, config.train.steps_per_phase
-    turns = _turns(workdir, last, config)
+    updates = phases * tau * math.prod(size for _, size in config.grid)
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
     position += f'{config.pretrain.steps + phases * tau:,}'
-    left, share = phases * tau * turns - last['updates'], last['updates'] / (phases * tau * turns)
+    left, share = updates - last['updates'], last['updates'] / updates
   lines = [f'{position}, {100 * share:.0f}% of this stage']
   losses = [loss for loss in last['loss'] if loss is not None]
   figures = [f'loss {statistics.mean(losses):.3f}'] if losses else ['loss is not a number']
@@ -115,20 +116,6 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   if running and rate is not None:  # 0 where rows are written within a tick of the clock
     figures.append(f'about {duration(left * rate)} to go in this stage')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
-
-
-def _turns(workdir: pathlib.Path, last: dict[str, Any], config: settings.Settings) -> int:
-  """How often a device trains a phase for one path after another: updates count each time."""
-  tau = config.train.steps_per_phase
-  for row in rows_backwards(workdir):
-    if row['kind'] == 'phase' and row['stage'] == 'train':
-      return row['updates'] // (row['phase'] * tau)
-    if row['stage'] != 'train':
-      break
-  paths = 1
-  for _, axis in config.grid:
-    paths *= axis
-  return -(-paths // max(len(last['paths']), 1))
 
 
 def _seconds_per_update(steps: list[dict[str, Any]]) -> float | None:

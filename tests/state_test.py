@@ -19,7 +19,7 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   with pytest.raises(spmd.Stopped):
     small.train(job, tmp_path / 'run', lambda: next(stops))
   run_state = run_state_lib.RunState(tmp_path / 'run' / 'checkpoints' / job.name, 2)
-  restored = state.restore(run_state, made)
+  restored = state.restore(run_state, made, made.fresh_state)
   run_state.close()
   assert restored is not None
   kinds = {turn: {x.sharding.memory_kind for x in jax.tree.leaves(inner)} for turn, inner in restored.inner.items()}

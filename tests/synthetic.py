@@ -135,20 +135,20 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
     for k in range(every, tau + 1, every):
       done = phase * tau + k
       loss = 2.6 + level - 0.3 * (1 - math.exp(-done / 150)) - 3e-4 * done + rng.normal(size=P) * 0.06
-      writer.write('step', 'train', done, step=start + done, phase=phase, paths=list(range(P)), loss=loss,
+      writer.write('step', 'train', done * P, step=start + done, phase=phase, paths=list(range(P)), loss=loss,
                    grad_norm=np.full(P, 0.6), learning_rate=5e-4, tokens_per_s=13_905.0)  # fmt: skip
     holdout = 2.72 + level - 0.27 * (1 - math.exp(-done / 120)) + 0.0001 * np.maximum(done - 380, 0) * (level < -0.1)
     holdout = holdout + rng.normal(size=P) * 0.015
     version, best = np.where(holdout < best, phase + 1, version), np.minimum(best, holdout)
     levels = grids.make_levels(grid, config.levels)
-    writer.write('phase', 'train', done, phase=phase + 1, step=start + done, inner_s=144.0, outer_s=0.6,
+    writer.write('phase', 'train', done * P, phase=phase + 1, step=start + done, inner_s=144.0, outer_s=0.6,
                  loss_by_path=loss, holdout_loss_by_path=holdout, best_version_by_path=version,
                  outer_gradient_norm={x.name: rng.lognormal(0.5 - 0.05 * phase, 0.1, grid.num_modules(x))
                                       for x in levels},
                  cosine={x.name: 0.5 * math.exp(-phase / 30) + 0.1 * i for i, x in enumerate(levels)
                          if grid.paths_through(x) > 1})  # fmt: skip
     perplexity = 10.42 + 3.1 * math.exp(-done / 150)
-    writer.write('evaluation', 'train', done, phase=phase + 1, step=start + done, perplexity=perplexity,
+    writer.write('evaluation', 'train', done * P, phase=phase + 1, step=start + done, perplexity=perplexity,
                  perplexity_by_path=[perplexity * math.exp(x) for x in level],
                  perplexity_by_domain={n: perplexity for n in results['tokenize']['domains']})  # fmt: skip
   writer.close()

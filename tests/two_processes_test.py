@@ -3,6 +3,7 @@
 They agree with each other too: on when to stop, and on which checkpoint to go on from.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -10,12 +11,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import small
 import tiny_run
+
+from dipaco_jax import processes as processes_lib
 
 PATHS_OF = ({0, 1}, {2, 3})  # of each process: the mesh has one position of axis a in each
 
@@ -39,18 +43,28 @@ def shards_held(pid: int) -> set[int]:
   return held
 
 
-def start(config: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[subprocess.Popen]:
-  options = [*more, '--distributed', f'--coordinator=localhost:{free_port()}', '--num_processes=2']
-  return [tiny_run.start(config, workdir, *options, f'--process_id={i}') for i in range(2)]
+def start(config: pathlib.Path, workdir: pathlib.Path, *more: str, count: int = 2) -> list[subprocess.Popen]:
+  options = [*more, '--distributed', f'--coordinator=localhost:{free_port()}', f'--num_processes={count}']
+  return [tiny_run.start(config, workdir, *options, f'--process_id={i}') for i in range(count)]
+
+
+@contextlib.contextmanager
+def ended(processes: list[subprocess.Popen]):
+  """At the end of the block there are none, whatever happens in it."""
+  try:
+    yield processes
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
 
 
 @pytest.fixture(scope='module')
 def joined(undisturbed, tmp_path_factory):
   """(workdir of a run by two processes, the paths whose shards each has been seen to hold open while training)."""
   workdir = tmp_path_factory.mktemp('two') / 'run'
-  processes = start(undisturbed.parent / 'config.py', workdir, tiny_run.RARELY)
   seen: tuple[set[int], set[int]] = (set(), set())
-  try:
+  with ended(start(undisturbed.parent / 'config.py', workdir, tiny_run.RARELY)) as processes:
     while all(process.poll() is None for process in processes):
       if sys.platform == 'linux' and (workdir / 'stages' / 'route.json').exists():
         for process, held in zip(processes, seen, strict=True):
@@ -58,17 +72,10 @@ def joined(undisturbed, tmp_path_factory):
             held |= shards_held(process.pid)
     for process in processes:
       tiny_run.finish(process)
-  finally:
-    for process in processes:
-      process.kill()
-      process.communicate()
   return workdir, seen
 
 
-def test_same_modules(joined, undisturbed):
-  workdir, _ = joined
-  for name in ('train', 'validation'):
-    np.testing.assert_array_equal(*(np.load(w / 'routing' / '0' / f'{name}.npy') for w in (workdir, undisturbed)))
+def assert_same_modules(workdir, undisturbed):
   files = sorted(p.relative_to(undisturbed) for p in (undisturbed / 'modules' / '4').rglob('*.safetensors'))
   assert len(files) == 1 + 2 + 2
   for file in files:
@@ -76,6 +83,13 @@ def test_same_modules(joined, undisturbed):
     # 36 steps, pretraining included, each errs by the rounding of a parameter, and of a direction that is a sum over a
     # batch's targets; epsilon is 1e-8, so that directions of gradients near it magnify what rounding leaves.
     small.assert_close(ours, theirs, 36 * small.EPS * (2 + 0.01 * 4 * 64) * 100)
+
+
+def test_same_modules(joined, undisturbed):
+  workdir, _ = joined
+  for name in ('train', 'validation'):
+    np.testing.assert_array_equal(*(np.load(w / 'routing' / '0' / f'{name}.npy') for w in (workdir, undisturbed)))
+  assert_same_modules(workdir, undisturbed)
 
 
 def test_same_report(joined, undisturbed):
@@ -90,27 +104,72 @@ def test_each_process_reads_its_own_shards_only(joined):
   assert joined[1] == PATHS_OF
 
 
+def assert_rows_are_there_once(workdir):
+  rows = [(r['kind'], r['stage'], r['updates']) for r in small.metrics.read_rows(workdir)]
+  assert len(rows) == len(set(rows)) and ('phase', 'train', 96) in rows
+
+
 def test_every_row_of_metrics_is_there_once(joined):
-  rows = [(r['kind'], r['stage'], r['updates']) for r in small.metrics.read_rows(joined[0])]
-  assert len(rows) == len(set(rows)) and ('phase', 'train', 48) in rows
+  assert_rows_are_there_once(joined[0])
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
-  processes = start(config, workdir)
-  try:
-    tiny_run.stop_when(processes[1], lambda: tiny_run.updates(workdir, 'train') >= 20, signal.SIGTERM)
+  with ended(start(config, workdir)) as processes:
+    tiny_run.stop_when(processes[1], lambda: tiny_run.updates(workdir, 'train') >= 40, signal.SIGTERM)
     tiny_run.finish(processes[0], 130)
-    found = [p for p in (workdir / 'checkpoints' / 'train').iterdir() if p.name.isdigit()]
-    assert len(found) > 1
-    bad = max(found, key=lambda p: int(p.name))
-    tiny_run.flip_a_bit(max((f for f in bad.rglob('*') if f.is_file()), key=lambda f: f.stat().st_size))
-    processes = start(config, workdir)
+  found = [p for p in (workdir / 'checkpoints' / 'train').iterdir() if p.name.isdigit()]
+  assert len(found) > 1
+  bad = max(found, key=lambda p: int(p.name))
+  tiny_run.flip_a_bit(max((f for f in bad.rglob('*') if f.is_file()), key=lambda f: f.stat().st_size))
+  with ended(start(config, workdir)) as processes:
     for said in [tiny_run.finish(process) for process in processes]:
       assert f'checkpoint {bad.absolute()} is corrupt' in said
-  finally:
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
+
+
+def assert_others_end(processes: list[subprocess.Popen], victim: int):
+  """Soon after one was killed, and with words."""
+  began = time.monotonic()
+  for process in processes[:victim] + processes[victim + 1 :]:
+    said = process.communicate(timeout=processes_lib.HEARTBEAT_S + 30)[1]
+    assert process.returncode in (processes_lib.GONE, -signal.SIGABRT), said[-4000:]
+    assert 'another process of the run is gone' in said or 'another task died' in said
+  print(f'the other ended with {process.returncode} after {time.monotonic() - began:.1f} s: {said[-1500:]}')
+
+
+@pytest.mark.slow
+def test_killed_on_one_host_the_run_ends_and_goes_on(joined, undisturbed, tmp_path):
+  config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
+  for victim, at in ((1, 20), (0, 60)):
+    with ended(start(config, workdir)) as processes:
+      tiny_run.stop_when(processes[victim], lambda at=at: tiny_run.updates(workdir, 'train') >= at, signal.SIGKILL)
+      assert_others_end(processes, victim)
+  with ended(start(config, workdir)) as processes:
     for process in processes:
-      process.kill()
-      process.communicate()
+      tiny_run.finish(process)
+  assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
+
+
+@pytest.mark.slow
+def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
+  """From the end of a phase, in which a mesh with other positions has the same state."""
+  config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
+  for count, at in ((2, 40), (4, 60), (1, 80)):
+    with ended(start(config, workdir, count=count)) as processes:
+      tiny_run.stop_when(processes[0], lambda at=at: tiny_run.updates(workdir, 'train') >= at, signal.SIGTERM)
+  with ended(start(config, workdir)) as processes:
+    for process in processes:
+      assert 'goes on from the end of a phase' in tiny_run.finish(process)
+  assert_same_modules(workdir, undisturbed)
+  assert_rows_are_there_once(workdir)
+
+
+@pytest.mark.slow
+def test_one_process_with_as_many_devices_goes_on_with_the_same_bits(joined, undisturbed, tmp_path):
+  config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
+  with ended(start(config, workdir)) as processes:
+    tiny_run.stop_when(processes[0], lambda: tiny_run.updates(workdir, 'train') >= 40, signal.SIGTERM)
+  tiny_run.finish(tiny_run.start(config, workdir, devices=2))
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
