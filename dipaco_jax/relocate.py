@@ -53,7 +53,7 @@ def turns(
     for i, leaf in enumerate(leaves):
       parts = {p: (columns[n][i], q) if n in old else (filler[i], p) for p, (n, q) in sources.items()}
       arrays.append(_gather(leaf, parts))
-    found[number] = structure.unflatten(arrays)
+    found[number] = jax.tree.unflatten(structure, arrays)
   return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, classifier, evaluate, labels, routing, shards
+from dipaco_jax import checkpoint, classifier, evaluate, labels, router, routing, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 
@@ -32,7 +32,7 @@ def reroute(run: run_lib.Run, number: int, version: int):
         f'than the {run.layout.grid.num_paths} paths: raise it, or give more text'
       )
     found = find_labels(run, number, version, indices)
-    run_lib.only_first_process(lambda: _fit(run, number, indices, *found), f'routed {number}')
+    routing.publish_router(run, number, functools.partial(_fit, run, number, indices, *found))
   run_lib.only_first_process(lambda: routing.write_shards(run, number), f'sharded {number}')
 
 
@@ -96,11 +96,11 @@ def _file(folder, path: int):
   return folder / f'{path}.npy'
 
 
-def _fit(run: run_lib.Run, number: int, indices: np.ndarray, labels_N: np.ndarray, cost: dict[str, Any]):
-  """The classifier with its bias, and where it sends all text."""
+def _fit(
+  run: run_lib.Run, number: int, indices: np.ndarray, labels_N: np.ndarray, cost: dict[str, Any]
+) -> tuple[router.Router, dict[str, Any]]:
+  """The classifier with its bias, and what it is like."""
   s, num_paths = run.settings, run.layout.grid.num_paths
-  if (run.workdir / 'routing' / str(number)).exists():
-    return
   z_ND = jax.numpy.concatenate(list(routing.features(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   documents, _ = run.sequences('train').columns()
@@ -117,4 +117,4 @@ def _fit(run: run_lib.Run, number: int, indices: np.ndarray, labels_N: np.ndarra
     target_P = (frequency_P * len(labels_N) + 1) / (len(labels_N) + num_paths)  # no path is left without text
     fitted = classifier.calibrate(fitted, z_ND, jax.numpy.asarray(target_P))
     meta['calibrated_accuracy'] = classifier.accuracy(fitted, z_ND[tested], labels_N[tested])
-  routing.publish_router(run, number, fitted, meta)
+  return fitted, meta

@@ -3,11 +3,14 @@
 import functools
 import json
 import math
-from collections.abc import Iterator
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+import safetensors.numpy
 
 from dipaco_jax import balance, checkpoint, classifier, metrics, model, router, shards
 from dipaco_jax import progress as progress_lib
@@ -15,11 +18,18 @@ from dipaco_jax import run as run_lib
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
 MAX_FEATURE_BYTES = 2**30
+PART_ROWS = 64 * FEATURE_ROWS  # sequences that a process routes before it keeps their paths
 
 
 def route(run: run_lib.Run) -> dict[str, Any]:
   """Every sequence to its path, every path's sequences to its shard [2.4]."""
-  run_lib.only_first_process(lambda: _route(run), 'routed')
+  routing = run.settings.routing
+  method = routing.first if routing.method == 'discriminative' else routing.method
+  if method in router.FITS:
+    publish_router(run, 0, functools.partial(_fit, run, method))
+  else:
+    run_lib.only_first_process(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
+  run_lib.only_first_process(lambda: write_shards(run, 0), 'sharded')
   return sharded(run, 0)
 
 
@@ -31,18 +41,13 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 
-def _route(run: run_lib.Run):
+def _fit(run: run_lib.Run, method: str) -> tuple[router.Router, dict[str, Any]]:
   routing = run.settings.routing
-  method = routing.first if routing.method == 'discriminative' else routing.method
-  if method not in router.FITS:
-    publish_routes(run, 0, lambda split, top_n: by_hash(run, split, top_n))
-  elif not (run.workdir / 'routing' / '0').exists():
-    num_sequences = len(run.sequences('train'))
-    drawn = np.sort(np.random.default_rng(run.settings.seed).permutation(num_sequences)[: routing.sample])
-    z_ND = jax.numpy.asarray(np.concatenate(list(features(run, 'train', drawn))))
-    key, shape = jax.random.key(run.settings.seed), run.layout.grid.shape
-    publish_router(run, 0, router.fit(method, key, z_ND, shape, routing))
-  write_shards(run, 0)
+  num_sequences = len(run.sequences('train'))
+  drawn = np.sort(np.random.default_rng(run.settings.seed).permutation(num_sequences)[: routing.sample])
+  z_ND = jax.numpy.asarray(np.concatenate(list(features(run, 'train', drawn))))
+  key, shape = jax.random.key(run.settings.seed), run.layout.grid.shape
+  return router.fit(method, key, z_ND, shape, routing), {}
 
 
 def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
@@ -51,24 +56,75 @@ def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
   return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
 
-def publish_router(run: run_lib.Run, number: int, fitted: router.Router, meta: dict[str, Any] | None = None):
-  """A round's router, and where it sends the sequences of both splits."""
-  capacity, num_paths = run.settings.routing.capacity, run.layout.grid.num_paths
+def publish_router(run: run_lib.Run, number: int, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
+  """A round's router, and where it sends the sequences of both splits: each process routes its share of them.
+
+  Args:
+    fit: the router and what is to be said of it; asked of the first process.
+  """
+  if checkpoint.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
+    return
+  folder = run.workdir / 'routing' / f'{number}-parts'
+  run_lib.only_first_process(lambda: _keep_router(run, folder, fit), f'fitted {number}')
+  arrays = safetensors.numpy.load_file(folder / 'router.safetensors')
+  fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+  top = {'train': run.settings.routing.top_n, 'validation': 1}
+  capacity = {'train': run.settings.routing.capacity, 'validation': 0.0}
+  for split in top:
+    if not capacity[split]:
+      route_parts(run, fitted, folder, split, top[split], (jax.process_index(), jax.process_count()))
+  checkpoint.barrier(f'routed {number} in parts')
 
   def assign(split: str, top_n: int) -> np.ndarray:
-    if split == 'train' and capacity:
-      chunks = (jax.numpy.asarray(z) for z in features(run, split))
-      scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
-      room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
-      # The greedy rule (arXiv 2410.03529) alone gets part of what is to be had; on scores and duals nearly all.
-      bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
-      return balance.assign(scores_NP + bias_P, room_P)[:, None]
-    routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split)]
-    return np.concatenate(routed).astype(np.int32)
+    if capacity[split]:
+      return _assign_within(run, fitted, split, capacity[split])
+    return np.concatenate([np.load(file) for file in _parts(run, folder, split)])
 
-  arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-  about = json.dumps(meta or {}).encode()
-  publish_routes(run, number, assign, {'router.safetensors': checkpoint.to_bytes(arrays), 'meta.json': about})
+  def publish():
+    files: dict[str, checkpoint.Data] = {n: (folder / n).read_bytes() for n in ('router.safetensors', 'meta.json')}
+    publish_routes(run, number, assign, files)
+    shutil.rmtree(folder)
+
+  run_lib.only_first_process(publish, f'routed {number}')
+
+
+def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
+  """Fits it, unless a run that was stopped has; the features that are kept are there then."""
+  if not (folder / 'router.safetensors').exists():
+    fitted, meta = fit()
+    checkpoint.write_file(folder / 'meta.json', json.dumps(meta))
+    arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
+    checkpoint.write_file(folder / 'router.safetensors', checkpoint.to_bytes(arrays))
+  for split in ('train', 'validation'):
+    next(features(run, split), None)
+
+
+def _parts(run: run_lib.Run, folder: pathlib.Path, split: str) -> list[pathlib.Path]:
+  """Files of paths, of PART_ROWS sequences each."""
+  return [folder / f'{split}-{i}.npy' for i in range(-(-len(run.sequences(split)) // PART_ROWS))]
+
+
+def route_parts(
+  run: run_lib.Run, fitted: router.Router, folder: pathlib.Path, split: str, top_n: int, share: tuple[int, int]
+):
+  """The files of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
+  num_sequences = len(run.sequences(split))
+  for i, file in list(enumerate(_parts(run, folder, split)))[share[0] :: share[1]]:
+    if not file.exists():
+      mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
+      routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split, mine)]
+      checkpoint.write_array(file, np.concatenate(routed).astype(np.int32))
+
+
+def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity: float) -> np.ndarray:
+  """Paths [N, 1], none of which gets more than `capacity` times the mean."""
+  num_paths = run.layout.grid.num_paths
+  chunks = (jax.numpy.asarray(z) for z in features(run, split))
+  scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
+  room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
+  # The greedy rule (arXiv 2410.03529) alone gets part of what is to be had; on scores and duals nearly all.
+  bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
+  return balance.assign(scores_NP + bias_P, room_P)[:, None]
 
 
 def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, checkpoint.Data] | None = None):

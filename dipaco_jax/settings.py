@@ -157,8 +157,8 @@ class Evaluate:
 class Checkpoint:
   """Orbax run state."""
 
-  every_steps: int = 50  # inner steps, counted in every turn where paths take turns
-  keep: int = 2
+  every_steps: int = 50  # inner steps, counted in every turn; in a phase of no more steps than these, at its end
+  keep: int = 2  # the newest, and with them the last at the end of a phase
 
 
 @dataclasses.dataclass(frozen=True)

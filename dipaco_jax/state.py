@@ -129,11 +129,9 @@ def _zeros(programs: Programs) -> tuple[Any, Any]:
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None:
   """ShapeDtypeStructs with shardings of the arrays in a checkpoint with this meta; None: it is of no use here."""
-  record, turns, in_turn, own = Record(**meta['record']), meta['turns'], meta['in_turn'], meta['own']
-  positions = tuple(meta['positions'])
-  here = positions == programs.placement.positions
-  if not here and (in_turn or record.turn):
-    logging.warning('this run began with other devices: it goes on from the end of a phase')
+  positions, record = tuple(meta['positions']), Record(**meta['record'])
+  if positions != programs.placement.positions and (meta['in_turn'] or record.turn):
+    logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
     return None
   modules, outer, sums, squares = jax.eval_shape(programs.start, programs.shapes)
   params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
@@ -143,24 +141,29 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     for tree in (params, inner)
   )
   structs = State(
-    modules, outer, sums, squares, dict.fromkeys(turns, inner), params if in_turn else None, record,
-    dict.fromkeys(own, params),
-  )  # fmt: skip
-  waiting, flying = programs.waiting_shardings, programs.shardings((programs.params_spec, programs.state_spec))
-  if not here:
-    elsewhere = functools.partial(relocate.sharding, programs.placement, positions)
-    waiting, flying = jax.tree.map(elsewhere, (waiting, flying))
-  placed = State(
-    *programs.shardings((programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec)),
-    {turn: flying[1] if in_turn and turn == record.turn else waiting for turn in turns},
-    flying[0] if in_turn else None, record, dict.fromkeys(own, flying[0]),
+    modules, outer, sums, squares, dict.fromkeys(meta['turns'], inner), params if meta['in_turn'] else None, record,
+    dict.fromkeys(meta['own'], params),
   )  # fmt: skip
   arrays = jax.tree.map(
-    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), structs.arrays(), placed.arrays()
-  )
+    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+    structs.arrays(), _shardings(programs, meta, record).arrays(),
+  )  # fmt: skip
   if meta['shapes'] != _shapes(arrays):
     raise ValueError('the checkpoints of this run are of another version: go on with that, or use another --workdir')
   return arrays
+
+
+def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> State:
+  """Where the arrays of a checkpoint with this meta go; with other positions, near to where they will be."""
+  stacked = programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec
+  modules, outer, sums, squares = programs.shardings(stacked)
+  waiting, (params, inner) = programs.waiting_shardings, programs.shardings((programs.params_spec, programs.state_spec))
+  if (positions := tuple(meta['positions'])) != programs.placement.positions:
+    elsewhere = functools.partial(relocate.sharding, programs.placement, positions)
+    waiting, params = jax.tree.map(elsewhere, (waiting, params))
+  by_turn = {turn: inner if meta['in_turn'] and turn == record.turn else waiting for turn in meta['turns']}
+  own = dict.fromkeys(meta['own'], params)
+  return State(modules, outer, sums, squares, by_turn, params if meta['in_turn'] else None, record, own)
 
 
 def _shapes(arrays) -> str:

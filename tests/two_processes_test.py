@@ -1,6 +1,7 @@
 """Two processes of a job, joined by jax.distributed, agree with one; each reads its own paths' shards and no others.
 
-They agree with each other too: on when to stop, and on which checkpoint to go on from.
+They agree with each other too: on when to stop, and on which checkpoint to go on from. Where one is killed all end, and
+the same commands go on; so do other numbers of processes.
 """
 
 import contextlib
@@ -59,17 +60,41 @@ def ended(processes: list[subprocess.Popen]):
       process.communicate()
 
 
+def look(processes: list[subprocess.Popen], workdir: pathlib.Path, seen: tuple[set[int], ...]):
+  """Notes whose shards each holds open, once all of them can be there."""
+  if sys.platform == 'linux' and (workdir / 'stages' / 'route.json').exists():
+    for process, held in zip(processes, seen, strict=True):
+      if process.poll() is None:
+        held |= shards_held(process.pid)
+
+
+def assert_others_end(processes: list[subprocess.Popen], victim: int):
+  """Soon after one was killed, and with words: ours, or the runtime's."""
+  began = time.monotonic()
+  for process in processes[:victim] + processes[victim + 1 :]:
+    said = process.communicate(timeout=processes_lib.HEARTBEAT_S + 30)[1]
+    assert process.returncode in (processes_lib.GONE, -signal.SIGABRT), said[-4000:]
+    assert 'another process of the run is gone' in said or 'another task died' in said
+    print(f'ended with {process.returncode} after {time.monotonic() - began:.1f} s: {said[-1500:]}')
+
+
 @pytest.fixture(scope='module')
 def joined(undisturbed, tmp_path_factory):
-  """(workdir of a run by two processes, the paths whose shards each has been seen to hold open while training)."""
-  workdir = tmp_path_factory.mktemp('two') / 'run'
+  """(workdir of a run by two processes, the paths whose shards each has been seen to hold open while training).
+
+  One of them is killed on the way; the same commands go on.
+  """
+  config, workdir = undisturbed.parent / 'config.py', tmp_path_factory.mktemp('two') / 'run'
   seen: tuple[set[int], set[int]] = (set(), set())
-  with ended(start(undisturbed.parent / 'config.py', workdir, tiny_run.RARELY)) as processes:
+  with ended(start(config, workdir, tiny_run.RARELY)) as processes:
+    while not ((workdir / 'checkpoints' / 'train' / '48').exists() and tiny_run.updates(workdir, 'train') > 48):
+      assert all(process.poll() is None for process in processes)
+      look(processes, workdir, seen)
+    processes[1].kill()
+    assert_others_end(processes, 1)
+  with ended(start(config, workdir, tiny_run.RARELY)) as processes:
     while all(process.poll() is None for process in processes):
-      if sys.platform == 'linux' and (workdir / 'stages' / 'route.json').exists():
-        for process, held in zip(processes, seen, strict=True):
-          if process.poll() is None:
-            held |= shards_held(process.pid)
+      look(processes, workdir, seen)
     for process in processes:
       tiny_run.finish(process)
   return workdir, seen
@@ -129,16 +154,6 @@ def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(join
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
 
 
-def assert_others_end(processes: list[subprocess.Popen], victim: int):
-  """Soon after one was killed, and with words."""
-  began = time.monotonic()
-  for process in processes[:victim] + processes[victim + 1 :]:
-    said = process.communicate(timeout=processes_lib.HEARTBEAT_S + 30)[1]
-    assert process.returncode in (processes_lib.GONE, -signal.SIGABRT), said[-4000:]
-    assert 'another process of the run is gone' in said or 'another task died' in said
-  print(f'the other ended with {process.returncode} after {time.monotonic() - began:.1f} s: {said[-1500:]}')
-
-
 @pytest.mark.slow
 def test_killed_on_one_host_the_run_ends_and_goes_on(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
@@ -161,7 +176,7 @@ def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
       tiny_run.stop_when(processes[0], lambda at=at: tiny_run.updates(workdir, 'train') >= at, signal.SIGTERM)
   with ended(start(config, workdir)) as processes:
     for process in processes:
-      assert 'goes on from the end of a phase' in tiny_run.finish(process)
+      assert 'it goes on from the end of a phase' in tiny_run.finish(process)
   assert_same_modules(workdir, undisturbed)
   assert_rows_are_there_once(workdir)
 

@@ -1,0 +1,35 @@
+"""Text is routed in parts, by any number of processes, and those that are there are not made again."""
+
+import shutil
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import history, router, routing
+from dipaco_jax import run as run_lib
+
+
+def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
+  for name in ('sequences', 'base', 'stages'):
+    shutil.copytree(undisturbed / name, tmp_path / name)
+  run = run_lib.unattended(tmp_path, history.read_settings(undisturbed))
+  arrays = safetensors.numpy.load_file(undisturbed / 'routing' / '0' / 'router.safetensors')
+  fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+  expected, folder = np.load(undisturbed / 'routing' / '0' / 'train.npy'), tmp_path / 'parts'
+  monkeypatch.setattr(routing, 'MAX_FEATURE_BYTES', 0)  # as of a text whose features are not kept
+  monkeypatch.setattr(routing, 'FEATURE_ROWS', 64)
+  monkeypatch.setattr(routing, 'PART_ROWS', 128)
+  assert len(expected) > 3 * 128
+
+  for share, there in (((2, 3), {2}), ((0, 3), {0, 2, 3}), ((1, 3), {0, 1, 2, 3})):
+    routing.route_parts(run, fitted, folder, 'train', 1, share)
+    assert {path.name for path in folder.iterdir()} == {f'train-{i}.npy' for i in there}
+  np.testing.assert_array_equal(np.concatenate([np.load(folder / f'train-{i}.npy') for i in range(4)]), expected)
+  assert not (tmp_path / 'features').exists()
+
+  np.save(folder / 'train-1.npy', np.full((128, 1), 7, np.int32))
+  (folder / 'train-2.npy').unlink()
+  routing.route_parts(run, fitted, folder, 'train', 1, (0, 1))
+  assert (np.load(folder / 'train-1.npy') == 7).all()
+  np.testing.assert_array_equal(np.load(folder / 'train-2.npy'), expected[256:384])
