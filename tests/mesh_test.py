@@ -66,7 +66,7 @@ class Device:
 @pytest.mark.parametrize('grid, slices, data, expected, spanned', [
   # grid, devices of each slice, asked for; positions and devices inside a path; slices that a path spans
   ({'a': 4, 'b': 2}, (8, 8), 0, (4, 2, 2), 1), ({'a': 2, 'b': 2}, (2, 2, 2, 2), 0, (2, 2, 2), 1),
-  ({'a': 3}, (8, 8), 0, (3, 4), 1), ({'a': 5}, (8, 8), 0, (5, 2), 1), ({'a': 4}, (6, 6), 4, (2, 4), 1),
+  ({'a': 3}, (8, 8), 0, (3, 4), 1), ({'a': 5}, (8, 8), 0, (5, 2), 1), ({'a': 6}, (6, 6), 4, (2, 4), 1),
   ({'a': 4, 'b': 4}, (6, 5), 0, (4, 2, 1), 1), ({'a': 2}, (2, 2, 2, 2), 0, (2, 4), 2), ({}, (8, 8), 0, (16,), 2),
 ])  # fmt: skip
 def test_a_path_is_in_one_slice_if_it_fits(grid, slices, data, expected, spanned):

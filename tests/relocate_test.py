@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
   undisturbed, stopped = small.train(job(8), tmp_path / 'undisturbed'), ()
   (tmp_path / 'run').mkdir()
   # Stops in the middle of the second phase, and on other devices, that begin it again, at the end of it.
-  for devices, stop_at, begins in ((2, 4 * 2 + 3, 0), (8, 2, 1), (2, 100, 2)):
+  for devices, stop_at, begins in ((2, 8 + 5, 0), (8, 2, 1), (2, 100, 2)):
     made = job(devices)
     with metrics.Metrics(tmp_path / 'run') as rows:
       stop = iter(range(1, 100))

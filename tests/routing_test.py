@@ -33,3 +33,4 @@ def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
   routing.route_parts(run, fitted, folder, 'train', 1, (0, 1))
   assert (np.load(folder / 'train-1.npy') == 7).all()
   np.testing.assert_array_equal(np.load(folder / 'train-2.npy'), expected[256:384])
+  run.metrics.close()
