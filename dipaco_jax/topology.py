@@ -64,8 +64,7 @@ def find(name: str) -> Topology:
     known = '; '.join(f'{kind}: {shapes.replace(" ", ", ")}' for kind, shapes in SHAPES.items())
     raise ValueError(f'--topology={name} is not known. KIND:SHAPE or KIND:SHAPE*SLICES of these: {known}')
   slices = int(match[3] or 1) if match else 1
-  for name, value in ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
+  os.environ.update(ENVIRONMENT | os.environ)
   from jax.experimental import topologies
 
   options = OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
