@@ -28,17 +28,19 @@ def rows(size: str) -> list[Row]:
 
 @drawing.styled
 def picture(table, rows, results):
-  """Agreement against the share of scores taken, a line for each grid."""
+  """Agreement against the share of scores taken, a line for each way, on which a point is a grid."""
   made, ax = drawing.axes(drawing.WIDE * 0.8, 4.2)
-  for row, colour in zip(rows, drawing.COLOURS, strict=False):
-    for name, words in WAYS.items():
+  for (name, words), colour in zip(WAYS.items(), drawing.COLOURS, strict=False):
+    points = []
+    for row in rows:
       agreement, scored = (
         common.figures(results, row.name, Column('', f'labels.{name}.{field}')) for field in ('agreement', 'scored')
       )
       if agreement:
-        x, y = statistics.fmean(scored), statistics.fmean(agreement)
-        ax.plot([x], [y], 'o', color=colour, label=row.title if name == 'first' else None)
-        ax.annotate(words, (x, y), (5, 4), textcoords='offset points', size=7.5)
+        points.append((statistics.fmean(scored), statistics.fmean(agreement)))
+        ax.annotate(row.title.split()[-1], points[-1], (0, 6), textcoords='offset points', size=7.5, ha='center')
+    if points:
+      ax.plot(*zip(*points, strict=True), 'o-', color=colour, linewidth=1, label=words)
   ax.set_xlabel('scores taken, of all')
   ax.set_ylabel('agreement with exact labels')
   ax.legend()
