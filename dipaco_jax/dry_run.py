@@ -207,21 +207,27 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
 
 
 def what_fits(s: settings_lib.Settings, topology: Topology) -> str:
-  """The largest batch that does, with every block computed again; '' where none does."""
-  remat = '' if s.model.remat == 'full' else '--config.model.remat=full '
-  changed = dataclasses.replace(s, model=dataclasses.replace(s.model, remat='full'))
-  size = s.train.batch_size * (2 if remat else 1)
-  while size > 1:
-    size //= 2
-    train, evaluate = dataclasses.replace(s.train, batch_size=size), dataclasses.replace(s.evaluate, batch_size=size)
-    made = on(dataclasses.replace(changed, train=train, evaluate=evaluate), topology)
-    try:
-      if memory(made, compile_all(made))['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes:
-        return f'{remat}--config.train.batch_size={size} --config.evaluate.batch_size={size}'
-    except DoesNotFit:
+  """The options with which it does: smaller parts of a batch, blocks computed again, fewer rows; '' where none do.
+
+  The first that fit are told, each tried by compiling.
+  """
+  rows, last = s.train.microbatch or s.train.batch_size, s.train.batch_size
+  tries = [(remat, rows // 4**i, last) for remat in ('dots', 'full') for i in range(5) if rows // 4**i]
+  tries += [('full', 1, last // 4**i) for i in range(1, 5) if last // 4**i]
+  for remat, part, size in tries:
+    if (remat, part, size) == (s.model.remat, rows, last):
       continue
-    except ValueError:  # a slice's devices do not divide it
-      break
+    train, evaluate = (
+      dataclasses.replace(s.train, microbatch=part, batch_size=size), dataclasses.replace(s.evaluate, batch_size=size)
+    )  # fmt: skip
+    changed = dataclasses.replace(s, model=dataclasses.replace(s.model, remat=remat), train=train)
+    try:
+      made = on(changed if size == last else dataclasses.replace(changed, evaluate=evaluate), topology)
+      if memory(made, compile_all(made))['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes:
+        fewer = f' --config.train.batch_size={size} --config.evaluate.batch_size={size}' if size < last else ''
+        return f'--config.model.remat={remat} --config.train.microbatch={part}{fewer}'
+    except (DoesNotFit, ValueError):  # ValueError: a path's devices do not divide it
+      continue
   return ''
 
 

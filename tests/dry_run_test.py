@@ -63,7 +63,7 @@ def test_devices_inside_a_path_and_slices():
 def test_what_does_not_fit_is_answered_with_what_would():
   needed = dry_run.run(config(), here())['hbm_bytes_per_chip']
   found = dry_run.run(config(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
-  assert not found['fits'] and '--config.train.batch_size=' in found['what_fits']
+  assert not found['fits'] and '--config.train.microbatch=' in found['what_fits']
   assert 'does not fit' in dry_run.table(found)
 
 
