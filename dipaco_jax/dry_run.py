@@ -184,18 +184,18 @@ def crossed(data: int, slices: list[int], group: list[int]) -> str:
 
 
 def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
-  """Collectives of an inner step, and of the outer step: how many, and the bytes of their results on a chip."""
+  """Collectives of an inner step, and of the outer step: how many, and the bytes that a chip sends."""
   number = {device: i // topology.chips_per_slice for i, device in enumerate(topology.devices)}
   slices = [number[device] for device in made.placement.mesh.devices.reshape(-1)]
   everybody = list(range(len(slices)))
   found: dict[str, Any] = {}
   for name in ('steps', 'outer'):
-    count, size = dict.fromkeys(('data', 'grid', 'dcn'), 0), dict.fromkeys(('data', 'grid', 'dcn'), 0)
+    count, size = dict.fromkeys(('data', 'grid', 'dcn'), 0), dict.fromkeys(('data', 'grid', 'dcn'), 0.0)
     for collective in hlo.collectives(compiled[name].as_text()):
       groups = collective.groups or [everybody]
       where = max((crossed(made.placement.data, slices, group) for group in groups), key=('data', 'grid', 'dcn').index)
       count[where] += 1
-      size[where] += collective.size
+      size[where] += collective.sent(len(everybody))
     found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
   return found | {
     'inner_grid_collectives': found['steps_collectives']['grid'] + found['steps_collectives']['dcn'],

@@ -15,6 +15,12 @@ class Collective(NamedTuple):
   size: int  # bytes of the result on a device
   groups: list[list[int]]  # places in the program's order of devices; [] where all are one group
 
+  def sent(self, num_devices: int) -> float:
+    """Bytes that each of so many devices sends, in a ring."""
+    n = len(self.groups[0]) if self.groups else num_devices
+    parts = {'all-gather': (n - 1) / n, 'reduce-scatter': n - 1, 'all-reduce': 2 * (n - 1) / n}
+    return self.size * parts.get(self.kind, 1)
+
 
 def collectives(text: str) -> list[Collective]:
   """Of a compiled program's HLO, those in the bodies of its loops once."""
@@ -22,6 +28,9 @@ def collectives(text: str) -> list[Collective]:
   for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
     if match := re.search(rf' = (.*?)\s({KINDS})(-start)?\(', line):
       shapes = re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', match[1])
+      if match[3] and match[2] in ('all-gather', 'collective-permute'):  # (operands, results, contexts)
+        shapes = [shape for shape in shapes if shape != ('u32', '')]
+        shapes = shapes[len(shapes) // 2 :]
       size = sum(BYTES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
       found.append(Collective(match[2], size, groups(line)))
   return found

@@ -256,6 +256,8 @@ def check_model(settings: settings_lib.Settings):
 
   from dipaco_jax import mesh, model, modules
 
+  if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
+    raise ValueError("config.model.attention='splash' is for TPU: use 'auto'")
   shapes = model.shapes(model.make(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   mesh.place(layout.grid, settings.mesh, settings.batch_sizes('train'), jax.devices())

@@ -6,7 +6,7 @@ import io
 import re
 from typing import Any, BinaryIO, cast
 
-WILDCARDS = {'**/': '(?:.*/)?', '*': '[^/]*', '?': '[^/]'}
+WILDCARDS = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
 def is_remote(path: str) -> bool:
@@ -22,7 +22,7 @@ def find(pattern: str) -> list[str]:
   """
   bucket, name = _split(pattern)
   folder = re.split(r'[*?[]', name)[0].rpartition('/')[0]
-  parts = re.split(r'(\*\*/|\*|\?|\[[^]]+\])', name)
+  parts = re.split(r'(\*\*/|\*\*$|\*|\?|\[[^]]+\])', name)
   others = [part.replace('[!', '[^') if part[:1] == '[' else re.escape(part) for part in parts]
   expression = ''.join(WILDCARDS.get(part, other) for part, other in zip(parts, others, strict=True))
   matches = re.compile(expression).fullmatch

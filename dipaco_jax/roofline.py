@@ -4,7 +4,9 @@
     bytes   of the compiled program, see `hlo.Traffic`: an upper bound
 
 The best: arithmetic hides all traffic, arguments and results cross HBM once, and temporaries twice. The worst: every
-byte of the bound, one after the other with arithmetic and collectives.
+byte of the bound, one after the other with arithmetic and collectives. Neither is strict: FLOPs count every pair of
+tokens, half of which splash leaves out, and not what `remat='dots'` computes again; splash reads keys and values more
+than once.
 """
 
 import dataclasses
@@ -17,7 +19,7 @@ import numpy as np
 from dipaco_jax import grid as grid_lib
 from dipaco_jax import hlo, inner, loss, mesh, metrics, model, programs
 from dipaco_jax import settings as settings_lib
-from dipaco_jax.topology import Topology
+from dipaco_jax.topology import DCN_BYTES_PER_S, Chip, Topology
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
@@ -50,11 +52,10 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = settings_lib.dispatch_steps(s.train.steps_per_phase, s.train.steps_per_dispatch)
   upper = hlo.Traffic(steps.as_text()).of() / k
-  sent_s = sent['steps_collective_bytes']['data'] / (chip.ici_bytes_per_s / 2)
+  sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
   best_s = max(done / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = done / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
   useful = metrics.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
-  outer_s = sent['outer_bytes_per_chip'] / (chip.ici_bytes_per_s / 2)
   hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
   return {
     'flops_per_step': flops * data, 'step_s_low': best_s, 'step_s_high': worst_s,
@@ -62,6 +63,11 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
     'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
     'hours_low': hours[0], 'hours': hours[1], 'chip_hours': hours[1] * made.placement.mesh.devices.size,
   }  # fmt: skip
+
+
+def seconds_to_send(num_bytes: dict[str, float], chip: Chip) -> float:
+  """Over a chip's links, half of which are for sending, and from slice to slice over the data-center network."""
+  return (num_bytes['data'] + num_bytes['grid']) / (chip.ici_bytes_per_s / 2) + num_bytes['dcn'] / DCN_BYTES_PER_S
 
 
 def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:

@@ -26,6 +26,7 @@ CHIPS = {
   'v5p': Chip(459e12, 95 * GIB, 2.765e12, 600e9),
   'v6e': Chip(918e12, 32 * GIB, 1.64e12, 448e9),
 }
+DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, since Google states it by pod
 SHAPES = {
   'v4': '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16',
   'v5e': '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',

@@ -5,10 +5,12 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 import small
+from jax.experimental import topologies
 
 from dipaco_jax import dry_run, metrics, roofline, topology
 from dipaco_jax import settings as settings_lib
@@ -35,8 +37,8 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert 2 * parameters <= kinds['inner states'] <= 2 * parameters + 16
   assert found['fits'] and found['hbm_bytes_per_chip'] >= sum(kinds.values()) - kinds['gradients']
   assert found['inner_grid_collectives'] == 0 and found['steps_collectives'] == {'data': 0, 'grid': 0, 'dcn': 0}
-  owners = made.layout.owner.items()
-  shared = sum(4 * math.prod(made.shapes[name].shape) for name, level in owners if level.name != 'own')
+  sent = {(): 1.5, ('a',): 1, ('b',): 1, ('a', 'b'): 0}  # of each byte: 2 (n - 1) / n among n paths
+  shared = sum(4 * math.prod(made.shapes[name].shape) * sent[level.axes] for name, level in made.layout.owner.items())
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
   json.dumps(metrics.plain(found))
@@ -71,6 +73,23 @@ def test_what_does_not_fit_is_answered_with_what_would():
 def test_an_unknown_topology_is_answered_with_the_known_ones(name):
   with pytest.raises(ValueError, match='v5e: 1x1, 2x2, 2x4'):
     topology.find(name)
+
+
+@pytest.mark.parametrize('name, asked', [
+  ('v5e:2x4', {'topology_name': 'v5e:2x4', 'num_slices': 1}),
+  ('v5e:2x2*3', {'topology_name': 'v5e:2x2', 'num_slices': 3}),
+  ('v4:2x2x1', {'topology_name': 'v4:2x2x1', 'num_slices': 1, 'chip_config_name': 'megacore'}),
+])  # fmt: skip
+def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monkeypatch):
+  calls = []
+
+  def describe(**options):
+    calls.append(options)
+    return types.SimpleNamespace(devices=jax.devices()[:4])
+
+  monkeypatch.setattr(topologies, 'get_topology_desc', describe)
+  found = topology.find(name)
+  assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
 
 
 @pytest.mark.parametrize('options, words', [

@@ -45,6 +45,20 @@ ENTRY %main (p0: f32[12,896,64]) -> f32[12,896,64] {
 """
 
 
+@pytest.mark.parametrize('line, kind, size, sent', [
+  ('%x = f32[16,8]{1,0} all-gather(%a), replica_groups=[2,8]<=[16], dimensions={0}', 'all-gather', 512, 448),
+  ('%x = (f32[2,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%a), replica_groups=[2,8]<=[16]', 'all-gather', 512, 448),
+  ('%x = f32[2,8]{1,0} reduce-scatter(%a), replica_groups=[2,8]<=[16], dimensions={0}', 'reduce-scatter', 64, 448),
+  ('%x = f32[16,8]{1,0} all-reduce(%a), replica_groups={{0,1,2,3},{4,5,6,7}}', 'all-reduce', 512, 768),
+  ('%x = f32[16,8]{1,0} all-reduce-start(%a), replica_groups={}, to_apply=%sum', 'all-reduce', 512, 960),
+  ('%x = (f32[16,8]{1,0}, f32[16,8]{1,0}, u32[], u32[]) collective-permute-start(%a), source_target_pairs={{0,1}}',
+   'collective-permute', 512, 512),
+])  # fmt: skip
+def test_collectives_tell_what_a_device_sends(line, kind, size, sent):
+  (found,) = hlo.collectives(line)
+  assert (found.kind, found.size, found.sent(16)) == (kind, size, sent)
+
+
 def test_traffic_is_counted_by_slices_tiles_and_turns_of_loops():
   padded = 896 * 128  # 64 lanes of 128 are filled
   in_loop = 4 * padded + 512 + 2 * padded  # a float32 slice and its place are read, a bfloat16 one is written

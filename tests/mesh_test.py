@@ -118,6 +118,14 @@ def test_what_cannot_be_is_said(data, rows, words):
     place({'a': 2}, 8, data, rows)
 
 
+def test_devices_that_are_no_box_are_taken_in_order(monkeypatch):
+  def refuse(*args, **options):
+    raise AssertionError('no box')
+
+  monkeypatch.setattr(mesh.mesh_utils, 'create_device_mesh', refuse)
+  assert place({'a': 5}, 8).mesh.devices.reshape(-1).tolist() == jax.devices()[:5]
+
+
 def test_fetch_is_whole():
   placement = place({'a': 4}, 8)
   x = jax.device_put(np.arange(8.0).reshape(4, 2), NamedSharding(placement.mesh, P('a', 'data')))

@@ -26,7 +26,9 @@ def bucket():
   remote._storage.cache_clear()
 
 
-PATTERNS = ['*.txt', 'sub/*', '**/*.txt', '**/b1.txt', 'sub/**/b1.txt', 'sub/b?.txt', 'sub/b[1].txt', 'sub/b[!1].txt']
+PATTERNS = [
+  '*.txt', 'sub/*', '**/*.txt', '**/b1.txt', 'sub/**', 'sub/**/b1.txt', 'sub/b?.txt', 'sub/b[1].txt', 'sub/b[!1].txt',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('pattern', [*PATTERNS, 'a.txt', 'other/(1).txt', 'none.txt', 's*/a.txt'])
