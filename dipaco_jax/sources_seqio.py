@@ -3,12 +3,14 @@
 import difflib
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from dipaco_jax import settings, sources
 from dipaco_jax.sources_tfds import load
 
+BATCH = 256  # examples read at one time
 SEED = 0  # of mixtures and of preprocessors that draw
 
 
@@ -29,8 +31,7 @@ def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
       return None
     raise ValueError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(splits)}')
   dataset = _opened(data, lambda: _dataset(data, task, isinstance(task, seqio.Mixture), split))
-  read = functools.partial(_read, data, *_text_of(data, dataset.element_spec, task, tf))
-  return _items(tf, data, dataset, split, read)
+  return _items(tf, data, _strings(tf, data, task, dataset), split)
 
 
 def _task(seqio: Any, data: settings.Data) -> Any:
@@ -74,28 +75,35 @@ def _opened(data: settings.Data, action: Callable[[], Any]) -> Any:
     raise ValueError(f'config.data.name={data.name!r} cannot be read ({type(e).__name__}: {str(e)[:200]})') from e
 
 
-def _text_of(data: settings.Data, spec: Any, task: Any, tf: Any) -> tuple[str, Callable[[Any], str]]:
-  """The key of the text in an example, and what makes a text of what is there."""
+def _strings(tf: Any, data: settings.Data, task: Any, dataset: Any) -> Any:
+  """A tf.data.Dataset of (text, domain)."""
+  spec, feature = dataset.element_spec, task.output_features.get(data.text_key)
   strings = [key for key, of in spec.items() if of.dtype == tf.string]
-  for key in (f'{data.text_key}_pretokenized', data.text_key):
-    if key in strings:
-      return key, lambda value: value.decode('utf-8', 'replace')
-  feature = task.output_features.get(data.text_key)
-  if feature is None:
+  kept = next((key for key in (f'{data.text_key}_pretokenized', data.text_key) if key in strings), '')
+  if not kept and feature is None:
     keys = sorted({*strings, *task.output_features})
     raise ValueError(f'{data.name}: no text under {data.text_key!r}; there are {keys}: set config.data.text_key')
-  return data.text_key, lambda tokens: feature.vocabulary.decode(tokens.tolist())
+
+  def both(example):
+    text = example[kept] if kept else feature.vocabulary.decode_tf(example[data.text_key])
+    if data.domain_key not in spec:
+      return text, ''
+    domain = example[data.domain_key]
+    return text, domain if domain.dtype == tf.string else tf.strings.as_string(domain)
+
+  return dataset.map(both, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _items(tf: Any, data: settings.Data, dataset: Any, split: str, read: Callable) -> Iterator[sources.Item]:
+def _items(tf: Any, data: settings.Data, dataset: Any, split: str) -> Iterator[sources.Item]:
+  batches = dataset.batch(BATCH).as_numpy_iterator()  # an element at a time takes longer
+  rows = itertools.chain.from_iterable(zip(*batch, strict=True) for batch in batches)
   try:
-    for number, example in enumerate(dataset.as_numpy_iterator()):
+    for number, row in enumerate(rows):
       draw = sources.spread(f'{data.name}/{split}', number)
-      yield sources.Item(f'{split}:{number}', draw, functools.partial(read, example))
+      yield sources.Item(f'{split}:{number}', draw, functools.partial(_decode, *row))
   except tf.errors.OpError as e:
     raise ValueError(f'config.data.name={data.name!r}: {str(e)[:200]}') from e
 
 
-def _read(data: settings.Data, key: str, text_of: Callable[[Any], str], example: Any) -> tuple[str, str]:
-  domain = example.get(data.domain_key, b'')
-  return text_of(example[key]), domain.decode('utf-8', 'replace') if isinstance(domain, bytes) else str(domain)
+def _decode(text: bytes, domain: bytes) -> tuple[str, str]:
+  return text.decode('utf-8', 'replace'), domain.decode('utf-8', 'replace')

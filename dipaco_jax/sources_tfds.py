@@ -85,7 +85,9 @@ def _records(tf: Any, split: Any) -> Iterator[bytes]:
 
 
 def _tf_records(tf: Any, path: str) -> Iterator[bytes]:
-  return tf.data.TFRecordDataset(path, buffer_size=BUFFER_BYTES).as_numpy_iterator()
+  records = tf.data.TFRecordDataset(path, buffer_size=BUFFER_BYTES)
+  for batch in records.batch(READ_RECORDS).prefetch(1).as_numpy_iterator():  # one at a time takes 5 times as long
+    yield from batch
 
 
 def _array_records(path: str) -> Iterator[bytes]:

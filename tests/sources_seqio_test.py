@@ -18,7 +18,7 @@ import functools
 import seqio
 
 FEATURES = {{'targets': seqio.Feature(seqio.SentencePieceVocabulary({model!r}), add_eos=True)}}
-REKEY = functools.partial(seqio.preprocessors.rekey, key_map={{'targets': 'text', 'domain': 'domain'}})
+REKEY = functools.partial(seqio.preprocessors.rekey, key_map={{'targets': 'text', 'domain': 'domain', 'number': 'number'}})
 for name, splits, keeps in (
   ('kept', ('train', 'validation'), True), ('decoded', ('train', 'validation'), False),
   ('alone', ('train',), True), ('elsewhere', {{'test': 'train'}}, True),
@@ -70,6 +70,12 @@ def test_a_task_gives_the_text_that_was_put_in(folder, name):
   for documents, given in zip(both(data(folder, name)), (TRAIN, VALIDATION), strict=True):
     assert sorted((d.text, d.domain) for d in documents) == sorted((as_it_was(d['text']), d['domain']) for d in given)
     assert len({d.id for d in documents}) == len(given)
+
+
+def test_numbers_may_be_domains(folder):
+  given = data(folder, 'kept', domain_key='number')
+  assert {d.domain for d in text.documents(given, 'train')} == {str(i) for i in range(60)}
+  assert {d.domain for d in text.documents(data(folder, 'kept', domain_key='url'), 'train')} == {''}
 
 
 def test_the_order_stays(folder):
