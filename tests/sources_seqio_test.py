@@ -18,7 +18,8 @@ import functools
 import seqio
 
 FEATURES = {{'targets': seqio.Feature(seqio.SentencePieceVocabulary({model!r}), add_eos=True)}}
-REKEY = functools.partial(seqio.preprocessors.rekey, key_map={{'targets': 'text', 'domain': 'domain', 'number': 'number'}})
+KEYS = {{'targets': 'text', 'domain': 'domain', 'number': 'number'}}
+REKEY = functools.partial(seqio.preprocessors.rekey, key_map=KEYS)
 for name, splits, keeps in (
   ('kept', ('train', 'validation'), True), ('decoded', ('train', 'validation'), False),
   ('alone', ('train',), True), ('elsewhere', {{'test': 'train'}}, True),
