@@ -13,9 +13,9 @@ FOLDER = pathlib.Path(__file__).parent.parent / 'benchmarks'
 SIZES = '--width=32 --num_heads=2 --mlp_dim=48 --vocab_size=64 --seq_len=64 --batch_size=2'.split()
 
 
-def run(name: str, *flags: str) -> dict:
+def run(name: str, *flags: str, sizes=SIZES) -> dict:
   """One device: the 8 fake ones of the tests would share its cores."""
-  command = [sys.executable, str(FOLDER / name), *SIZES, *flags]
+  command = [sys.executable, str(FOLDER / name), *sizes, *flags]
   done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {'XLA_FLAGS': ''})
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout.splitlines()[-1])
@@ -50,3 +50,13 @@ def test_paths():
   one, four = (row['parts'] for row in found['results'])
   assert four['inner_states'] == 4 * one['inner_states'] == 4 * 2 * one['params']
   assert four['modules'] > one['modules'] == one['params']
+
+
+def test_text(tmp_path):
+  (tmp_path / 'a.txt').write_text(pathlib.Path(__file__).read_text() * 200)
+  flags = [f'--text={tmp_path}/*.txt', '--mb=2', '--vocab_size=400', '--paths=2', '--seq_len=64']
+  found = run('text.py', *flags, sizes=())
+  assert (tmp_path / 'a.txt').stat().st_size < found['tokens'] < 2e6  # more than its bytes: it is repeated
+  assert found['c4_tokenize_core_hours'] == pytest.approx(305e3 / found['tokenize_mb_per_core_s'] / 3600, rel=1e-3)
+  assert found['tokenize_mb_per_s_at_most'] > found['tokenize_mb_per_core_s']
+  assert 0 < found['before_mb'] <= found['tokenize_peak_mb'] <= found['shard_peak_mb'] < 500
