@@ -5,6 +5,7 @@ the same commands go on; so do other numbers of processes.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -127,6 +128,14 @@ def test_same_report(joined, undisturbed):
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_each_process_reads_its_own_shards_only(joined):
   assert joined[1] == PATHS_OF
+
+
+def test_each_process_writes_its_part_of_checkpoints_and_modules(joined):
+  arrays = joined[0] / 'checkpoints' / 'train' / '96' / 'arrays'
+  sizes = [sum(f.stat().st_size for f in (arrays / f'ocdbt.process_{i}').rglob('*') if f.is_file()) for i in range(2)]
+  assert max(sizes) < 0.6 * sum(sizes)  # what both have is written by one of them
+  written = [json.loads((joined[0] / 'modules' / '4' / f'index-{i}.json').read_text()) for i in range(2)]
+  assert 'low/0.safetensors' in written[0] and list(written[1]) == ['low/1.safetensors']
 
 
 def assert_rows_are_there_once(workdir):
