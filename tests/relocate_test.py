@@ -1,5 +1,6 @@
 """What paths keep goes with them to a mesh with other positions, to the bit; and the run goes on from there."""
 
+import contextlib
 import functools
 import itertools
 
@@ -60,13 +61,6 @@ def test_a_device_reads_no_more_than_it_must():
     assert found.shard_shape((*positions, 5)) == (positions[0] // share, 5)
 
 
-@functools.cache
-def job(devices):
-  """As in invariant 4, so that the two compile each program once."""
-  s = small.settings(GRID, small.MIXED_LEVELS, checkpoint=dict(every_steps=8))
-  return small.make_job(small.make_programs(s, devices))
-
-
 def by_path(placement, state):
   """Inner states on the host, of the paths that have one."""
   found = {}
@@ -79,27 +73,66 @@ def by_path(placement, state):
   return found
 
 
+def leg(job, workdir, check=lambda trainer: None, stop_at=0):
+  """(placement, state) of a run that goes on in a workdir, to its end or until so many dispatches are made."""
+  workdir.mkdir(exist_ok=True)
+  with metrics.Metrics(workdir) as rows:
+    asked = itertools.count(1)
+    trainer = spmd.Trainer(job, workdir, 8, 2, rows, lambda: next(asked) == stop_at)
+    check(trainer)
+    with contextlib.suppress(spmd.Stopped):
+      trainer.train()
+    return job.programs.placement, trainer.state
+
+
+def tolerance(job):
+  """As in invariant 4."""
+  steps = job.phases * job.steps_per_phase
+  return 1.33 * 8**0.5 * steps * small.EPS * (2 + 0.01 * small.ROWS * small.LENGTH)
+
+
 def test_a_run_goes_on_with_other_devices(tmp_path):
-  undisturbed, stopped = small.train(job(8), tmp_path / 'undisturbed'), ()
-  (tmp_path / 'run').mkdir()
-  # Stops in the middle of the second phase, and on other devices, that begin it again, at the end of it.
-  for devices, stop_at, begins in ((2, 8 + 5, 0), (8, 2, 1), (2, 100, 2)):
-    made = job(devices)
-    with metrics.Metrics(tmp_path / 'run') as rows:
-      stop = iter(range(1, 100))
-      trainer = spmd.Trainer(made, tmp_path / 'run', 8, 2, rows, lambda stop=stop, at=stop_at: next(stop) == at)
-      record = trainer.state.record
-      assert (record.phase, record.turn, record.step, trainer.state.params) == (begins, 0, 0, None)
-      if begins == 2:  # the stopped one's last state is what this one goes on from
-        before, now = by_path(*stopped), by_path(made.programs.placement, trainer.state)
-        assert before.keys() == now.keys() == set(range(8))
-        jax.tree.map(np.testing.assert_array_equal, before, now)
-      try:
-        state = trainer.train()
-      except spmd.Stopped:
-        stopped = made.programs.placement, trainer.state
-  steps = 3 * 4
-  tolerance = 1.33 * 8**0.5 * steps * small.EPS * (2 + 0.01 * small.ROWS * small.LENGTH)  # as in invariant 4
-  small.assert_close(small.fetched(state.modules), small.fetched(undisturbed.modules), tolerance)
-  kept = [(row['kind'], row['updates'], tuple(row.get('paths', ()))) for row in metrics.read_rows(tmp_path / 'run')]
+  # As in invariant 4, so that the two compile each program once.
+  two, eight = (small.make_job(small.make_programs(small.settings(GRID, small.MIXED_LEVELS), n)) for n in (2, 8))
+  undisturbed = small.train(eight, tmp_path / 'undisturbed')
+
+  def begins_at(phase, trainer):
+    record = trainer.state.record
+    assert (record.phase, record.turn, record.step, trainer.state.params) == (phase, 0, 0, None)
+
+  workdir = tmp_path / 'run'
+  leg(two, workdir, stop_at=8 + 5)  # in the middle of the second phase, which then begins anew
+  stopped = leg(eight, workdir, functools.partial(begins_at, 1), stop_at=2)  # at its end
+
+  def goes_on(trainer):
+    begins_at(2, trainer)
+    before, now = by_path(*stopped), by_path(two.programs.placement, trainer.state)
+    assert before.keys() == now.keys() == set(range(8))
+    jax.tree.map(np.testing.assert_array_equal, before, now)
+
+  _, state = leg(two, workdir, goes_on)
+  small.assert_close(small.fetched(state.modules), small.fetched(undisturbed.modules), tolerance(two))
+  kept = [(row['kind'], row['updates'], tuple(row.get('paths', ()))) for row in metrics.read_rows(workdir)]
   assert len(kept) == len(set(kept)) and {row[1] for row in kept if row[0] == 'phase'} == {32, 64, 96}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('changes', [
+  dict(train=dict(offload=True)), dict(outer=dict(lost=0.6)), dict(train=dict(paths_per_phase=1)),
+], ids=['waiting on the host', 'outer gradients are lost', 'paths are sampled'])  # fmt: skip
+def test_what_else_paths_keep(tmp_path, changes):
+  s = small.settings({'a': 3}, (('all', '.*', ('a',)),), **changes)
+  one, three = (small.make_job(small.make_programs(s, n)) for n in (1, 3))
+  undisturbed = small.train(one, tmp_path / 'undisturbed')
+  turns = 1 if s.train.paths_per_phase else 3
+  leg(one, tmp_path / 'run', stop_at=2 * turns)
+  leg(three, tmp_path / 'run', stop_at=2)
+
+  def goes_on(trainer):
+    assert trainer.state.record.phase == 2
+
+  _, state = leg(one, tmp_path / 'run', goes_on)
+  assert all(
+    x.sharding.memory_kind == ('pinned_host' if s.train.offload else 'device') for x in jax.tree.leaves(state.inner)
+  )
+  small.assert_close(small.fetched(state.modules), small.fetched(undisturbed.modules), tolerance(one))
