@@ -23,17 +23,31 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-  """Of a compiled program's HLO, those in the bodies of its loops once."""
+  """Of a compiled program's HLO, those in the bodies of its loops once.
+
+  From slice to slice of TPUs the compiler has each device send its part to its host, and receive the sum: a `recv`.
+  """
   found = []
   for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
     if match := re.search(rf' = (.*?)\s({KINDS})(-start)?\(', line):
-      shapes = re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', match[1])
+      shapes = shapes_in(match[1])
       if match[3] and match[2] in ('all-gather', 'collective-permute'):  # (operands, results, contexts)
         shapes = [shape for shape in shapes if shape != ('u32', '')]
         shapes = shapes[len(shapes) // 2 :]
-      size = sum(BYTES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
-      found.append(Collective(match[2], size, groups(line)))
+      found.append(Collective(match[2], size_of(shapes), groups(line)))
+    elif match := re.search(r' = \((\w+\[[\d,]*\]).*? recv\(.*xla_megascale', line):
+      found.append(Collective('recv', size_of(shapes_in(match[1])), []))
   return found
+
+
+def shapes_in(text: str) -> list[tuple[str, str]]:
+  """(type, dimensions) of the arrays that a text names."""
+  return re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', text)
+
+
+def size_of(shapes: list[tuple[str, str]]) -> int:
+  """Their bytes."""
+  return sum(BYTES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
 
 
 def permuted(text: str) -> np.ndarray:

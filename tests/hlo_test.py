@@ -81,3 +81,17 @@ def test_traffic_of_what_this_machine_compiles():
   )
   least = x.nbytes + w.nbytes + x.nbytes
   assert least <= once <= 3 * least and 6 * once <= often <= 8 * once + 3 * least
+
+
+BETWEEN_SLICES = """
+%recv.12 = (f32[128,8,128]{2,1,0:T(8,128)}, u32[], token[]) recv(%after-all.12), channel_id=25, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_transfer_type="ALL_REDUCE"}
+%recv-done.12 = (f32[128,8,128]{2,1,0:T(8,128)}, token[]) recv-done(%recv.12), channel_id=25, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+%all-gather.10 = f32[2048,128]{1,0:T(8,128)S(1)} all-gather(%bitcast.26), channel_id=39, replica_groups={{0,2},{1,3}}
+"""
+
+
+def test_what_slices_of_tpus_send_each_other_is_counted():
+  found = hlo.collectives(BETWEEN_SLICES)
+  assert found == [('recv', 4 * 128 * 8 * 128, []), ('all-gather', 4 * 2048 * 128, [[0, 2], [1, 3]])]
