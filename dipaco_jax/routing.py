@@ -64,7 +64,7 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], tuple[router
   """
   if checkpoint.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
-  folder = run.workdir / 'routing' / f'{number}-parts'
+  folder = _parts_folder(run, number)
   run_lib.only_first_process(lambda: _keep_router(run, folder, fit), f'fitted {number}')
   arrays = safetensors.numpy.load_file(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
@@ -83,7 +83,6 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], tuple[router
   def publish():
     files: dict[str, checkpoint.Data] = {n: (folder / n).read_bytes() for n in ('router.safetensors', 'meta.json')}
     publish_routes(run, number, assign, files)
-    shutil.rmtree(folder)
 
   run_lib.only_first_process(publish, f'routed {number}')
 
@@ -96,7 +95,12 @@ def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple
     arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
     checkpoint.write_file(folder / 'router.safetensors', checkpoint.to_bytes(arrays))
   for split in ('train', 'validation'):
-    next(features(run, split), None)
+    keep_features(run, split)
+
+
+def _parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
+  """Of a round's router and what it has routed, until all is routed."""
+  return run.workdir / 'routing' / f'{number}-parts'
 
 
 def _parts(run: run_lib.Run, folder: pathlib.Path, split: str) -> list[pathlib.Path]:
@@ -141,18 +145,24 @@ def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, check
 def features(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
   """z of a split's sequences (all, or those at `indices`), float32, FEATURE_ROWS at a time, by the base model.
 
-  Those of a split are kept in `features/<split>.npy`, unless that would be larger than MAX_FEATURE_BYTES.
+  Those that `keep_features` has kept are read.
   """
-  everything = np.arange(len(run.sequences(split)))
-  indices = everything if indices is None else indices
-  file = run.workdir / 'features' / f'{split}.npy'
-  if not file.exists() and 4 * len(everything) * run.settings.model.width <= MAX_FEATURE_BYTES:
-    checkpoint.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))
-  if not file.exists():
+  indices = np.arange(len(run.sequences(split))) if indices is None else indices
+  if (file := keep_features(run, split)) is None:
     yield from _compute_features(run, split, indices)
     return
   kept = np.load(file, mmap_mode='r')
   yield from (kept[indices[start : start + FEATURE_ROWS]] for start in range(0, len(indices), FEATURE_ROWS))
+
+
+def keep_features(run: run_lib.Run, split: str) -> pathlib.Path | None:
+  """`features/<split>.npy`, made if it is not there; None where it would be larger than MAX_FEATURE_BYTES."""
+  file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
+  if not file.exists():
+    if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
+      return None
+    checkpoint.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))
+  return file
 
 
 def _compute_features(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
@@ -180,7 +190,8 @@ def router_data(run: run_lib.Run) -> np.ndarray:
 
 
 def write_shards(run: run_lib.Run, number: int):
-  """`shards/<number>/` of the paths, as `routing/<number>/` says."""
+  """`shards/<number>/` of the paths, as `routing/<number>/` says, whose parts are of no more use."""
+  shutil.rmtree(_parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
   _write_shards(run, str(number), run.routed('train', number), run.layout.grid.num_paths)
 
 

@@ -10,12 +10,17 @@ from dipaco_jax import history, router, routing
 from dipaco_jax import run as run_lib
 
 
-def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
-  for name in ('sequences', 'base', 'stages'):
-    shutil.copytree(undisturbed / name, tmp_path / name)
-  run = run_lib.unattended(tmp_path, history.read_settings(undisturbed))
+def opened(undisturbed, workdir, *names):
+  """A run that has come as far as these of an undisturbed one's artefacts, and the router of that one."""
+  for name in names:
+    shutil.copytree(undisturbed / name, workdir / name)
+  run = run_lib.unattended(workdir, history.read_settings(undisturbed))
   arrays = safetensors.numpy.load_file(undisturbed / 'routing' / '0' / 'router.safetensors')
-  fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+  return run, router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+
+
+def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
+  run, fitted = opened(undisturbed, tmp_path, 'sequences', 'base', 'stages')
   expected, folder = np.load(undisturbed / 'routing' / '0' / 'train.npy'), tmp_path / 'parts'
   monkeypatch.setattr(routing, 'MAX_FEATURE_BYTES', 0)  # as of a text whose features are not kept
   monkeypatch.setattr(routing, 'FEATURE_ROWS', 64)
@@ -33,4 +38,23 @@ def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
   routing.route_parts(run, fitted, folder, 'train', 1, (0, 1))
   assert (np.load(folder / 'train-1.npy') == 7).all()
   np.testing.assert_array_equal(np.load(folder / 'train-2.npy'), expected[256:384])
+  run.metrics.close()
+
+
+def test_what_is_routed_needs_no_features_and_its_parts_go(undisturbed, tmp_path, monkeypatch):
+  run, fitted = opened(undisturbed, tmp_path, 'sequences', 'stages')  # no base model, of which features are made
+  routed, folder = undisturbed / 'routing' / '0', tmp_path / 'routing' / '0-parts'
+  shutil.copytree(routed, folder)
+  for split in ('train', 'validation'):
+    np.save(folder / f'{split}-0.npy', np.load(routed / f'{split}.npy').reshape(len(run.sequences(split)), -1))
+  killed = shutil.copytree(folder, tmp_path / 'as it was')
+  monkeypatch.setattr(routing, 'MAX_FEATURE_BYTES', 0)
+
+  for _ in range(2):
+    routing.publish_router(run, 0, lambda: (fitted, {}))
+    routing.write_shards(run, 0)
+    assert sorted(path.name for path in (tmp_path / 'routing').iterdir()) == ['0']
+    shutil.copytree(killed, folder)  # as one leaves it who is killed before it goes
+  for name in ('train.npy', 'validation.npy', 'meta.json'):
+    assert (tmp_path / 'routing' / '0' / name).read_bytes() == (routed / name).read_bytes()
   run.metrics.close()
