@@ -1,6 +1,8 @@
 """What is wrong with bad settings: ranges of single fields, and what fields say of each other. `s` is a Settings."""
 
 import math
+import os
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,3 +123,10 @@ def _check_schedule(s, num_paths: int):
   for first, paths in s.train.schedule:
     if not paths or not all(0 <= path < num_paths for path in paths):
       raise ValueError(f'config.train.schedule: phase {first} names paths {paths}; they go from 0 to {num_paths - 1}')
+
+
+def is_input_error(error: BaseException) -> bool:
+  """Whether it is for the user to mend: a ValueError that our own code states with `raise`; any other is a bug."""
+  place = traceback.extract_tb(error.__traceback__)[-1]
+  ours = os.path.dirname(place.filename) == os.path.dirname(__file__)
+  return isinstance(error, ValueError) and ours and (place.line or '').startswith('raise ')

@@ -54,13 +54,6 @@ def causes(error: BaseException) -> list[BaseException]:
   return found
 
 
-def is_input_error(error: BaseException) -> bool:
-  """Whether it is for the user to mend: a ValueError that our own code states with `raise`; any other is a bug."""
-  place = traceback.extract_tb(error.__traceback__)[-1]
-  ours = os.path.dirname(place.filename) == os.path.dirname(__file__)
-  return isinstance(error, ValueError) and ours and (place.line or '').startswith('raise ')
-
-
 def disk_is_full(error: BaseException) -> bool:
   """Whether a full disk is behind an error; TensorStore says so in words only."""
   full = (errno.ENOSPC, errno.EDQUOT)

@@ -113,7 +113,7 @@ def guarded(argv: list[str]):
     if command.disk_is_full(e):
       words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
       command.fail(words, command.TRY_AGAIN)
-    if not command.is_input_error(e):
+    if not checks.is_input_error(e):
       raise
     command.fail(' '.join(str(e).split()))
 

@@ -7,6 +7,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+from dipaco_jax import checks
+
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 GONE = 69  # exit status where another process is gone; the runtime's own is 134
 OF_ANOTHER = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # what libraries say of it
@@ -32,7 +34,7 @@ def together() -> Iterator[None]:
     end_if_another_is_gone(e)
     if not isinstance(e, SystemExit):
       traceback.print_exception(e)
-    leave(e.code if isinstance(e, SystemExit) else 1)
+    leave((e.code or 0) if isinstance(e, SystemExit) else 1)
 
 
 def joined() -> bool:
@@ -43,7 +45,8 @@ def joined() -> bool:
 
 def end_if_another_is_gone(error: BaseException):
   """One line and status GONE where an error says that; before anything else waits for that process."""
-  if joined() and isinstance(error, (RuntimeError, ValueError)) and OF_ANOTHER.search(str(error)):
+  theirs = isinstance(error, (RuntimeError, ValueError)) and not checks.is_input_error(error)
+  if joined() and theirs and OF_ANOTHER.search(str(error)):
     words = str(error).splitlines()[0]
     print(f'dipaco_jax: another process of the run is gone ({words}): start all of them again', file=sys.stderr)
     leave(GONE)

@@ -27,8 +27,8 @@ def digests(directory: pathlib.Path) -> dict[str, str]:
   return found
 
 
-class _Kept:
-  """What Orbax asks when a checkpoint is written."""
+class _PreservationPolicy:
+  """Which checkpoints Orbax keeps when it has written one."""
 
   def __init__(self, kept: Callable[[list[int]], set[int]]):
     self._kept = kept
@@ -51,7 +51,7 @@ class RunState:
     self._ocp = ocp
     self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=_Kept(self.kept), enable_async_checkpointing=True, cleanup_tmp_directories=True
+      preservation_policy=_PreservationPolicy(self.kept), enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')

@@ -11,7 +11,7 @@ import jax
 import pytest
 from absl import flags
 
-from dipaco_jax import command, main, stages
+from dipaco_jax import checks, command, main, stages
 from dipaco_jax.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -169,10 +169,10 @@ def test_whose_error_it_is():
       call(*args)
     return info.value
 
-  assert command.is_input_error(caught(stages.check_rows, Settings(), 1000))
-  assert not command.is_input_error(caught(jax.numpy.zeros, -1))
+  assert checks.is_input_error(caught(stages.check_rows, Settings(), 1000))
+  assert not checks.is_input_error(caught(jax.numpy.zeros, -1))
   with contextlib.suppress(ValueError):
-    assert not command.is_input_error(caught(main.pathlib.Path, 3))
+    assert not checks.is_input_error(caught(main.pathlib.Path, 3))
 
 
 def test_a_full_disk_by_whatever_name():
