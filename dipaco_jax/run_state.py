@@ -56,6 +56,7 @@ class RunState:
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
     self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
+    self.metas: dict[int, dict[str, Any]] = {}  # of what `restore` has found and left in place, by updates
     self._reads = 0  # of checkpoints, on which the processes agree one by one
 
   def kept(self, found: Collection[int]) -> set[int]:
@@ -67,6 +68,8 @@ class RunState:
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
     args = self._ocp.args
     items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
+    if jax.process_index() == 0:  # a run that was killed may have left the seal of an earlier one of this name
+      self._seal_file(updates).unlink(missing_ok=True)
     self._manager.save(updates, args=items, force=True)
     if jax.process_index() == 0:
       self._sealer.submit(self._seal, updates)
@@ -76,11 +79,14 @@ class RunState:
     while not (self._directory / str(updates)).exists() and not self._closing.wait(0.1):
       pass
     with contextlib.suppress(OSError):  # it never came, or has gone already
-      checkpoint.write_json(self._seals / f'{updates}.json', digests(self._directory / str(updates)))
+      checkpoint.write_json(self._seal_file(updates), digests(self._directory / str(updates)))
+
+  def _seal_file(self, updates: int) -> pathlib.Path:
+    return self._seals / f'{updates}.json'
 
   def _check_seal(self, updates: int):
     """Raises OSError that names a file which is not as it was written. A checkpoint without a seal passes."""
-    seal = self._seals / f'{updates}.json'
+    seal = self._seal_file(updates)
     if jax.process_index() or not seal.exists():
       return
     written, found = json.loads(seal.read_text()), digests(self._directory / str(updates))
@@ -88,7 +94,7 @@ class RunState:
       if found.get(name) != written[name]:
         raise OSError(f'{name} is not as it was written')
 
-  def metas(self) -> dict[int, dict[str, Any]]:
+  def _read_metas(self) -> dict[int, dict[str, Any]]:
     """The meta of the checkpoints that are kept and can be read, by updates, the newest first.
 
     Older ones are passed over: a run that was killed while it removed one has left half of it.
@@ -104,23 +110,32 @@ class RunState:
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
     """(arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
 
-    A corrupt one is named in the log, moved away, and the one before it is used. Those that cannot be used are removed:
-    their updates will be made again.
+    A corrupt one is named in the log, moved away, and the one before it is used. Those that cannot be used here are
+    moved away too, and the log says how to take them back: their updates will be made again.
 
     Args:
-      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have, None: it cannot be used; what it
-        raises is passed on.
+      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have, None: only devices that are laid out
+        as before can use it; what it raises is passed on.
+
+    Raises:
+      ValueError: there are only such that these devices cannot use. Nothing is moved then.
     """
-    found, useless = None, []
-    for updates, meta in self.metas().items():
+    self.metas = self._read_metas()
+    found, elsewhere = None, []
+    for updates, meta in list(self.metas.items()):
       if (wanted := abstract(meta)) is None:
-        useless.append(updates)
+        elsewhere.append(updates)
       elif found is None:
         args = self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(wanted))
         for restored in self._try(updates, self._manager.restore, updates, args=args):
           found = restored.arrays, meta
-    for updates in useless:
-      self._manager.delete(updates)
+    if elsewhere and found is None:
+      raise ValueError(
+        f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
+        'out otherwise: start on as many devices as before'
+      )
+    for updates in elsewhere:
+      self._move(updates, 'elsewhere')
     return found
 
   def _try(self, updates: int, read: Callable, *args, **options) -> list[Any]:
@@ -137,14 +152,20 @@ class RunState:
       return found
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
-    # Never removed: whatever went wrong may have been for a moment, or this machine's.
-    away = self._directory.with_name(f'{self._directory.name}-{updates}-corrupt-{time.time_ns()}')
-    if jax.process_index() == 0:
-      os.replace(bad, away)
-      (self._seals / f'{updates}.json').unlink(missing_ok=True)
-    checkpoint.barrier(f'{away.parent} {updates} is away, read {self._reads}')
-    self._manager.reload()
+    self._move(updates, 'corrupt')
     return []
+
+  def _move(self, updates: int, why: str):
+    """Takes a checkpoint away, never for ever: it may have been this machine that is wrong, or for a moment."""
+    here = self._directory / str(updates)
+    away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
+    if jax.process_index() == 0:
+      os.replace(here, away)
+      self._seal_file(updates).unlink(missing_ok=True)  # after: what is corrupt by its seal would pass without
+      logging.warning('checkpoint %s is in %s now: to go on from it again, move it back', here, away)
+    checkpoint.barrier(f'{here} is away, read {self._reads}')
+    self.metas.pop(updates, None)
+    self._manager.reload()
 
   def wait(self):
     """Until everything is written; raises what went wrong."""

@@ -160,7 +160,7 @@ class Trainer:
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
-    self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas().items()}
+    self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas.items()}
 
   def train(self) -> state_lib.State:
     """To the end of the round's last phase. Raises Stopped after saving, when asked to stop."""

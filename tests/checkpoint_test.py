@@ -244,6 +244,46 @@ def test_half_of_an_old_checkpoint_is_passed_over(saved, tmp_path, caplog):
   assert 'corrupt' not in caplog.text
 
 
+def test_what_these_devices_cannot_use_is_moved_aside_and_can_be_taken_back(saved, tmp_path, caplog):
+  directory = copied(saved, tmp_path)
+  state = run_state_lib.RunState(directory, 2)
+  _, meta = state.restore(lambda meta: None if meta['record']['phase'] == 6 else abstract(meta))
+  assert meta['record']['phase'] == 4 and set(state.metas) == {4}
+  state.save(6, arrays(5), {'record': {'phase': 5, 'best': [None, 1.5]}})
+  state.wait()
+  state.close()
+  (aside,) = tmp_path.glob('state-6-elsewhere-*')
+  assert f'checkpoint {directory / "6"} is in {aside} now' in caplog.text
+  small.assert_close(restored(directory)[0], arrays(5), 0)
+  shutil.rmtree(directory / '6')
+  (tmp_path / 'state.sha256' / '6.json').unlink()
+  os.replace(aside, directory / '6')
+  small.assert_close(restored(directory)[0], arrays(6), 0)
+
+
+def test_where_these_devices_can_use_none_nothing_is_moved(saved, tmp_path):
+  directory = copied(saved, tmp_path)
+  state = run_state_lib.RunState(directory, 2)
+  with pytest.raises(ValueError, match='start on as many devices as before'):
+    state.restore(lambda meta: None)
+  state.close()
+  assert os.listdir(tmp_path / 'state.sha256') and sorted(os.listdir(tmp_path)) == ['state', 'state.sha256']
+  small.assert_close(restored(directory)[0], arrays(6), 0)
+
+
+def test_a_checkpoint_is_not_compared_with_an_old_seal_of_its_name(saved, tmp_path, monkeypatch, caplog):
+  directory = copied(saved, tmp_path)
+  shutil.copy(tmp_path / 'state.sha256' / '4.json', tmp_path / 'state.sha256' / '8.json')  # of one that is gone
+  state = run_state_lib.RunState(directory, 2)
+  with monkeypatch.context() as killed:  # before there is a new seal
+    killed.setattr(run_state_lib, 'digests', lambda directory: os.stat('there is no such file'))
+    state.save(8, arrays(8), {'record': {'phase': 8, 'best': [None, 1.5]}})
+    state.wait()
+    state.close()
+  small.assert_close(restored(directory)[0], arrays(8), 0)
+  assert 'corrupt' not in caplog.text
+
+
 def test_two_writers_of_one_name_do_not_meet(tmp_path, monkeypatch):
   """They may have one number, in two containers."""
   real, file = os.fsync, tmp_path / 'file'
