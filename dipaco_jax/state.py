@@ -16,6 +16,8 @@ from dipaco_jax import run_state as run_state_lib
 from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
 
+OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another --workdir'
+
 
 @dataclasses.dataclass
 class Record:
@@ -98,7 +100,7 @@ def restore(
     first_state: in-flight parameters -> the inner state of paths that have none of their own.
 
   Raises:
-    ValueError: its arrays are of another version.
+    ValueError: it is of another version, or there is none at the end of a phase where one is needed.
   """
   found = run_state.restore(functools.partial(_abstract, programs))
   if found is None:
@@ -128,7 +130,10 @@ def _zeros(programs: Programs) -> tuple[Any, Any]:
 
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None:
-  """ShapeDtypeStructs with shardings of the arrays in a checkpoint with this meta; None: it is of no use here."""
+  """ShapeDtypeStructs with shardings of the arrays in such a checkpoint; None: within a phase, with other positions."""
+  fields = {field.name for field in dataclasses.fields(Record)}
+  if meta.keys() != {'record', 'turns', 'own', 'in_turn', 'positions', 'shapes'} or meta['record'].keys() != fields:
+    raise ValueError(OTHER_VERSION)
   positions, record = tuple(meta['positions']), Record(**meta['record'])
   if positions != programs.placement.positions and (meta['in_turn'] or record.turn):
     logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
@@ -149,7 +154,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     structs.arrays(), _shardings(programs, meta, record).arrays(),
   )  # fmt: skip
   if meta['shapes'] != _shapes(arrays):
-    raise ValueError('the checkpoints of this run are of another version: go on with that, or use another --workdir')
+    raise ValueError(OTHER_VERSION)
   return arrays
 
 

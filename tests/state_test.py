@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import spmd, state
+from dipaco_jax import run_state as run_state_lib
 
 
 def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
@@ -42,3 +42,14 @@ def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
       small.train(job, tmp_path / f'run{at}', iter([False] * (at - 1) + [True]).__next__)
     resumed = small.train(job, tmp_path / f'run{at}')
     jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))
+
+
+def test_checkpoints_of_another_version_are_refused(tmp_path):
+  made = small.make_programs(small.settings(), 1)
+  run_state = run_state_lib.RunState(tmp_path / 'state', 2)
+  meta = {'record': {}, 'turns': [], 'own': [], 'in_turn': False, 'shapes': ''}  # no word of positions
+  run_state.save(2, {'x': np.zeros(2)}, meta)
+  run_state.wait()
+  with pytest.raises(ValueError, match='are of another version: go on with that'):
+    state.restore(run_state, made, made.fresh_state)
+  run_state.close()
