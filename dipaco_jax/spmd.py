@@ -62,13 +62,16 @@ class Job:
     return settings_lib.dispatch_steps(self.steps_per_phase, self.steps_per_dispatch)
 
   def updates(self, phase: int, turn: int, step: int) -> int:
-    """Inner steps of all paths before (phase, turn, step): the name of a checkpoint there, on whatever devices."""
+    """The name of a checkpoint at (phase, turn, step), on whatever devices: the inner steps of all paths before it.
+
+    A path counts where it does not train too.
+    """
     in_turn = math.prod(self.programs.placement.positions)
     return phase * self.phase_updates + in_turn * (turn * self.steps_per_phase + step)
 
   @property
   def phase_updates(self) -> int:
-    """Of a phase."""
+    """Of a phase in which all paths train; any other counts as many."""
     return self.programs.layout.grid.num_paths * self.steps_per_phase
 
   def global_step(self, phase: int, step: int) -> int:
@@ -161,6 +164,7 @@ class Trainer:
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas.items()}
+    self.unsaved = 0  # steps since the last checkpoint
 
   def train(self) -> state_lib.State:
     """To the end of the round's last phase. Raises Stopped after saving, when asked to stop."""
@@ -206,6 +210,7 @@ class Trainer:
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
     )
     state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
+    self.unsaved += job.dispatch_steps
     self.journal.dispatched(
       dispatch.phase, job.updates(dispatch.phase, dispatch.turn, after), first + job.dispatch_steps,
       job.trained(dispatch.phase, tuple(turn.tolist())), job.batch_size, found,
@@ -289,20 +294,14 @@ class Trainer:
     return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
 
   def _due(self, dispatch: Dispatch) -> bool:
-    """A multiple of every_steps was passed, in the phase if it is no longer than that; or the round is done.
+    """So many steps were made since the last; in a phase of no more steps than these, at its end; or the round is done.
 
-    Only at the end of a phase can a run go on with other positions.
+    A longer phase ends with one: only from there can a run go on with other positions.
     """
-    job, turns = self.job, len(self.job.programs.placement.turns())
-    whole, after = turns * job.steps_per_phase, dispatch.step + job.dispatch_steps
-    made = dispatch.phase * whole + (whole if dispatch.last_of_phase else dispatch.turn * job.steps_per_phase + after)
-
-    def passed(steps: int) -> bool:
-      return made // self.every_steps > (made - steps) // self.every_steps
-
-    if dispatch.last_of_phase:
-      return dispatch.phase + 1 == job.end or passed(whole)
-    return whole > self.every_steps and passed(job.dispatch_steps)
+    job = self.job
+    is_long = len(job.programs.placement.turns()) * job.steps_per_phase > self.every_steps
+    after_all = dispatch.last_of_phase and (is_long or dispatch.phase + 1 == job.end)
+    return after_all or (self.unsaved >= self.every_steps and (is_long or dispatch.last_of_phase))
 
   def _save(self):
     """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there."""
@@ -312,6 +311,7 @@ class Trainer:
     record = self.state.record
     updates = self.job.updates(record.phase, record.turn, record.step)
     state_lib.save(self.run_state, updates, self.state, self.job.programs.placement.positions)
+    self.unsaved = 0
     pointed, kept = self.pointed | {updates: list(record.best_version)}, self.run_state.kept
     still_there = kept(self.pointed)  # until this one is written
     self.pointed = {u: pointed[u] for u in kept(pointed) | still_there}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import spmd, state
+from dipaco_jax import metrics, spmd, state
 from dipaco_jax import run_state as run_state_lib
 
 
@@ -53,3 +53,19 @@ def test_checkpoints_of_another_version_are_refused(tmp_path):
   with pytest.raises(ValueError, match='are of another version: go on with that'):
     state.restore(run_state, made, made.fresh_state)
   run_state.close()
+
+
+def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(tmp_path, monkeypatch):
+  s = small.settings({'a': 3}, (('all', '.*', ('a',)),), checkpoint=dict(every_steps=6, keep=100))
+  weights = np.array([0.5, 0, 0.5], np.float32)  # the second of three turns is left out: 8 of 12 steps are made
+  job = small.make_job(small.make_programs(s, 1), weights=lambda phase: weights)
+  small.train(job, tmp_path)
+  folder = tmp_path / 'checkpoints' / job.name
+  assert {int(p.name) for p in folder.iterdir() if p.name.isdigit()} == {10, 12, 22, 24, 34, 36}
+
+  digests, read = run_state_lib.digests, []
+  monkeypatch.setattr(run_state_lib, 'digests', lambda directory: read.append(directory.name) or digests(directory))
+  with metrics.Metrics(tmp_path) as rows:
+    trainer = spmd.Trainer(job, tmp_path, 6, 2, rows, lambda: False)
+    trainer.train()
+  assert sorted(trainer.pointed) == [34, 36] and sorted(read) == ['34', '36']
