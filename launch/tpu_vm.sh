@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Cloud TPU slices through gcloud, from one's own machine; --help says how. Takes bash 3.2, which macOS has.
+# Cloud TPU slices through gcloud, from one's own machine; --help says how. Keeps to bash 3.2, which macOS has.
 set -euo pipefail
 
 TOPOLOGIES='v4: 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16
