@@ -1,88 +1,133 @@
-"""In gcloud's place: records every call; slices are folders, and ssh runs its line of shell in a home for each host.
+"""Around launch/tpu_vm.sh, the real one: a recorder for gcloud, and what runs on its hosts, which are folders."""
 
-In the folder $FAKE_CLOUD:
-    calls             a JSON list for each call
-    coming            states that a new request goes through, one at each look; the last one stays
-    request           those that are left to it; no file: there is no request
-    preempted         the slices are
-    hosts/NODE-W/     home of host W of a slice
-    host_bin/         programs that only hosts have
-"""
-
+import contextlib
 import json
 import os
 import pathlib
-import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Collection
 
-HOSTS = int(os.environ.get('FAKE_HOSTS', 2))  # of a slice
+import fake_gcloud
+import psutil
+import pytest
+import tiny_run
 
-
-def main(args: list[str]) -> int:
-  folder = pathlib.Path(os.environ['FAKE_CLOUD'])
-  with open(folder / 'calls', 'a') as f:
-    f.write(json.dumps(args) + '\n')
-  flags = dict(arg[2:].partition('=')[::2] for arg in args if arg.startswith('--'))
-  what, verb, *words = [arg for arg in args if not arg.startswith('--')][2:]
-  request = folder / 'request'
-  if verb == 'create':
-    return create(folder, words[0], flags)
-  if not request.exists():
-    print('ERROR: NOT_FOUND: Resource was not found', file=sys.stderr)
-    return 1
-  if verb == 'describe':
-    print(describe(folder, what))
-  elif verb == 'delete':
-    request.unlink()
-    (folder / 'preempted').unlink(missing_ok=True)
-    shutil.rmtree(folder / 'hosts')
-  elif (folder / 'preempted').exists():
-    print('ERROR: TPU is in state "PREEMPTED"', file=sys.stderr)
-    return 1
-  elif verb == 'scp':
-    for home in homes(folder):
-      shutil.copy(words[0], home)
-  else:
-    return ssh(folder, flags['command'])
-  return 0
+ROOT = pathlib.Path(__file__).parent.parent
+SCRIPT = ROOT / 'launch' / 'tpu_vm.sh'
+TPU = ['--name=one', '--zone=us-west4-a', '--topology=v5e:2x4', '--project=mine', '--pause_s=0']
+PROGRAM = ['--config=configs/tiny.py', '--workdir=/mnt/mine/runs/one']
+RUN = ['run', *TPU, '--', *PROGRAM]
+PYTHON3 = """#!/bin/sh
+echo "$*" >> "$FAKE_CLOUD/python3"
+case "$*" in *' venv '*) mkdir -p .venv/bin && cp "$FAKE_CLOUD/program" .venv/bin/python ;; esac
+"""
+SUDO = '#!/bin/sh\necho "$*" >> "$FAKE_CLOUD/sudo"\n[ "$1" != blkid ] || exit 2\n'
+# In the place of Python: `ends` says with which status, or that it runs until somebody stops it.
+STUB = """#!/bin/bash
+printf '%s\\0' "$@" > "$HOME/arguments"
+echo begun >> "$FAKE_CLOUD/begun"
+trap 'echo saved >> "$FAKE_CLOUD/saved"; exit 143' TERM
+while [[ $(< "$FAKE_CLOUD/ends") == never ]]; do sleep 0.05; done
+echo finished
+exit "$(< "$FAKE_CLOUD/ends")"
+"""
 
 
-def create(folder: pathlib.Path, name: str, flags: dict[str, str]) -> int:
-  if (folder / 'request').exists():
-    print('ERROR: ALREADY_EXISTS', file=sys.stderr)
-    return 1
-  shutil.copy(folder / 'coming', folder / 'request')
-  slices = int(flags.get('node-count', 0))
-  for node in [f'{name}-{i}' for i in range(slices)] or [name]:
-    for worker in range(HOSTS):
-      (folder / 'hosts' / f'{node}-{worker}').mkdir(parents=True)
-  return 0
 
 
-def describe(folder: pathlib.Path, what: str) -> str:
-  """A request that is preempted may be called active for a while, when its nodes are gone."""
-  if what == 'tpu-vm':
-    return 'PREEMPTED' if (folder / 'preempted').exists() else 'READY'
-  state, *rest = (folder / 'request').read_text().split()
-  if rest:
-    (folder / 'request').write_text(' '.join(rest))
-  return state
+class Cloud:
+  """A fake one in a folder, and the script beside it."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self.put('bin/gcloud', f'#!/bin/sh\nexec {sys.executable} -ISB {fake_gcloud.__file__} "$@"\n')
+    self.put('host_bin/python3', PYTHON3)
+    self.put('host_bin/sudo', SUDO)
+    self.put('host_bin/mountpoint', '#!/bin/sh\nexit 1\n')
+    self.put('program', STUB)
+    self.put('coming', 'ACTIVE')
+    self.put('ends', '0')
+    self.env = os.environ | {'FAKE_CLOUD': str(folder), 'PATH': f'{folder}/bin:{os.environ["PATH"]}'}
+
+  def put(self, name: str, text: str):
+    file = self.folder / name
+    file.parent.mkdir(exist_ok=True)
+    aside = file.with_suffix('.new')
+    aside.write_text(text)
+    aside.chmod(0o755)
+    aside.replace(file)  # others may look at it just now
+
+  def lines(self, name: str) -> list[str]:
+    file = self.folder / name
+    return file.read_text().splitlines() if file.exists() else []
+
+  def calls(self, *words: str) -> list[list[str]]:
+    """Of gcloud, those that have these words."""
+    return [call for call in map(json.loads, self.lines('calls')) if set(words) <= set(call)]
+
+  def verbs(self) -> list[str]:
+    return [call[3] for call in self.calls() if call[3] != 'describe']
+
+  def start(self, *args: str) -> subprocess.Popen:
+    """As from a terminal, where Ctrl-C goes to all processes of the foreground."""
+    return subprocess.Popen(
+      [SCRIPT, *args], env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+  def __call__(self, *args: str, status: int = 0) -> tuple[str, str]:
+    return ended(self.start(*args), status)
+
+  def installed(self, *options: str):
+    self('create', *TPU, *options)
+    self('install', *TPU, *options)
+    (self.folder / 'calls').unlink()
+    return self
+
+  def processes(self, name: str = '') -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+      with contextlib.suppress(psutil.Error):
+        if process.environ().get('FAKE_CLOUD') == str(self.folder) and name in process.name():
+          found.append(process)
+    return found
+
+  def kill(self, but: Collection[int] = ()):
+    """All processes but those of some sessions."""
+    for process in self.processes():
+      with contextlib.suppress(psutil.Error, ProcessLookupError):
+        if os.getsid(process.pid) not in but:
+          process.kill()
+
+  def jobs(self) -> list[int]:
+    """Sessions of the programs on hosts."""
+    return [int(file.read_text()) for file in self.folder.glob('hosts/*/dipaco_run/pid')]
+
+  def preempt(self):
+    for pid in self.jobs():
+      os.killpg(pid, signal.SIGKILL)
+    self.put('preempted', '')
 
 
-def homes(folder: pathlib.Path) -> list[pathlib.Path]:
-  return sorted((folder / 'hosts').iterdir())
+def ended(process: subprocess.Popen, status: int) -> tuple[str, str]:
+  out, err = process.communicate(timeout=tiny_run.PATIENCE_S)
+  assert process.returncode == status, (out, err)
+  return out, err
 
 
-def ssh(folder: pathlib.Path, command: str) -> int:
-  """As gcloud: the status of the first host that fails."""
-  path = f'{folder}/host_bin:{os.environ["PATH"]}'
-  running = [
-    subprocess.Popen(['bash', '-c', command], cwd=home, env=os.environ | {'HOME': str(home), 'PATH': path})
-    for home in homes(folder)
-  ]
-  return next(filter(None, [process.wait() for process in running]), 0)
+def wait_for(what):
+  until = time.monotonic() + tiny_run.PATIENCE_S
+  while not what():
+    assert time.monotonic() < until
+    time.sleep(0.05)
 
 
-if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+@pytest.fixture
+def cloud(tmp_path):
+  made = Cloud(tmp_path)
+  yield made
+  left = made.processes()
+  made.kill()
+  assert not left

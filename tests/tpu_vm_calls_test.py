@@ -1,0 +1,119 @@
+"""What launch/tpu_vm.sh calls, and what hosts run, as a recorder in the place of gcloud and its hosts has it."""
+
+import re
+import shlex
+import shutil
+
+import fake_cloud
+import fake_gcloud
+import pytest
+from fake_cloud import PROGRAM, ROOT, RUN, SUDO, TPU
+
+pytestmark = pytest.mark.skipif(shutil.which('flock') is None, reason='hosts are Linux, with flock')
+cloud = fake_cloud.cloud
+
+
+@pytest.mark.parametrize(
+  'name, accelerator, image',
+  [
+    ('v4:2x2x2', 'v4-16', 'tpu-ubuntu2204-base'),
+    ('v5e:2x4', 'v5litepod-8', 'v2-alpha-tpuv5-lite'),
+    ('v5p:4x4x4', 'v5p-128', 'v2-alpha-tpuv5'),
+    ('v6e:16x16', 'v6e-256', 'v2-alpha-tpuv6e'),
+  ],
+)
+def test_create(cloud, name, accelerator, image):
+  _, err = cloud('create', *TPU, f'--topology={name}', '--spot', '--disk=d', '--gcloud=--labels=who=two words')
+  assert cloud.calls() == [[
+    'compute', 'tpus', 'queued-resources', 'create', 'one', '--node-id=one', f'--accelerator-type={accelerator}',
+    f'--runtime-version={image}', '--spot',
+    '--data-disk=source=projects/mine/zones/us-west4-a/disks/d,mode=read-write', '--labels=who=two words',
+    '--zone=us-west4-a', '--project=mine', '--quiet',
+  ]]  # fmt: skip
+  assert 'one stays, and costs, until: launch/tpu_vm.sh delete --name=one --zone=us-west4-a' in err
+
+
+def test_create_says_what_gcloud_says(cloud):
+  cloud('create', *TPU)
+  assert 'ALREADY_EXISTS' in cloud('create', *TPU, status=1)[1]
+
+
+def test_install(cloud):
+  cloud.put('coming', 'WAITING_FOR_RESOURCES WAITING_FOR_RESOURCES PROVISIONING ACTIVE')
+  cloud('create', *TPU)
+  _, err = cloud('install', *TPU, '--extras=tpu,gcs,postgres', '--nfs=10.0.0.2:/share')
+  assert re.findall(r'one is (\w+); waiting', err) == ['WAITING_FOR_RESOURCES', 'PROVISIONING']
+  assert cloud.verbs() == ['create', 'scp', 'ssh']
+  for host in ('one-0', 'one-1'):
+    clone = cloud.folder / 'hosts' / host / 'dipaco_jax'
+    assert (clone / 'dipaco_jax' / 'main.py').read_text() == (ROOT / 'dipaco_jax' / 'main.py').read_text()
+    assert (clone / '.venv').is_dir() and not list(clone.rglob('__pycache__'))
+  assert cloud.lines('python3').count('-m uv pip install --quiet --python .venv/bin/python -e .[tpu,gcs,postgres]') == 2
+  assert cloud.lines('sudo').count('mount -t nfs 10.0.0.2:/share /mnt/dipaco') == 2
+
+
+@pytest.mark.slow
+def test_install_again_takes_away_what_is_gone(cloud):
+  cloud.installed()
+  old = cloud.folder / 'hosts' / 'one-0' / 'dipaco_jax' / 'dipaco_jax' / 'old.py'
+  old.touch()
+  cloud('install', *TPU)
+  assert not old.exists() and (old.parent / 'main.py').exists()
+
+
+def test_an_empty_disk_is_formatted_once(cloud):
+  cloud.installed('--disk=d')
+  disk = '/dev/disk/by-id/google-persistent-disk-1'
+  format_it, mount_it = f'mkfs.ext4 -q {disk}', f'mount {disk} /mnt/dipaco'
+  assert cloud.lines('sudo').count(format_it) == 2 == cloud.lines('sudo').count(mount_it)
+  cloud.put('host_bin/sudo', SUDO.replace('exit 2', 'exit 0'))
+  (cloud.folder / 'sudo').unlink()
+  cloud('install', *TPU, '--disk=d')
+  assert format_it not in cloud.lines('sudo') and mount_it in cloud.lines('sudo')
+
+
+def test_arguments_arrive_as_they_are(cloud):
+  cloud.installed()
+  odd = ["--config.data.train=/mnt/mine/two words/it's $HOME*.txt,\"x\"", '--config.data.text_key=', '--name=a;b&c']
+  out, err = cloud(*RUN, *odd)
+  for file in cloud.folder.glob('hosts/*/arguments'):
+    assert file.read_text().split('\0')[:-1] == ['-m', 'dipaco_jax.main', '--distributed', *PROGRAM, *odd]
+  assert out.count('finished') == 2 == len(cloud.lines('begun')) and 'one stays, and costs, until' in err
+  (call,) = cloud.calls('ssh')
+  assert call[:6] == ['compute', 'tpus', 'tpu-vm', 'ssh', 'one', '--worker=all']
+
+
+def test_several_slices(cloud):
+  four = ['--topology=v5e:8x8*3']
+  cloud.installed(*four)
+  cloud('run', *TPU, *four, '--', *PROGRAM)
+  assert len(cloud.lines('begun')) == 3 * fake_gcloud.HOSTS
+  described = [call[4] for call in cloud.calls('tpu-vm', 'describe')]
+  assert described == ['one-0', 'one-1', 'one-2']
+  (call,) = cloud.calls('ssh')
+  assert call[2] == 'queued-resources' and {'--node=all', '--worker=all', '--batch-size=all'} <= set(call)
+  cloud('delete', *TPU, *four)
+  assert cloud.calls('delete')[0][2:6] == ['queued-resources', 'delete', 'one', '--force']
+
+
+@pytest.mark.parametrize('command', ['create', 'install', 'status', 'delete'])
+def test_a_dry_run_prints_what_is_called(cloud, command):
+  cloud.installed()
+  if command == 'create':
+    cloud('delete', *TPU)
+    (cloud.folder / 'calls').unlink()
+  out, err = cloud(command, *TPU, '--dry_run')
+  assert not cloud.calls() and not err
+  cloud(command, *TPU)
+  printed = re.findall(r"^gcloud (.*?)(?=^gcloud|^tar|\Z)", out, re.MULTILINE | re.DOTALL)
+  temporary = re.compile(r'/\S*/dipaco_jax.tar.gz')
+  assert [temporary.sub('', ' '.join(shlex.split(line))) for line in printed] == [
+    temporary.sub('', ' '.join(call)) for call in cloud.calls()
+  ]
+
+
+def test_a_dry_run_of_run(cloud):
+  out, _ = cloud('run', *TPU, '--dry_run', '--', *PROGRAM)
+  verbs = re.findall(r'^gcloud compute tpus [\w-]+ (\w+)', out, re.MULTILINE)
+  assert [verb for verb in verbs if verb != 'describe'] == ['ssh', 'delete', 'create', 'scp', 'ssh', 'ssh']
+  assert not cloud.calls()

