@@ -21,9 +21,8 @@ mount_place() {  # of '', which is nothing; disk; or HOST:/SHARE
   ! mountpoint -q "$PLACE" || return 0
   sudo mkdir -p "$PLACE"
   if [[ $1 == disk ]]; then
-    local status=0
-    sudo blkid -p "$DISK" > /dev/null || status=$?
-    if (( status == 2 )); then sudo mkfs.ext4 -q "$DISK"; fi  # 2: there is nothing on it
+    # Only what is proved blank is formatted: a new disk is all zeros, a file system begins with something else.
+    if sudo cmp -s -n 4194304 "$DISK" /dev/zero; then sudo mkfs.ext4 -q "$DISK"; fi
     sudo mount "$DISK" "$PLACE"
   else
     sudo apt-get -qq install -y nfs-common

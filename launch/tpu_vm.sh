@@ -6,7 +6,7 @@ TOPOLOGIES='v4: 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x
 v5e: 1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16
 v5p: 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x16x24
 v6e: 1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16'
-MAX_FAILURES=3  # of a run in a row, each within an hour, while its slices are there
+MAX_FAILURES=3  # in a row: of runs, each within an hour, of their installation, of the creation of lost slices
 SETTLED_S=3600
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -33,7 +33,7 @@ All commands take the same options, and ignore those that they don't need:
   --topology=TOPOLOGY   as v5e:2x4, or v5e:8x8*4 for four slices; what --compile_only takes
   --project=PROJECT     by default that of gcloud's configuration
   --spot                cheaper, and may be taken away at any time
-  --disk=DISK           a disk of the zone, formatted if it is empty: /mnt/dipaco on a slice of one host
+  --disk=DISK           a disk of the zone, for a slice of one host: /mnt/dipaco, formatted if it is blank
   --nfs=HOST:/SHARE     of a file server, such as Filestore: /mnt/dipaco on all hosts
   --extras=EXTRAS       of the package that is installed (tpu,gcs)
   --runtime=VERSION     of the hosts' image, by default the one that Google names for the kind of TPU
@@ -59,7 +59,7 @@ parse() {
     *) fail "${command:-nothing} is no command; first comes create, install, run, stop, logs, status or delete" ;;
   esac
   name='' zone='' topology='' project='' spot='' disk='' nfs='' extras=tpu,gcs runtime='' pause_s=30 dry_run=''
-  create_flags=() options=()
+  create_flags=() options=() typed=()
   while (( $# )); do
     case $1 in
       --) shift; options=("$@"); break ;;
@@ -72,6 +72,7 @@ parse() {
       --config* | --workdir*) fail "$1 is of dipaco_jax.main: write it behind --" ;;
       *) fail "$1 is no option: --help lists them; all but --spot and --dry_run take a =VALUE" ;;
     esac
+    typed+=("$1")
     shift
   done
 }
@@ -84,6 +85,7 @@ check() {
   [[ $topology ]] || fail '--topology is missing: the TPU, as --topology=v5e:2x4'
   check_topology
   [[ ! $disk || ! $nfs ]] || fail '--disk and --nfs are both /mnt/dipaco: choose one'
+  [[ ! $disk || $one_host ]] || fail '--disk is for a slice of one host: use --nfs'
   [[ ! $nfs || $nfs =~ ^[^:/]+:/.+ ]] || fail "--nfs=$nfs: write it as HOST:/SHARE"
   [[ $pause_s =~ ^[0-9]+$ ]] || fail "--pause_s=$pause_s should be whole seconds"
   if [[ $command == run ]]; then check_run; elif (( ${#options[@]} )); then
@@ -93,13 +95,16 @@ check() {
 }
 
 check_topology() {
-  local kind=${topology%%:*} shape=${topology#*:} shapes chips=1 dim
+  local kind=${topology%%:*} shape=${topology#*:} shapes chips=1 dim host_chips=4
   slices=1
   if [[ $shape == *\** ]]; then slices=${shape#*\*} shape=${shape%%\**}; fi
   shapes=$(while IFS=: read -r one rest; do [[ $one != "$kind" ]] || echo "$rest"; done <<< "$TOPOLOGIES")
   [[ $shape =~ ^[0-9x]+$ && " $shapes " == *" $shape "* && $slices =~ ^[1-9][0-9]*$ ]] ||
     fail "--topology=$topology is not known. KIND:SHAPE or KIND:SHAPE*SLICES of these: ${TOPOLOGIES//$'\n'/; }"
   for dim in ${shape//x/ }; do (( chips *= dim )); done
+  case $kind in v5e | v6e) host_chips=8 ;; esac  # at most, of a slice of one host
+  one_host=''
+  if (( slices == 1 && chips <= host_chips )); then one_host=yes; fi
   case $kind in  # v4 and v5p are counted in cores, two to a chip
     v4) accelerator=v4-$(( 2 * chips )) runtime=${runtime:-tpu-ubuntu2204-base} ;;
     v5e) accelerator=v5litepod-$chips runtime=${runtime:-v2-alpha-tpuv5-lite} ;;
@@ -202,9 +207,7 @@ wait_until_ready() {
   done
 }
 
-again() {  # another command on the same slices, to be typed
-  quoted launch/tpu_vm.sh "$1" "--name=$name" "--zone=$zone" "--topology=$topology" ${project:+"--project=$project"}
-}
+again() { quoted launch/tpu_vm.sh "$1" "${typed[@]}"; }  # another command on the same slices, to be typed
 
 costs() { [[ $dry_run ]] || say "$name stays, and costs, until: $(again delete)"; }
 
@@ -244,13 +247,13 @@ run() {  # looks at how things are, and does what is next
       lost=yes
       delete || sleep "$pause_s"
     elif [[ $lost && $now == ABSENT ]]; then
-      create || sleep "$pause_s"
+      create || { failed "creating $name again failed, for what gcloud says above" 1 create; sleep "$pause_s"; }
     elif [[ $now == ABSENT || $now == FAILED ]]; then
       no_tpu "$now"
     elif [[ $now != READY ]]; then
       awaited "$now"
     elif [[ $lost ]]; then
-      if install; then lost=''; else failed 'could not be installed' 1; fi
+      if install; then lost=''; else failed 'the run could not be installed' 1 logs; fi
     else
       run_once
     fi
@@ -274,16 +277,16 @@ run_once() {  # ends the script where nothing is to be done again
   if (( SECONDS - began > SETTLED_S )); then failures=0; fi
   if [[ $(state) == READY ]]; then
     stop || true  # on hosts that have not noticed
-    failed ended "$status"
+    failed "the run ended (status $status)" "$status" logs
   fi
 }
 
-failed() {  # a run, or its installation, on slices that are there
+failed() {  # WHAT STATUS NEXT, which is a command: the third time it is the end
   if (( ++failures == MAX_FAILURES )); then
-    costs
-    fail "the run $1 (status $2), $failures times: $(again logs)" "$2"
+    [[ $3 == create ]] || costs
+    fail "$1, $failures times: $(again "$3")" "$2"
   fi
-  say "the run $1 (status $2): once more"
+  say "$1: once more"
 }
 
 dry_run_of_run() {

@@ -24,7 +24,17 @@ PYTHON3 = """#!/bin/sh
 echo "$*" >> "$FAKE_CLOUD/python3"
 case "$*" in *' venv '*) mkdir -p .venv/bin && cp "$FAKE_CLOUD/program" .venv/bin/python ;; esac
 """
-SUDO = '#!/bin/sh\necho "$*" >> "$FAKE_CLOUD/sudo"\n[ "$1" != blkid ] || exit 2\n'
+DISK = '/dev/disk/by-id/google-persistent-disk-1'
+# The disk is a file, which really is looked at.
+SUDO = f"""#!/bin/bash
+disk={DISK}
+echo "$*" >> "$FAKE_CLOUD/sudo"
+case $1 in
+  cmp) exec "${{@/$disk/$FAKE_CLOUD/disk}}" ;;
+  mkfs.ext4) echo ext4 > "$FAKE_CLOUD/disk" ;;
+  mount) [[ $2 != $disk ]] || grep -q ext4 "$FAKE_CLOUD/disk" || {{ echo 'wrong fs type' >&2; exit 32; }} ;;
+esac
+"""
 # In the place of Python: `ends` says with which status, or that it runs until somebody stops it.
 STUB = """#!/bin/bash
 printf '%s\\0' "$@" > "$HOME/arguments"

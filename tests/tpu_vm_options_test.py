@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,9 @@ def test_help(cloud):
     (['create', *TPU, '--name', 'one'], '--name is no option'),
     (['create', *TPU, '--disk='], '--disk= is no option'),
     (['create', *TPU, '--disk=d', '--nfs=h:/s'], 'choose one'),
+    *((['create', *TPU, '--disk=d', f'--topology={x}'], '--disk is for a slice of one host: use --nfs') for x in (
+      'v4:2x2x2', 'v5e:4x4', 'v5p:2x2x2', 'v6e:16x16', 'v5e:1x1*2',
+    )),
     (['create', *TPU, '--nfs=host'], '--nfs=host: write it as HOST:/SHARE'),
     (['create', *TPU, '--pause_s=soon'], '--pause_s=soon should be whole seconds'),
     (['create', *TPU, *PROGRAM], 'write it behind --'),
@@ -68,6 +72,23 @@ def test_wrong_options(cloud, args, words):
   out, err = cloud(*args, status=2)
   assert words in err and err.startswith('tpu_vm.sh: ') and err.count('\n') <= err.count(' is not known') * 3 + 1
   assert not out and not cloud.calls()
+
+
+@pytest.mark.parametrize('name', ['v4:2x2x1', 'v5e:2x4', 'v5p:2x2x1', 'v6e:2x4*1'])
+def test_the_largest_slices_of_one_host_have_a_disk(cloud, name):
+  assert '/disks/d,mode=read-write' in cloud('create', *TPU, '--disk=d', f'--topology={name}', '--dry_run')[0]
+
+
+@pytest.mark.parametrize('place', ['--disk=d', '--nfs=10.0.0.2:/share'])
+def test_what_is_to_be_typed_asks_for_the_same_slices(cloud, place):
+  options = [*TPU, '--spot', place, '--extras=tpu,s3', '--runtime=v9', "--gcloud=--labels=who=it's me"]
+  _, err = cloud('run', *options, '--', *PROGRAM, status=1)
+  (typed,) = re.findall(r'there is no one in us-west4-a: (.*)', err)
+  assert shlex.split(typed) == ['launch/tpu_vm.sh', 'create', *options]
+  subprocess.run(['bash', '-c', typed], cwd=ROOT, env=cloud.env, check=True, capture_output=True)
+  (call,) = cloud.calls('create')
+  assert {'--spot', '--runtime-version=v9', "--labels=who=it's me"} <= set(call)
+  assert any(word.startswith('--data-disk=') for word in call) == (place == '--disk=d')
 
 
 def test_without_gcloud(cloud):

@@ -47,6 +47,17 @@ def test_it_begins_with_slices_that_are_lost(cloud):
   assert cloud.verbs() == ['create', 'delete', 'create', 'scp', 'ssh', 'ssh'] and len(cloud.lines('begun')) == 2
 
 
+def test_what_cannot_be_created_again_is_the_end(cloud):
+  cloud.put('coming', 'SUSPENDED')
+  cloud('create', *TPU)
+  gcloud = (cloud.folder / 'bin' / 'gcloud').read_text()
+  refused = 'case "$*" in *" create "*) echo quota >&2; echo create >> "$FAKE_CLOUD/refused"; exit 1 ;; esac'
+  cloud.put('bin/gcloud', gcloud.replace('exec', f'{refused}\nexec'))
+  _, err = cloud(*RUN, status=1)
+  assert len(cloud.lines('refused')) == 3 == err.count('quota\n')
+  assert 'for what gcloud says above, 3 times: launch/tpu_vm.sh create --name=one' in err and 'costs' not in err
+
+
 @pytest.mark.parametrize(
   'coming, words',
   [
