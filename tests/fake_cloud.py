@@ -83,8 +83,9 @@ class Cloud:
 
   def start(self, *args: str) -> subprocess.Popen:
     """As from a terminal, where Ctrl-C goes to all processes of the foreground."""
-    return subprocess.Popen(
-      [SCRIPT, *args], env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    return subprocess.Popen(  # bash cannot trap what it was started to ignore, as background jobs are
+      [SCRIPT, *args], env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
   def __call__(self, *args: str, status: int = 0) -> tuple[str, str]:
