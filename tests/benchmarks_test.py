@@ -21,6 +21,7 @@ def run(name: str, *flags: str, sizes=SIZES) -> dict:
   return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_inner_step():
   found = run('inner_step.py', '--num_layers=1', '--steps_per_dispatch=2', '--rounds=2')
   keys = {'ratio', 'ratio_one_step_per_dispatch', 'tokens_per_s', 'mfu', 'peak_memory_bytes', 'compilations'}

@@ -17,6 +17,8 @@ import tiny_run
 
 ROOT = pathlib.Path(__file__).parent.parent
 SCRIPT = ROOT / 'launch' / 'tpu_vm.sh'
+# Bash cannot trap what it was started to ignore, as background jobs are.
+LISTENING = 'import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])'
 TPU = ['--name=one', '--zone=us-west4-a', '--topology=v5e:2x4', '--project=mine', '--pause_s=0']
 PROGRAM = ['--config=configs/tiny.py', '--workdir=/mnt/mine/runs/one']
 RUN = ['run', *TPU, '--', *PROGRAM]
@@ -83,10 +85,10 @@ class Cloud:
 
   def start(self, *args: str) -> subprocess.Popen:
     """As from a terminal, where Ctrl-C goes to all processes of the foreground."""
-    return subprocess.Popen(  # bash cannot trap what it was started to ignore, as background jobs are
-      [SCRIPT, *args], env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    return subprocess.Popen(
+      [sys.executable, '-ISc', LISTENING, SCRIPT, *args], env=self.env, text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
 
   def __call__(self, *args: str, status: int = 0) -> tuple[str, str]:
     return ended(self.start(*args), status)
