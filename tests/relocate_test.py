@@ -91,6 +91,7 @@ def tolerance(job):
   return 1.33 * 8**0.5 * steps * small.EPS * (2 + 0.01 * small.ROWS * small.LENGTH)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(tmp_path):
   # As in invariant 4, so that the two compile each program once.
   two, eight = (small.make_job(small.make_programs(small.settings(GRID, small.MIXED_LEVELS), n)) for n in (2, 8))

@@ -91,6 +91,7 @@ def test_early_stopping_begins_anew_with_new_shards(rerouted):
   assert [phases[n]['best_version_by_path'] for n in (0, 1, 2)] == [[1] * 4, [2] * 4, [3] * 4]
 
 
+@pytest.mark.slow
 def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
   config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
   scores, routing = workdir / 'routing' / '1-scores', workdir / 'routing'
