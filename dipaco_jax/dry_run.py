@@ -20,7 +20,6 @@ from dipaco_jax import hlo, mesh, model, modules, programs, roofline
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.topology import GIB, Topology
 
-TOO_LARGE = 'RESOURCE_EXHAUSTED'
 SPARE = 0.95  # of a chip's memory; the rest is the runtime's
 
 
@@ -121,9 +120,15 @@ def compiled(program, *args) -> Any:
   try:
     return program.lower(*args).compile()
   except jax.errors.JaxRuntimeError as e:
-    if TOO_LARGE not in str(e) or not (used := re.search(r'Used ([\d.]+)([KMG]) of', str(e))):
+    if not (needed := too_large(str(e))):
       raise
-    raise DoesNotFit(int(float(used[1]) * 2 ** {'K': 10, 'M': 20, 'G': 30}[used[2]])) from e
+    raise DoesNotFit(needed) from e
+
+
+def too_large(error: str) -> int:
+  """Bytes that a program needs, where the compiler says in one of its ways that a chip has fewer; else 0."""
+  used = re.search(r'RESOURCE_EXHAUSTED.*?\b([\d.]+)([KMG])\b', error, re.DOTALL)
+  return int(float(used[1]) * 2 ** {'K': 10, 'M': 20, 'G': 30}[used[2]]) if used else 0
 
 
 # -- memory

@@ -69,6 +69,16 @@ def test_what_does_not_fit_is_answered_with_what_would():
   assert 'does not fit' in dry_run.table(found)
 
 
+@pytest.mark.parametrize('error, needed', [
+  ('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 19.5G of 15.75G hbm. Exceeded by 3.75G.', 19.5),
+  ('RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (19.5G) exceeds '
+   'available HBM (15.75G).', 19.5),
+  ('INTERNAL: Mosaic failed to compile a kernel with 2.5G', 0),
+])  # fmt: skip
+def test_the_compiler_s_words_for_too_large(error, needed):
+  assert dry_run.too_large(error) == needed * 2**30
+
+
 @pytest.mark.parametrize('name', ['v5e', 'v5e:3x5', 'v7:2x2', 'v5e:2x2*', ''])
 def test_an_unknown_topology_is_answered_with_the_known_ones(name):
   with pytest.raises(ValueError, match='v5e: 1x1, 2x2, 2x4'):
