@@ -104,7 +104,7 @@ def rows(made: programs.Programs, steps: int | None):
 def compile_all(made: programs.Programs) -> dict[str, Any]:
   """The programs of a phase. Raises DoesNotFit."""
   a, t = arguments(made), made.settings.train
-  k = settings_lib.dispatch_steps(t.steps_per_phase, t.steps_per_dispatch)
+  k = grid_lib.largest_divisor(t.steps_per_phase, t.steps_per_dispatch)
   weights = replicated(made, made.layout.grid.shape, np.float32)
   turn, first = turn_of(made), replicated(made, (), np.int32)
   calls = {

@@ -20,6 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 Coordinates = tuple[int, ...]
 
 
+def largest_divisor(size: int, most: int) -> int:
+  """Of `size`, up to `most`."""
+  return next(d for d in range(min(most, size), 0, -1) if size % d == 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Level:
   """Parameters whose names `pattern` matches (re.search), one module per point of `axes`."""

@@ -118,6 +118,11 @@ def arrays(shape: str) -> list[int]:
   return found
 
 
+def anywhere(shape: str) -> str:
+  """The same shape in HBM."""
+  return re.sub(r'S\(\d+\)', '', shape)
+
+
 class Traffic:
   """Bytes that a compiled program reads from HBM and writes to it: an upper bound.
 
@@ -145,7 +150,7 @@ class Traffic:
       return self.of(called(i, 'to_apply' if i.op == 'call' else 'calls'))
     if i.op in ('copy-start', 'slice-start'):  # (target, source, context); ((source,), target, context)
       at = int(i.op == 'slice-start')
-      moved = arrays(re.sub(r'S\(\d+\)', '', i.shape))[at]
+      moved = arrays(anywhere(i.shape))[at]
       return moved * (arrays(self.shapes[where][i.operands[0]])[0] > 0) + arrays(i.shape)[at]
     return sum(self.read(where, i, k) for k in range(len(i.operands))) + self.written(where, i)
 
@@ -160,7 +165,7 @@ class Traffic:
     """Of one operand of an instruction."""
     size = sum(arrays(self.shapes[where].get(i.operands[operand], '')))
     if i.op in ('dynamic-slice', 'gather', 'slice') and operand == 0:
-      return min(size, sum(arrays(re.sub(r'S\(\d+\)', '', i.shape))))
+      return min(size, sum(arrays(anywhere(i.shape))))
     if i.op == 'dynamic-update-slice' and operand == 0:
       return 0
     return min(size, self.used(called(i, 'calls'), operand)) if i.op == 'fusion' else size
@@ -175,7 +180,7 @@ class Traffic:
         if i.op == 'bitcast':
           names.add(i.name)
         else:
-          plain = i._replace(shape=re.sub(r'S\(\d+\)', '', i.shape))
+          plain = i._replace(shape=anywhere(i.shape))
           size += max(self.read(computation, plain, k) for k, name in enumerate(i.operands) if name in names)
     return size
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from dipaco_jax import settings
+from dipaco_jax.grid import largest_divisor
 
 METRICS = ('loss', 'grad_norm', 'learning_rate')
 
@@ -66,7 +67,7 @@ def make(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Inner
 
 def rows_at_once(size: int, rows: int) -> int:
   """The largest divisor of so many rows up to `rows`; 0: all."""
-  return next(r for r in range(min(rows or size, size), 0, -1) if size % r == 0)
+  return largest_divisor(size, rows or size)
 
 
 def in_parts(function: Callable, rows: int) -> Callable:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dipaco_jax import model as model_lib
+from dipaco_jax.grid import largest_divisor
 
 
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:
@@ -22,14 +23,9 @@ def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) ->
   return follow_BL, counts_BL.astype(jnp.float32)
 
 
-def chunk_size(size: int, chunk: int) -> int:
-  """The largest divisor of so many tokens up to `chunk`."""
-  return next(c for c in range(min(chunk, size), 0, -1) if size % c == 0)
-
-
 def chunks(x: jax.Array, chunk: int) -> jax.Array:
-  """[N, ...] to [N / c, c, ...]."""
-  return x.reshape(-1, chunk_size(x.shape[0], chunk), *x.shape[1:])
+  """[N, ...] to [N / c, c, ...], c the largest divisor of N up to `chunk`."""
+  return x.reshape(-1, largest_divisor(x.shape[0], chunk), *x.shape[1:])
 
 
 def _chunk_nll(x_CD, head_DV, targets_C):

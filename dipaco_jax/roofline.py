@@ -50,7 +50,7 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
   done = flops * (4 / 3 if s.model.remat == 'full' else 1)  # the forward pass is a third of all, and done twice
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
-  k = settings_lib.dispatch_steps(s.train.steps_per_phase, s.train.steps_per_dispatch)
+  k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
   upper = hlo.Traffic(steps.as_text()).of() / k
   sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
   best_s = max(done / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)

@@ -208,11 +208,6 @@ class Settings:
     return {f'{stage}.batch_size': train, 'evaluate.batch_size': self.evaluate.batch_size or self.train.batch_size}
 
 
-def dispatch_steps(steps_per_phase: int, at_most: int) -> int:
-  """Inner steps in one compiled program: the largest divisor of a phase's up to `at_most`."""
-  return max(k for k in range(1, at_most + 1) if steps_per_phase % k == 0)
-
-
 # Which fields each stage is the first to depend on; its record's digest covers those before it too.
 DEPENDS = {
   'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),

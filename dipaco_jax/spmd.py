@@ -18,9 +18,8 @@ import numpy as np
 
 from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, shards
 from dipaco_jax import run_state as run_state_lib
-from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
-from dipaco_jax.grid import Coordinates
+from dipaco_jax.grid import Coordinates, largest_divisor
 from dipaco_jax.programs import Programs
 
 
@@ -59,7 +58,7 @@ class Job:
   @property
   def dispatch_steps(self) -> int:
     """k: the largest divisor of tau up to what was asked."""
-    return settings_lib.dispatch_steps(self.steps_per_phase, self.steps_per_dispatch)
+    return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
   def updates(self, phase: int, turn: int, step: int) -> int:
     """The name of a checkpoint at (phase, turn, step), on whatever devices: the inner steps of all paths before it.
