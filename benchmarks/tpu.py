@@ -32,25 +32,23 @@ VOCAB, PREFIX = 32_000, 32
 
 
 def measure(topology, config: settings.Model, rows: int) -> dict[str, Any]:
-  """Figures of one compiled program."""
+  """Figures of one compiled program. Raises dry_run.DoesNotFit."""
   import jax
   import numpy as np
 
-  from dipaco_jax import hlo, inner, loss, metrics, model
+  from dipaco_jax import dry_run, hlo, inner, loss, metrics, model, roofline
 
   at = jax.sharding.SingleDeviceSharding(topology.devices[0])
   place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)  # noqa: E731
-  tokens = place(jax.ShapeDtypeStruct((rows, config.seq_len), np.int32))
+  tokens = jax.ShapeDtypeStruct((rows, config.seq_len), np.int32)
+  args = model.shapes(model.make(config, VOCAB)), tokens, tokens
 
-  def lowered(config):
-    made = model.Transformer(config, VOCAB, jax.numpy.dtype(config.dtype))
-    params = {name: place(x) for name, x in model.shapes(made).items()}
-    return jax.jit(inner.summed_gradient(loss.path_loss(made, PREFIX))).lower(params, tokens, tokens)
+  def gradient(config):
+    return jax.jit(inner.summed_gradient(loss.path_loss(model.make(config, VOCAB), PREFIX)))
 
-  whole = dict(layers='unrolled', remat='none', attention='xla', loss_chunk=rows * config.seq_len)
-  flops = lowered(dataclasses.replace(config, **whole)).cost_analysis()['flops']
-  flops *= 4 / 3 if config.remat == 'full' else 1  # the forward pass is a third of all, and done twice
-  program = lowered(config).compile()
+  program = dry_run.compiled(gradient(config), *jax.tree.map(place, args))
+  counted: Any = gradient(roofline.unrolled(config, rows)).lower(*args)
+  flops = counted.cost_analysis()['flops'] * roofline.recomputed(config)
   traffic = hlo.Traffic(program.as_text()).of()
   busy_s, moving_s = flops / topology.chip.flops, traffic / topology.chip.hbm_bytes_per_s
   useful_s = metrics.flops_per_token(config, VOCAB, config.seq_len) * rows * config.seq_len / topology.chip.flops
@@ -69,7 +67,7 @@ def changed(config: settings.Model, rows: int, change: str) -> tuple[settings.Mo
 
 def main():
   os.environ['JAX_PLATFORMS'] = 'cpu'
-  from dipaco_jax import model, topology
+  from dipaco_jax import dry_run, model, topology
 
   print('| chip | model | change | traffic of a row | temporaries | MFU |\n|---|---|---|---|---|---|')
   found = []
@@ -82,9 +80,7 @@ def main():
         config, rows = changed(best, ROWS.value, change)
         try:
           row = measure(chips, config, rows)
-        except Exception as e:
-          if 'RESOURCE_EXHAUSTED' not in str(e):
-            raise
+        except dry_run.DoesNotFit:
           print(f'| {name.split(":")[0]} | {size} | {change or "none"} | does not fit | | |', flush=True)
           found.append(about | {'fits': False})
           continue

@@ -24,9 +24,7 @@ from dipaco_jax.topology import DCN_BYTES_PER_S, Chip, Topology
 
 def flops_of_step(s: settings_lib.Settings) -> float:
   """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled, no remat."""
-  whole = s.train.batch_size * s.model.seq_len
-  unrolled = dataclasses.replace(s.model, loss_chunk=whole, layers='unrolled', remat='none', attention='xla')
-  made = model.make(unrolled, s.tokenizer.vocab_size)
+  made = model.make(unrolled(s.model, s.train.batch_size), s.tokenizer.vocab_size)
   compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
   optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
   params = model.shapes(made)
@@ -35,6 +33,17 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   state = jax.eval_shape(optimizer.init, params)
   lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
   return lowered.cost_analysis()['flops']
+
+
+def unrolled(config: settings_lib.Model, num_rows: int) -> settings_lib.Model:
+  """Without loops, so that a program's FLOPs are all counted."""
+  chunk = num_rows * config.seq_len
+  return dataclasses.replace(config, loss_chunk=chunk, layers='unrolled', remat='none', attention='xla')
+
+
+def recomputed(config: settings_lib.Model) -> float:
+  """FLOPs that are done, in multiples of those without remat: the forward pass is a third of all, and done twice."""
+  return 4 / 3 if config.remat == 'full' else 1
 
 
 def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +56,7 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
   s, chip, data = made.settings, topology.chip, made.placement.data
   tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
   flops = flops_of_step(s) / data
-  done = flops * (4 / 3 if s.model.remat == 'full' else 1)  # the forward pass is a third of all, and done twice
+  done = flops * recomputed(s.model)
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
