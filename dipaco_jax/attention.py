@@ -28,6 +28,15 @@ def attend(
   return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
 
 
+def attend_one(q_B1HK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, place_B: jax.Array) -> jax.Array:
+  """Attention of one token of each text to places 0 to `place` of a cache, [B, 1, H, K]."""
+  q_B1HK = q_B1HK * q_B1HK.shape[-1] ** -0.5
+  scores_BHS = jnp.einsum('BLHK,BHSK->BHS', q_B1HK, k_BHSK, preferred_element_type=jnp.float32)
+  seen_B1S = jnp.arange(k_BHSK.shape[2]) <= place_B[:, None, None]
+  weights_BHS = jax.nn.softmax(jnp.where(seen_B1S, scores_BHS, -jnp.inf)).astype(v_BHSK.dtype)
+  return jnp.einsum('BHS,BHSK->BHK', weights_BHS, v_BHSK)[:, None]
+
+
 def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.Array:
   """As `attend`, by JAX's kernel; `interpret`: as plain operations, where there is no TPU."""
   from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds

@@ -66,23 +66,27 @@ def rotary_angles(positions_BL: jax.Array, head_dim: int, base: float) -> jax.Ar
 
 
 class Attention(nn.Module):
-  """Causal attention that never crosses a segment."""
+  """What goes into attention and what comes of it; between them, `attend` or a cache."""
 
   config: settings.Model
   dtype: jnp.dtype
 
-  @nn.compact
-  def __call__(self, x_BLD, angles_BLK2, segments_BL):
+  def setup(self):
     c, D = self.config, self.config.width
-    q_DHK, k_DHK, v_DHK = (self.param(n, matrix(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
+    self.q, self.k, self.v = (self.param(n, matrix(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
     residual = 1 / math.sqrt(2 * c.num_layers)
-    o_HKD = self.param('o', matrix(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
+    self.o = self.param('o', matrix(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
+
+  def qkv(self, x_BLD, angles_BLK2):
+    """Queries, keys and values [B, L, H, K], the first two turned to their positions."""
     q_BLHK, k_BLHK, v_BLHK = (
-      jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (q_DHK, k_DHK, v_DHK)
+      jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (self.q, self.k, self.v)
     )
-    q_BLHK, k_BLHK = rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2)
-    out_BLHK = attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, c.attention)
-    return jnp.einsum('BLHK,HKD->BLD', out_BLHK, o_HKD.astype(self.dtype))
+    return rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK
+
+  def out(self, attended_BLHK):
+    """[B, L, D]."""
+    return jnp.einsum('BLHK,HKD->BLD', attended_BLHK, self.o.astype(self.dtype))
 
 
 class MLP(nn.Module):
@@ -101,18 +105,28 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x))."""
+  """x + attention(norm(x)), causal and never crossing a segment; then x + mlp(norm(x))."""
 
   config: settings.Model
   dtype: jnp.dtype
 
-  @nn.compact
-  def __call__(self, x_BLD, angles_BLK2, segments_BL):
+  def setup(self):
     c = self.config
-    h_BLD = RMSNorm(c.norm_epsilon, name='attention_norm')(x_BLD)
-    x_BLD = x_BLD + Attention(c, self.dtype, name='attention')(h_BLD, angles_BLK2, segments_BL)
-    h_BLD = RMSNorm(c.norm_epsilon, name='mlp_norm')(x_BLD)
-    return x_BLD + MLP(c, self.dtype, name='mlp')(h_BLD)
+    self.attention_norm, self.attention = RMSNorm(c.norm_epsilon), Attention(c, self.dtype)
+    self.mlp_norm, self.mlp = RMSNorm(c.norm_epsilon), MLP(c, self.dtype)
+
+  def __call__(self, x_BLD, angles_BLK2, segments_BL):
+    q_BLHK, k_BLHK, v_BLHK = self.qkv(x_BLD, angles_BLK2)
+    return self.out(x_BLD, attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, self.config.attention))
+
+  def qkv(self, x_BLD, angles_BLK2):
+    """What attention is made of, [B, L, H, K] each."""
+    return self.attention.qkv(self.attention_norm(x_BLD), angles_BLK2)
+
+  def out(self, x_BLD, attended_BLHK):
+    """The hidden state after the block, [B, L, D]."""
+    x_BLD = x_BLD + self.attention.out(attended_BLHK)
+    return x_BLD + self.mlp(self.mlp_norm(x_BLD))
 
 
 REMAT_POLICIES = {
@@ -161,7 +175,11 @@ class Transformer(nn.Module):
 
   def normed_and_head(self, tokens_BL, segments_BL):
     """What logits are the product of: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
-    x_BLD = self.final_norm(self(tokens_BL, segments_BL))
+    return self.norm_and_head(self(tokens_BL, segments_BL))
+
+  def norm_and_head(self, x_BLD):
+    """The same of the hidden state after the last block."""
+    x_BLD = self.final_norm(x_BLD)
     head_DV = self.embed.tokens.T if self.head is None else self.head.kernel
     return x_BLD, head_DV.astype(self.dtype)
 

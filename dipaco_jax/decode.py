@@ -1,0 +1,167 @@
+"""One path, token by token: the cache that earlier tokens leave, and how a next token is drawn. Pure.
+
+A token's keys and values depend on it and on those before it only: they are computed once and kept [arXiv 1911.02150].
+Where the path may change [2.4.3] the hidden states that enter some blocks are kept too: of two paths whose first
+different block is n, all that lies below n is the same, and the cache of the one becomes that of the other by
+computing blocks n and up once for all tokens.
+
+A text's tokens are at places 0, 1...; `place` counts those in its cache, so that the next token goes there.
+
+Dimensions: B texts, L tokens given at one time, S places in a cache, D width, H heads, K head size, V vocabulary.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from dipaco_jax import attention
+from dipaco_jax.model import Block, Params, Transformer, rotary_angles
+
+
+class Cache(NamedTuple):
+  """What is kept of the tokens of B texts, of each at its place."""
+
+  keys: tuple[jax.Array, ...]  # of every block, [B, H, S, K]
+  values: tuple[jax.Array, ...]
+  entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
+
+
+class Draw(NamedTuple):
+  """How each of B texts is continued."""
+
+  seed: jax.Array  # [B] uint32: the n-th token is drawn by (seed, n), whatever the batch and the path
+  temperature: jax.Array  # [B]; 0: the likeliest token
+  top_k: jax.Array  # [B] int32: among so many of the likeliest; 0: all
+  top_p: jax.Array  # [B]: among the fewest of the likeliest that have this probability together
+
+
+class Texts(NamedTuple):
+  """B texts that grow together under one path."""
+
+  cache: Cache
+  token: jax.Array  # [B] int32: the newest, not yet in the cache
+  place: jax.Array  # [B] int32: of that token
+  end: jax.Array  # [B] int32: no token is drawn for this place
+  draw: Draw
+
+
+def embedded(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
+  """The hidden state that enters block 0, [B, L, D]."""
+  return jnp.take(params['embed/tokens'], tokens_BL, axis=0).astype(model.dtype)
+
+
+def prefill(
+  model: Transformer, params: Params, x_BLD: jax.Array, length: jax.Array, first: int, below: Cache | None,
+  keep: tuple[int, ...],
+) -> tuple[Cache, jax.Array]:  # fmt: skip
+  """Blocks `first` and up for tokens 0 to L - 1 of each text at one time.
+
+  Args:
+    x_BLD: what enters block `first`; of `embedded`, or kept in a cache.
+    length: int32, of L tokens those that count; what lies behind is ignored, and written over later.
+    below: the cache of the blocks under `first`, with S = L; None where first = 0.
+    keep: blocks whose input is kept.
+
+  Returns:
+    A cache with S = L, and the logits [B, V] of the token behind the last, float32.
+  """
+  keys, values, entering = (list(below.keys[:first]), list(below.values[:first]), {}) if below else ([], [], {})
+  if below:
+    entering = {n: x for n, x in below.entering.items() if n < first}
+  segments_BL = jnp.broadcast_to((jnp.arange(x_BLD.shape[1]) < length).astype(jnp.int32), x_BLD.shape[:2])
+  angles_BLK2 = rotary_angles(jnp.arange(x_BLD.shape[1])[None], model.config.head_dim, model.config.rope_base)
+  for n in range(first, model.config.num_layers):
+    if n in keep:
+      entering[n] = x_BLD
+    block = _block(model, params, n)
+    q_BLHK, k_BLHK, v_BLHK = block('qkv', x_BLD, angles_BLK2)
+    x_BLD = block('out', x_BLD, attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, model.config.attention))
+    keys.append(k_BLHK.swapaxes(1, 2))
+    values.append(v_BLHK.swapaxes(1, 2))
+  last_B1D = jax.lax.dynamic_slice_in_dim(x_BLD, length - 1, 1, axis=1)
+  return Cache(tuple(keys), tuple(values), entering), _logits(model, params, last_B1D)
+
+
+def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
+  """The newest token of each text into the cache: the cache, and the logits [B, V] of the one behind it, float32."""
+  cache, place_B = texts.cache, texts.place
+  keys, values, entering = [], [], dict(cache.entering)
+  x_B1D = embedded(model, params, texts.token[:, None])
+  angles_B1K2 = rotary_angles(place_B[:, None], model.config.head_dim, model.config.rope_base)
+  for n in range(model.config.num_layers):
+    if n in entering:
+      entering[n] = _put(entering[n], x_B1D, place_B)
+    block = _block(model, params, n)
+    q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
+    keys.append(_put_heads(cache.keys[n], k_B1HK, place_B))
+    values.append(_put_heads(cache.values[n], v_B1HK, place_B))
+    x_B1D = block('out', x_B1D, attention.attend_one(q_B1HK, keys[n], values[n], place_B))
+  return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
+
+
+def drawn(logits_BV: jax.Array, draw: Draw, place_B: jax.Array) -> jax.Array:
+  """The next token of each text, [B] int32, for place `place`.
+
+  p_v = softmax(logits / temperature) over the tokens that top_k and top_p leave; the likeliest at temperature 0
+  """
+  likeliest_B = logits_BV.argmax(-1).astype(jnp.int32)
+
+  def some():
+    return jax.vmap(_drawn_of_one)(logits_BV, draw, place_B)
+
+  chance_B = jnp.where(draw.temperature > 0, jax.lax.cond((draw.temperature > 0).any(), some, lambda: likeliest_B), 0)
+  return jnp.where(draw.temperature > 0, chance_B, likeliest_B)
+
+
+def _drawn_of_one(logits_V: jax.Array, draw: Draw, place: jax.Array) -> jax.Array:
+  scaled_V = logits_V / jnp.maximum(draw.temperature, 1e-6)
+  falling_V = jnp.sort(scaled_V, descending=True)
+  p_V = jax.nn.softmax(falling_V)
+  before_V = jnp.cumsum(p_V) - p_V  # the probability of those that are likelier
+  ranks_V = jnp.arange(len(logits_V))
+  kept_V = (before_V < draw.top_p) & ((draw.top_k == 0) | (ranks_V < draw.top_k)) | (ranks_V == 0)
+  least = jnp.min(jnp.where(kept_V, falling_V, jnp.inf))
+  key = jax.random.fold_in(jax.random.key(draw.seed), place)
+  return jax.random.categorical(key, jnp.where(scaled_V >= least, scaled_V, -jnp.inf)).astype(jnp.int32)
+
+
+def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) -> tuple[Texts, jax.Array]:
+  """So many tokens more of each text, fewer where it comes to its end: the texts, and the tokens [num_steps, B]."""
+
+  def one(texts, _):
+    cache, logits_BV = step(model, params, texts)
+    going_B = texts.place + 1 < texts.end
+    token_B = jnp.where(going_B, drawn(logits_BV, texts.draw, texts.place + 1), texts.token)
+    texts = texts._replace(cache=cache, token=token_B, place=texts.place + going_B)
+    return texts, token_B
+
+  return jax.lax.scan(one, texts, length=num_steps)
+
+
+def _block(model: Transformer, params: Params, n: int):
+  """Calls a method of block n: (name, arguments...)."""
+  prefix = f'block_{n}/'
+  mine = {name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)}
+  nested: Any = {'params': traverse_util.unflatten_dict(mine, sep='/')}
+  block = Block(model.config, model.dtype, parent=None)
+  return lambda method, *args: block.apply(nested, *args, method=method)
+
+
+def _logits(model: Transformer, params: Params, x_B1D: jax.Array) -> jax.Array:
+  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
+  x_B1D, head_DV = model.apply(nested, x_B1D, method=Transformer.norm_and_head)
+  return jnp.einsum('BLD,DV->BLV', x_B1D, head_DV, preferred_element_type=jnp.float32)[:, 0]
+
+
+@functools.partial(jax.vmap, in_axes=(0, 0, 0))
+def _put(x_SD: jax.Array, new_1D: jax.Array, place: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(x_SD, new_1D, place, 0)
+
+
+@functools.partial(jax.vmap, in_axes=(0, 0, 0))
+def _put_heads(x_HSK: jax.Array, new_1HK: jax.Array, place: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(x_HSK, new_1HK.swapaxes(0, 1), place, 1)

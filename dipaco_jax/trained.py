@@ -1,0 +1,232 @@
+"""A trained run, in a folder, s3:// or gs://: one path of it, its router, its tokenizer.
+
+A path is the modules that it picks [2.3]: these are read, verified, and nothing else. What two loaded paths share is in
+memory once.
+
+    import dipaco_jax
+
+    path = dipaco_jax.load('runs/tiny', path=3)
+    path.logits('The first words of a text')
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import checkpoint, modules, router
+from dipaco_jax import model as model_lib
+from dipaco_jax import settings as settings_lib
+from dipaco_jax import storage as storage_lib
+from dipaco_jax import tokenizer as tokenizer_lib
+
+PATIENCE_S = 30  # for a bucket that does not answer
+
+
+def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None) -> 'Path':
+  """One path of a run: its number or its coordinates, at the version that early stopping chose [2.7] or another.
+
+  Raises:
+    ValueError: there is no run, path or version, with what there is.
+    OSError: an object is missing or is not as it was written.
+  """
+  return Trained(workdir).path(path, version)
+
+
+def load_router(workdir: str) -> 'Router':
+  """What chooses a path by a text's beginning; raises as `load`, and where text was dealt out at random."""
+  return Trained(workdir).router
+
+
+class Module(dict[str, jax.Array]):
+  """A module's parameters; `sha256` is that of the object that they were read from."""
+
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+  """A path's parameters, ready for use: matrices are in the model's dtype."""
+
+  number: int
+  coordinates: tuple[int, ...]
+  version: int
+  model: model_lib.Transformer
+  modules: dict[str, Module]  # by level
+  run: 'Trained'
+
+  @functools.cached_property
+  def params(self) -> model_lib.Params:
+    return dict(sorted(item for module in self.modules.values() for item in module.items()))
+
+  @property
+  def tokenizer(self) -> tokenizer_lib.Tokenizer:
+    return self.run.tokenizer
+
+  def logits(self, text: str | Sequence[int]) -> jax.Array:
+    """[L, V] float32: of what follows each token of a text, or of token ids."""
+    tokens = self.tokenizer.encode(text, eos=False) if isinstance(text, str) else text
+    tokens_1L = jnp.asarray(np.asarray(tokens, np.int32)[None])
+    return _logits(self.model, self.params, tokens_1L)[0]
+
+  def first_difference(self, other: 'Path') -> int:
+    """The lowest block that computes something else in another path: 0 where the embedding does; N: none does."""
+    N, lowest = self.model.config.num_layers, self.model.config.num_layers
+    for level, module in self.modules.items():
+      if module.sha256 != other.modules[level].sha256:
+        blocks = (int(name.partition('/')[0].removeprefix('block_')) for name in module if name.startswith('block_'))
+        lowest = min(lowest, *blocks, N) if 'embed/tokens' not in module else 0
+    return lowest
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+  """r(z) with the base model that makes z [2.4]."""
+
+  fitted: router.Router
+  model: model_lib.Transformer
+  base: model_lib.Params
+  prefix_tokens: int
+  tokenizer: tokenizer_lib.Tokenizer
+
+  def path(self, text: str | Sequence[int]) -> int:
+    """The path of a text, or of token ids, by its first tokens; by fewer where there are no more."""
+    return int(self.scores(text).argmax())
+
+  def scores(self, text: str | Sequence[int]) -> np.ndarray:
+    """How well each path suits a text, [P] float32."""
+    tokens = self.tokenizer.encode(text, eos=False) if isinstance(text, str) else text
+    tokens = np.asarray(tokens[: self.prefix_tokens], np.int32)
+    if not len(tokens):
+      raise ValueError('an empty text has no path: give it a word')
+    padded = np.zeros((1, self.prefix_tokens), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(_scores(self.model, self.base, self.fitted, padded, np.int32(len(tokens))))
+
+
+class Trained:
+  """A run's artefacts, read as they are asked for."""
+
+  def __init__(self, workdir: str):
+    """Raises ValueError where there is no run."""
+    self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
+    try:
+      self.settings = settings_lib.from_dict(json.loads(bytes(self.storage.fetch('config.json'))))
+    except storage_lib.Missing as e:
+      raise ValueError(f'--workdir={workdir}: there is no run: {e}') from e
+    except OSError as e:
+      raise ValueError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
+    self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizer_lib.Tokenizer:
+    return tokenizer_lib.Tokenizer(bytes(self.storage.fetch('tokenizer.model')))
+
+  @functools.cached_property
+  def layout(self) -> modules.Layout:
+    s = self.settings
+    return modules.make_layout(s.grid, s.levels, model_lib.shapes(model_lib.make(s.model, 1)))
+
+  @functools.cached_property
+  def best_versions(self) -> list[int]:
+    """The version that each path points at; raises ValueError where nothing is published yet."""
+    try:
+      return json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
+    except storage_lib.Missing as e:
+      raise ValueError(f'--workdir={self.storage.url}: no path is published yet ({e}): let the run train on') from e
+
+  def path(self, path: int | Sequence[int], version: int | None = None) -> Path:
+    """See `load`."""
+    number = self.number(path)
+    version = self.best_versions[number] if version is None else version
+    coordinates, recorded = self.layout.grid.coordinates(number), self._recorded(version)
+    found = {}
+    for level in self.layout.levels:
+      key = f'{checkpoint.module_key(level, self.layout.grid.module(level, coordinates))}.safetensors'
+      found[level.name] = self._module(f'modules/{version}/{key}', recorded[key])
+    vocab_size = next(m['embed/tokens'].shape[0] for m in found.values() if 'embed/tokens' in m)
+    return Path(number, coordinates, version, model_lib.make(self.settings.model, vocab_size), found, self)
+
+  def number(self, path: int | Sequence[int]) -> int:
+    """Of a path, which may be given by its coordinates; raises ValueError where there is no such path."""
+    grid = self.layout.grid
+    point = path if not isinstance(path, int) else grid.coordinates(path) if 0 <= path < grid.num_paths else (-1,)
+    if len(point) != len(grid.shape) or not all(0 <= i < size for i, size in zip(point, grid.shape, strict=True)):
+      sizes = ' x '.join(map(str, grid.shape)) or 'one path'
+      raise ValueError(f'--path={path}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
+    return grid.path(tuple(point))
+
+  def parameters(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
+    """Arrays of a safetensors object."""
+    data = self.storage.read(name, sha256) if sha256 else self.storage.fetch(name)
+    return safetensors.numpy.load(bytes(data))
+
+  @functools.cached_property
+  def router(self) -> Router:
+    """Of the last round of sharding; raises ValueError where there is none."""
+    s = self.settings
+    try:
+      arrays = self.parameters(f'routing/{s.rounds}/router.safetensors')
+    except storage_lib.Missing as e:
+      raise ValueError(
+        f'--workdir={self.storage.url}: config.routing.method={s.routing.method!r} has no router: name a path'
+      ) from e
+    fitted = router.Router(**{name: jnp.asarray(x) for name, x in arrays.items()})
+    base = self.parameters('base/params.safetensors')
+    made = model_lib.make(s.model, len(base['embed/tokens']))
+    return Router(fitted, made, _ready(base, made), s.routing.prefix_tokens, self.tokenizer)
+
+  @functools.cached_property
+  def chooser(self) -> model_lib.Params | None:
+    """The learned chooser [7.2.2], where the run has trained one."""
+    try:
+      return {name: jnp.asarray(x) for name, x in self.parameters('evaluation/chooser.safetensors').items()}
+    except storage_lib.Missing:
+      return None
+
+  def _recorded(self, version: int) -> dict[str, str]:
+    """{object: sha256} of a version's modules; each process of a job has written an index."""
+    recorded: dict[str, str] = {}
+    for process in itertools.count():
+      try:
+        recorded |= json.loads(bytes(self.storage.fetch(f'modules/{version}/index-{process}.json')))
+      except storage_lib.Missing as e:
+        if not recorded:
+          raise ValueError(f'--workdir={self.storage.url}: there is no version {version} ({e})') from e
+        return recorded
+    raise AssertionError
+
+  def _module(self, name: str, sha256: str) -> Module:
+    if (module := self._loaded.get(sha256)) is None:
+      arrays = self.parameters(name, sha256)
+      module = Module(_ready(arrays, model_lib.make(self.settings.model, 1)))
+      module.sha256 = sha256
+      self._loaded[sha256] = module
+    return module
+
+
+def _ready(arrays: dict[str, np.ndarray], made: model_lib.Transformer) -> dict[str, Any]:
+  """On the device; matrices in the model's dtype, in which they are used."""
+  return {name: jnp.asarray(x, made.dtype if x.ndim > 1 else x.dtype) for name, x in arrays.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(made: model_lib.Transformer, params: model_lib.Params, tokens_BL: jax.Array) -> jax.Array:
+  x_BLD, head_DV = model_lib.normed_and_head(made, params, tokens_BL, jnp.ones_like(tokens_BL))
+  return jnp.einsum('BLD,DV->BLV', x_BLD, head_DV, preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scores(made: model_lib.Transformer, base: model_lib.Params, fitted: router.Router, tokens_1L, length) -> jax.Array:
+  seen_1L = (jnp.arange(tokens_1L.shape[1]) < length)[None]
+  x_1LD = model_lib.hidden(made, base, tokens_1L, seen_1L.astype(jnp.int32)).astype(jnp.float32)
+  z_1D = (x_1LD * seen_1L[..., None]).sum(axis=1) / length
+  return router.scores(fitted, z_1D)[0]
