@@ -142,6 +142,25 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   return jax.lax.scan(one, texts, length=num_steps)
 
 
+def cut(cache: Cache, places: int) -> Cache:
+  """Its first places."""
+  return Cache(
+    tuple(x[:, :, :places] for x in cache.keys), tuple(x[:, :, :places] for x in cache.values),
+    {n: x[:, :places] for n, x in cache.entering.items()},
+  )  # fmt: skip
+
+
+def padded(texts: Texts, places: int) -> Texts:
+  """With so many places, which are no fewer."""
+
+  def longer(x, axis):
+    return jnp.pad(x, [(0, places - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
+
+  keys, values, entering = texts.cache
+  longer_keys, longer_values = (tuple(longer(x, 2) for x in of) for of in (keys, values))
+  return texts._replace(cache=Cache(longer_keys, longer_values, {n: longer(x, 1) for n, x in entering.items()}))
+
+
 def _block(model: Transformer, params: Params, n: int):
   """Calls a method of block n: (name, arguments...)."""
   prefix = f'block_{n}/'

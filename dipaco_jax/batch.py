@@ -1,0 +1,155 @@
+"""Texts that grow together under one path, as many tokens in a dispatch as there are steps.
+
+Shapes are bucketed, so that the number of programs is bounded: B and S are powers of two; see `decode`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dipaco_jax import decode
+from dipaco_jax import trained as trained_lib
+from dipaco_jax.model import Params, Transformer
+from dipaco_jax.transcript import Transcript
+
+STEPS = 4  # tokens in one dispatch
+LEAST_PLACES = 64  # in a cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is to be continued, and how. Every default of the commands is here."""
+
+  tokens: tuple[int, ...]  # the prompt
+  max_tokens: int = 128
+  path: int | None = None  # None: the router's choice
+  temperature: float = 1.0  # 0: the likeliest token
+  top_k: int = 0  # draw among so many of the likeliest; 0: all
+  top_p: float = 1.0  # draw among the fewest of the likeliest with this probability together
+  seed: int = 0
+  stop: tuple[str, ...] = ()  # the text ends before the first of these
+  until_eos: bool = True  # False: goes on behind the end of a text
+  reroute_every: int = 0  # W; 0: one path for the whole text
+
+
+class Text:
+  """A request and what has come of it; `finished` is 'stop', 'length' or 'cancelled' in the end."""
+
+  def __init__(self, request: Request, transcript: Transcript):
+    self.request, self.transcript = request, transcript
+    self.tokens = list(request.tokens)  # with the prompt
+    self.paths: list[int] = []  # one after another
+    self.finished = ''
+    self.set_limit()
+
+  @property
+  def end(self) -> int:
+    """Its length at most."""
+    return len(self.request.tokens) + self.request.max_tokens
+
+  def set_limit(self):
+    """The length up to which its path stays: to the end of the chunk."""
+    W = self.request.reroute_every
+    self.limit = min(self.end, (len(self.tokens) // W + 1) * W) if W else self.end
+
+  def add(self, token: int, eos_id: int):
+    """One token more, unless it is finished."""
+    if self.finished:
+      return
+    if self.request.until_eos and token == eos_id:
+      self.finish('stop')
+      return
+    self.tokens.append(token)
+    self.transcript.add(token)
+    if self.transcript.stopped:
+      self.finish('stop')
+    elif len(self.tokens) == self.end:
+      self.finish('length')
+
+  def finish(self, why: str):
+    self.finished = self.finished or why
+    self.transcript.close()
+
+
+class Batch:
+  """Texts that grow under one path; `members[i]` is in row i of the state, None where the row is free."""
+
+  def __init__(self, path: trained_lib.Path, text: Text, row: decode.Texts):
+    self.path, self.state = path, row
+    self.members: list[Text | None] = [text]
+
+  @property
+  def count(self) -> int:
+    return sum(text is not None for text in self.members)
+
+  def join(self, text: Text, row: decode.Texts):
+    """One more, in a free row or in a new one."""
+    num_rows = len(self.members) if None in self.members else 2 * len(self.members)
+    self._fit(num_rows, _places(row))
+    index = self.members.index(None)
+    self.state = _insert(self.state, row, jnp.int32(index))
+    self.members[index] = text
+
+  def leave(self, text: Text) -> decode.Texts:
+    """Its row, which is free then."""
+    index = self.members.index(text)
+    self.members[index] = None
+    return _arranged(self.state, jnp.asarray([index]), _places(self.state))
+
+  def tidy(self):
+    """Half as many rows where those do, as often as that is so."""
+    num_rows = len(self.members)
+    while num_rows > max(1, 2 * self.count - 1):
+      num_rows //= 2
+    self._fit(num_rows, 0)
+
+  def advance(self) -> list[Text]:
+    """STEPS tokens more for each at most; the texts that are finished, or are to be routed again."""
+    self._fit(len(self.members), max(len(text.tokens) for text in self.members if text) + STEPS)
+    self.state, tokens = _advance(self.path.model, self.path.params, self.state)
+    for text, mine in zip(self.members, np.asarray(tokens).T.tolist(), strict=True):
+      if text:
+        for token in mine[: text.limit - len(text.tokens)]:
+          text.add(token, self.path.tokenizer.eos_id)
+    return [text for text in self.members if text and (text.finished or len(text.tokens) >= text.limit)]
+
+  def _fit(self, num_rows: int, places: int):
+    """So many rows, those in use first, and at least so many places."""
+    places = max(_places(self.state), power_of_two(places, LEAST_PLACES))
+    if (num_rows, places) == (len(self.members), _places(self.state)):
+      return
+    used = [i for i, text in enumerate(self.members) if text]
+    self.state = _arranged(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), places)
+    self.members = ([self.members[i] for i in used] + [None] * num_rows)[:num_rows]
+
+
+def power_of_two(number: int, least: int) -> int:
+  """The smallest power of two that is not less than either."""
+  return 1 << (max(number, least) - 1).bit_length()
+
+
+def _places(texts: decode.Texts) -> int:
+  """S."""
+  return texts.cache.keys[0].shape[2]
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _advance(model: Transformer, params: Params, texts: decode.Texts):
+  return decode.advance(model, params, texts, STEPS)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _arranged(texts: decode.Texts, rows, places: int) -> decode.Texts:
+  """Rows of a batch in another order, with more places behind, or as many."""
+  return decode.padded(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), texts), places)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _insert(texts: decode.Texts, row: decode.Texts, index) -> decode.Texts:
+  """A row in its place; what lies behind its own places is what was there."""
+  return jax.tree.map(
+    lambda x, new: jax.lax.dynamic_update_slice(x, new, (index, *[jnp.int32(0)] * (x.ndim - 1))), texts, row
+  )

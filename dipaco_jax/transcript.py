@@ -1,0 +1,57 @@
+"""Tokens to text as they come: nothing is shown that a later token could take back."""
+
+from collections.abc import Sequence
+
+from dipaco_jax.tokenizer import Tokenizer
+
+HALF = '\ufffd'  # what SentencePiece makes of bytes that are no character yet
+
+
+class Transcript:
+  """The text of a growing list of tokens, up to the first stop string."""
+
+  def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()):
+    """`before` are the tokens that the text goes on from: whether a word begins with a space depends on them."""
+    self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
+    self._tokens = list(before[-1:])
+    self._start, self._read = 0, len(self._tokens)  # of what is decoded again, for its context; of what is new
+    self._shown = 0
+    self.text = ''  # all of it
+    self.stopped = False
+
+  def add(self, token: int):
+    """One token more; nothing is added behind a stop string."""
+    if self.stopped:
+      return
+    self._tokens.append(int(token))
+    if not self._decoded(self._start).endswith(HALF):
+      self._grow()
+
+  def close(self):
+    """No token will come: what was half a character stays as it is."""
+    if not self.stopped:
+      self._grow()
+
+  def take(self, everything: bool = False) -> str:
+    """What is new since the last call; what may be the beginning of a stop string waits, unless all is asked for."""
+    held = 0 if everything or self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
+    end = max(self._shown, len(self.text) - held)
+    new, self._shown = self.text[self._shown : end], end
+    return new
+
+  def _decoded(self, start: int, end: int | None = None) -> str:
+    return self._tokenizer.decode(self._tokens[start:end])
+
+  def _grow(self):
+    new = self._decoded(self._start)[len(self._decoded(self._start, self._read)) :]
+    self._start, self._read = self._read, len(self._tokens)
+    searched = max(0, len(self.text) - max(map(len, self._stop), default=0))
+    self.text += new
+    found = [at for at in (self.text.find(stop, searched) for stop in self._stop) if at >= 0]
+    if found:
+      self.text, self.stopped = self.text[: min(found)], True
+
+
+def _overlap(text: str, stop: str) -> int:
+  """How many characters at the end of `text` begin `stop`."""
+  return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
