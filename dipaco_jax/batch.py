@@ -3,7 +3,6 @@
 Shapes are bucketed, so that the number of programs is bounded: B and S are powers of two; see `decode`.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -13,26 +12,11 @@ import numpy as np
 from dipaco_jax import decode
 from dipaco_jax import trained as trained_lib
 from dipaco_jax.model import Params, Transformer
+from dipaco_jax.request import Request
 from dipaco_jax.transcript import Transcript
 
 STEPS = 4  # tokens in one dispatch
-LEAST_PLACES = 64  # in a cache
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """What is to be continued, and how. Every default of the commands is here."""
-
-  tokens: tuple[int, ...]  # the prompt
-  max_tokens: int = 128
-  path: int | None = None  # None: the router's choice
-  temperature: float = 1.0  # 0: the likeliest token
-  top_k: int = 0  # draw among so many of the likeliest; 0: all
-  top_p: float = 1.0  # draw among the fewest of the likeliest with this probability together
-  seed: int = 0
-  stop: tuple[str, ...] = ()  # the text ends before the first of these
-  until_eos: bool = True  # False: goes on behind the end of a text
-  reroute_every: int = 0  # W; 0: one path for the whole text
+LEAST_PLACES = 128  # in a cache
 
 
 class Text:
@@ -98,13 +82,6 @@ class Batch:
     index = self.members.index(text)
     self.members[index] = None
     return _arranged(self.state, jnp.asarray([index]), _places(self.state))
-
-  def tidy(self):
-    """Half as many rows where those do, as often as that is so."""
-    num_rows = len(self.members)
-    while num_rows > max(1, 2 * self.count - 1):
-      num_rows //= 2
-    self._fit(num_rows, 0)
 
   def advance(self) -> list[Text]:
     """STEPS tokens more for each at most; the texts that are finished, or are to be routed again."""

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import logging
 import os
 import re
 import sys
@@ -38,6 +39,26 @@ def run(main: Callable[[], int | None]):
       fail(str(e))
 
   app.run(guarded, flags_parser=parse)
+
+
+def quiet():
+  """Keeps the libraries' chatter off the screen; our own warnings stay."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  from absl import logging as absl_logging
+
+  absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs the errors that it raises
+  logging.getLogger('jax').setLevel(logging.ERROR)
+  logging.basicConfig(format='dipaco_jax: %(message)s', level=logging.WARNING, force=True)
+
+
+def keep_programs():
+  """Compiled programs of commands that may not write into a workdir: in the user's cache, unless JAX is told where."""
+  import jax
+
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+    jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'dipaco_jax'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
 def fail(words: str, status: int = 2) -> NoReturn:

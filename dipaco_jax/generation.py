@@ -20,8 +20,9 @@ import numpy as np
 
 from dipaco_jax import chunk_router, decode
 from dipaco_jax import trained as trained_lib
-from dipaco_jax.batch import Batch, Request, Text
+from dipaco_jax.batch import Batch, Text
 from dipaco_jax.model import Params, Transformer
+from dipaco_jax.request import Request, check
 from dipaco_jax.transcript import Transcript
 
 LEAST_LENGTH = 16  # of tokens read at one time
@@ -37,6 +38,7 @@ class Engine:
     self.batches: collections.OrderedDict[int, Batch] = collections.OrderedDict()  # the next to advance first
     self.paths: collections.OrderedDict[int, trained_lib.Path] = collections.OrderedDict()  # the last used last
     self.max_length = run.settings.model.seq_len
+    self.reread = self.reread_whole = 0  # tokens times blocks, at changes of path; what they are without a cache
 
   def start(self, request: Request) -> Text:
     """Its turn comes in `step`; raises ValueError that names what is wrong with the request."""
@@ -74,8 +76,6 @@ class Engine:
       if not text.finished:
         self._go_on(text, row, batch.path)
     self._drop_empty()
-    if number in self.batches and not self.waiting:
-      batch.tidy()
 
   def generate(self, requests: Sequence[Request]) -> list[Text]:
     """All of them, to their ends."""
@@ -161,6 +161,8 @@ class Engine:
   def _moved(self, text: Text, row: decode.Texts, old: trained_lib.Path, new: trained_lib.Path) -> decode.Texts:
     """The row as if all of the text had been read under the new path."""
     row, first = row._replace(end=jnp.full(1, text.limit)), old.first_difference(new)
+    self.reread += (new.model.config.num_layers - first) * (len(text.tokens) - 1)
+    self.reread_whole += new.model.config.num_layers * (len(text.tokens) - 1)
     if first < new.model.config.num_layers:
       row = _reread(new.model, self._keep, first, new.params, row, _padded(text.tokens[:-1], self.max_length))
     return row
@@ -176,30 +178,6 @@ class Engine:
   def _drop_empty(self):
     for number in [number for number, batch in self.batches.items() if not batch.count]:
       del self.batches[number]
-
-
-def check(request: Request, max_length: int):
-  """Raises ValueError that names the field and the fix."""
-  given, most = len(request.tokens), request.max_tokens
-  if not given:
-    raise ValueError('prompt is empty: give it a word')
-  if most < 1:
-    raise ValueError(f'max_tokens={most} should be 1 or more')
-  if given + most > max_length:
-    raise ValueError(
-      f'prompt has {given} tokens, and with max_tokens={most} that is more than the {max_length} of '
-      f'config.model.seq_len: shorten the prompt, or set max_tokens to {max(0, max_length - given)} or less'
-    )
-  if not 0 <= request.temperature < float('inf'):
-    raise ValueError(f'temperature={request.temperature} should be 0 or more')
-  if request.top_k < 0 or not 0 < request.top_p <= 1:
-    raise ValueError(f'top_k={request.top_k} should be 0 or more, top_p={request.top_p} above 0 and at most 1')
-  if not 0 <= request.seed < 2**32:
-    raise ValueError(f'seed={request.seed} should be from 0 to 2^32 - 1')
-  if request.reroute_every < 0 or (request.reroute_every and request.path is not None):
-    raise ValueError(
-      f'reroute_every={request.reroute_every} should be 0 or more, and 0 where path={request.path} is named'
-    )
 
 
 def bucket(length: int) -> int:

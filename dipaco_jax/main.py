@@ -137,7 +137,7 @@ def help_and_exit():
 
 def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Signals):
   """Checks everything that can be checked, then runs the stages."""
-  quiet()
+  command.quiet()
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   import jax
@@ -180,7 +180,7 @@ def compile_only(settings: settings_lib.Settings):
   if not FLAGS.topology:
     raise ValueError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
-  quiet()
+  command.quiet()
   from dipaco_jax import dry_run, metrics, topology
 
   found = dry_run.run(settings, topology.find(FLAGS.topology))
@@ -190,7 +190,7 @@ def compile_only(settings: settings_lib.Settings):
 
 def run_role(settings: settings_lib.Settings):
   """One process of an islands run."""
-  quiet()
+  command.quiet()
   from dipaco_jax import roles
 
   if FLAGS.role not in roles.ROLES:
@@ -215,16 +215,6 @@ def follow(parent: int):
   while os.getppid() == parent:
     time.sleep(1)
   os.kill(os.getpid(), signal.SIGTERM)
-
-
-def quiet():
-  """Keeps the libraries' chatter off the screen; our own warnings stay."""
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  from absl import logging as absl_logging
-
-  absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs the errors that it raises
-  logging.getLogger('jax').setLevel(logging.ERROR)
-  logging.basicConfig(format='dipaco_jax: %(message)s', level=logging.WARNING, force=True)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ FLOORS = {
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema database relocate processes metrics progress history drift drawing plots grid_plot '
   'timeline_plot pictures page report_page comparison trees places topology hlo remote sources sources_files '
-  'sources_stdlib sources_tfds sources_seqio transcript',
+  'sources_stdlib sources_tfds sources_seqio transcript request',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router '
   'labels exact_sum',
   0: '__init__ grid settings checks',

@@ -1,0 +1,94 @@
+"""Continues texts by the paths of a run, which are read from the workdir as they are needed.
+
+    python -m dipaco_jax.generate --workdir=runs/tiny --prompt='def main(' [--temperature=0 --reroute_every=32]
+
+A text's first tokens choose its path, unless --path does. One prompt is written as it grows; several are continued
+together, and written one after the other. `--prompt=-` reads standard input.
+"""
+
+import dataclasses
+import sys
+import time
+
+from absl import flags
+
+from dipaco_jax import command
+from dipaco_jax.request import Request, check
+
+
+def stream(engine, texts):
+  """Writes each text as it grows, those behind the first when their turn comes."""
+  for text in texts:
+    while not text.paths:
+      engine.step()
+    if len(texts) > 1:
+      print(f'--- path {text.paths[0]}')
+    print(engine.run.tokenizer.decode(text.request.tokens), end='', flush=True)
+    while not text.finished:
+      engine.step()
+      print(text.transcript.take(), end='', flush=True)
+    print(text.transcript.take(everything=True))
+
+
+def summary(engine, texts, seconds: float) -> str:
+  """How many tokens, how fast, by which paths."""
+  num_tokens = sum(len(text.tokens) - len(text.request.tokens) for text in texts)
+  paths = '; '.join(', '.join(map(str, text.paths)) for text in texts)
+  words = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
+  if engine.reread_whole:
+    words += f'; changes of path read {engine.reread / engine.reread_whole:.0%} of what starting anew would have'
+  return words
+
+
+def requests(tokenizer, max_length: int) -> list[Request]:
+  """One for each prompt and sample; raises ValueError."""
+  f = flags.FLAGS
+  found: list[Request] = []
+  for prompt in f.prompt:
+    tokens = tuple(int(t) for t in tokenizer.encode(sys.stdin.read() if prompt == '-' else prompt, eos=False))
+    most = f.max_tokens or max(1, min(Request.max_tokens, max_length - len(tokens)))
+    request = Request(
+      tokens, most, f.path, f.temperature, f.top_k, f.top_p, f.seed, tuple(f.stop), not f.ignore_eos, f.reroute_every
+    )
+    check(request, max_length)
+    found += [dataclasses.replace(request, seed=(f.seed + n) % 2**32) for n in range(f.samples)]
+  return found
+
+
+def main() -> int | None:
+  f = flags.FLAGS
+  if not f.workdir or not f.prompt:
+    raise ValueError('name a run with --workdir=DIR, and a text with --prompt=TEXT, or --prompt=- to read it')
+  command.quiet()
+  from dipaco_jax import generation, trained
+
+  run = trained.Trained(f.workdir)
+  command.keep_programs()
+  engine = generation.Engine(run, version=f.version)
+  asked = requests(run.tokenizer, engine.max_length)
+  texts = [engine.start(request) for request in asked]
+  started = time.monotonic()
+  try:
+    stream(engine, texts)
+  except KeyboardInterrupt:
+    print()
+    return 130
+  print(summary(engine, texts, time.monotonic() - started), file=sys.stderr)
+  return None
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_multi_string('prompt', [], 'The text to go on from; repeat it for several. -: what is piped.')
+  flags.DEFINE_integer('path', None, 'That writes all of it; by default the router chooses by the first tokens.')
+  flags.DEFINE_integer('version', None, 'Of the modules; by default what early stopping chose for each path.')
+  flags.DEFINE_integer('max_tokens', None, f'To add; by default {Request.max_tokens}, or what there is room for.')
+  flags.DEFINE_float('temperature', Request.temperature, '0: always the likeliest token.')
+  flags.DEFINE_integer('top_k', Request.top_k, 'Draw among so many of the likeliest tokens; 0: among all.')
+  flags.DEFINE_float('top_p', Request.top_p, 'Draw among the fewest tokens that have this probability together.')
+  flags.DEFINE_integer('seed', Request.seed, 'The same seed draws the same text.')
+  flags.DEFINE_integer('samples', 1, 'Texts for each prompt, with seeds that follow each other.')
+  flags.DEFINE_multi_string('stop', [], 'The text ends before this; repeat it for several.')
+  flags.DEFINE_bool('ignore_eos', False, 'Go on behind the end of a text.')
+  flags.DEFINE_integer('reroute_every', Request.reroute_every, 'Tokens after which a path is chosen again; 0: never.')
+  command.run(main)

@@ -1,0 +1,43 @@
+"""What is asked of a path: the text to go on from, and how. Nothing here imports JAX."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is to be continued, and how. Every default of the commands is here."""
+
+  tokens: tuple[int, ...]  # the prompt
+  max_tokens: int = 128
+  path: int | None = None  # None: the router's choice
+  temperature: float = 1.0  # 0: the likeliest token
+  top_k: int = 0  # draw among so many of the likeliest; 0: all
+  top_p: float = 1.0  # draw among the fewest of the likeliest with this probability together
+  seed: int = 0
+  stop: tuple[str, ...] = ()  # the text ends before the first of these
+  until_eos: bool = True  # False: goes on behind the end of a text
+  reroute_every: int = 0  # W; 0: one path for the whole text
+
+
+def check(request: Request, max_length: int):
+  """Raises ValueError that names the field and the fix."""
+  given, most = len(request.tokens), request.max_tokens
+  if not given:
+    raise ValueError('prompt is empty: give it a word')
+  if most < 1:
+    raise ValueError(f'max_tokens={most} should be 1 or more')
+  if given + most > max_length:
+    raise ValueError(
+      f'prompt has {given} tokens, and with max_tokens={most} that is more than the {max_length} of '
+      f'config.model.seq_len: shorten the prompt, or set max_tokens to {max(0, max_length - given)} or less'
+    )
+  if not 0 <= request.temperature < float('inf'):
+    raise ValueError(f'temperature={request.temperature} should be 0 or more')
+  if request.top_k < 0 or not 0 < request.top_p <= 1:
+    raise ValueError(f'top_k={request.top_k} should be 0 or more, top_p={request.top_p} above 0 and at most 1')
+  if not 0 <= request.seed < 2**32:
+    raise ValueError(f'seed={request.seed} should be from 0 to 2^32 - 1')
+  if request.reroute_every < 0 or (request.reroute_every and request.path is not None):
+    raise ValueError(
+      f'reroute_every={request.reroute_every} should be 0 or more, and 0 where path={request.path} is named'
+    )
