@@ -45,6 +45,8 @@ class Engine:
     check(request, self.max_length)
     if request.path is not None:
       self.run.number(request.path)
+    if not 0 <= min(request.tokens) <= max(request.tokens) < self.run.tokenizer.vocab_size:
+      raise ValueError(f'prompt: token {max(request.tokens)} is none of the {self.run.tokenizer.vocab_size} there are')
     text = Text(request, Transcript(self.run.tokenizer, request.tokens, request.stop))
     self.waiting.append(text)
     return text

@@ -1,0 +1,144 @@
+"""Texts that grow together with a cache, and change their path, against one text at a time with none."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import made_run
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dipaco_jax import chunk_router, decode, generation, trained
+from dipaco_jax.request import Request
+
+
+@pytest.fixture(scope='module', params=[False, True], ids=['router', 'chooser'])
+def run(request, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('made')
+  return trained.Trained(made_run.write(folder, made_run.settings(), chooser=request.param))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def next_token(made, params, tokens_1L, length, draw):
+  x_1LD, head_DV = trained.model_lib.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  logits_1V = jnp.einsum('BLD,DV->BLV', x_1LD, head_DV)[:, length - 1]
+  return decode.drawn(logits_1V, draw, length[None])[0]
+
+
+def padded(run, tokens):
+  return np.pad(np.asarray(tokens, np.int32), (0, run.settings.model.seq_len - len(tokens)))[None]
+
+
+def choice(run, tokens, W: int) -> int:
+  """r_i for the token behind these."""
+  known, prefix = len(tokens) // W * W if W else 0, run.settings.routing.prefix_tokens
+  if known and run.chooser is not None:
+    rows = padded(run, tokens[:known])
+    return int(chunk_router.choose(run.router.model, run.chooser, rows, np.ones_like(rows))[0, known - 1])
+  return run.router.path(tokens[max(0, known - prefix) : known] if known else tokens[:prefix])
+
+
+def plainly(run, r: Request) -> tuple[list[int], list[int]]:
+  """Tokens, prompt included, and paths: every token from the whole text, read anew by the path of its chunk."""
+  tokens, paths = list(r.tokens), []
+  draw = decode.Draw(*(np.asarray([x]) for x in (np.uint32(r.seed), np.float32(r.temperature), r.top_k, r.top_p)))
+  for _ in range(r.max_tokens):
+    if not paths or (r.reroute_every and len(tokens) % r.reroute_every == 0):
+      number = r.path if r.path is not None else choice(run, tokens, r.reroute_every)
+      paths += [number] if paths[-1:] != [number] else []
+    path = run.path(paths[-1])
+    token = int(next_token(path.model, path.params, padded(run, tokens), np.int32(len(tokens)), draw))
+    if r.until_eos and token == run.tokenizer.eos_id:
+      break
+    tokens.append(token)
+  return tokens, paths
+
+
+PROMPTS = st.builds(
+  lambda seed, length: tuple(np.random.default_rng(seed).integers(3, 330, length).tolist()),
+  st.integers(0, 99), st.integers(1, 60),
+)  # fmt: skip
+REQUESTS = st.builds(
+  Request, PROMPTS, max_tokens=st.integers(1, 30), path=st.none(), temperature=st.sampled_from([0.0, 0.8]),
+  top_k=st.sampled_from([0, 5]), top_p=st.sampled_from([0.7, 1.0]), seed=st.integers(0, 9),
+  until_eos=st.booleans(), reroute_every=st.sampled_from([0, 0, 1, 3, 16]),
+)  # fmt: skip
+# Drawn tokens and likeliest ones are equal as long as no two logits or sums are within rounding of each other.
+QUIETLY = dict(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(max_examples=10, **QUIETLY)
+@given(st.lists(REQUESTS, min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 3))
+def test_with_the_cache_as_without(run, requests, max_batch, max_paths):
+  engine = generation.Engine(run, max_paths, max_batch)
+  for request, text in zip(requests, engine.generate(requests), strict=True):
+    assert (text.tokens, text.paths) == plainly(run, request)
+    assert text.finished == ('length' if len(text.tokens) == text.end else 'stop')
+  assert not engine.batches and len(engine.paths) <= max_paths
+
+
+def test_changes_of_path_happen_and_read_only_what_differs(run):
+  engine = generation.Engine(run)
+  request = Request(tuple(range(40, 60)), 60, temperature=0.9, until_eos=False, reroute_every=4)
+  (text,) = engine.generate([request])
+  assert len(set(text.paths)) > 1 and 0 < engine.reread < engine.reread_whole
+
+
+def test_a_path_named_is_the_path(run):
+  request = Request((5, 6, 7), 10, path=2, until_eos=False)
+  (text,) = generation.Engine(run).generate([request])
+  assert text.paths == [2] and text.tokens == plainly(run, request)[0]
+
+
+def test_a_text_cancelled_frees_its_place_and_harms_no_other(run):
+  ask = Request((5, 6, 7), 40, path=1, until_eos=False)
+  others = [dataclasses.replace(ask, seed=seed) for seed in (1, 2)]
+  engine = generation.Engine(run, max_batch=2)
+  doomed = engine.start(ask)
+  texts = [engine.start(other) for other in others]
+  for _ in range(3):
+    engine.step()
+  assert engine.waiting == [texts[1]]
+  engine.cancel(doomed)
+  while engine.busy:
+    engine.step()
+  assert doomed.finished == 'cancelled' and len(doomed.tokens) < doomed.end
+  assert [text.tokens for text in texts] == [plainly(run, other)[0] for other in others]
+
+
+def test_text_ends_before_a_stop_string(run):
+  ask = Request((5, 6, 7), 60, path=1, until_eos=False)
+  whole = generation.Engine(run).generate([ask])[0].transcript.text
+  stop = whole[len(whole) // 2 :][:3]
+  (text,) = generation.Engine(run).generate([dataclasses.replace(ask, stop=('not in it', stop))])
+  assert text.finished == 'stop' and text.transcript.text == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    ({'tokens': ()}, 'prompt is empty'),
+    ({'max_tokens': 0}, 'max_tokens=0'),
+    ({'max_tokens': 95}, 'set max_tokens to 93 or less'),
+    ({'path': 4}, 'the paths are 0 to 3'),
+    ({'temperature': -1.0}, 'temperature=-1.0'),
+    ({'temperature': float('nan')}, 'temperature=nan'),
+    ({'top_k': -1}, 'top_k=-1'),
+    ({'top_p': 0.0}, 'top_p=0.0'),
+    ({'seed': -1}, 'seed=-1'),
+    ({'path': 1, 'reroute_every': 4}, 'reroute_every=4'),
+    ({'tokens': (330,)}, 'token 330'),
+  ],
+)
+def test_requests_that_cannot_be_met(run, change, words):
+  with pytest.raises(ValueError, match=words):
+    generation.Engine(run).start(dataclasses.replace(Request((5, 6, 7), 20), **change))
+
+
+def test_shapes_are_few_and_not_much_too_long():
+  found = {generation.bucket(length) for length in range(1, 1025)}
+  assert len(found) == 32 and all(length <= generation.bucket(length) for length in range(1, 1025))
+  assert max(generation.bucket(length) / length for length in range(128, 1025)) < 1.125

@@ -1,0 +1,71 @@
+"""The workdir of a run whose modules were drawn, not trained: all that reading and generating look at."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import numpy as np
+import small
+
+from dipaco_jax import checkpoint, chunk_router, model, modules, tokenizer
+from dipaco_jax import settings as settings_lib
+
+TEXT = [
+  'The quick brown fox jumps over the lazy dog. ',
+  'Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich - 12.345 Mal! ',
+  'def f(x):\n    return {x: [1, 2, 3]}\n',
+]
+GRID = {'a': 2, 'b': 2}
+LEVELS = (('shared', 'embed|final_norm', ()), ('low', 'block_0', ('a',)), ('high', 'block_[12]', ('b',)))
+
+
+@functools.cache
+def tokenizer_bytes() -> bytes:
+  return tokenizer.train(TEXT * 20, 330)
+
+
+def settings(**changes) -> settings_lib.Settings:
+  sizes = {'num_layers': 3, 'seq_len': 96} | changes.pop('model', {})
+  return small.settings(GRID, LEVELS, model=dataclasses.asdict(small.settings().model) | sizes, **changes)
+
+
+def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = False, seed: int = 0) -> str:
+  """Every module drawn by itself, at version 2; the last path points at version 1, whose modules are others."""
+  rng = np.random.default_rng(seed)
+  vocab_size = tokenizer.Tokenizer(tokenizer_bytes()).vocab_size
+  made = model.make(s.model, vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  checkpoint.write_json(workdir / 'config.json', s.to_dict())
+  checkpoint.write_file(workdir / 'tokenizer.model', tokenizer_bytes())
+  base = small.base(made, seed)
+  checkpoint.write_file(workdir / 'base' / 'params.safetensors', checkpoint.to_bytes(base))
+  num_paths, width = layout.grid.num_paths, s.model.width
+  fitted = {
+    'mean': np.zeros(width), 'scale': np.ones(width), 'hidden': np.zeros((width, 0)), 'hidden_bias': np.zeros(0),
+    'centroids': rng.normal(size=(num_paths, width)), 'bias': np.zeros(num_paths),
+  }  # fmt: skip
+  fitted = {name: x.astype('f') for name, x in fitted.items()}
+  checkpoint.write_file(workdir / 'routing' / '0' / 'router.safetensors', checkpoint.to_bytes(fitted))
+  for version in (1, 2):
+    found = []
+    for level in layout.levels:
+      for module in layout.grid.modules(level):
+        drawn = small.base(made, int(rng.integers(2**31)))
+        found.append((level, module, {name: drawn[name] for name in layout.names(level)}))
+    checkpoint.publish_module_files(workdir, version, found)
+  versions = [2] * (num_paths - 1) + [1]
+  checkpoint.write_json(workdir / 'paths' / 'best.json', {'version': versions})
+  if chooser:
+    drawn = {name: np.asarray(x) for name, x in chunk_router.make(base, num_paths).items()}
+    drawn[chunk_router.KERNEL] = rng.normal(size=drawn[chunk_router.KERNEL].shape).astype('f')
+    checkpoint.write_file(workdir / 'evaluation' / 'chooser.safetensors', checkpoint.to_bytes(drawn))
+  return str(workdir)
+
+
+def parameters(workdir: str, path: int) -> dict[str, np.ndarray]:
+  """One path's, by the function that training itself uses."""
+  folder = pathlib.Path(workdir)
+  s = settings_lib.from_dict(json.loads((folder / 'config.json').read_text()))
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(model.make(s.model, 1)))
+  return checkpoint.load_path(folder, layout, path)

@@ -1,0 +1,109 @@
+"""One path of a run: its bytes and no others, from a folder and from a bucket."""
+
+import json
+import pathlib
+import shutil
+
+import made_run
+import numpy as np
+import object_server
+import pytest
+
+import dipaco_jax
+from dipaco_jax import model, storage, trained
+from dipaco_jax.sequences import Sequences
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return made_run.write(tmp_path_factory.mktemp('made'), made_run.settings())
+
+
+def test_three_lines_give_logits(workdir):
+  path = dipaco_jax.load(workdir, path=3)
+  tokens_1L = path.tokenizer.encode('The lazy dog', eos=False)[None]
+  found = path.logits('The lazy dog')
+  params = made_run.parameters(workdir, 3)
+  x_1LD, head_DV = model.normed_and_head(path.model, params, tokens_1L, np.ones_like(tokens_1L))
+  np.testing.assert_allclose(found, (x_1LD @ head_DV)[0], atol=1e-4)
+  assert (path.number, path.coordinates, path.version) == (3, (1, 1), 1)
+
+
+@pytest.mark.parametrize('number', range(4))
+def test_parameters_are_those_that_training_published(workdir, number):
+  found, expected = dipaco_jax.load(workdir, number).params, made_run.parameters(workdir, number)
+  assert list(found) == list(expected)
+  for name, x in expected.items():
+    np.testing.assert_array_equal(found[name], x)
+
+
+def bytes_of(path: trained.Path) -> int:
+  return sum(x.nbytes for x in path.params.values())
+
+
+def test_reads_a_path_s_bytes_and_hardly_more(tmp_path):
+  workdir = made_run.write(tmp_path, made_run.settings(model={'width': 128, 'mlp_dim': 512}))
+  path = dipaco_jax.load(workdir, (0, 1))
+  assert path.run.storage.bytes_in <= 1.05 * bytes_of(path)
+  before = path.run.storage.bytes_in
+  other = path.run.path((1, 1), 2)
+  assert path.run.storage.bytes_in - before < bytes_of(path) / 2  # the shared level and the low one are in memory
+  assert other.params['embed/tokens'] is path.params['embed/tokens']
+
+
+def test_where_paths_begin_to_differ(workdir):
+  run = trained.Trained(workdir)
+  paths = [run.path(number, 2) for number in range(4)]  # (0, 0), (0, 1), (1, 0), (1, 1)
+  assert [paths[0].first_difference(other) for other in paths] == [3, 1, 0, 0]
+  assert paths[0].first_difference(run.path(0, 1)) == 0  # the embedding of another version
+
+
+def test_the_router_is_that_of_training(undisturbed):
+  router, folder = dipaco_jax.load_router(str(undisturbed)), pathlib.Path(undisturbed)
+  routed = np.load(folder / 'routing' / '0' / 'validation.npy')
+  found = Sequences(folder / 'sequences' / 'validation.array_record').read(range(len(routed)))
+  assert [router.path(sequence.tokens) for sequence in found] == routed.tolist()
+
+
+def test_from_buckets(workdir, monkeypatch):
+  with object_server.s3_server() as endpoint:
+    for name, value in object_server.environment(endpoint).items():
+      monkeypatch.setenv(name, value)
+    for scheme in ('s3', 'gs'):
+      url = f'{scheme}://{object_server.BUCKET}/{scheme}/run'
+      place = storage.open_storage(url)
+      for file in pathlib.Path(workdir).rglob('*'):
+        if file.is_file():
+          place.write(str(file.relative_to(workdir)), file.read_bytes())
+      found = dipaco_jax.load(url, 2).params
+      for name, x in made_run.parameters(workdir, 2).items():
+        np.testing.assert_array_equal(found[name], x)
+
+
+def test_what_is_not_there(workdir, tmp_path):
+  with pytest.raises(ValueError, match='there is no run'):
+    dipaco_jax.load(str(tmp_path / 'none'))
+  with pytest.raises(ValueError, match='there is no version 7'):
+    dipaco_jax.load(workdir, 0, 7)
+  for path in (4, -1, (0,), (0, 2)):
+    with pytest.raises(ValueError, match='the paths are 0 to 3, of a grid of 2 x 2'):
+      dipaco_jax.load(workdir, path)
+  copy = tmp_path / 'copy'
+  shutil.copytree(workdir, copy)
+  (copy / 'paths' / 'best.json').unlink()
+  with pytest.raises(ValueError, match='no path is published yet'):
+    dipaco_jax.load(str(copy))
+  (copy / 'routing' / '0' / 'router.safetensors').unlink()
+  with pytest.raises(ValueError, match='has no router'):
+    dipaco_jax.load_router(str(copy))
+
+
+def test_damaged_modules_are_noticed(workdir, tmp_path):
+  shutil.copytree(workdir, tmp_path / 'copy')
+  file = tmp_path / 'copy' / 'modules' / '2' / 'low' / '0.safetensors'
+  data = bytearray(file.read_bytes())
+  data[-3] ^= 1
+  file.write_bytes(data)
+  with pytest.raises(OSError, match=r'low/0.safetensors is corrupt'):
+    dipaco_jax.load(str(tmp_path / 'copy'), 0)
+  assert json.loads((tmp_path / 'copy' / 'paths' / 'best.json').read_text())['version'] == [2, 2, 2, 1]
