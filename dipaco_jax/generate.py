@@ -43,6 +43,8 @@ def summary(engine, texts, seconds: float) -> str:
 def requests(tokenizer, max_length: int) -> list[Request]:
   """One for each prompt and sample; raises ValueError."""
   f = flags.FLAGS
+  if f.samples < 1:
+    raise ValueError(f'--samples={f.samples} should be 1 or more')
   found: list[Request] = []
   for prompt in f.prompt:
     tokens = tuple(int(t) for t in tokenizer.encode(sys.stdin.read() if prompt == '-' else prompt, eos=False))
@@ -65,8 +67,7 @@ def main() -> int | None:
   run = trained.Trained(f.workdir)
   command.keep_programs()
   engine = generation.Engine(run, version=f.version)
-  asked = requests(run.tokenizer, engine.max_length)
-  texts = [engine.start(request) for request in asked]
+  texts = [engine.start(request) for request in requests(run.tokenizer, engine.max_length)]
   started = time.monotonic()
   try:
     stream(engine, texts)
