@@ -81,7 +81,7 @@ class Batch:
     """Its row, which is free then."""
     index = self.members.index(text)
     self.members[index] = None
-    return _arranged(self.state, jnp.asarray([index]), _places(self.state))
+    return _arranged(self.state, jnp.asarray([index]), _places(self.state), 1)
 
   def advance(self) -> list[Text]:
     """STEPS tokens more for each at most; the texts that are finished, or are to be routed again."""
@@ -95,11 +95,12 @@ class Batch:
 
   def _fit(self, num_rows: int, places: int):
     """So many rows, those in use first, and at least so many places."""
-    places = max(_places(self.state), power_of_two(places, LEAST_PLACES))
-    if (num_rows, places) == (len(self.members), _places(self.state)):
+    places, cache_rows = max(_places(self.state), power_of_two(places, LEAST_PLACES)), max(2, num_rows)
+    keys = self.state.cache.keys[0]
+    if (num_rows, cache_rows, places) == (len(self.members), len(keys), keys.shape[2]):
       return
     used = [i for i, text in enumerate(self.members) if text]
-    self.state = _arranged(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), places)
+    self.state = _arranged(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), places, cache_rows)
     self.members = ([self.members[i] for i in used] + [None] * num_rows)[:num_rows]
 
 
@@ -118,10 +119,13 @@ def _advance(model: Transformer, params: Params, texts: decode.Texts):
   return decode.advance(model, params, texts, STEPS)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _arranged(texts: decode.Texts, rows, places: int) -> decode.Texts:
-  """Rows of a batch in another order, with more places behind, or as many."""
-  return decode.padded(jax.tree.map(lambda x: jnp.take(x, rows, axis=0), texts), places)
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _arranged(texts: decode.Texts, rows, places: int, cache_rows: int) -> decode.Texts:
+  """Rows of a batch in another order, with more places behind, or as many; a lone one twice in the cache, if asked."""
+  in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
+  cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), decode.longer(texts.cache, places))
+  others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
+  return decode.Texts(cache, *others)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -5,6 +5,9 @@ Where the path may change [2.4.3] the hidden states that enter some blocks are k
 different block is n, all that lies below n is the same, and the cache of the one becomes that of the other by
 computing blocks n and up once for all tokens.
 
+A cache may have a second row for a lone text: XLA for CPU copies a cache of one row at every step, as it fuses the
+update into what reads it. (Two rows of everything would be slower still: a matrix times one row is fastest.)
+
 A text's tokens are at places 0, 1...; `place` counts those in its cache, so that the next token goes there.
 
 Dimensions: B texts, L tokens given at one time, S places in a cache, D width, H heads, K head size, V vocabulary.
@@ -23,7 +26,7 @@ from dipaco_jax.model import Block, Params, Transformer, rotary_angles
 
 
 class Cache(NamedTuple):
-  """What is kept of the tokens of B texts, of each at its place."""
+  """What is kept of the tokens of B texts, of each at its place; or of one text, in both of two rows."""
 
   keys: tuple[jax.Array, ...]  # of every block, [B, H, S, K]
   values: tuple[jax.Array, ...]
@@ -88,18 +91,18 @@ def prefill(
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
   """The newest token of each text into the cache: the cache, and the logits [B, V] of the one behind it, float32."""
-  cache, place_B = texts.cache, texts.place
-  keys, values, entering = [], [], dict(cache.entering)
+  cache, place_B, B = texts.cache, texts.place, len(texts.token)
+  keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
   x_B1D = embedded(model, params, texts.token[:, None])
   angles_B1K2 = rotary_angles(place_B[:, None], model.config.head_dim, model.config.rope_base)
   for n in range(model.config.num_layers):
     if n in entering:
-      entering[n] = _put(entering[n], x_B1D, place_B)
+      entering[n] = _put(entering[n], rows(x_B1D), rows(place_B))
     block = _block(model, params, n)
     q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
-    keys.append(_put_heads(cache.keys[n], k_B1HK, place_B))
-    values.append(_put_heads(cache.values[n], v_B1HK, place_B))
-    x_B1D = block('out', x_B1D, attention.attend_one(q_B1HK, keys[n], values[n], place_B))
+    keys.append(_put_heads(cache.keys[n], rows(k_B1HK), rows(place_B)))
+    values.append(_put_heads(cache.values[n], rows(v_B1HK), rows(place_B)))
+    x_B1D = block('out', x_B1D, attention.attend_one(rows(q_B1HK), keys[n], values[n], rows(place_B))[:B])
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
 
 
@@ -150,15 +153,14 @@ def cut(cache: Cache, places: int) -> Cache:
   )  # fmt: skip
 
 
-def padded(texts: Texts, places: int) -> Texts:
+def longer(cache: Cache, places: int) -> Cache:
   """With so many places, which are no fewer."""
 
-  def longer(x, axis):
+  def pad(x, axis):
     return jnp.pad(x, [(0, places - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
-  keys, values, entering = texts.cache
-  longer_keys, longer_values = (tuple(longer(x, 2) for x in of) for of in (keys, values))
-  return texts._replace(cache=Cache(longer_keys, longer_values, {n: longer(x, 1) for n, x in entering.items()}))
+  keys, values = (tuple(pad(x, 2) for x in of) for of in (cache.keys, cache.values))
+  return Cache(keys, values, {n: pad(x, 1) for n, x in cache.entering.items()})
 
 
 def _block(model: Transformer, params: Params, n: int):
@@ -176,11 +178,16 @@ def _logits(model: Transformer, params: Params, x_B1D: jax.Array) -> jax.Array:
   return jnp.einsum('BLD,DV->BLV', x_B1D, head_DV, preferred_element_type=jnp.float32)[:, 0]
 
 
-@functools.partial(jax.vmap, in_axes=(0, 0, 0))
+def _rows(count: int, x: jax.Array) -> jax.Array:
+  """As many as the cache has."""
+  return jnp.broadcast_to(x, (count, *x.shape[1:]))
+
+
+@jax.vmap
 def _put(x_SD: jax.Array, new_1D: jax.Array, place: jax.Array) -> jax.Array:
   return jax.lax.dynamic_update_slice_in_dim(x_SD, new_1D, place, 0)
 
 
-@functools.partial(jax.vmap, in_axes=(0, 0, 0))
+@jax.vmap
 def _put_heads(x_HSK: jax.Array, new_1HK: jax.Array, place: jax.Array) -> jax.Array:
   return jax.lax.dynamic_update_slice_in_dim(x_HSK, new_1HK.swapaxes(0, 1), place, 1)
