@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import checks, mesh, model, modules, programs, settings
+from dipaco_jax import checkpoint, checks, mesh, model, modules, programs, router, settings, text, tokenizer
 
 LEVELS = (
   ('stem', r'block_0/', ()),
@@ -58,6 +59,29 @@ def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> progra
   layout = modules.make_layout(s.grid, s.levels, model.shapes(transformer))
   placement = mesh.place(layout.grid, s.mesh, {'train.batch_size': s.train.batch_size}, devices)
   return programs.make(s, placement, layout, transformer)
+
+
+def write_run(workdir: pathlib.Path, s: settings.Settings):
+  """What a finished run leaves that is read to use it, with random parameters, and a router of random centroids."""
+  vocab_size, rng = flags.FLAGS.vocab_size, np.random.default_rng(0)
+  made = model.make(s.model, vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  num_paths, D = layout.grid.num_paths, s.model.width
+  texts = tokenizer.sample(text.documents(s.data, 'train'), 200 * vocab_size, 0)
+  checkpoint.write_file(workdir / 'tokenizer.model', tokenizer.train(texts, vocab_size))
+  checkpoint.write_json(workdir / 'config.json', s.to_dict())
+  base = {name: np.asarray(x) for name, x in model.init(made, jax.random.key(0)).items()}
+  checkpoint.write_file(workdir / 'base' / 'params.safetensors', checkpoint.to_bytes(base))
+  centroids = jax.numpy.asarray(rng.normal(size=(num_paths, D)), jax.numpy.float32)
+  fitted = router.linear(jax.numpy.zeros(D), jax.numpy.ones(D), centroids, jax.numpy.zeros(num_paths))
+  arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
+  checkpoint.write_file(workdir / 'routing' / '0' / 'router.safetensors', checkpoint.to_bytes(arrays))
+  drawn = (
+    (level, module, {n: base[n] + rng.normal(0, 1e-3, base[n].shape).astype('f') for n in layout.names(level)})
+    for level in layout.levels for module in layout.grid.modules(level)
+  )  # fmt: skip
+  checkpoint.publish_module_files(workdir, 1, drawn)
+  checkpoint.write_json(workdir / 'paths' / 'best.json', {'version': [1] * num_paths})
 
 
 def random_rows(s: settings.Settings, steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,147 @@
+"""What using a path costs: loading it, its first token, each token behind it, a change of path.
+
+    pip install -e '.[benchmarks,hf]'
+    python benchmarks/generate.py [--width=896 --num_layers=12 ...]
+
+On a run of two paths with random parameters, that share the lower half of their blocks:
+
+    bytes               read by a load, over the bytes of the path's parameters
+    first_token         from a request to its first token, over a bare forward pass of the prompt to its last logits;
+                        the path is named, or routed (the base reads the first 32 tokens)
+    token               one text at a time, over `generate` of transformers on the same weights, where it is installed
+    change              making the cache another path's, over making all of it, beside the share of blocks that differ
+
+Prints a table and, as the last line, one JSON object. Both sides take turns, after one that is not counted; medians.
+"""
+
+import functools
+import importlib.util
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import common
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from dipaco_jax import generation, hf_checkpoint, model, trained
+from dipaco_jax.request import Request
+
+common.define_sizes(
+  width=896, num_layers=12, num_heads=16, mlp_dim=2432, vocab_size=8192, seq_len=1024, batch_size=1
+)
+PROMPTS = flags.DEFINE_multi_integer('prompt', [100, 300, 700], 'tokens of a prompt')
+TOKENS = flags.DEFINE_integer('tokens', 64, 'that are added to a prompt, where tokens are timed')
+REPEATS = flags.DEFINE_integer('repeats', 5, 'of which medians are reported')
+
+
+def in_turns(*actions: Callable[[], Any]) -> list[float]:
+  """Median seconds of each, after one that is not counted."""
+  for action in actions:
+    jax.block_until_ready(action())
+  return common.in_turns(actions, REPEATS.value)
+
+
+def prompt(length: int) -> tuple[int, ...]:
+  return tuple(np.random.default_rng(length).integers(3, flags.FLAGS.vocab_size, length).tolist())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(made: model.Transformer, params: model.Params, tokens_1L):
+  """A bare one: the logits behind the last token."""
+  x_1LD, head_DV = model.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  return x_1LD[:, -1] @ head_DV
+
+
+def first_tokens(run: trained.Trained, length: int) -> dict[str, float]:
+  path, engine = run.path(1), generation.Engine(run)
+  tokens_1L = np.array([prompt(length)], np.int32)
+
+  def first(number: int | None):
+    (text,) = engine.generate([Request(prompt(length), 1, number, temperature=0.0, until_eos=False)])
+    return len(text.tokens)
+
+  bare, named, routed = in_turns(
+    lambda: forward(path.model, path.params, tokens_1L), lambda: first(1), lambda: first(None)
+  )
+  return {'forward_s': bare, 'first_token_ratio': named / bare, 'routed_first_token_ratio': routed / bare}
+
+
+def tokens_of_transformers(folder: pathlib.Path) -> Callable[[int], Any] | None:
+  """`length -> generate` of as many tokens on the exported path; None where transformers is not installed."""
+  if not (importlib.util.find_spec('transformers') and importlib.util.find_spec('torch')):
+    return None
+  import torch
+  import transformers
+
+  loaded = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+  def generate(length: int, num_tokens: int):
+    with torch.inference_mode():
+      loaded.generate(
+        torch.tensor([prompt(length)]), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
+      )
+
+  return generate
+
+
+def per_token(run: trained.Trained, length: int, theirs) -> dict[str, float]:
+  """Seconds of a token: those of many less that of the first one."""
+  engine = generation.Engine(run)
+
+  def ours(num_tokens: int):
+    engine.generate([Request(prompt(length), num_tokens, 1, temperature=0.0, until_eos=False)])
+
+  one, many = 1, 1 + TOKENS.value
+  actions = [lambda: ours(one), lambda: ours(many)]
+  if theirs:
+    actions += [lambda: theirs(length, one), lambda: theirs(length, many)]
+  found = in_turns(*actions)
+  seconds = [(b - a) / TOKENS.value for a, b in zip(found[::2], found[1::2], strict=True)]
+  return {'token_s': seconds[0]} | ({'token_ratio': seconds[0] / seconds[1]} if theirs else {})
+
+
+def change(run: trained.Trained, length: int) -> dict[str, float]:
+  """A text of path 0 that becomes one of path 1."""
+  engine, paths = generation.Engine(run), [run.path(number) for number in (0, 1)]
+  text = engine.start(Request(prompt(length), 8, 0))
+  row = engine.begun(text, paths[0])
+  first, N = paths[0].first_difference(paths[1]), flags.FLAGS.num_layers
+  differing, whole = in_turns(
+    lambda: engine.reread_from(first, text, row, paths[1]), lambda: engine.reread_from(0, text, row, paths[1])
+  )
+  return {'change_ratio': differing / whole, 'blocks_that_differ': (N - first) / N}
+
+
+def measure(run: trained.Trained, theirs) -> dict[str, Any]:
+  before = run.storage.bytes_in
+  path = run.path(1)
+  size = sum(x.nbytes for x in path.params.values())
+  result: dict[str, Any] = {'parameters': size // 4, 'bytes_ratio': (run.storage.bytes_in - before) / size}
+  for length in PROMPTS.value:
+    figures = first_tokens(run, length) | per_token(run, length, theirs) | change(run, length)
+    result |= {f'{name}_{length}': value for name, value in figures.items()}
+  return result
+
+
+def main(argv):
+  del argv
+  half = flags.FLAGS.num_layers // 2
+  upper = '|'.join(f'block_{n}/' for n in range(half, flags.FLAGS.num_layers))
+  s = common.make_settings({'a': 2}, (('shared', rf'^(?!{upper})', ()), ('upper', rf'^({upper})', ('a',))))
+  with tempfile.TemporaryDirectory() as folder:
+    common.write_run(pathlib.Path(folder), s)
+    run, exported = trained.Trained(folder), pathlib.Path(folder) / 'exported'
+    exported.mkdir()
+    params = {name: np.asarray(x) for name, x in run.path(1).params.items()}
+    tokenizer = (pathlib.Path(folder) / 'tokenizer.model').read_bytes()
+    for name, data in hf_checkpoint.files(params, s.model, tokenizer, 'float32', None).items():
+      (exported / name).write_bytes(data)
+    common.report('using one of two paths', measure(run, tokens_of_transformers(exported)))
+
+
+if __name__ == '__main__':
+  app.run(main)
