@@ -81,6 +81,11 @@ def parse(argv: list[str]) -> settings_lib.Settings:
       raise ValueError('--config is missing: for instance --config=configs/tiny.py')
     if not FLAGS.workdir and not FLAGS.compile_only:
       raise ValueError('--workdir is missing: name a directory to keep the run in')
+    if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
+      raise ValueError(
+        f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
+        'islands, which keep their work in buckets (--role; launch/README.md)'
+      )
     if len(rest) > 1:
       raise ValueError(f'{rest[1]!r} is not an option: write --name=value')
     if not isinstance(FLAGS.config, ConfigDict):

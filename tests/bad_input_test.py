@@ -94,6 +94,11 @@ def test_no_workdir(run):
   assert run(TINY) == (2, 'dipaco_jax: --workdir is missing: name a directory to keep the run in\n')
 
 
+def test_a_bucket_is_no_workdir_of_one_job(run, tmp_path):
+  status, words = run(TINY, '--workdir=gs://bucket/run')
+  assert status == 2 and 'mount the bucket' in words and not (tmp_path / 'gs:').exists()
+
+
 START = 'from ml_collections import ConfigDict\nfrom dipaco_jax import settings\n'
 DEFAULTS = START + 'def get_config():\n  c = ConfigDict(settings.Settings().to_dict())\n'
 
