@@ -20,10 +20,10 @@ LEAST_PLACES = 128  # in a cache
 
 
 class Text:
-  """A request and what has come of it; `finished` is 'stop', 'length' or 'cancelled' in the end."""
+  """A request and what has come of it; `finished` is 'stop', 'length', 'cancelled' or 'error' in the end."""
 
-  def __init__(self, request: Request, transcript: Transcript):
-    self.request, self.transcript = request, transcript
+  def __init__(self, request: Request, transcript: Transcript, turn: int = 0):
+    self.request, self.transcript, self.turn = request, transcript, turn
     self.tokens = list(request.tokens)  # with the prompt
     self.paths: list[int] = []  # one after another
     self.finished = ''
@@ -77,11 +77,18 @@ class Batch:
     self.state = _insert(self.state, row, jnp.int32(index))
     self.members[index] = text
 
-  def leave(self, text: Text) -> decode.Texts:
-    """Its row, which is free then."""
-    index = self.members.index(text)
-    self.members[index] = None
-    return _arranged(self.state, jnp.asarray([index]), _places(self.state), 1)
+  @property
+  def left(self) -> int:
+    """Tokens at most until all of its texts leave."""
+    return max(text.limit - len(text.tokens) for text in self.members if text)
+
+  def row(self, text: Text) -> decode.Texts:
+    """A copy of its row."""
+    return _arranged(self.state, jnp.asarray([self.members.index(text)]), _places(self.state), 1)
+
+  def leave(self, text: Text):
+    """Its row is free."""
+    self.members[self.members.index(text)] = None
 
   def advance(self) -> list[Text]:
     """STEPS tokens more for each at most; the texts that are finished, or are to be routed again."""

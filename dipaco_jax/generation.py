@@ -11,8 +11,10 @@ changes, the cache is computed anew from the lowest block that differs, and no m
 """
 
 import collections
+import contextlib
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,32 +36,34 @@ class Engine:
   def __init__(self, run: trained_lib.Trained, max_paths: int = 4, max_batch: int = 8, version: int | None = None):
     self.run, self.max_paths, self.max_batch, self.version = run, max_paths, max_batch, version
     self.waiting: list[Text] = []
-    self.moving: list[tuple[Text, decode.Texts, trained_lib.Path]] = []  # to another path, when there is room
+    self.moving: dict[Text, tuple[decode.Texts, trained_lib.Path]] = {}  # to another path, when there is room
     self.batches: collections.OrderedDict[int, Batch] = collections.OrderedDict()  # the next to advance first
     self.paths: collections.OrderedDict[int, trained_lib.Path] = collections.OrderedDict()  # the last used last
+    self.closed: tuple[int, int] | None = None  # a path, and a text's turn: younger ones may not join that path
     self.max_length = run.settings.model.seq_len
     self.reread = self.reread_whole = 0  # tokens times blocks, at changes of path; what they are without a cache
+    self._turns = itertools.count()
 
-  def start(self, request: Request) -> Text:
-    """Its turn comes in `step`; raises ValueError that names what is wrong with the request."""
+  def check(self, request: Request):
+    """Raises ValueError that names what is wrong with the request; any thread may call it."""
     check(request, self.max_length)
     if request.path is not None:
       self.run.number(request.path)
+    elif self.run.layout.grid.num_paths > 1:
+      self.run.router  # noqa: B018: raises where there is none
     if not 0 <= min(request.tokens) <= max(request.tokens) < self.run.tokenizer.vocab_size:
       raise ValueError(f'prompt: token {max(request.tokens)} is none of the {self.run.tokenizer.vocab_size} there are')
-    text = Text(request, Transcript(self.run.tokenizer, request.tokens, request.stop))
+
+  def start(self, request: Request) -> Text:
+    """Its turn comes in `step`; raises ValueError that names what is wrong with the request."""
+    self.check(request)
+    text = Text(request, Transcript(self.run.tokenizer, request.tokens, request.stop), next(self._turns))
     self.waiting.append(text)
     return text
 
   def cancel(self, text: Text):
     """It gets no more tokens, and its place is free."""
-    text.finish('cancelled')
-    self.waiting = [other for other in self.waiting if other is not text]
-    self.moving = [entry for entry in self.moving if entry[0] is not text]
-    for batch in self.batches.values():
-      if text in batch.members:
-        batch.leave(text)
-    self._drop_empty()
+    self._end(text, 'cancelled')
 
   @property
   def busy(self) -> bool:
@@ -67,17 +71,12 @@ class Engine:
     return bool(self.waiting or self.moving or self.batches)
 
   def step(self):
-    """Lets in whom there is room for, and grows the texts of one path, each path in its turn."""
-    self._admit()
-    if not self.batches:
-      return
-    number, batch = next(iter(self.batches.items()))
-    self.batches.move_to_end(number)
-    for text in batch.advance():
-      row = batch.leave(text)
-      if not text.finished:
-        self._go_on(text, row, batch.path)
-    self._drop_empty()
+    """Lets in whom there is room for, and grows the texts of one path, each path in its turn.
+
+    What fails is raised; the texts that it happened to are finished with 'error', and the others go on.
+    """
+    self.admit()
+    self.advance()
 
   def generate(self, requests: Sequence[Request]) -> list[Text]:
     """All of them, to their ends."""
@@ -86,24 +85,42 @@ class Engine:
       self.step()
     return texts
 
-  def _admit(self):
-    """Texts that change their path, then those that begin, as far as there is room on their paths."""
-    moving, self.moving = self.moving, []
-    for text, row, old in moving:
-      if (path := self._room(text.paths[-1])) is None:
-        self.moving.append((text, row, old))
-      else:
-        self._join(path, text, self._moved(text, row, old, path))
-    waiting, self.waiting = self.waiting, []
-    for text in waiting:
-      text.paths = text.paths or [self._choice(text)]
-      if (path := self._room(text.paths[0])) is None:
-        self.waiting.append(text)
-        continue
-      row = self._begun(text, path)
-      text.add(int(row.token[0]), self.run.tokenizer.eos_id)
-      if not text.finished:
-        self._go_on(text, row, path)
+  def admit(self):
+    """Reads texts, the oldest first, as far as there is room on their paths: each has its first token then."""
+    for text in sorted([*self.waiting, *self.moving], key=lambda text: text.turn):
+      with self._blamed([text]):
+        text.paths = text.paths or [self._choice(text)]
+        if (path := self._room(text)) is not None:
+          self._enter(text, path)
+    self._close()
+
+  def advance(self) -> int:
+    """Grows the texts of one path, each path in its turn; how many there were."""
+    if not self.batches:
+      return 0
+    number, batch = next(iter(self.batches.items()))
+    self.batches.move_to_end(number)
+    members = [text for text in batch.members if text]
+    with self._blamed(members):
+      ready = batch.advance()
+    for text in ready:
+      with self._blamed([text]):
+        if not text.finished:
+          self._go_on(text, batch.row(text), batch.path)
+        batch.leave(text)
+    self._drop_empty()
+    return len(members)
+
+  def _enter(self, text: Text, path: trained_lib.Path):
+    if text in self.moving:
+      row, old = self.moving.pop(text)
+      self._join(path, text, self._moved(text, row, old, path))
+      return
+    self.waiting.remove(text)
+    row = self._begun(text, path)
+    text.add(int(row.token[0]), self.run.tokenizer.eos_id)
+    if not text.finished:
+      self._go_on(text, row, path)
 
   def _go_on(self, text: Text, row: decode.Texts, path: trained_lib.Path):
     """With its row under its path, or under another, if it is to choose now."""
@@ -113,7 +130,35 @@ class Engine:
     text.set_limit()
     if (number := self._choice(text)) != path.number:
       text.paths.append(number)
-    self.moving.append((text, row, path))
+    self.moving[text] = (row, path)
+
+  @contextlib.contextmanager
+  def _blamed(self, texts: Sequence[Text]) -> Iterator[None]:
+    """What fails in here is the end of these texts alone."""
+    try:
+      yield
+    except Exception:
+      for text in texts:
+        self._end(text, 'error')
+      raise
+
+  def _end(self, text: Text, why: str):
+    text.finish(why)
+    self.waiting = [other for other in self.waiting if other is not text]
+    self.moving.pop(text, None)
+    for batch in self.batches.values():
+      if text in batch.members:
+        batch.leave(text)
+    self._drop_empty()
+
+  def _close(self):
+    """Where a text waits for a place in memory for its path, the path that is done soonest is closed to younger texts:
+    paths that are in memory, and asked for all the time, would keep it for ever."""
+    kept_out = [text for text in (*self.waiting, *self.moving) if text.paths[-1] not in self.batches]
+    self.closed = None
+    if kept_out and self.batches:
+      soonest = min(self.batches, key=lambda number: self.batches[number].left)
+      self.closed = soonest, min(text.turn for text in kept_out)
 
   def _join(self, path: trained_lib.Path, text: Text, row: decode.Texts):
     if path.number in self.batches:
@@ -121,10 +166,12 @@ class Engine:
     else:
       self.batches[path.number] = Batch(path, text, row)
 
-  def _room(self, number: int) -> trained_lib.Path | None:
-    """The path, loaded; None where its batch is full, or where all paths in memory are at work."""
+  def _room(self, text: Text) -> trained_lib.Path | None:
+    """Its path, loaded; None where that is full, or closed to it, or where all paths in memory are at work."""
+    number = text.paths[-1]
     if number in self.batches:
-      return self.batches[number].path if self.batches[number].count < self.max_batch else None
+      open_to_it = self.closed is None or self.closed[0] != number or text.turn < self.closed[1]
+      return self.batches[number].path if open_to_it and self.batches[number].count < self.max_batch else None
     if number not in self.paths:
       idle = [other for other in self.paths if other not in self.batches]
       if len(self.paths) >= self.max_paths:
@@ -139,8 +186,8 @@ class Engine:
     """r_i for the next token; see above."""
     W, tokens = text.request.reroute_every, text.tokens
     known = len(tokens) // W * W if W else 0
-    if text.request.path is not None:
-      return text.request.path
+    if text.request.path is not None or self.run.layout.grid.num_paths == 1:
+      return text.request.path or 0
     if known and self.run.chooser is not None:
       return self._chosen(tokens[:known])
     prefix = self.run.settings.routing.prefix_tokens
