@@ -109,6 +109,58 @@ def test_a_text_cancelled_frees_its_place_and_harms_no_other(run):
   assert [text.tokens for text in texts] == [plainly(run, other)[0] for other in others]
 
 
+def test_no_path_is_kept_from_memory_for_ever(run):
+  """Young texts for the path in memory come without end; the old one for another path gets its turn."""
+  ask = Request((5, 6, 7), 20, path=1, until_eos=False)
+  engine = generation.Engine(run, max_paths=1, max_batch=2)
+  engine.start(ask)
+  engine.step()
+  old = engine.start(dataclasses.replace(ask, path=2))
+  for _ in range(20):
+    engine.start(ask)
+    engine.step()
+  assert old.finished == 'length' and old.tokens == plainly(run, old.request)[0]
+
+
+def test_what_fails_is_the_end_of_its_text_alone(tmp_path):
+  workdir = made_run.write(tmp_path, made_run.settings())
+  ask = Request((5, 6, 7), 20, path=1, until_eos=False)
+  for module in (tmp_path / 'modules' / '2' / 'low').glob('1*'):
+    module.unlink()  # that paths 2 and 3 need
+  engine = generation.Engine(trained.Trained(workdir))
+  texts = [engine.start(dataclasses.replace(ask, path=path)) for path in (0, 2, 1)]
+  with pytest.raises(OSError):
+    engine.generate([])
+  while engine.busy:
+    engine.step()
+  assert [text.finished for text in texts] == ['length', 'error', 'length']
+  assert not engine.waiting and [text.tokens for text in texts if text.paths != [2]] == [
+    plainly(engine.run, text.request)[0] for text in texts if text.paths != [2]
+  ]
+
+
+def test_a_failed_batch_is_the_end_of_its_texts_alone(run):
+  ask = Request((5, 6, 7), 20, path=1, until_eos=False)
+  engine = generation.Engine(run)
+  texts = [engine.start(dataclasses.replace(ask, path=path)) for path in (1, 2)]
+  engine.admit()
+  engine.batches[1].state.token.delete()
+  with pytest.raises(RuntimeError, match='deleted'):
+    engine.generate([])
+  while engine.busy:
+    engine.step()
+  assert [text.finished for text in texts] == ['error', 'length']
+
+
+def test_without_a_router_a_path_is_to_be_named(tmp_path):
+  s = made_run.settings(routing={'method': 'random'})
+  engine = generation.Engine(trained.Trained(made_run.write(tmp_path, s)))
+  (tmp_path / 'routing' / '0' / 'router.safetensors').unlink()
+  with pytest.raises(ValueError, match='has no router: name a path'):
+    engine.start(Request((5, 6, 7), 5))
+  assert engine.generate([Request((5, 6, 7), 5, path=1)])[0].paths == [1]
+
+
 def test_text_ends_before_a_stop_string(run):
   ask = Request((5, 6, 7), 60, path=1, until_eos=False)
   whole = generation.Engine(run).generate([ask])[0].transcript.text
