@@ -50,7 +50,7 @@ class Engine:
     if request.path is not None:
       self.run.number(request.path)
     elif self.run.layout.grid.num_paths > 1:
-      self.run.router  # noqa: B018: raises where there is none
+      self.run.router  # noqa: B018  # raises where there is none
     if not 0 <= min(request.tokens) <= max(request.tokens) < self.run.tokenizer.vocab_size:
       raise ValueError(f'prompt: token {max(request.tokens)} is none of the {self.run.tokenizer.vocab_size} there are')
 

@@ -31,10 +31,11 @@ def check(request: Request, max_length: int):
       f'prompt has {given} tokens, and with max_tokens={most} that is more than the {max_length} of '
       f'config.model.seq_len: shorten the prompt, or set max_tokens to {max(0, max_length - given)} or less'
     )
-  if not 0 <= request.temperature < float('inf'):
-    raise ValueError(f'temperature={request.temperature} should be 0 or more')
-  if request.top_k < 0 or not 0 < request.top_p <= 1:
-    raise ValueError(f'top_k={request.top_k} should be 0 or more, top_p={request.top_p} above 0 and at most 1')
+  for name in ('temperature', 'top_k'):
+    if not 0 <= getattr(request, name) < 2**31:
+      raise ValueError(f'{name}={getattr(request, name)} should be 0 or more, and less than 2^31')
+  if not 0 < request.top_p <= 1:
+    raise ValueError(f'top_p={request.top_p} should be above 0, and at most 1')
   if not 0 <= request.seed < 2**32:
     raise ValueError(f'seed={request.seed} should be from 0 to 2^32 - 1')
   if request.reroute_every < 0 or (request.reroute_every and request.path is not None):

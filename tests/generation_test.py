@@ -179,6 +179,8 @@ def test_text_ends_before_a_stop_string(run):
     ({'temperature': -1.0}, 'temperature=-1.0'),
     ({'temperature': float('nan')}, 'temperature=nan'),
     ({'top_k': -1}, 'top_k=-1'),
+    ({'top_k': 2**31}, 'top_k=2147483648'),
+    ({'temperature': 10**400}, 'temperature=1000'),
     ({'top_p': 0.0}, 'top_p=0.0'),
     ({'seed': -1}, 'seed=-1'),
     ({'path': 1, 'reroute_every': 4}, 'reroute_every=4'),
