@@ -1,0 +1,110 @@
+"""Serves a run over HTTP, as OpenAI's completions API.
+
+    python -m dipaco_jax.serve --workdir=runs/tiny [--port=8000 --max_batch=8 --max_paths=4]
+
+The router chooses a path for each text, unless a request is for model NAME/path-3. The first Ctrl-C or SIGTERM lets
+answers come to their ends, the second does not. Where the environment has DIPACO_API_KEY, requests must bring it.
+"""
+
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import socket
+
+from absl import flags
+
+from dipaco_jax import command, processes
+from dipaco_jax.request import Request
+
+
+def check(f):
+  """Raises ValueError where options make no sense."""
+  if not f.workdir:
+    raise ValueError('name a run with --workdir=DIR')
+  for name, least in {'max_batch': 1, 'max_paths': 1, 'max_waiting': 1, 'grace_s': 0, 'reroute_every': 0}.items():
+    if f[name].value < least:
+      raise ValueError(f'--{name}={f[name].value} should be {least} or more')
+
+
+def listen(host: str, port: int) -> socket.socket:
+  """Raises ValueError where that cannot be."""
+  try:
+    return socket.create_server((host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET, backlog=1024)
+  except (OSError, OverflowError) as e:
+    words = str(getattr(e, 'strerror', None) or e).partition(' (')[0]
+    raise ValueError(f'--host={host} --port={port}: {words}; choose another, or --port=0 for any free port') from e
+
+
+def warm(engine):
+  """The engine, with paths in memory and its first programs compiled."""
+  num_paths, start = engine.run.layout.grid.num_paths, (engine.run.tokenizer.eos_id,)
+  engine.generate([Request(start, 2, path, until_eos=False) for path in range(min(num_paths, engine.max_paths))])
+  with contextlib.suppress(ValueError):  # where there is no router; requests will hear of it
+    engine.run.router.path(start)
+  return engine
+
+
+def greeting(name: str, num_paths: int, url: str) -> str:
+  """Where it is, what it has, and what to type."""
+  body = json.dumps({'model': name, 'prompt': 'The', 'max_tokens': 32})
+  paths = f'{name}/path-0 to path-{num_paths - 1}'
+  return (
+    f'{name} is at {url}/v1, its paths are {paths}; Ctrl-C stops it\n'
+    f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+  )
+
+
+def main() -> int:
+  try:
+    return serve(flags.FLAGS)
+  except KeyboardInterrupt:  # before the server listens to signals
+    return 130
+
+
+def serve(f) -> int:
+  """Until a signal, whose exit status it is."""
+  check(f)
+  command.quiet()
+  try:
+    from dipaco_jax import generation, openai_api, server, trained
+  except ModuleNotFoundError as e:
+    raise ValueError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
+  listener = listen(f.host, f.port)
+  host, port = listener.getsockname()[:2]
+  url = f'http://{f"[{host}]" if ":" in host else host}:{port}'
+  if not ipaddress.ip_address(host).is_loopback and not os.environ.get('DIPACO_API_KEY'):
+    logging.warning('--host=%s: whoever reaches it may use it; set DIPACO_API_KEY to ask for a key', f.host)
+  if f.access_log:
+    logging.getLogger('uvicorn.access').setLevel(logging.INFO)
+  command.keep_programs()
+  run = trained.Trained(f.workdir)
+  name = os.path.basename(os.path.realpath(f.workdir) if '://' not in f.workdir else f.workdir.rstrip('/'))
+  num_paths = run.layout.grid.num_paths
+
+  def model(engine):
+    check, most = engine.check, f.max_waiting
+    return openai_api.Model(name, num_paths, engine.max_length, run.tokenizer, check, f.reroute_every, most)
+
+  served = server.Server(
+    lambda: warm(generation.Engine(run, f.max_paths, f.max_batch, f.version)), model,
+    lambda: print(greeting(name, num_paths, url), flush=True), f.max_waiting, f.grace_s,
+    os.environ.get('DIPACO_API_KEY', ''),
+  )  # fmt: skip
+  processes.leave(served.run(listener, f.access_log))  # at once: the engine's thread may be at a long compilation
+  raise AssertionError
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_string('host', '127.0.0.1', 'To listen at; 0.0.0.0: all of this machine, for whoever reaches it.')
+  flags.DEFINE_integer('port', 8000, '0: any that is free.')
+  flags.DEFINE_integer('max_batch', 8, 'Texts that grow together on one path.')
+  flags.DEFINE_integer('max_paths', 4, 'In memory at one time.')
+  flags.DEFINE_integer('max_waiting', 64, 'Texts that wait for a place; more are refused, with status 429.')
+  flags.DEFINE_integer('version', None, 'Of the modules; by default what early stopping chose for each path.')
+  flags.DEFINE_integer('reroute_every', Request.reroute_every, 'Tokens after which a path is chosen again; 0: never.')
+  flags.DEFINE_float('grace_s', 30.0, 'For answers to come to their ends when the server is stopped.')
+  flags.DEFINE_bool('access_log', False, 'A line for each request.')
+  command.run(main)
