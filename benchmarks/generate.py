@@ -9,7 +9,7 @@ On a run of two paths with random parameters, that share the lower half of their
     first_token         from a request to its first token, over a bare forward pass of the prompt to its last logits;
                         the path is named, or routed (the base reads the first 32 tokens)
     token               one text at a time, over `generate` of transformers on the same weights, where it is installed
-    change              making the cache another path's, over making all of it, beside the share of blocks that differ
+    change              of a text's path, over reading the text anew, beside the share of blocks that differ
 
 Prints a table and, as the last line, one JSON object. Both sides take turns, after one that is not counted; medians.
 """
@@ -105,15 +105,14 @@ def per_token(run: trained.Trained, length: int, theirs) -> dict[str, float]:
 
 
 def change(run: trained.Trained, length: int) -> dict[str, float]:
-  """A text of path 0 that becomes one of path 1."""
-  engine, paths = generation.Engine(run), [run.path(number) for number in (0, 1)]
-  text = engine.start(Request(prompt(length), 8, 0))
-  row = engine.begun(text, paths[0])
-  first, N = paths[0].first_difference(paths[1]), flags.FLAGS.num_layers
-  differing, whole = in_turns(
-    lambda: engine.reread_from(first, text, row, paths[1]), lambda: engine.reread_from(0, text, row, paths[1])
-  )
-  return {'change_ratio': differing / whole, 'blocks_that_differ': (N - first) / N}
+  """A text of path 0 that becomes one of path 1, beside reading all of it under path 1."""
+  engine, (old, new) = generation.Engine(run), (run.path(number) for number in (0, 1))
+  text = engine.start(Request(prompt(length), 8, 0, temperature=0.0, until_eos=False))
+  row = engine.read(text, old)
+  text.tokens.append(3)  # the newest token is not in the cache
+  moved, read = in_turns(lambda: engine.moved(text, row, old, new), lambda: engine.read(text, new))
+  N = flags.FLAGS.num_layers
+  return {'change_ratio': moved / read, 'blocks_that_differ': (N - old.first_difference(new)) / N}
 
 
 def measure(run: trained.Trained, theirs) -> dict[str, Any]:

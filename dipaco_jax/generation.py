@@ -114,10 +114,10 @@ class Engine:
   def _enter(self, text: Text, path: trained_lib.Path):
     if text in self.moving:
       row, old = self.moving.pop(text)
-      self._join(path, text, self._moved(text, row, old, path))
+      self._join(path, text, self.moved(text, row, old, path))
       return
     self.waiting.remove(text)
-    row = self._begun(text, path)
+    row = self.read(text, path)
     text.add(int(row.token[0]), self.run.tokenizer.eos_id)
     if not text.finished:
       self._go_on(text, row, path)
@@ -198,7 +198,7 @@ class Engine:
     made = self.run.router.model
     return int(chunk_router.choose(made, self.run.chooser, padded, np.ones_like(padded))[0, len(tokens) - 1])
 
-  def _begun(self, text: Text, path: trained_lib.Path) -> decode.Texts:
+  def read(self, text: Text, path: trained_lib.Path) -> decode.Texts:
     """A row with the prompt in its cache, and with its first token."""
     r = text.request
     draw = decode.Draw(
@@ -207,7 +207,7 @@ class Engine:
     tokens_1L, length = _padded(r.tokens, self.max_length), np.int32(len(r.tokens))
     return _begin(path.model, self._keep, path.params, tokens_1L, length, jnp.full(1, text.limit), draw)
 
-  def _moved(self, text: Text, row: decode.Texts, old: trained_lib.Path, new: trained_lib.Path) -> decode.Texts:
+  def moved(self, text: Text, row: decode.Texts, old: trained_lib.Path, new: trained_lib.Path) -> decode.Texts:
     """The row as if all of the text had been read under the new path."""
     row, first = row._replace(end=jnp.full(1, text.limit)), old.first_difference(new)
     self.reread += (new.model.config.num_layers - first) * (len(text.tokens) - 1)
