@@ -73,13 +73,17 @@ def train(run: run_lib.Run, job: spmd.Job) -> state_lib.State:
 
 
 def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
-  """`batch(path, global step)` of the shards of one routing; opens a path's shard when it is first asked for."""
+  """`batch(path, global step)` of the shards of one routing; opens a path's shard when it is first asked for.
+
+  The base's is one for each part of the text, which are read as one.
+  """
   s = run.settings
 
   @functools.cache
   def stream(path: int) -> shards.Shard:
-    file = run.workdir / 'shards' / shard / str(path) / 'train.array_record'
-    return shards.Shard(str(file), batch_size, s.model.seq_len, s.seed, path)
+    names = range(s.data.parts) if shard == 'base' else [path]
+    files = [str(run.workdir / 'shards' / shard / str(name) / 'train.array_record') for name in names]
+    return shards.Shard(files, batch_size, s.model.seq_len, s.seed, path)
 
   return lambda path, step: stream(path).batch(step)
 

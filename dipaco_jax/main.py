@@ -147,14 +147,14 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   import jax
 
-  from dipaco_jax import checkpoint, metrics, progress, reuse, spmd, stages, text  # JAX: not for --help
+  from dipaco_jax import checkpoint, metrics, progress, reuse, spmd, stages, text, tokenizing  # JAX: not for --help
   from dipaco_jax import run as run_lib
 
   first = jax.process_index() == 0
   progress.Progress.silent = not first
   if not finished_tokenizing(workdir):
     text.check(settings.data)
-    stages.check_input(settings)
+    tokenizing.check_input(settings)
   check_model(settings)
   with kept(workdir), checkpoint.hold(workdir) if first else contextlib.nullcontext():
     if first:

@@ -33,7 +33,7 @@ def reroute(run: run_lib.Run, number: int, version: int):
       )
     found = find_labels(run, number, version, indices)
     routing.publish_router(run, number, functools.partial(_fit, run, number, indices, *found))
-  run_lib.only_first_process(lambda: routing.write_shards(run, number), f'sharded {number}')
+  routing.write_shards(run, number)
 
 
 def figures(run: run_lib.Run, number: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
     run_lib.only_first_process(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
-  run_lib.only_first_process(lambda: write_shards(run, 0), 'sharded')
+  write_shards(run, 0)
   return sharded(run, 0)
 
 
@@ -191,28 +191,46 @@ def router_data(run: run_lib.Run) -> np.ndarray:
 
 def write_shards(run: run_lib.Run, number: int):
   """`shards/<number>/` of the paths, as `routing/<number>/` says, whose parts are of no more use."""
-  shutil.rmtree(_parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
-  _write_shards(run, str(number), run.routed('train', number), run.layout.grid.num_paths)
+  if jax.process_index() == 0:
+    shutil.rmtree(_parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
+  _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
 
 
 def write_base_shards(run: run_lib.Run):
-  """`shards/base/`: all text, for the base model."""
-  _write_shards(run, 'base', np.zeros((len(run.sequences('train')), 1), np.int32), 1)
+  """`shards/base/`: all text, for the base model; a shard for each part of it, which are read as one."""
+
+  def part_of_each():
+    counts = run.sequences('train').counts
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)[:, None]
+
+  _write_shards(run, 'base', run.settings.data.parts, part_of_each)
 
 
-def _write_shards(run: run_lib.Run, name: str, assignment: np.ndarray, num_paths: int):
-  s = run.settings
-  if (run.workdir / 'shards' / name).exists():
+def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray]):
+  """Each process writes its share of the shards, but for those that a run that was stopped has left."""
+  s, done, folder = run.settings, run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
+  if checkpoint.any_process(done.exists(), f'shards {name}'):
     return
-  assignment[router_data(run)] = -1
-  progress = progress_lib.Progress(f'shards/{name}', num_paths, 'paths')
-  with checkpoint.publish_directory(run.workdir / 'shards' / name) as aside:
-    meta = shards.write_shards(
-      run.sequences('train'), assignment, num_paths, str(aside), seq_len=s.model.seq_len, seed=s.seed,
-      holdout_fraction=s.data.holdout_fraction if s.train.early_stopping else 0.0,
-      num_domains=len(run.result('tokenize')['domains']), progress=lambda done, _: progress.update(done),
-    )  # fmt: skip
-    empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
-    if empty:
-      raise ValueError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
-  progress.close()
+  mine = range(num_shards)[jax.process_index() :: jax.process_count()]
+  if missing := [i for i in mine if not (folder / str(i)).exists()]:
+    assignment, found = assign(), run.sequences('train', open_parts=1)
+    assignment[router_data(run)] = -1
+    fraction = s.data.holdout_fraction if s.train.early_stopping else 0.0
+    dealt = shards.deal(found, assignment, num_shards, s.seed, fraction)
+    progress = progress_lib.Progress(f'shards/{name}', len(missing), 'parts' if name == 'base' else 'paths')
+    for count, i in enumerate(missing, 1):
+      with checkpoint.publish_directory(folder / str(i)) as aside:
+        shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
+      progress.update(count)
+    progress.close()
+  checkpoint.barrier(f'shards {name} in parts')
+  run_lib.only_first_process(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
+
+
+def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
+  meta = shards.merge(str(folder), num_shards, run.settings.model.seq_len)
+  empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
+  if empty and done.name != 'base':
+    raise ValueError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
+  checkpoint.write_json(folder / 'meta.json', meta)
+  checkpoint.put_in_place(folder, done)

@@ -80,9 +80,9 @@ class Run:
     placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), devices)
     return programs_lib.make(settings, placement, layout, self.model)
 
-  def sequences(self, split: str) -> sequences_lib.Sequences:
+  def sequences(self, split: str, open_parts: int | None = None) -> sequences_lib.Sequences:
     """Tokenized and not yet routed."""
-    return sequences_lib.Sequences(str(self.workdir / 'sequences' / f'{split}.array_record'))
+    return sequences_lib.Sequences(self.workdir / 'sequences', split, open_parts)
 
   def base(self) -> dict[str, np.ndarray]:
     """Parameters of the base model."""
@@ -93,7 +93,7 @@ class Run:
     return np.load(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
   def shards_meta(self, number: int) -> dict[str, Any]:
-    """What `shards.write_shards` tells of the shards of a round."""
+    """What `shards.merge` tells of the shards of a round."""
     return json.loads((self.workdir / 'shards' / str(number) / 'meta.json').read_text())
 
   @property

@@ -1,4 +1,4 @@
-"""Tokenized sequences before routing, in ArrayRecord.
+"""Tokenized sequences before routing, in ArrayRecord, in parts that are made and kept one by one.
 
 A document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first tokens
 [2.4]. A record is one sequence with the number of its document, so that hold-outs are drawn by document, and the index
@@ -8,18 +8,18 @@ of its domain. Nothing here imports JAX.
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import itertools
-import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from dipaco_jax.records import fault, read_across, read_meta, record_reader, record_writer, write_meta
 
 BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
-READ_RECORDS = 2048  # read at one time
 MAX_DOMAINS = 256  # further ones count as 'other'
 HEADER = struct.Struct('<IHH')  # document, domain, bytes of a token
 
@@ -34,37 +34,7 @@ class Sequence(NamedTuple):
   domain: int
 
 
-@contextlib.contextmanager
-def record_writer(file: str) -> Iterator[ArrayRecordWriter]:
-  """Writes records in groups of one, uncompressed, which is the fastest to read at random; OSError if it cannot."""
-  writer = ArrayRecordWriter(file, 'group_size:1,uncompressed')
-  try:
-    yield writer
-    writer.close()
-  except RuntimeError as e:
-    raise OSError(f'{file}: {e}') from e
-
-
-def record_reader(file: str) -> ArrayRecordReader:
-  """Reads records at random; ValueError for a missing or damaged file."""
-  try:
-    reader = ArrayRecordReader(file, 'readahead_buffer_size:0,max_parallelism:0')
-    if reader.ok():
-      return reader
-  except (RuntimeError, ValueError):
-    pass
-  fault = 'damaged' if os.path.exists(file) else 'missing'
-  raise ValueError(f'{file} is {fault}: remove its folder, and its stage in stages/, to have it made again')
-
-
-def write_meta(out_dir: str, meta: dict[str, Any]) -> dict[str, Any]:
-  """Writes `meta.json` and returns what is in it."""
-  with open(os.path.join(out_dir, 'meta.json'), 'w') as f:
-    json.dump(meta, f, indent=1)
-  return meta
-
-
-def write_sequences(
+def write_part(
   make_documents: Callable[[str], Iterable],
   tokenizer,
   out_dir: str,
@@ -72,55 +42,91 @@ def write_sequences(
   seq_len: int,
   eval_len: int,
   prefix_tokens: int,
+  part: tuple[int, int] = (0, 1),
   progress: Progress = lambda done, total: None,
   threads: int = 0,
 ) -> dict[str, Any]:
-  """Writes `train.array_record`, `validation.array_record` and `meta.json` into a folder, documents in their order.
+  """Writes the sequences of a part of the text into a folder: both splits, and `meta.json`.
 
-  A training document gives sequences of at most `seq_len` tokens, a validation document its first `eval_len`; those of
-  `prefix_tokens` or fewer are dropped, as no loss would count them. Memory does not grow with the text.
+  `<split>.array_record` has them, documents in their order; `<split>.documents` and `<split>.domains` are arrays of
+  what is in their headers. A training document gives sequences of at most `seq_len` tokens, a validation document its
+  first `eval_len`; those of `prefix_tokens` or fewer are dropped, as no loss would count them. Memory does not grow
+  with the text.
 
   Args:
-    make_documents: 'train' or 'validation' to documents (id, text, domain).
+    make_documents: 'train' or 'validation' to the part's documents (id, text, domain).
     tokenizer: has `encode_batch` and `vocab_size`.
+    part: (k, n): its documents have the numbers k, k + n, k + 2n..., which no other part's have.
     progress: called after each document with the number done, of both splits, and None.
     threads: that tokenize; 0: one per core. The result is the same.
 
   Returns:
-    What meta.json holds: counts, domain names, lengths.
-
-  Raises:
-    ValueError: no document of a split is long enough.
+    What meta.json holds: counts by split, domain names, lengths.
   """
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
   domains: dict[str, int] = {}
   counts: dict[str, collections.Counter[str]] = {}
   done = itertools.count(1)
   for split, length in (('train', seq_len), ('validation', eval_len)):
-    count = counts.setdefault(split, collections.Counter())
-    with record_writer(os.path.join(out_dir, f'{split}.array_record')) as writer:
+    count = counts.setdefault(split, no_counts())
+    with _writer(os.path.join(out_dir, split)) as write:
       for number, (domain, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
         pieces = list(_cut(tokens, length)) if split == 'train' else [tokens[:length]]
         kept = [piece.astype(dtype) for piece in pieces if len(piece) > prefix_tokens]
-        _write_document(writer, number, _index(domains, domain), kept)
+        write(part[0] + part[1] * number, _index(domains, domain), kept)
         tokens_kept = sum(map(len, kept))
         count.update(documents=1, sequences=len(kept), tokens=tokens_kept, dropped=len(pieces) - len(kept))
         progress(next(done), None)
+  sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
+  return write_meta(out_dir, counts | {'domains': list(domains), 'vocab_size': tokenizer.vocab_size} | sizes)
+
+
+def merge(folder: str, parts: int) -> dict[str, Any]:
+  """What `meta.json` is to hold of parts that are in `folder`/<k>: counts, domain names, lengths.
+
+  Raises:
+    ValueError: a part is missing, or no document of a split is long enough.
+  """
+  domains: dict[str, int] = {}
+  train, validation = no_counts(), no_counts()
+  for k in range(parts):
+    meta = read_meta(os.path.join(folder, str(k)))
+    train.update(meta['train'])
+    validation.update(meta['validation'])
+    for domain in meta['domains']:
+      _index(domains, domain)
+  for split, count in (('train', train), ('validation', validation)):
     if not count['sequences']:
-      raise ValueError(f'no {split} text is longer than config.routing.prefix_tokens={prefix_tokens}: use more text')
-  train, validation = counts['train'], counts['validation']
-  meta = {
+      prefix = meta['prefix_tokens']
+      raise ValueError(f'no {split} text is longer than config.routing.prefix_tokens={prefix}: use more text')
+  return {
     'documents': train['documents'], 'sequences': train['sequences'], 'tokens': train['tokens'],
     'dropped_sequences': train['dropped'], 'validation_documents': validation['sequences'],
-    'validation_tokens': validation['tokens'], 'vocab_size': tokenizer.vocab_size, 'domains': list(domains),
-    'seq_len': seq_len, 'eval_len': eval_len,
+    'validation_tokens': validation['tokens'], 'vocab_size': meta['vocab_size'], 'domains': list(domains),
+    'seq_len': meta['seq_len'], 'eval_len': meta['eval_len'], 'parts': parts,
   }  # fmt: skip
-  return write_meta(out_dir, meta)
 
 
-def _write_document(writer: ArrayRecordWriter, number: int, domain: int, sequences: list[np.ndarray]):
-  for tokens in sequences:
-    writer.write(HEADER.pack(number, domain, tokens.itemsize) + tokens.tobytes())
+def no_counts() -> collections.Counter[str]:
+  return collections.Counter(documents=0, sequences=0, tokens=0, dropped=0)
+
+
+@contextlib.contextmanager
+def _writer(stem: str) -> Iterator[Callable[[int, int, list[np.ndarray]], None]]:
+  """Yields what writes (document, domain, sequences)."""
+  with (
+    record_writer(f'{stem}.array_record') as records,
+    open(f'{stem}.documents', 'wb') as documents,
+    open(f'{stem}.domains', 'wb') as domains,
+  ):
+
+    def write(document: int, domain: int, sequences: list[np.ndarray]):
+      for tokens in sequences:
+        records.write(HEADER.pack(document, domain, tokens.itemsize) + tokens.tobytes())
+      documents.write(np.full(len(sequences), document, '<u4').tobytes())
+      domains.write(bytes([domain]) * len(sequences))
+
+    yield write
 
 
 def _cut(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
@@ -162,31 +168,57 @@ def _batches(documents: Iterable) -> Iterator[list]:
 
 
 class Sequences:
-  """Random access to a file of sequences; a grain data source as it stands."""
+  """Random access to all sequences of a split, those of one part after those of another; a grain data source."""
 
-  def __init__(self, file: str):
-    """Raises ValueError for a missing or damaged file."""
-    self._reader = record_reader(os.fspath(file))
+  def __init__(self, folder: str | os.PathLike, split: str, open_parts: int | None = None):
+    """Files are opened when they are first read; a ValueError names what is missing or damaged.
+
+    Args:
+      folder: has `meta.json`, and a folder for each part.
+      open_parts: how many parts stay open: a reader takes 20 bytes a sequence. None: all.
+    """
+    meta = read_meta(os.fspath(folder))
+    self.domains: list[str] = meta['domains']
+    self._stems = [os.path.join(folder, str(k), split) for k in range(meta['parts'])]
+    parts = [read_meta(os.path.dirname(stem)) for stem in self._stems]
+    self.counts: list[int] = [part[split]['sequences'] for part in parts]  # of sequences, by part
+    numbers = {name: i for i, name in enumerate(self.domains)}  # each part has numbers of its own
+    self._domains = [
+      np.array([numbers[name if name in numbers else 'other'] for name in part['domains']], np.uint8) for part in parts
+    ]
+    self._reader = functools.lru_cache(open_parts)(lambda k: record_reader(f'{self._stems[k]}.array_record'))
 
   def __len__(self) -> int:
-    return self._reader.num_records()
+    return sum(self.counts)
 
   def __getitem__(self, index: int) -> Sequence:
     return self.read([range(len(self))[index]])[0]
 
   def read(self, indices: Iterable[int]) -> list[Sequence]:
     """Those at `indices`, in their order."""
-    return [_decode(record) for record in self._reader.read([int(i) for i in indices])]
+    return read_across(self.counts, indices, self._read_part)
+
+  def _read_part(self, k: int, numbers: list[int]) -> list[Sequence]:
+    return [_decode(record, self._domains[k]) for record in self._reader(k).read(numbers)]
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
-    """All sequences' documents and domains, int64 [N] each."""
-    starts = range(0, len(self), READ_RECORDS)
-    chunks = (self._reader.read(start, min(start + READ_RECORDS, len(self))) for start in starts)
-    headers = (value for chunk in chunks for record in chunk for value in HEADER.unpack_from(record)[:2])
-    both = np.fromiter(headers, np.int64, 2 * len(self)).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+    """All sequences' documents, uint32 [N], and domains, uint8 [N]."""
+    documents, domains = np.empty(len(self), np.uint32), np.empty(len(self), np.uint8)
+    end = 0
+    for stem, count, renumbered in zip(self._stems, self.counts, self._domains, strict=True):
+      begin, end = end, end + count
+      documents[begin:end] = _column(f'{stem}.documents', '<u4', count)
+      domains[begin:end] = renumbered[_column(f'{stem}.domains', 'u1', count)]
+    return documents, domains
 
 
-def _decode(record: bytes) -> Sequence:
+def _column(file: str, dtype: str, count: int) -> np.ndarray:
+  found = np.fromfile(file, dtype) if os.path.exists(file) else np.empty(0)
+  if len(found) != count:
+    raise ValueError(fault(file))
+  return found
+
+
+def _decode(record: bytes, domains: np.ndarray) -> Sequence:
   document, domain, itemsize = HEADER.unpack_from(record)
-  return Sequence(np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size), document, domain)
+  return Sequence(np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size), document, int(domains[domain]))

@@ -29,6 +29,7 @@ class Data:
   validation_fraction: float = 0.02
   max_validation_documents: int = 1000  # 0: all
   max_documents: int = 0  # 0: all; the first so many, of training and validation together
+  parts: int = 1  # that text is tokenized in, by as many processes as there are; what is made depends on this alone
   text_key: str = 'text'
   domain_key: str = 'domain'
   holdout_fraction: float = 0.01  # of the documents, held back from every shard for early stopping [2.7]

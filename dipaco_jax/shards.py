@@ -10,15 +10,17 @@ import concurrent.futures
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax.sequences import READ_RECORDS, Progress, Sequences, record_reader, record_writer, write_meta
+from dipaco_jax.records import READ_RECORDS, read_across, read_meta, record_reader, record_writer, write_meta
+from dipaco_jax.sequences import Sequences
 
 BLOCK = 4096  # positions of a stream shuffled at one time
+BLOCK_SEQUENCES = 1 << 18  # that are dealt out at one time
 OPEN_ROWS = 64  # rows being packed
 MIN_DOCUMENTS = 8  # a path with so many has one for its hold-out, whatever the draw
 
@@ -26,60 +28,67 @@ S = TypeVar('S')
 T = TypeVar('T')
 
 
-def write_shards(
-  sequences: Sequences,
-  assignment: np.ndarray,
-  num_paths: int,
-  out_dir: str,
-  *,
-  seq_len: int,
-  seed: int,
-  holdout_fraction: float,
-  num_domains: int,
-  progress: Progress = lambda done, total: None,
-) -> dict[str, Any]:
-  """Writes `<path>/train.array_record` and `<path>/holdout.array_record` for every path, and `meta.json`.
+class Dealt(NamedTuple):
+  """Which sequences are whose, [N]; 2 bytes of each beside `assignment`, which is no copy."""
+
+  assignment: np.ndarray  # [N, top_n] paths, the best first; -1: it is not used
+  held: np.ndarray  # bool: whether its document is held back
+  domains: np.ndarray  # uint8
+
+
+def deal(sequences: Sequences, assignment: np.ndarray, num_paths: int, seed: int, holdout_fraction: float) -> Dealt:
+  """Draws the documents that are held back.
 
   A document is held back whole, from all paths [2.7]: its sequences are the hold-out of the path they are routed to
   first, and every other sequence trains all its paths.
 
   Args:
-    assignment: [N, top_n] paths of each sequence, the best first; -1: it is not used.
+    assignment: int [N, top_n] paths of each sequence, the best first; -1: it is not used.
     seed: of the draw of held-back documents.
     holdout_fraction: of the documents.
-    progress: called with the number of paths done, and of all.
-
-  Returns:
-    What meta.json holds: per path `shard_tokens`, `shard_sequences`, `shard_rows`, `holdout_rows`,
-    `sequences_by_path_and_domain`; and `padding_fraction` of the training rows.
   """
   documents, domains = sequences.columns()
-  held = held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction) & (assignment[:, 0] >= 0)
-  train = _by_path(np.where(held[:, None], -1, assignment), num_paths)
-  holdout = _by_path(np.where(held, assignment[:, 0], -1)[:, None], num_paths)
-  table = np.zeros((num_paths, num_domains), np.int64)
-  used = assignment[:, 0] >= 0
-  np.add.at(table, (assignment[used, 0], domains[used]), 1)
-  tokens, rows, holdout_rows = [], [], []
-  for path in range(num_paths):
-    folder = os.path.join(out_dir, str(path))
-    os.makedirs(folder)
-    num_tokens, num_rows = _write_rows(f'{folder}/train.array_record', sequences, train[path], seq_len)
-    tokens.append(num_tokens)
-    rows.append(num_rows)
-    holdout_rows.append(_write_rows(f'{folder}/holdout.array_record', sequences, holdout[path], seq_len)[1])
-    progress(path + 1, num_paths)
-  meta = {
-    'shard_tokens': tokens, 'shard_sequences': [len(indices) for indices in train], 'shard_rows': rows,
-    'holdout_rows': holdout_rows, 'sequences_by_path_and_domain': table.tolist(),
+  return Dealt(assignment, held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction), domains)
+
+
+def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq_len: int) -> dict[str, Any]:
+  """Writes a path's `train.array_record`, `holdout.array_record` and `meta.json`; returns what is in the last."""
+  train = write_rows(f'{out_dir}/train.array_record', sequences, _mine(dealt, path, False), seq_len)
+  holdout = write_rows(f'{out_dir}/holdout.array_record', sequences, _mine(dealt, path, True), seq_len)
+  domains = np.zeros(len(sequences.domains), np.int64)
+  for block in blocks(len(dealt.held)):
+    domains += np.bincount(dealt.domains[block][dealt.assignment[block, 0] == path], minlength=len(domains))
+  return write_meta(out_dir, {'train': train, 'holdout': holdout, 'domains': domains.tolist()})
+
+
+def merge(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
+  """What `meta.json` is to hold of shards that are in `folder`/<path>.
+
+  Per path `shard_tokens`, `shard_sequences`, `shard_rows`, `holdout_rows`, `sequences_by_path_and_domain`; and
+  `padding_fraction` of the training rows.
+  """
+  metas = [read_meta(os.path.join(folder, str(path))) for path in range(num_paths)]
+  tokens, rows = ([meta['train'][name] for meta in metas] for name in ('tokens', 'rows'))
+  return {
+    'shard_tokens': tokens, 'shard_sequences': [meta['train']['sequences'] for meta in metas], 'shard_rows': rows,
+    'holdout_rows': [meta['holdout']['rows'] for meta in metas],
+    'sequences_by_path_and_domain': [meta['domains'] for meta in metas],
     'padding_fraction': 1 - sum(tokens) / max(1, sum(rows) * seq_len), 'seq_len': seq_len,
   }  # fmt: skip
-  return write_meta(out_dir, meta)
+
+
+def blocks(count: int) -> Iterator[slice]:
+  """Of all sequences: what is computed of them is in memory a block at a time."""
+  return (slice(start, start + BLOCK_SEQUENCES) for start in range(0, count, BLOCK_SEQUENCES))
 
 
 def drawn(documents: np.ndarray, seed: int, fraction: float, purpose: str) -> np.ndarray:
   """bool [N]: whether a hash of (seed, purpose, document) falls below `fraction`."""
-  return _hash(seed, int.from_bytes(purpose.encode()[:7], 'big'), documents) < np.uint64(fraction * 2**64)
+  key = int.from_bytes(purpose.encode()[:7], 'big')
+  found = np.empty(len(documents), bool)
+  for block in blocks(len(documents)):
+    found[block] = _hash(seed, key, documents[block]) < np.uint64(fraction * 2**64)
+  return found
 
 
 def held_out(documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float) -> np.ndarray:
@@ -88,35 +97,45 @@ def held_out(documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int
   A document is drawn by a hash of (seed, its number). A path of MIN_DOCUMENTS or more that no draw hit gets its lowest.
 
   Args:
-    documents, first: [N] document and first path of each sequence.
+    documents, first: [N] document and first path of each sequence; -1: it is not used, nor held back.
   """
-  draw = _hash(seed, documents)
-  held = draw < np.uint64(fraction * 2**64)
+  held, hit = np.empty(len(documents), bool), np.zeros(num_paths, bool)
+  for block in blocks(len(documents)):
+    held[block] = (_hash(seed, documents[block]) < np.uint64(fraction * 2**64)) & (first[block] >= 0)
+    hit[first[block][held[block]]] = True
   chosen: list[int] = []
-  for indices in _by_path(first[:, None], num_paths) if fraction else ():
-    mine = documents[indices]
-    if not held[indices].any() and not np.isin(mine, chosen).any() and len(np.unique(mine)) >= MIN_DOCUMENTS:
-      chosen.append(int(mine[draw[indices].argmin()]))
-  return held | np.isin(documents, chosen)
+  for path in np.flatnonzero(~hit) if fraction else ():
+    mine = np.concatenate([documents[block][first[block] == path] for block in blocks(len(documents))])
+    if not np.isin(mine, chosen).any() and len(np.unique(mine)) >= MIN_DOCUMENTS:
+      chosen.append(int(mine[_hash(seed, mine).argmin()]))
+  for block in blocks(len(documents)) if chosen else ():
+    held[block] |= np.isin(documents[block], chosen) & (first[block] >= 0)
+  return held
 
 
-def _by_path(assignment: np.ndarray, num_paths: int) -> list[np.ndarray]:
-  """Per path the sequences assigned to it, in their order."""
-  order = np.argsort(assignment, axis=None, kind='stable')
-  bounds = np.searchsorted(assignment.ravel()[order], np.arange(num_paths + 1))
-  return [order[a:b] // assignment.shape[1] for a, b in itertools.pairwise(bounds)]
+def _mine(dealt: Dealt, path: int, held: bool) -> Iterator[np.ndarray]:
+  """The sequences of a path's hold-out, or of its training rows, in their order, some at a time."""
+  columns = slice(0, 1 if held else None)  # a hold-out is the first path's
+  for block in blocks(len(dealt.held)):
+    mine = (dealt.assignment[block, columns] == path).any(1) & (dealt.held[block] == held)
+    indices = block.start + np.flatnonzero(mine)
+    yield from (indices[i : i + READ_RECORDS] for i in range(0, len(indices), READ_RECORDS))
 
 
-def _write_rows(file: str, sequences: Sequences, indices: np.ndarray, seq_len: int) -> tuple[int, int]:
-  """Packs the sequences at `indices`; returns the numbers of tokens and of rows."""
-  num_tokens = num_rows = 0
+def write_rows(file: str, sequences: Sequences, chunks: Iterable[np.ndarray], seq_len: int) -> dict[str, int]:
+  """Packs the sequences at the indices; returns the numbers of sequences, of tokens and of rows."""
+  counts = collections.Counter(sequences=0, tokens=0, rows=0)
+
+  def tokens():
+    for indices in chunks:
+      counts.update(sequences=len(indices))
+      yield from (sequence.tokens for sequence in sequences.read(indices))
+
   with record_writer(file) as writer:
-    chunks = (sequences.read(indices[i : i + READ_RECORDS]) for i in range(0, len(indices), READ_RECORDS))
-    for row in pack((sequence.tokens for chunk in chunks for sequence in chunk), seq_len):
+    for row in pack(tokens(), seq_len):
       writer.write(row.tobytes())
-      num_tokens += int(np.count_nonzero(row[1]))
-      num_rows += 1
-  return num_tokens, num_rows
+      counts.update(tokens=int(np.count_nonzero(row[1])), rows=1)
+  return counts
 
 
 def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
@@ -171,13 +190,17 @@ def cached_reader(file: str) -> ArrayRecordReader:
 class Shard:
   """An endless stream of batches of one path's rows, shuffled anew in every epoch."""
 
-  def __init__(self, file: str, batch_size: int, seq_len: int, seed: int, path: int):
-    """Raises ValueError for a missing or damaged file, or one without rows."""
-    self._file, self._batch_size, self._seq_len, self._seed, self._path = file, batch_size, seq_len, seed, path
+  def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
+    """Of one file, or of several, one after the other.
+
+    Raises ValueError for a missing or damaged file, or where there are no rows.
+    """
+    self._files, self._batch_size, self._seq_len, self._seed, self._path = files, batch_size, seq_len, seed, path
     self._order = functools.lru_cache(2)(self._shuffle)
-    self.num_rows: int = cached_reader(file).num_records()
+    self._counts = [cached_reader(file).num_records() for file in files]
+    self.num_rows: int = sum(self._counts)
     if not self.num_rows:
-      raise ValueError(f'path {path} has no text ({file}): use more text, or fewer paths in config.grid')
+      raise ValueError(f'path {path} has no text ({files[0]}): use more text, or fewer paths in config.grid')
 
   def _shuffle(self, block: int) -> np.ndarray:
     """The order is worked out a block at a time, which costs little more than one batch's."""
@@ -190,7 +213,10 @@ class Shard:
     while len(rows) < end:
       block += 1
       rows = np.concatenate([rows, self._order(block)])
-    return _unpack(cached_reader(self._file).read(rows[begin:end].tolist()), self._seq_len)
+    return _unpack(read_across(self._counts, rows[begin:end], self._read), self._seq_len)
+
+  def _read(self, file: int, rows: list[int]) -> list[bytes]:
+    return cached_reader(self._files[file]).read(rows)
 
 
 def read_rows(file: str, start: int, stop: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:

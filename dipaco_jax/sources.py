@@ -1,9 +1,13 @@
 """What every source of text gives: its documents as items, in a fixed order, each of them cheap until it is read."""
 
 import hashlib
-from collections.abc import Callable
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
+T = TypeVar('T')
+Part = tuple[int, int]  # (k, n): number k of n
+WHOLE = (0, 1)
 GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -13,6 +17,16 @@ class Item(NamedTuple):
   id: str
   draw: float
   read: Callable[[], tuple[str, str]]
+
+
+def deal(files: Sequence[T], part: Part) -> tuple[Sequence[T], Part]:
+  """The files that a part is made of, and what part of their documents: whole files, unless there are too few."""
+  return (files[part[0] :: part[1]], WHOLE) if len(files) >= part[1] else (files, part)
+
+
+def take(items: Iterable[T], part: Part) -> Iterator[T]:
+  """Items k, k + n, k + 2n..."""
+  return itertools.islice(items, part[0], None, part[1])
 
 
 def as_read(text: str, domain: str) -> tuple[str, str]:

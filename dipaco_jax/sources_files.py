@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 from dipaco_jax import remote, settings, sources
@@ -19,10 +19,16 @@ CHUNK_BYTES = 1 << 20
 CHECK_BYTES = 1 << 20  # of each file are looked at before any work
 
 
-def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
+def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
   """Those of the globs of a split; None for validation without any."""
   globs = data.validation if split == 'validation' else data.train
-  return _items(data, globs) if globs else None
+  return _items(data, globs, part) if globs else None
+
+
+def listing(data: settings.Data) -> list[tuple[str, int]]:
+  """(name, bytes) of every file; 0 in a bucket."""
+  files = _find(data.train) + _find(data.validation)
+  return [(name, 0 if remote.is_remote(path) else os.path.getsize(path)) for name, path in files]
 
 
 def check(data: settings.Data) -> None:
@@ -52,10 +58,15 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
   return sorted((name, path) for path, name in found.items())
 
 
-def _items(data: settings.Data, globs: tuple[str, ...]) -> Iterator[sources.Item]:
+def _items(data: settings.Data, globs: tuple[str, ...], part: sources.Part) -> Iterator[sources.Item]:
   files = _find(globs)
   # A text's pieces stay on one side of the split, unless files are so few that a side could be left without any.
   whole = len(files) * data.validation_fraction >= 5
+  mine, part = sources.deal(files, part)
+  return sources.take(_of_files(data, mine, whole), part)
+
+
+def _of_files(data: settings.Data, files: Sequence[tuple[str, str]], whole: bool) -> Iterator[sources.Item]:
   for name, path in files:
     if _is_json(path):
       for number, line in _lines(path):

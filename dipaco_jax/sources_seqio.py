@@ -3,7 +3,6 @@
 import difflib
 import functools
 import importlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +13,13 @@ BATCH = 256  # examples read at one time
 SEED = 0  # of mixtures and of preprocessors that draw
 
 
-def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
+def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
   """Examples as the task makes them, unshuffled; None where it has no split for validation.
 
   An example's text is its feature `text_key` as it was before it was tokenized (`<text_key>_pretokenized`) where the
-  task keeps that, else what its tokens decode to. A part of the stream costs the task's preprocessing of the whole.
+  task keeps that, else what its tokens decode to. SeqIO itself takes a task apart, by files where there are enough. A
+  part costs the preprocessing of the whole where one example's number in the whole is asked for: to draw a validation
+  split, or because a mixture's examples are drawn.
 
   Raises:
     ValueError: the extra is not installed, the module can't be imported, or there is no such task, split or text.
@@ -30,8 +31,16 @@ def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
     if split == 'validation':
       return None
     raise ValueError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(splits)}')
-  dataset = _opened(data, lambda: _dataset(data, task, isinstance(task, seqio.Mixture), split))
-  return _items(tf, data, _strings(tf, data, task, dataset), split)
+  mixture = isinstance(task, seqio.Mixture)
+  apart = part != sources.WHOLE and not mixture and 'validation' in splits
+  shard = {'shard_info': seqio.ShardInfo(*part)} if apart else {}
+  dataset = _opened(data, lambda: _dataset(data, task, mixture, split, shard))
+  found = enumerate(_rows(tf, data, _strings(tf, data, task, dataset)))
+  numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else sources.take(found, part)
+  return (
+    sources.Item(f'{split}:{n}', sources.spread(f'{data.name}/{split}', n), functools.partial(_decode, *row))
+    for n, row in numbered
+  )
 
 
 def _task(seqio: Any, data: settings.Data) -> Any:
@@ -52,11 +61,11 @@ def _task(seqio: Any, data: settings.Data) -> Any:
   return seqio.get_mixture_or_task(data.name)
 
 
-def _dataset(data: settings.Data, task: Any, is_mixture: bool, split: str) -> Any:
+def _dataset(data: settings.Data, task: Any, is_mixture: bool, split: str, shard: dict[str, Any]) -> Any:
   """A tf.data.Dataset of one epoch, in an order that never changes."""
   get = functools.partial(
     task.get_dataset, sequence_length=None, split=split, shuffle=False, seed=SEED, num_epochs=1,
-    trim_output_features=False, try_in_mem_cache=False,
+    trim_output_features=False, try_in_mem_cache=False, **shard,
   )  # fmt: skip
   if not is_mixture:
     return get()
@@ -94,13 +103,10 @@ def _strings(tf: Any, data: settings.Data, task: Any, dataset: Any) -> Any:
   return dataset.map(both, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _items(tf: Any, data: settings.Data, dataset: Any, split: str) -> Iterator[sources.Item]:
-  batches = dataset.batch(BATCH).as_numpy_iterator()  # an element at a time takes longer
-  rows = itertools.chain.from_iterable(zip(*batch, strict=True) for batch in batches)
+def _rows(tf: Any, data: settings.Data, dataset: Any) -> Iterator[tuple[bytes, bytes]]:
   try:
-    for number, row in enumerate(rows):
-      draw = sources.spread(f'{data.name}/{split}', number)
-      yield sources.Item(f'{split}:{number}', draw, functools.partial(_decode, *row))
+    for batch in dataset.batch(BATCH).as_numpy_iterator():  # an element at a time takes longer
+      yield from zip(*batch, strict=True)
   except tf.errors.OpError as e:
     raise ValueError(f'config.data.name={data.name!r}: {str(e)[:200]}') from e
 

@@ -12,9 +12,9 @@ from dipaco_jax import settings, sources, sources_files
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
 
-def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
+def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
   """All documents, for training; None for validation: it has no such split."""
-  return _items() if split == 'train' else None
+  return sources.take(_items(), part) if split == 'train' else None
 
 
 def _items() -> Iterator[sources.Item]:

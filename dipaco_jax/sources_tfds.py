@@ -5,6 +5,7 @@ TensorFlow is imported here alone, and only when such text is read.
 
 import functools
 import importlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ READ_RECORDS = 256  # at one time
 BUFFER_BYTES = 8 << 20
 
 
-def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
+def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
   """Examples in the order of the dataset's files; None where it has no split for validation.
 
   A document's id is its number in the split, whatever format and files the dataset is kept in.
@@ -35,9 +36,10 @@ def items(data: settings.Data, split: str) -> Iterator[sources.Item] | None:
   if data.text_key not in texts:
     raise ValueError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
   parse = functools.partial(_parse, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
+  files, part = sources.deal(_files(info.splits[split]), part)
   return (
     sources.Item(f'{split}:{number}', sources.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
-    for number, record in enumerate(_records(tf, info.splits[split]))
+    for number, record in sources.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
   )
 
 
@@ -70,18 +72,23 @@ def _builder(tfds: Any, name: str, data_dir: str) -> Any:
   return tfds.builder_from_directory(found)
 
 
-def _records(tf: Any, split: Any) -> Iterator[bytes]:
-  """Serialized examples, file by file, as many as tfds says that it wrote."""
-  for path, expected in zip(map(os.fspath, split.filepaths), split.shard_lengths, strict=True):
-    number, fault = -1, ''
-    read = _array_records(path) if '.array_record' in os.path.basename(path) else _tf_records(tf, path)
-    try:
-      for number, record in enumerate(read):  # noqa: B007
-        yield record
-    except (tf.errors.OpError, RuntimeError, ValueError) as e:
-      fault = f': {e}'[:200]
-    if number + 1 != expected:
-      raise ValueError(f'{path}: {number + 1} of {expected} documents can be read{fault}; prepare the dataset again')
+def _files(split: Any) -> list[tuple[str, int, int]]:
+  """(path, number of its first example, of its examples) as tfds wrote them."""
+  firsts = itertools.accumulate(split.shard_lengths, initial=0)
+  return list(zip(map(os.fspath, split.filepaths), firsts, split.shard_lengths, strict=False))
+
+
+def _records(tf: Any, path: str, first: int, expected: int) -> Iterator[tuple[int, bytes]]:
+  """(number in the split, serialized example) of a file."""
+  found, fault = 0, ''
+  read = _array_records(path) if '.array_record' in os.path.basename(path) else _tf_records(tf, path)
+  try:
+    for found, record in enumerate(read, 1):
+      yield first + found - 1, record
+  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+    fault = f': {e}'[:200]
+  if found != expected:
+    raise ValueError(f'{path}: {found} of {expected} documents can be read{fault}; prepare the dataset again')
 
 
 def _tf_records(tf: Any, path: str) -> Iterator[bytes]:

@@ -5,7 +5,6 @@ Each stage leaves an artefact in the workdir that is published whole or not at a
 goes on from what is there. After `route` nothing reads raw text again.
 """
 
-import json
 import shutil
 from typing import Any
 
@@ -18,28 +17,23 @@ from dipaco_jax import (
   mesh,
   metrics,
   model,
-  modules,
   outer,
-  remote,
   rerouting,
   rounds,
   routing,
   spmd,
+  tokenizing,
   validation,
 )
 from dipaco_jax import programs as programs_lib
-from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
-from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
-from dipaco_jax import text as text_lib
-from dipaco_jax import tokenizer as tokenizer_lib
 
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
   """Every stage up to the last that is not done yet, in order; a finished run is only reported again."""
-  functions = (tokenize, pretrain, routing.route, train, evaluate)
+  functions = (tokenizing.tokenize, pretrain, routing.route, train, evaluate)
   upto = settings_lib.STAGES.index(last) + 1
   for name, stage in list(zip(settings_lib.STAGES, functions, strict=True))[:upto]:
     if not run_lib.is_done(run, name):
@@ -56,72 +50,12 @@ def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
     checkpoint.barrier(f'stage {name}')
 
 
-# -- tokenize
-
-
-def tokenize(run: run_lib.Run) -> dict[str, Any]:
-  """Documents to a tokenizer and to sequences of at most seq_len tokens."""
-  run_lib.only_first_process(lambda: _tokenize(run), 'sequences')
-  return json.loads((run.workdir / 'sequences' / 'meta.json').read_text())
-
-
-def _tokenize(run: run_lib.Run):
-  s, file = run.settings, run.workdir / 'tokenizer.model'
-  if s.tokenizer.model_file:
-    checkpoint.write_file(file, remote.read(s.tokenizer.model_file))
-  elif not file.exists():
-    texts = tokenizer_lib.sample(text_lib.documents(s.data, 'train'), s.tokenizer.sample_bytes, s.seed)
-    checkpoint.write_file(file, tokenizer_lib.train(texts, s.tokenizer.vocab_size))
-  all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
-  num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
-  progress = progress_lib.Progress('tokenize', 0 if all_of_validation else num_documents, 'documents')
-  with checkpoint.publish_directory(run.workdir / 'sequences') as aside:
-    meta = sequences_lib.write_sequences(
-      lambda split: text_lib.documents(s.data, split), run.tokenizer, str(aside), seq_len=s.model.seq_len,
-      eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens, progress=lambda done, _: progress.update(done),
-    )  # fmt: skip
-    check_size(s, meta)
-  progress.close()
-
-
-def check_input(s: settings_lib.Settings):
-  """Before any work: raises ValueError where a tokenizer is given that is none, or the text is far too short."""
-  if s.tokenizer.model_file:
-    tokenizer_lib.Tokenizer(s.tokenizer.model_file)
-  needed, most = modules.grid_lib.Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
-  for document in text_lib.documents(s.data, 'train'):
-    most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
-    if most >= needed:
-      return
-  check_rows(s, most)
-
-
-def check_rows(s: settings_lib.Settings, tokens: int):
-  """Raises ValueError where so many tokens of text can't fill a batch of every path."""
-  rows, num_paths = tokens // s.model.seq_len, modules.grid_lib.Grid(s.grid).num_paths
-  if rows < num_paths * s.train.batch_size:
-    raise ValueError(
-      f'config.grid has {num_paths} paths with config.train.batch_size={s.train.batch_size} rows of '
-      f'{s.model.seq_len} tokens each, but the text fills only {rows} rows: use a smaller grid or batch, or more text'
-    )
-
-
-def check_size(s: settings_lib.Settings, meta: dict[str, Any]):
-  """Raises ValueError where the text can't fill a batch of every path, or nothing is left to validate on."""
-  check_rows(s, meta['tokens'])
-  if not meta['validation_documents']:
-    raise ValueError(
-      'no validation document is longer than the prefix: name longer ones in config.data.validation, or raise '
-      'config.data.validation_fraction'
-    )
-
-
 # -- pretrain
 
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """The base model: one path on all text [2.6]."""
-  run_lib.only_first_process(lambda: routing.write_base_shards(run), 'base shards')
+  routing.write_base_shards(run)
   params = {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(run.settings.seed)).items()}
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:

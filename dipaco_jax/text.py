@@ -5,7 +5,9 @@ costs little more than its share. Where a source has no validation split of its 
 validation text depends on its name alone.
 """
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ SOURCES = {
   'stdlib': sources_stdlib.items,
   'tfds': sources_tfds.items,
   'seqio': sources_seqio.items,
-}  # (data, split) to items, or to None where there is no such split
+}  # (data, split, part) to items, or to None where there is no such split
 
 
 class Document(NamedTuple):
@@ -27,29 +29,37 @@ class Document(NamedTuple):
   domain: str
 
 
-def documents(data: settings.Data, split: str, part: tuple[int, int] = (0, 1)) -> Iterator[Document]:
+def documents(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[Document]:
   """The documents of a split, in the same order every time.
 
   Args:
     data: where they come from, and how many.
     split: 'train' or 'validation'; where the source has none for validation the two share one, and a document is
       validation where a hash of its name is below `validation_fraction`.
-    part: (k, n) gives documents k, k + n, k + 2n...; the n parts together are the whole.
+    part: (k, n) gives files k, k + n, k + 2n... of the source, or such documents where files are fewer than n. The n
+      parts together are the whole, but for limits of documents, of which each part has its share. A document's id and
+      its draw are the same in any part (but of a task of SeqIO, see there).
 
   Raises:
-    ValueError: something is missing, damaged, not UTF-8 or not the JSON it should be; or the split is empty.
+    ValueError: something is missing, damaged, not UTF-8 or not the JSON it should be; or the whole split is empty.
   """
-  number = -1
-  for number, item in enumerate(_items(data, split)):
-    if number % part[1] == part[0]:
-      yield Document(item.id, *item.read())
-  if number < 0 and split == 'validation':
+  item = None
+  for item in _items(data, split, part):
+    yield Document(item.id, *item.read())
+  if item or part != sources.WHOLE:
+    return
+  if split == 'validation':
     raise ValueError(
       f'no document is left for validation: name some in config.data.validation, or raise '
       f'config.data.validation_fraction={data.validation_fraction}'
     )
-  if number < 0:
-    raise ValueError('no document is left for training: add text, or lower config.data.validation_fraction')
+  raise ValueError('no document is left for training: add text, or lower config.data.validation_fraction')
+
+
+def fingerprint(data: settings.Data) -> str:
+  """Of the files' names and sizes: parts that were made of other files do not go together."""
+  listing = sources_files.listing(data) if data.source == 'files' else []
+  return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:12]
 
 
 def check(data: settings.Data) -> None:
@@ -64,19 +74,21 @@ def check(data: settings.Data) -> None:
     next(documents(data, split))
 
 
-def _items(data: settings.Data, split: str) -> Iterator[sources.Item]:
-  """Those of one split, no more than the config allows."""
+def _items(data: settings.Data, split: str, part: sources.Part) -> Iterator[sources.Item]:
+  """Those of a part of one split, no more than the config allows."""
   find = SOURCES[data.source]
-  own, most = find(data, 'validation'), data.max_validation_documents if split == 'validation' else 0
+  own, most = find(data, 'validation', part), data.max_validation_documents if split == 'validation' else 0
   if own and split == 'validation':
-    return _first(own, most)
-  train = find(data, 'train')
+    return _first(own, most, part)
+  train = find(data, 'train', part)
   assert train
-  items = _first(train, data.max_documents)
+  items = _first(train, data.max_documents, part)
   if own:
     return items
-  return _first((item for item in items if (item.draw < data.validation_fraction) == (split == 'validation')), most)
+  drawn = (item for item in items if (item.draw < data.validation_fraction) == (split == 'validation'))
+  return _first(drawn, most, part)
 
 
-def _first(items: Iterator[sources.Item], count: int) -> Iterator[sources.Item]:
-  return itertools.islice(items, count or None)
+def _first(items: Iterator[sources.Item], count: int, part: sources.Part) -> Iterator[sources.Item]:
+  """A part's share of the first so many; 0: all."""
+  return itertools.islice(items, len(range(part[0], count, part[1])) if count else None)

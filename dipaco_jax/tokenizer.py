@@ -15,23 +15,25 @@ from dipaco_jax import remote
 SENTENCE_CHARS = 2000  # what the trainer sees at one time
 
 
-def sample(documents: Iterable[Sequence[str]], sample_bytes: int, seed: int) -> list[str]:
-  """Texts of about `sample_bytes`, those whose hash of (seed, id) is lowest: whatever the documents' order.
+def sample(documents: Iterable[Sequence[str]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
+  """(id, text) of about `sample_bytes`, those whose hash of (seed, id) is lowest: whatever the documents' order.
+
+  A sample of samples of parts is one of the whole.
 
   Args:
     documents: (id, text, ...) each; they stream through, only the sample is held.
     sample_bytes: UTF-8 bytes at which to stop adding texts.
     seed: another one draws another sample.
   """
-  heap: list[tuple[int, int, str]] = []  # the highest hash on top
+  heap: list[tuple[int, int, str, str]] = []  # the highest hash on top
   total = 0
   for name, text, *_ in documents:
     digest = hashlib.blake2b(f'{seed}/{name}'.encode('utf-8', 'replace'), digest_size=8).digest()
-    heapq.heappush(heap, (-int.from_bytes(digest, 'big'), size := len(text.encode()), text))
+    heapq.heappush(heap, (-int.from_bytes(digest, 'big'), size := len(text.encode()), text, name))
     total += size
     while total - heap[0][1] >= sample_bytes:
       total -= heapq.heappop(heap)[1]
-  return [text for _, _, text in sorted(heap, reverse=True)]
+  return [(name, text) for _, _, text, name in sorted(heap, reverse=True)]
 
 
 def train(texts: Iterable[str], vocab_size: int) -> bytes:

@@ -15,7 +15,7 @@ def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.nd
   """Scores [N, P] of all router data, where the first router sent it [N], its documents [N]; which sequences it is."""
   num_paths = math.prod(size for _, size in s.grid)
   scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{p}.npy') for p in range(num_paths)], axis=1)
-  documents, _ = sequences.Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
+  documents, _ = sequences.Sequences(workdir / 'sequences', 'train').columns()
   kept = shards.drawn(documents, s.seed, s.routing.router_fraction, 'router data')
   return scores_NP, np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0], documents[kept], kept
 

@@ -11,7 +11,7 @@ import jax
 import pytest
 from absl import flags
 
-from dipaco_jax import checks, command, main, stages
+from dipaco_jax import checks, command, main, tokenizing
 from dipaco_jax.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -157,7 +157,7 @@ def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
     (tmp_path / 'empty').mkdir(exist_ok=True)
     with pytest.raises(ValueError, match='use a smaller grid'), main.kept(workdir):
       (workdir / 'tokenizer.model').touch()
-      stages.check_rows(Settings(), 1000)
+      tokenizing.check_rows(Settings(), 1000)
     assert not workdir.exists()
 
 
@@ -174,7 +174,7 @@ def test_whose_error_it_is():
       call(*args)
     return info.value
 
-  assert checks.is_input_error(caught(stages.check_rows, Settings(), 1000))
+  assert checks.is_input_error(caught(tokenizing.check_rows, Settings(), 1000))
   assert not checks.is_input_error(caught(jax.numpy.zeros, -1))
   with contextlib.suppress(ValueError):
     assert not checks.is_input_error(caught(main.pathlib.Path, 3))

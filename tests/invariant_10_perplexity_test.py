@@ -29,7 +29,7 @@ class Direct:
     self.layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
     domains = json.loads((workdir / 'sequences' / 'meta.json').read_text())['domains']
     paths = np.load(workdir / 'routing' / '0' / 'validation.npy')
-    found = sequences.Sequences(str(workdir / 'sequences' / 'validation.array_record'))
+    found = sequences.Sequences(workdir / 'sequences', 'validation')
     base = safetensors.numpy.load_file(workdir / 'base' / 'params.safetensors')
     self.rows = {'best': [], 'final': [], 'base': []}
     for i, path in enumerate(paths):

@@ -13,7 +13,7 @@ def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   said = tiny_run.run_until('train', config, workdir, f'--reuse={undisturbed}', '--config.outer.momentum=0.5')
   assert 'train 96/96' in said and not any(word in said for word in ('tokenize', 'pretrain', 'features', 'shards'))
-  for name in ('base/params.safetensors', 'shards/0/1/train.array_record', 'sequences/train.array_record'):
+  for name in ('base/params.safetensors', 'shards/0/1/train.array_record', 'sequences/0/train.array_record'):
     assert (workdir / name).samefile(undisturbed / name)
   for stage in ('tokenize', 'pretrain', 'route'):
     assert tiny_run.record(workdir, stage) == tiny_run.record(undisturbed, stage)

@@ -28,7 +28,7 @@ def rerouted(tmp_path_factory):
 
 
 def router_data(workdir):
-  documents, _ = Sequences(str(workdir / 'sequences' / 'train.array_record')).columns()
+  documents, _ = Sequences(workdir / 'sequences', 'train').columns()
   return shards.drawn(documents, 0, 0.2, 'router data')
 
 
@@ -38,7 +38,7 @@ def rows_of(workdir, name, path):
 
 
 def test_router_data_is_in_no_shard(rerouted):
-  sequences, kept = Sequences(str(rerouted / 'sequences' / 'train.array_record')), router_data(rerouted)
+  sequences, kept = Sequences(rerouted / 'sequences', 'train'), router_data(rerouted)
   assert 0.1 < kept.mean() < 0.3
   for name, paths in (('base', 1), ('0', 4), ('1', 4), ('2', 4)):
     rows = np.concatenate([rows_of(rerouted, name, path) for path in range(paths)])
@@ -50,7 +50,7 @@ def test_router_data_is_in_no_shard(rerouted):
 def check_scores(workdir, number, version):
   """Some scores of a round against a direct computation."""
   s = settings.from_dict(json.loads((workdir / 'config.json').read_text()))
-  sequences = Sequences(str(workdir / 'sequences' / 'train.array_record'))
+  sequences = Sequences(workdir / 'sequences', 'train')
   indices = np.flatnonzero(router_data(workdir))
   made = model.make(s.model, tiny_run.record(workdir, 'tokenize')['result']['vocab_size'])
   layout = modules.make_layout(s.grid, s.levels, model.shapes(made))

@@ -1,6 +1,5 @@
 """Sequences are the documents' tokens, cut; the files are the same for any number of threads, and leave no process."""
 
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -8,9 +7,10 @@ import tracemalloc
 import numpy as np
 import psutil
 import pytest
+import whole
 
 from dipaco_jax import settings, text
-from dipaco_jax.sequences import MAX_DOMAINS, Sequences, write_sequences
+from dipaco_jax.sequences import MAX_DOMAINS, Sequences
 from dipaco_jax.text import Document
 from dipaco_jax.tokenizer import Tokenizer, train
 
@@ -23,9 +23,8 @@ def tokenizer():
 
 
 def write(out_dir, tokenizer, make_documents=lambda split: text.documents(DATA, split), **kwargs):
-  os.makedirs(out_dir)
   sizes = {'seq_len': 128, 'eval_len': 200, 'prefix_tokens': 32}
-  return write_sequences(make_documents, tokenizer, str(out_dir), **sizes | kwargs)
+  return whole.write_sequences(make_documents, tokenizer, out_dir, **sizes | kwargs)
 
 
 class Wide:
@@ -40,7 +39,7 @@ class Wide:
 def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
   calls = []
   meta = write(tmp_path / 'a', tokenizer, progress=lambda *args: calls.append(args))
-  found = iter(Sequences(tmp_path / 'a' / 'train.array_record').read(range(meta['sequences'])))
+  found = iter(Sequences(tmp_path / 'a', 'train').read(range(meta['sequences'])))
   dropped = tokens = 0
   for number, document in enumerate(text.documents(DATA, 'train')):
     whole = tokenizer.encode(document.text)
@@ -60,7 +59,7 @@ def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
 
 def test_validation_is_the_beginning_of_each_document(tmp_path, tokenizer):
   meta = write(tmp_path / 'a', tokenizer)
-  sequences = Sequences(tmp_path / 'a' / 'validation.array_record')
+  sequences = Sequences(tmp_path / 'a', 'validation')
   wholes = [tokenizer.encode(d.text) for d in text.documents(DATA, 'validation')]
   expected = [whole[:200] for whole in wholes if len(whole) > 32]
   assert len(sequences) == len(expected) == meta['validation_documents'] > 5
@@ -72,13 +71,14 @@ def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
   contents = []
   for threads in (1, 5):
     write(tmp_path / str(threads), tokenizer, threads=threads)
-    contents.append({f: (tmp_path / str(threads) / f).read_bytes() for f in os.listdir(tmp_path / str(threads))})
-  assert contents[0] == contents[1] and len(contents[0]) == 3
+    files = [f for f in (tmp_path / str(threads)).rglob('*') if f.is_file()]
+    contents.append({str(f.relative_to(tmp_path / str(threads))): f.read_bytes() for f in files})
+  assert contents[0] == contents[1] and len(contents[0]) == 2 * 3 + 2
 
 
 def test_reading_at_random(tmp_path, tokenizer):
   write(tmp_path / 'a', tokenizer)
-  sequences = Sequences(tmp_path / 'a' / 'train.array_record')
+  sequences = Sequences(tmp_path / 'a', 'train')
   indices = np.random.default_rng(0).permutation(len(sequences))[:50]
   for i, sequence in zip(indices, sequences.read(indices), strict=True):
     assert (sequences[int(i)].tokens == sequence.tokens).all()
@@ -94,10 +94,37 @@ def test_reading_at_random(tmp_path, tokenizer):
 def test_wide_vocabularies_and_many_domains(tmp_path):
   documents = [Document(str(i), chr(70_000 + i) * 40, f'domain {i}') for i in range(MAX_DOMAINS + 10)]
   meta = write(tmp_path / 'a', Wide(), lambda split: iter(documents))
-  sequences = Sequences(tmp_path / 'a' / 'train.array_record')
+  sequences = Sequences(tmp_path / 'a', 'train')
   assert [s.tokens[0] for s in sequences] == [70_000 + i for i in range(len(documents))]
   assert len(meta['domains']) == MAX_DOMAINS and meta['domains'][-1] == 'other'
   assert sequences[-1].domain == MAX_DOMAINS - 1
+
+
+def test_parts_are_one_array(tmp_path):
+  """Domains, which each part numbers for itself, and documents' numbers, are the same for all; a few files are open."""
+  documents = [Document(str(i), chr(97 + i % 20) * (40 + i), f'd{i * 7 % 5}') for i in range(50)] + [DOCUMENT]
+  metas = [write(tmp_path / str(n), Wide(), lambda split: iter(documents), parts=n) for n in (1, 3, 60)]
+  one, *others = (Sequences(tmp_path / str(n), 'train', open_parts=1) for n in (1, 3, 60))
+  expected = sorted((s.document, tuple(s.tokens), one.domains[s.domain]) for s in one)
+  for sequences, meta in zip(others, metas[1:], strict=True):
+    found = sequences.read(range(len(sequences)))
+    assert sorted((s.document, tuple(s.tokens), sequences.domains[s.domain]) for s in found) == expected
+    backwards = sequences.read(range(len(sequences)))[::-1]
+    assert [(s.document, s.domain) for s in backwards[::-1]] == [*zip(*sequences.columns(), strict=True)]
+    assert {k: v for k, v in meta.items() if k not in ('parts', 'domains')} == {
+      k: v for k, v in metas[0].items() if k not in ('parts', 'domains')
+    }
+  assert sum(others[1].counts) == len(one) and 0 in others[1].counts  # of 60 parts some have no document
+
+
+def test_too_many_domains_of_all_parts_together(tmp_path):
+  documents = [Document(str(i), chr(97 + i % 20) * 40, f'domain {i}') for i in range(MAX_DOMAINS + 50)]
+  meta = write(tmp_path / 'a', Wide(), lambda split: iter(documents), parts=2)
+  assert len(meta['domains']) == MAX_DOMAINS and meta['domains'][-1] == 'other'
+  sequences = Sequences(tmp_path / 'a', 'train')
+  names = {s.document: meta['domains'][s.domain] for s in sequences}
+  assert [*names.values()].count('other') == 51
+  assert all(name in ('other', f'domain {document}') for document, name in names.items())
 
 
 def test_a_prefix_alone_is_dropped(tmp_path):
@@ -135,11 +162,24 @@ def test_text_too_short_to_count(tmp_path, tokenizer):
 
 
 def test_missing_and_damaged_files(tmp_path):
-  with pytest.raises(ValueError, match=r'none\.array_record is missing'):
-    Sequences(tmp_path / 'none.array_record')
-  (tmp_path / 'bad.array_record').write_bytes(b'x' * 200_000)
-  with pytest.raises(ValueError, match=r'bad\.array_record is damaged'):
-    Sequences(tmp_path / 'bad.array_record')
+  with pytest.raises(ValueError, match=r'none/meta\.json is missing'):
+    Sequences(tmp_path / 'none', 'train')
+  write(tmp_path / 'a', Wide(), lambda split: [DOCUMENT])
+  sequences, folder = Sequences(tmp_path / 'a', 'train'), tmp_path / 'a' / '0'
+  (folder / 'train.array_record').write_bytes(b'x' * 200_000)
+  with pytest.raises(ValueError, match=r'0/train\.array_record is damaged'):
+    sequences.read([0])
+  (folder / 'train.documents').write_bytes(b'x')
+  with pytest.raises(ValueError, match=r'0/train\.documents is damaged'):
+    sequences.columns()
+  for name in ('train.array_record', 'train.documents', 'meta.json'):
+    (folder / name).unlink()
+  for name, action in (
+    ('train.array_record', lambda: sequences.read([0])), ('train.documents', sequences.columns),
+    ('meta.json', lambda: Sequences(tmp_path / 'a', 'train')),
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match=rf'0/{name} is missing'):
+      action()
 
 
 ENDLESS = """
@@ -149,7 +189,7 @@ assert 'jax' not in sys.modules
 model = tokenizer.Tokenizer(tokenizer.train(['some words to train on'] * 3, 275))
 documents = lambda split: (text.Document(str(i), 'some words ' * 1000, '') for i in itertools.count())
 report = lambda done, total: done == 100 and print('running', flush=True)
-sequences.write_sequences(
+sequences.write_part(
   documents, model, sys.argv[1], seq_len=128, eval_len=128, prefix_tokens=32, progress=report, threads=4)
 """
 

@@ -8,11 +8,12 @@ import time
 
 import numpy as np
 import pytest
+import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dipaco_jax import shards
-from dipaco_jax.sequences import Sequences, write_sequences
+from dipaco_jax.sequences import Sequences
 from dipaco_jax.text import Document
 
 SEQ_LEN = 48
@@ -27,13 +28,13 @@ class Numbered:
     return [np.arange(*map(int, t.split())) for t in texts]
 
 
-def make_sequences(folder, lengths):
+def make_sequences(folder, lengths, parts=1):
   """Documents of so many tokens; tokens count from 1."""
   ends = [0, *itertools.accumulate(lengths)]
   documents = [Document(str(i), f'{a + 1} {b + 1}', f'd{i % 3}') for i, (a, b) in enumerate(itertools.pairwise(ends))]
-  os.makedirs(folder)
-  write_sequences(lambda split: documents, Numbered(), str(folder), seq_len=SEQ_LEN, eval_len=SEQ_LEN, prefix_tokens=4)
-  return Sequences(folder / 'train.array_record')
+  sizes = {'seq_len': SEQ_LEN, 'eval_len': SEQ_LEN, 'prefix_tokens': 4}
+  whole.write_sequences(lambda split: documents, Numbered(), folder, parts, **sizes)
+  return Sequences(folder, 'train', open_parts=1)
 
 
 def read(file):
@@ -85,7 +86,7 @@ def test_shards_hold_every_sequence(tmp_path_factory, data):
   lengths = data.draw(st.lists(st.integers(5, 150), min_size=1, max_size=80))
   num_paths, top_n = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 2))
   folder = tmp_path_factory.mktemp('shards')
-  sequences = make_sequences(folder / 'sequences', lengths)
+  sequences = make_sequences(folder / 'sequences', lengths, data.draw(st.integers(1, 3)))
   rng = np.random.default_rng(data.draw(st.integers(0, 9)))
   assignment = rng.random((len(sequences), num_paths)).argsort(1)[:, :top_n].astype(np.int32)
   meta = write(sequences, assignment, num_paths, folder / 'shards', holdout_fraction=0.2)
@@ -111,9 +112,8 @@ def test_shards_hold_every_sequence(tmp_path_factory, data):
 
 
 def write(sequences, assignment, num_paths, out_dir, **kwargs):
-  os.makedirs(out_dir)
-  options = {'seq_len': SEQ_LEN, 'seed': 0, 'holdout_fraction': 0.05, 'num_domains': 3} | kwargs
-  meta = shards.write_shards(sequences, assignment, num_paths, str(out_dir), **options)
+  options = {'seq_len': SEQ_LEN, 'seed': 0, 'holdout_fraction': 0.05} | kwargs
+  meta = whole.write_shards(sequences, assignment, num_paths, out_dir, **options)
   with open(out_dir / 'meta.json') as f:
     assert json.load(f) == meta
   return meta
@@ -140,7 +140,7 @@ def test_many_paths_need_few_open_files(tmp_path):
   sequences = make_sequences(tmp_path / 'sequences', [40] * 600)
   write(sequences, np.arange(600)[:, None] % 300, 300, tmp_path / 'shards', holdout_fraction=0.0)
   before = len(os.listdir('/proc/self/fd'))
-  streams = [shards.Shard(f'{tmp_path}/shards/{p}/train.array_record', 2, SEQ_LEN, 0, p) for p in range(300)]
+  streams = [shards.Shard([f'{tmp_path}/shards/{p}/train.array_record'], 2, SEQ_LEN, 0, p) for p in range(300)]
   for stream in streams:
     stream.batch(3)
   assert len(os.listdir('/proc/self/fd')) - before <= 257
@@ -177,10 +177,10 @@ def stream_file(tmp_path_factory):
 
 @pytest.mark.parametrize('batch_size', [1, 8, 37, 100, 9000])
 def test_a_stream_depends_on_its_step_alone(stream_file, batch_size):
-  stream = shards.Shard(stream_file, batch_size, SEQ_LEN, 3, 5)
+  stream = shards.Shard([stream_file], batch_size, SEQ_LEN, 3, 5)
   steps = [stream.batch(step) for step in range(4)]
   for step in (3, 0, 2):
-    again = shards.Shard(stream_file, batch_size, SEQ_LEN, 3, 5).batch(step)
+    again = shards.Shard([stream_file], batch_size, SEQ_LEN, 3, 5).batch(step)
     assert all((a == b).all() for a, b in zip(again, steps[step], strict=True))
   tokens = np.concatenate([tokens for tokens, _ in steps])
   assert tokens.shape == (4 * batch_size, SEQ_LEN) and tokens.dtype == steps[0][1].dtype == np.int32
@@ -189,7 +189,7 @@ def test_a_stream_depends_on_its_step_alone(stream_file, batch_size):
 
 
 def test_a_far_step_costs_no_more(stream_file):
-  stream = shards.Shard(stream_file, 8, SEQ_LEN, 0, 0)
+  stream = shards.Shard([stream_file], 8, SEQ_LEN, 0, 0)
   start = time.perf_counter()
   stream.batch(10**12)
   assert time.perf_counter() - start < 1
@@ -213,13 +213,13 @@ def test_empty_missing_and_damaged_shards(tmp_path):
   sequences = make_sequences(tmp_path / 'sequences', [40] * 5)
   write(sequences, np.zeros((5, 1), int), 2, tmp_path / 'shards', holdout_fraction=0.0)
   with pytest.raises(ValueError, match=r'path 1 has no text .*fewer paths in config\.grid'):
-    shards.Shard(f'{tmp_path}/shards/1/train.array_record', 2, SEQ_LEN, 0, 1)
+    shards.Shard([f'{tmp_path}/shards/1/train.array_record'], 2, SEQ_LEN, 0, 1)
   assert shards.read_rows(f'{tmp_path}/shards/1/holdout.array_record', 0, 2, SEQ_LEN)[0].shape == (0, SEQ_LEN)
   with pytest.raises(ValueError, match='missing'):
-    shards.Shard(f'{tmp_path}/none', 2, SEQ_LEN, 0, 1)
+    shards.Shard([f'{tmp_path}/none'], 2, SEQ_LEN, 0, 1)
   (tmp_path / 'bad').write_bytes(b'x' * 100_000)
   with pytest.raises(ValueError, match='damaged'):
-    shards.Shard(f'{tmp_path}/bad', 2, SEQ_LEN, 0, 1)
+    shards.Shard([f'{tmp_path}/bad'], 2, SEQ_LEN, 0, 1)
 
 
 def test_prefetch_runs_ahead_but_not_far():

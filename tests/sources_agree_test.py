@@ -8,8 +8,9 @@ import numpy as np
 import prepared
 import pytest
 import tiny_run
+import whole
 
-from dipaco_jax import sequences, settings, shards, text, tokenizer
+from dipaco_jax import sequences, settings, text, tokenizer
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 
@@ -59,22 +60,19 @@ def sources(folder: pathlib.Path) -> dict[str, dict]:
 
 def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[str, bytes]:
   """Sequences and shards, as files by name."""
-  for name in ('sequences', 'shards'):
-    (out / name).mkdir(parents=True)
   model = tokenizer.Tokenizer(folder / 'tokenizer.model')
   read = functools.partial(text.documents, data)
-  meta = sequences.write_sequences(read, model, str(out / 'sequences'), seq_len=64, eval_len=64, prefix_tokens=32)
-  found = sequences.Sequences(str(out / 'sequences' / 'train.array_record'))
+  whole.write_sequences(read, model, out / 'sequences', seq_len=64, eval_len=64, prefix_tokens=32)
+  found = sequences.Sequences(out / 'sequences', 'train')
   paths = np.arange(len(found))[:, None] % 4
-  how = {'seq_len': 64, 'seed': 0, 'holdout_fraction': 0.1, 'num_domains': len(meta['domains'])}
-  shards.write_shards(found, paths, 4, str(out / 'shards'), **how)
+  whole.write_shards(found, paths, 4, out / 'shards', seq_len=64, seed=0, holdout_fraction=0.1)
   return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob('*') if file.is_file()}
 
 
 def test_sequences_and_shards_agree(folder, tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(str(folder))
   found = {name: made(folder, settings.Data(**data), tmp_path / name) for name, data in sources(folder).items()}
-  assert len(found['files']) == 2 + 1 + 2 * 4 + 1
+  assert len(found['files']) == 2 * 3 + 2 + 3 * 4 + 1
   assert all(files == found['files'] for files in found.values()), [
     (name, path) for name, files in found.items() for path in files if files[path] != found['files'][path]
   ]

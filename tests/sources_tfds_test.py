@@ -1,6 +1,5 @@
 """A prepared dataset gives the documents that were put in, in their order, whatever its format; and clear errors."""
 
-import itertools
 import sys
 
 import prepared
@@ -10,6 +9,7 @@ from dipaco_jax import settings, sources_tfds, text
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 FORMATS = ['tfrecord', 'array_record']
+SPLITS = ('train', 'validation')
 TRAIN, VALIDATION = prepared.documents(100, seed=0), prepared.documents(20, seed=1)
 
 
@@ -63,10 +63,25 @@ def test_parts_are_the_whole_and_parse_no_more_than_their_share(folders, form, m
   parsed = []
   parse = sources_tfds._parse
   monkeypatch.setattr(sources_tfds, '_parse', lambda *args: parsed.append(1) or parse(*args))
-  whole = list(text.documents(data(folders / form), 'train'))
-  parsed.clear()
-  parts = [list(text.documents(data(folders / form), 'train', (k, 3))) for k in range(3)]
-  assert [d for group in itertools.zip_longest(*parts) for d in group if d] == whole and len(parsed) == 100
+  for given in (data(folders / form), data(folders / f'{form}-alone', validation_fraction=0.2)):
+    for n in (3, 4):  # files, and fewer files than parts
+      parsed.clear()
+      parts = [[d for split in SPLITS for d in text.documents(given, split, (k, n))] for k in range(n)]
+      documents = len(parsed)
+      assert sorted(d for part in parts for d in part) == sorted(d for s in SPLITS for d in text.documents(given, s))
+      assert documents == sum(map(len, parts)) and max(map(len, parts)) - min(map(len, parts)) <= 3
+      numbers = [[int(d.id.split(':')[1]) for d in part if 'train' in d.id] for part in parts]
+      assert all((n == 3) == (max(part) - min(part) <= 33) for part in numbers)
+
+
+def test_a_part_opens_its_own_files_only(tmp_path):
+  prepared.prepare(tmp_path, {'train': TRAIN}, 'array_record')
+  *_, last = sorted(tmp_path.rglob('*train.array_record*'))
+  last.unlink()
+  own = data(tmp_path, validation_fraction=1e-9)
+  assert [len(list(text.documents(own, 'train', (k, 3)))) for k in (0, 1)] == [33, 34]
+  with pytest.raises(ValueError, match='documents can be read'):
+    list(text.documents(own, 'train', (2, 3)))
 
 
 def test_the_name_of_a_label_is_a_domain(folders):

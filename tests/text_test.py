@@ -83,15 +83,54 @@ def test_validation_globs_and_limits(tmp_path):
   assert len(both(shared)[1]) == 4 < len(both(shared)[0])
 
 
+@pytest.mark.parametrize('parts', [3, 5])  # of 4 files
 @pytest.mark.parametrize('source', ['files', 'stdlib'])
-@pytest.mark.parametrize('split', ['train', 'validation'])
-def test_parts_are_the_whole(tmp_path, source, split):
-  (tmp_path / 'a.jsonl').write_bytes(lines(100))
+def test_parts_are_the_whole(tmp_path, source, parts):
+  """Each document is in one of them, on the same side of the split."""
+  for name in 'xyz':
+    (tmp_path / f'{name}.jsonl').write_bytes(lines(100))
   (tmp_path / 'b.txt').write_text('a b c\n\n' * 20_000)
   data = files(tmp_path, validation_fraction=0.3) if source == 'files' else settings.Data(max_documents=200)
-  whole = list(text.documents(data, split))
-  parts = [list(text.documents(data, split, (k, 3))) for k in range(3)]
-  assert [d for group in itertools.zip_longest(*parts) for d in group if d] == whole
+  for split in ('train', 'validation'):
+    found = [list(text.documents(data, split, (k, parts))) for k in range(parts)]
+    assert sorted(d for part in found for d in part) == sorted(text.documents(data, split))
+    assert all(found) or split == 'validation'
+
+
+def test_a_part_reads_its_own_files_only(tmp_path):
+  for name in 'abcd':
+    (tmp_path / f'{name}.jsonl').write_bytes(lines(50) if name in 'bd' else b'not JSON')
+  data = files(tmp_path, validation_fraction=0.3)
+  names = {d.id[0] for split in ('train', 'validation') for d in text.documents(data, split, (1, 2))}
+  assert names == {'b', 'd'}
+  with pytest.raises(ValueError, match='not JSON'):
+    list(text.documents(data, 'train', (0, 2)))
+
+
+def test_each_part_has_its_share_of_the_limits(tmp_path):
+  for name in 'abc':
+    (tmp_path / f'{name}.jsonl').write_bytes(lines(50))
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'v.jsonl').write_bytes(lines(50))
+  data = files(tmp_path, max_documents=31, max_validation_documents=2)
+  for parts in (2, 3, 5):
+    shares = [len([*text.documents(data, 'train', (k, parts))]) for k in range(parts)]
+    shares = [n + len([*text.documents(data, 'validation', (k, parts))]) for k, n in enumerate(shares)]
+    assert 29 <= sum(shares) <= 31 and max(shares) - min(shares) <= 2
+  data = settings.Data(**vars(data) | {'validation': (f'{tmp_path}/other/*',)})
+  for split, most in (('train', 31), ('validation', 2)):
+    shares = [len([*text.documents(data, split, (k, 3))]) for k in range(3)]
+    assert shares == [len(range(k, most, 3)) for k in range(3)]
+
+
+def test_other_files_have_another_fingerprint(tmp_path):
+  (tmp_path / 'a.jsonl').write_bytes(lines(50))
+  found = [text.fingerprint(files(tmp_path))]
+  (tmp_path / 'b.jsonl').write_bytes(lines(50))
+  found.append(text.fingerprint(files(tmp_path)))
+  (tmp_path / 'b.jsonl').write_bytes(lines(51))
+  found.append(text.fingerprint(files(tmp_path)))
+  assert len({*found}) == 3 and found[-1] == text.fingerprint(files(tmp_path, max_documents=3))
 
 
 def test_stdlib_is_text_of_several_domains():

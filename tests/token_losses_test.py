@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+import whole
 
 from dipaco_jax import checkpoint, evaluate, loss, modules, sequences, shards, token_losses
 from dipaco_jax.text import Document
@@ -34,11 +35,9 @@ def make_rows(folder: pathlib.Path) -> token_losses.Rows:
   rng = np.random.default_rng(0)
   texts = [' '.join(map(str, rng.integers(1, small.VOCAB, length))) for length in LENGTHS]
   documents = [Document(str(i), text, 'd') for i, text in enumerate(texts)]
-  folder.mkdir()
-  sequences.write_sequences(
-    lambda split: documents, Numbers(), str(folder), seq_len=LENGTH, eval_len=LENGTH, prefix_tokens=PREFIX
-  )
-  found = sequences.Sequences(str(folder / 'validation.array_record'))
+  sizes = {'seq_len': LENGTH, 'eval_len': LENGTH, 'prefix_tokens': PREFIX}
+  whole.write_sequences(lambda split: documents, Numbers(), folder, **sizes)
+  found = sequences.Sequences(folder, 'validation')
   return token_losses.Rows(found, np.array([6, 5, 4, 3, 1, 0]), LENGTH, BATCH)
 
 
@@ -201,8 +200,8 @@ def test_killed_and_started_again(made, rows, folder, tmp_path):
 class Failing(sequences.Sequences):
   """Can be read so many times."""
 
-  def __init__(self, file, reads: int):
-    super().__init__(file)
+  def __init__(self, folder, reads: int):
+    super().__init__(folder, 'validation')
     self.reads = reads
 
   def read(self, indices):
@@ -214,7 +213,7 @@ class Failing(sequences.Sequences):
 
 def test_a_failure_leaves_no_part_of_a_file(made, rows, tmp_path):
   make_rows(tmp_path / 'sequences')
-  failing = Failing(str(tmp_path / 'sequences' / 'validation.array_record'), 2 + 2 + 1)  # in the second path
+  failing = Failing(tmp_path / 'sequences', 2 + 2 + 1)  # in the second path
   with pytest.raises(OSError, match='cannot be read'):
     token_losses.write(made, Asked(made), SOURCES, rows._replace(sequences=failing), tmp_path / 'scores')
   assert set(contents(tmp_path / 'scores')) == {'counts.npy', 'meta.json', 'nll-0.npy'}

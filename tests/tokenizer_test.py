@@ -80,11 +80,13 @@ def test_no_text():
 def test_sample_does_not_depend_on_order_but_on_the_seed():
   documents = [(str(i), f'text {i} ' * 10) for i in range(500)]
   chosen = sample(documents, 5000, seed=0)
-  assert 5000 <= sum(map(len, chosen)) < 5200
+  assert 5000 <= sum(len(text) for _, text in chosen) < 5200
   random.Random(0).shuffle(documents)
   assert sample(iter(documents), 5000, seed=0) == chosen
   assert set(sample(documents, 5000, seed=1)) != set(chosen)
-  assert sorted(sample(documents, 10**9, seed=0)) == sorted(t for _, t in documents)
+  assert sorted(sample(documents, 10**9, seed=0)) == sorted(documents)
+  parts = [document for k in range(3) for document in sample(documents[k::3], 5000, seed=0)]
+  assert sample(parts, 5000, seed=0) == chosen and len(parts) < len(documents)
 
 
 def test_bad_models_are_named(tmp_path, texts):

@@ -1,0 +1,71 @@
+"""Files of records, in ArrayRecord, and several of them read as one. Nothing here imports JAX."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+READ_RECORDS = 2048  # read at one time
+
+T = TypeVar('T')
+
+
+@contextlib.contextmanager
+def record_writer(file: str) -> Iterator[ArrayRecordWriter]:
+  """Writes records in groups of one, uncompressed, which is the fastest to read at random; OSError if it cannot."""
+  writer = ArrayRecordWriter(file, 'group_size:1,uncompressed')
+  try:
+    yield writer
+    writer.close()
+  except RuntimeError as e:
+    raise OSError(f'{file}: {e}') from e
+
+
+def record_reader(file: str) -> ArrayRecordReader:
+  """Reads records at random; ValueError for a missing or damaged file."""
+  try:
+    reader = ArrayRecordReader(file, 'readahead_buffer_size:0,max_parallelism:0')
+    if reader.ok():
+      return reader
+  except (RuntimeError, ValueError):
+    pass
+  raise ValueError(fault(file))
+
+
+def fault(file: str) -> str:
+  """What to say of a file that cannot be read."""
+  found = 'damaged' if os.path.exists(file) else 'missing'
+  return f'{file} is {found}: remove its folder, and its stage in stages/, to have it made again'
+
+
+def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[int, list[int]], list[T]]) -> list[T]:
+  """Those at `indices`, in their order, of files that have `counts` each; `read(file, numbers)` reads of one file."""
+  at, ends = np.array([*indices], np.int64), np.cumsum(counts)
+  files = np.searchsorted(ends, at, 'right')
+  found: dict[int, T] = {}
+  for file in np.unique(files):
+    mine = np.flatnonzero(files == file)
+    numbers = at[mine] - (ends[file] - counts[file])
+    found.update(zip(mine.tolist(), read(int(file), numbers.tolist()), strict=True))
+  return [found[i] for i in range(len(at))]
+
+
+def write_meta(folder: str, meta: dict[str, Any]) -> dict[str, Any]:
+  """Writes `meta.json` and returns what is in it."""
+  with open(os.path.join(folder, 'meta.json'), 'w') as f:
+    json.dump(meta, f, indent=1)
+  return meta
+
+
+def read_meta(folder: str) -> dict[str, Any]:
+  """What is in `meta.json`; ValueError where it is missing or damaged."""
+  file = os.path.join(folder, 'meta.json')
+  try:
+    with open(file) as f:
+      return json.load(f)
+  except (OSError, ValueError) as e:
+    raise ValueError(fault(file)) from e

@@ -1,0 +1,115 @@
+"""Documents to a tokenizer and to sequences: the stage `tokenize`.
+
+Text is dealt out in parts, and parts to the processes of the job. Each is kept as soon as it is whole, so that a run
+that was stopped makes only those that are missing; in `tokenize-<fingerprint>/`, as parts that were made of other files
+are none of this text.
+"""
+
+import functools
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+
+from dipaco_jax import checkpoint, progress, remote, sequences, settings, text, tokenizer
+from dipaco_jax import run as run_lib
+from dipaco_jax.grid import Grid
+
+Path = pathlib.Path
+
+
+def tokenize(run: run_lib.Run) -> dict[str, Any]:
+  """Documents to a tokenizer and to sequences of at most seq_len tokens."""
+  s, file = run.settings, run.workdir / 'tokenizer.model'
+  folder = run.workdir / f'tokenize-{text.fingerprint(s.data)}'
+  if s.tokenizer.model_file:
+    given = s.tokenizer.model_file
+    run_lib.only_first_process(lambda: checkpoint.write_file(file, remote.read(given)), 'tokenizer')
+  elif not checkpoint.any_process(file.exists(), 'tokenizer'):
+    _sample(s, folder)
+    checkpoint.barrier('samples')
+    run_lib.only_first_process(lambda: checkpoint.write_file(file, _train(s, folder)), 'trained tokenizer')
+  _write_parts(run, folder / 'sequences')
+  checkpoint.barrier('sequences in parts')
+  run_lib.only_first_process(lambda: _publish(run, folder), 'sequences')
+  return json.loads((run.workdir / 'sequences' / 'meta.json').read_text())
+
+
+def _missing(files: list[Path]) -> list[int]:
+  """Of the parts that are this process's, those whose file or folder is not there."""
+  mine = range(len(files))[jax.process_index() :: jax.process_count()]
+  return [k for k in mine if not files[k].exists()]
+
+
+def _samples(s: settings.Settings, folder: Path) -> list[Path]:
+  """Files of each part's own sample: the lowest hashes of all are among the lowest of the parts."""
+  return [folder / f'sample-{k}.json' for k in range(s.data.parts)]
+
+
+def _sample(s: settings.Settings, folder: Path):
+  files = _samples(s, folder)
+  for k in _missing(files):
+    documents = text.documents(s.data, 'train', (k, s.data.parts))
+    checkpoint.write_file(files[k], json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)))
+
+
+def _train(s: settings.Settings, folder: Path) -> bytes:
+  documents = (document for file in _samples(s, folder) for document in json.loads(file.read_text()))
+  drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
+  return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
+
+
+def _write_parts(run: run_lib.Run, folder: Path):
+  """This process's parts of the sequences, in order."""
+  s, parts = run.settings, run.settings.data.parts
+  missing, done = _missing([folder / str(k) for k in range(parts)]), 0
+  all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
+  num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
+  total = 0 if all_of_validation else num_documents * len(missing) // parts
+  shown = progress.Progress('tokenize', total, 'documents')
+  for number, k in enumerate(missing, 1):
+
+    def show(count: int, _, before=done, part=f'{number}/{len(missing)}'):
+      shown.update(before + count, **({'part': part} if parts > 1 else {}))
+
+    with checkpoint.publish_directory(folder / str(k)) as aside:
+      meta = sequences.write_part(
+        functools.partial(text.documents, s.data, part=(k, parts)), run.tokenizer, str(aside), part=(k, parts),
+        seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens, progress=show,
+      )  # fmt: skip
+    done += meta['train']['documents'] + meta['validation']['documents']
+  shown.close()
+
+
+def _publish(run: run_lib.Run, folder: Path):
+  """`sequences/`, of all parts; what is left of making them goes."""
+  meta = sequences.merge(str(folder / 'sequences'), run.settings.data.parts)
+  check_rows(run.settings, meta['tokens'])
+  checkpoint.write_json(folder / 'sequences' / 'meta.json', meta)
+  checkpoint.put_in_place(folder / 'sequences', run.workdir / 'sequences')
+  for left in run.workdir.glob('tokenize-*'):
+    shutil.rmtree(left)
+
+
+def check_input(s: settings.Settings):
+  """Before any work: raises ValueError where a tokenizer is given that is none, or the text is far too short."""
+  if s.tokenizer.model_file:
+    tokenizer.Tokenizer(s.tokenizer.model_file)
+  needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
+  for document in text.documents(s.data, 'train'):
+    most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
+    if most >= needed:
+      return
+  check_rows(s, most)
+
+
+def check_rows(s: settings.Settings, tokens: int):
+  """Raises ValueError where so many tokens of text can't fill a batch of every path."""
+  rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
+  if rows < num_paths * s.train.batch_size:
+    raise ValueError(
+      f'config.grid has {num_paths} paths with config.train.batch_size={s.train.batch_size} rows of '
+      f'{s.model.seq_len} tokens each, but the text fills only {rows} rows: use a smaller grid or batch, or more text'
+    )
