@@ -15,7 +15,7 @@ import time
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import sequences, settings, shards, text
+from dipaco_jax import records, sequences, settings, shards, text
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 SEQ_LEN = flags.DEFINE_integer('seq_len', 128, 'tokens in a row')
@@ -47,28 +47,34 @@ def median_ms(loads, num_steps: int) -> list[float]:
   return [1e3 * statistics.median(column) for column in zip(*times, strict=True)]
 
 
+def write_shards(found: sequences.Sequences, folder: str) -> dict:
+  dealt = shards.deal(found, np.arange(len(found))[:, None] % NUM_PATHS.value, NUM_PATHS.value, 0, 0.01)
+  for path in range(NUM_PATHS.value):
+    os.makedirs(f'{folder}/{path}')
+    shards.write_shard(found, dealt, path, f'{folder}/{path}', SEQ_LEN.value)
+  return shards.merge(folder, NUM_PATHS.value, SEQ_LEN.value)
+
+
 def measure(folder: str) -> dict[str, float]:
   data = settings.Data(max_documents=NUM_DOCUMENTS.value)
   read_s, documents = timed(lambda: {split: list(text.documents(data, split)) for split in ('train', 'validation')})
-  train_s, model = timed(train, sample(documents['train'], 2_000_000, 0), VOCAB_SIZE.value)
+  drawn = sample(documents['train'], 2_000_000, 0)
+  train_s, model = timed(train, [words for _, words in drawn], VOCAB_SIZE.value)
   tokenizer = Tokenizer(model)
   megabytes = sum(len(d.text.encode()) for split in documents.values() for d in split) / 1e6
   cores = os.cpu_count() or 1
-  os.makedirs(f'{folder}/sequences')
+  os.makedirs(f'{folder}/sequences/0')
   sizes = {'seq_len': SEQ_LEN.value, 'eval_len': SEQ_LEN.value, 'prefix_tokens': 32}
   encode_s = {}
   for threads in (1, cores):
-    encode_s[threads], meta = timed(
-      sequences.write_sequences, documents.__getitem__, tokenizer, f'{folder}/sequences', **sizes, threads=threads
+    encode_s[threads], _ = timed(
+      sequences.write_part, documents.__getitem__, tokenizer, f'{folder}/sequences/0', **sizes, threads=threads
     )
-  found = sequences.Sequences(f'{folder}/sequences/train.array_record')
-  assignment = np.arange(len(found))[:, None] % NUM_PATHS.value
-  sizes = {'seq_len': SEQ_LEN.value, 'seed': 0, 'holdout_fraction': 0.01, 'num_domains': len(meta['domains'])}
-  shard_s, packed = timed(
-    shards.write_shards, found, assignment, NUM_PATHS.value, f'{folder}/shards', **sizes
-  )  # fmt: skip
+  meta = records.write_meta(f'{folder}/sequences', sequences.merge(f'{folder}/sequences', 1))
+  found = sequences.Sequences(f'{folder}/sequences', 'train')
+  shard_s, packed = timed(write_shards, found, f'{folder}/shards')
   file = f'{folder}/shards/0/train.array_record'
-  stream = shards.Shard(file, BATCH_SIZE.value, SEQ_LEN.value, seed=0, path=0)
+  stream = shards.Shard([file], BATCH_SIZE.value, SEQ_LEN.value, seed=0, path=0)
   batch_ms, grain_ms = median_ms((stream.batch, grain_batches(file)), NUM_STEPS.value)
   return {
     'megabytes': megabytes,

@@ -1,17 +1,17 @@
 """How fast text becomes shards, on one core and on all, beside SentencePiece alone on the same text.
 
-    python benchmarks/text.py --text='corpus/*.jsonl.gz' [--mb=100 --model=FILE --paths=16]
+    python benchmarks/text.py --text='corpus/*.jsonl.gz' [--mb=100 --model=FILE --paths=16 --parts=4]
 
-The text is repeated until it is --mb long. Rates are per second of a core, so that other work on the machine counts
-little; `tokenize_mb_per_s_at_most` is what one thread, which reads and writes for the others, keeps up with on any
-number of cores. Prints a table and, as the last line, one JSON object.
+The text is repeated until it is --mb long, in each of --parts a share of that. Rates are per second of a core, so that
+other work on the machine counts little; `tokenize_mb_per_s_at_most` is what one thread, which reads and writes for the
+others, keeps up with on any number of cores. Memory is Linux's resident set at its highest: what a stage adds to it.
+Prints a table and, as the last line, one JSON object.
 """
 
 import concurrent.futures
 import json
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,13 +21,14 @@ import numpy as np
 import sentencepiece
 from absl import app, flags
 
-from dipaco_jax import remote, sequences, settings, shards, text
+from dipaco_jax import records, remote, sequences, settings, shards, text
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 TEXT = flags.DEFINE_list('text', [], 'globs, as in config.data.train; none: the text of the running Python')
 MB = flags.DEFINE_float('mb', 100, 'megabytes of text, 10^6 bytes each')
 MODEL = flags.DEFINE_string('model', '', 'of SentencePiece; none: one is trained on the text')
 VOCAB_SIZE = flags.DEFINE_integer('vocab_size', settings.Tokenizer.vocab_size, 'pieces of the one that is trained')
+PARTS = flags.DEFINE_integer('parts', 1, 'of the text, one after the other')
 PATHS = flags.DEFINE_integer('paths', 16, 'shards, which sequences are dealt to at random')
 SEQ_LEN = flags.DEFINE_integer('seq_len', settings.Model.seq_len, 'tokens in a row')
 
@@ -40,12 +41,13 @@ def data() -> settings.Data:
 
 
 def make_model(given: settings.Data, vocab_size: int) -> bytes:
-  return train(sample(text.documents(given, 'train'), settings.Tokenizer.sample_bytes, 0), vocab_size)
+  drawn = sample(text.documents(given, 'train'), settings.Tokenizer.sample_bytes, 0)
+  return train((words for _, words in drawn), vocab_size)
 
 
-def repeated() -> Iterator[text.Document]:
-  """Training documents again and again, until they are --mb."""
-  left = MB.value * 1e6
+def repeated(mb: float) -> Iterator[text.Document]:
+  """Training documents again and again, until they are so many megabytes."""
+  left = mb * 1e6
   while left > 0:
     for document in text.documents(data(), 'train'):
       yield document
@@ -55,7 +57,7 @@ def repeated() -> Iterator[text.Document]:
 
 
 def documents(split: str) -> Iterator[text.Document]:
-  return repeated() if split == 'train' else text.documents(data(), 'validation')
+  return repeated(MB.value / PARTS.value) if split == 'train' else text.documents(data(), 'validation')
 
 
 class Seconds(NamedTuple):
@@ -77,43 +79,69 @@ def timed(function, *args, **kwargs) -> tuple[Seconds, Any]:
 def encode_alone(model: bytes) -> float:
   """Seconds of a core that SentencePiece takes, with nothing around it."""
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-  return sum(timed(processor.encode, document.text)[0].main for document in repeated())
+  return sum(timed(processor.encode, document.text)[0].main for document in repeated(MB.value))
 
 
-def peak_mb() -> float:
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+def resident_mb(what: str) -> float:
+  """VmRSS, now; or VmHWM, at its highest."""
+  with open('/proc/self/status') as f:
+    return next(int(line.split()[1]) for line in f if line.startswith(what)) / 1e3
+
+
+def grown_mb(function, *args, **kwargs) -> tuple[float, Any]:
+  """(megabytes by which memory grew at the most during a call, result)."""
+  with open('/proc/self/clear_refs', 'w') as f:
+    f.write('5')  # forgets how high it was
+  before = resident_mb('VmRSS')
+  result = function(*args, **kwargs)
+  return resident_mb('VmHWM') - before, result
+
+
+def tokenize(folder: str, tokenizer: Tokenizer, cores: int) -> dict[str, Any]:
+  for k in range(PARTS.value):
+    os.makedirs(f'{folder}/{k}')
+    sequences.write_part(
+      documents, tokenizer, f'{folder}/{k}', part=(k, PARTS.value), seq_len=SEQ_LEN.value, eval_len=SEQ_LEN.value,
+      prefix_tokens=settings.Routing.prefix_tokens, threads=cores,
+    )  # fmt: skip
+  return records.write_meta(folder, sequences.merge(folder, PARTS.value))
+
+
+def shard(folder: str, num_sequences: int):
+  """All shards, one after the other, as one process writes them."""
+  paths = np.random.default_rng(0).integers(0, PATHS.value, (num_sequences, 1), np.int32)
+  found = sequences.Sequences(folder, 'train', open_parts=1)
+  dealt = shards.deal(found, paths, PATHS.value, 0, 0.01)
+  for path in range(PATHS.value):
+    os.makedirs(f'{folder}/shards/{path}')
+    shards.write_shard(found, dealt, path, f'{folder}/shards/{path}', SEQ_LEN.value)
 
 
 def measure(folder: str, model: bytes) -> dict[str, float]:
   cores = len(os.sched_getaffinity(0))
-  before_mb = peak_mb()
-  read, _ = timed(lambda: sum(1 for _ in repeated()))
-  tokenize, meta = timed(
-    sequences.write_sequences, documents, Tokenizer(model), folder, seq_len=SEQ_LEN.value, eval_len=SEQ_LEN.value,
-    prefix_tokens=settings.Routing.prefix_tokens, threads=cores,
-  )  # fmt: skip
-  tokenize_mb = peak_mb()
-  found = sequences.Sequences(f'{folder}/train.array_record')
-  paths = np.random.default_rng(0).integers(0, PATHS.value, (len(found), 1))
-  how = {'seq_len': SEQ_LEN.value, 'seed': 0, 'holdout_fraction': 0.01, 'num_domains': len(meta['domains'])}
-  shard, _ = timed(shards.write_shards, found, paths, PATHS.value, f'{folder}/shards', **how)
+  before_mb = resident_mb('VmRSS')
+  read, _ = timed(lambda: sum(1 for _ in repeated(MB.value)))
+  tokenize_mb, (tokenized, meta) = grown_mb(timed, tokenize, folder, Tokenizer(model), cores)
+  shard_mb, (sharded, _) = grown_mb(timed, shard, folder, meta['sequences'])
   return {
     'megabytes': MB.value,
     'cores': cores,
     'tokens': meta['tokens'],
     'read_mb_per_core_s': MB.value / read.main,
-    'tokenize_mb_per_s': MB.value / tokenize.wall,
-    'tokenize_mb_per_core_s': MB.value / tokenize.cores,
-    'tokenize_cores_busy': tokenize.cores / tokenize.wall,
-    'tokenize_mb_per_s_at_most': MB.value / tokenize.main,
+    'tokenize_mb_per_s': MB.value / tokenized.wall,
+    'tokenize_mb_per_core_s': MB.value / tokenized.cores,
+    'tokenize_cores_busy': tokenized.cores / tokenized.wall,
+    'tokenize_mb_per_s_at_most': MB.value / tokenized.main,
     'sentencepiece_mb_per_core_s': MB.value / encode_alone(model),
-    'shard_mb_per_core_s': MB.value / shard.cores,
+    'shard_mb_per_core_s': MB.value / sharded.cores,
     'before_mb': before_mb,
-    'tokenize_peak_mb': tokenize_mb,
-    'shard_peak_mb': peak_mb(),
-    'c4_tokenize_core_hours': C4_MB / MB.value * tokenize.cores / 3600,
-    'c4_tokenize_hours_at_least': C4_MB / MB.value * tokenize.main / 3600,
-    'c4_shard_hours': C4_MB / MB.value * shard.cores / 3600,
+    'tokenize_grown_mb': tokenize_mb,
+    'shard_grown_mb': shard_mb,
+    'sequences': meta['sequences'],
+    'shard_bytes_per_sequence': 1e6 * shard_mb / meta['sequences'],
+    'c4_tokenize_core_hours': C4_MB / MB.value * tokenized.cores / 3600,
+    'c4_tokenize_hours_at_least': C4_MB / MB.value * tokenized.main / 3600,
+    'c4_shard_hours': C4_MB / MB.value * sharded.cores / 3600,
   }
 
 

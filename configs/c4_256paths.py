@@ -22,7 +22,7 @@ def get_config(variant: str = 'ends') -> ConfigDict:
     raise ValueError(f"variant {variant!r}: there are 'ends' and 'shared'")
   own = ('a', 'b') if variant == 'ends' else ()
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'a': 16, 'b': 16})
   low, high = ('block_[1-4]/', 'block_([7-9]|10)/') if own else ('block_[0-5]/', 'block_([6-9]|1[01])/')
   c.levels = (('shared', 'final_norm' if own else 'embed|final_norm', ()), ('low', low, ('a',)), ('high', high, ('b',)))

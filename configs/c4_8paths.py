@@ -20,6 +20,7 @@ def get_config(variant: str = 'paper') -> ConfigDict:
     raise ValueError(f"variant {variant!r}: there are 'paper' and 'tenth'")
   c = ConfigDict(settings.Settings().to_dict())
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.data.parts = 8  # one after the other, on one host: a preemption takes back no more than one of them
   c.grid = ConfigDict({'a': 2, 'b': 4})
   c.levels = (
     ('shared', 'embed|final_norm', ()),

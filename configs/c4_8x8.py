@@ -17,7 +17,7 @@ def get_config(variant: str = 'ends') -> ConfigDict:
   if variant not in ('ends', 'shared'):
     raise ValueError(f"variant {variant!r}: there are 'ends' and 'shared'")
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'a': 8, 'b': 8})
   if variant == 'ends':
     c.levels = (

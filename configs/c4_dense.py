@@ -16,7 +16,7 @@ def get_config(variant: str = '1x') -> ConfigDict:
   if variant not in ('1x', '8x'):
     raise ValueError(f"variant {variant!r}: there are '1x' and '8x'")
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.model.remat = 'dots'
   c.train.microbatch = 8
   c.train.phases = {'1x': 427, '8x': 4533}[variant]  # of 150 steps, after 24,000

@@ -14,7 +14,7 @@ from dipaco_jax import settings
 def get_config() -> ConfigDict:
   """An axis that no level varies over; shards are i.i.d., and the average is uniform and not rescaled."""
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'worker': 64})
   c.levels = (('all', '.*', ()),)
   c.model.remat = 'dots'

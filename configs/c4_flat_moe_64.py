@@ -14,7 +14,7 @@ from dipaco_jax import settings
 def get_config() -> ConfigDict:
   """Path-specific modules alone; the outer optimizer acts on them too [2.6.1]."""
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',))
+  c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'expert': 64})
   c.levels = (('all', '.*', ('expert',)),)
   c.model.remat = 'dots'

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,6 +99,11 @@ def publish_directory(path: Path) -> Iterator[Path]:
   for written in (*aside.rglob('*'), aside):
     sync(written)
   put_in_place(aside, path)
+
+
+def missing(paths: Sequence[Path], share: tuple[int, int]) -> list[int]:
+  """Of the parts of share (k, n), which are k, k + n, k + 2n..., those that are not there."""
+  return [i for i in range(len(paths))[share[0] :: share[1]] if not paths[i].exists()]
 
 
 def put_in_place(aside: Path, path: Path):

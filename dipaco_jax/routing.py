@@ -113,11 +113,11 @@ def route_parts(
 ):
   """The files of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   num_sequences = len(run.sequences(split))
-  for i, file in list(enumerate(_parts(run, folder, split)))[share[0] :: share[1]]:
-    if not file.exists():
-      mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
-      routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split, mine)]
-      checkpoint.write_array(file, np.concatenate(routed).astype(np.int32))
+  files = _parts(run, folder, split)
+  for i in checkpoint.missing(files, share):
+    mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
+    routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split, mine)]
+    checkpoint.write_array(files[i], np.concatenate(routed).astype(np.int32))
 
 
 def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity: float) -> np.ndarray:
@@ -207,24 +207,32 @@ def write_base_shards(run: run_lib.Run):
 
 
 def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray]):
-  """Each process writes its share of the shards, but for those that a run that was stopped has left."""
-  s, done, folder = run.settings, run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
+  done, folder = run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
   if checkpoint.any_process(done.exists(), f'shards {name}'):
     return
-  mine = range(num_shards)[jax.process_index() :: jax.process_count()]
-  if missing := [i for i in mine if not (folder / str(i)).exists()]:
-    assignment, found = assign(), run.sequences('train', open_parts=1)
-    assignment[router_data(run)] = -1
-    fraction = s.data.holdout_fraction if s.train.early_stopping else 0.0
-    dealt = shards.deal(found, assignment, num_shards, s.seed, fraction)
-    progress = progress_lib.Progress(f'shards/{name}', len(missing), 'parts' if name == 'base' else 'paths')
-    for count, i in enumerate(missing, 1):
-      with checkpoint.publish_directory(folder / str(i)) as aside:
-        shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
-      progress.update(count)
-    progress.close()
+  folders = [folder / str(i) for i in range(num_shards)]
+  write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))
   checkpoint.barrier(f'shards {name} in parts')
   run_lib.only_first_process(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
+
+
+def write_shard_parts(
+  run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
+):
+  """The shards of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
+  missing = checkpoint.missing(folders, share)
+  if not missing:
+    return
+  s, assignment, found = run.settings, assign(), run.sequences('train', open_parts=1)
+  assignment[router_data(run)] = -1
+  fraction = s.data.holdout_fraction if s.train.early_stopping else 0.0
+  dealt = shards.deal(found, assignment, len(folders), s.seed, fraction)
+  progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
+  for count, i in enumerate(missing, 1):
+    with checkpoint.publish_directory(folders[i]) as aside:
+      shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
+    progress.update(count)
+  progress.close()
 
 
 def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):

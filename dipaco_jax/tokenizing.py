@@ -23,24 +23,18 @@ Path = pathlib.Path
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Documents to a tokenizer and to sequences of at most seq_len tokens."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
-  folder = run.workdir / f'tokenize-{text.fingerprint(s.data)}'
+  folder, share = run.workdir / f'tokenize-{text.fingerprint(s.data)}', (jax.process_index(), jax.process_count())
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
     run_lib.only_first_process(lambda: checkpoint.write_file(file, remote.read(given)), 'tokenizer')
   elif not checkpoint.any_process(file.exists(), 'tokenizer'):
-    _sample(s, folder)
+    _sample(s, folder, share)
     checkpoint.barrier('samples')
     run_lib.only_first_process(lambda: checkpoint.write_file(file, _train(s, folder)), 'trained tokenizer')
-  _write_parts(run, folder / 'sequences')
+  write_parts(run, folder / 'sequences', share)
   checkpoint.barrier('sequences in parts')
   run_lib.only_first_process(lambda: _publish(run, folder), 'sequences')
   return json.loads((run.workdir / 'sequences' / 'meta.json').read_text())
-
-
-def _missing(files: list[Path]) -> list[int]:
-  """Of the parts that are this process's, those whose file or folder is not there."""
-  mine = range(len(files))[jax.process_index() :: jax.process_count()]
-  return [k for k in mine if not files[k].exists()]
 
 
 def _samples(s: settings.Settings, folder: Path) -> list[Path]:
@@ -48,9 +42,9 @@ def _samples(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / f'sample-{k}.json' for k in range(s.data.parts)]
 
 
-def _sample(s: settings.Settings, folder: Path):
+def _sample(s: settings.Settings, folder: Path, share: tuple[int, int]):
   files = _samples(s, folder)
-  for k in _missing(files):
+  for k in checkpoint.missing(files, share):
     documents = text.documents(s.data, 'train', (k, s.data.parts))
     checkpoint.write_file(files[k], json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)))
 
@@ -61,10 +55,10 @@ def _train(s: settings.Settings, folder: Path) -> bytes:
   return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
 
 
-def _write_parts(run: run_lib.Run, folder: Path):
-  """This process's parts of the sequences, in order."""
+def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int]):
+  """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   s, parts = run.settings, run.settings.data.parts
-  missing, done = _missing([folder / str(k) for k in range(parts)]), 0
+  missing, done = checkpoint.missing([folder / str(k) for k in range(parts)], share), 0
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
   total = 0 if all_of_validation else num_documents * len(missing) // parts

@@ -40,7 +40,7 @@ def rows_of(workdir, name, path):
 def test_router_data_is_in_no_shard(rerouted):
   sequences, kept = Sequences(rerouted / 'sequences', 'train'), router_data(rerouted)
   assert 0.1 < kept.mean() < 0.3
-  for name, paths in (('base', 1), ('0', 4), ('1', 4), ('2', 4)):
+  for name, paths in (('base', 3), ('0', 4), ('1', 4), ('2', 4)):
     rows = np.concatenate([rows_of(rerouted, name, path) for path in range(paths)])
     found = {tuple(tokens[ids == k]) for tokens, ids in rows for k in range(1, ids.max() + 1)}
     for i, sequence in enumerate(sequences.read(range(len(sequences)))):

@@ -21,7 +21,7 @@ from dipaco_jax import settings
 
 def get_config():
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='files', train=({train!r},), validation_fraction=0.2, holdout_fraction=0.1)
+  c.data.update(source='files', train=({train!r},), validation_fraction=0.2, holdout_fraction=0.1, parts=3)
   c.tokenizer.vocab_size = 300
   c.model.update(width=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=24, seq_len=64)
   c.pretrain.update(steps=12, batch_size=4)

@@ -118,6 +118,16 @@ def test_same_modules(joined, undisturbed):
   assert_same_modules(workdir, undisturbed)
 
 
+def test_same_sequences_and_shards(joined, undisturbed):
+  """Made in parts, by as many processes as there are."""
+  for tree in ('sequences', 'shards'):
+    ours, theirs = (
+      {file.relative_to(w): file.read_bytes() for file in (w / tree).rglob('*') if file.is_file()}
+      for w in (joined[0], undisturbed)
+    )
+    assert ours == theirs and len(ours) == {'sequences': 3 * 7 + 1, 'shards': 3 * 3 + 1 + 4 * 3 + 1}[tree]
+
+
 def test_same_report(joined, undisturbed):
   (ours, theirs) = (tiny_run.record(w, 'evaluate')['result'] for w in (joined[0], undisturbed))
   assert ours['perplexity'] == pytest.approx(theirs['perplexity'], rel=1e-3)

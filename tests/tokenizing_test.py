@@ -1,0 +1,84 @@
+"""Text is tokenized, and shards are written, in parts, by any number of processes; those that are there are kept."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from dipaco_jax import history, routing, text, tokenizing
+from dipaco_jax import run as run_lib
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+  return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob('*') if file.is_file()}
+
+
+@pytest.fixture
+def run(undisturbed, tmp_path):
+  """A run without any artefact."""
+  made = run_lib.unattended(tmp_path / 'run', history.read_settings(undisturbed))
+  yield made
+  made.metrics.close()
+
+
+def copy(undisturbed, run, *names):
+  for name in names:
+    target = run.workdir / name
+    target.parent.mkdir(exist_ok=True, parents=True)
+    (shutil.copytree if (undisturbed / name).is_dir() else shutil.copy)(undisturbed / name, target)
+
+
+def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, run):
+  """Killed after two parts of the sequences and before the tokenizer had its last sample."""
+  folder = run.workdir / f'tokenize-{text.fingerprint(run.settings.data)}'
+  copy(undisturbed, run, 'tokenizer.model')
+  tokenizing.write_parts(run, folder / 'sequences', (0, 2))
+  assert {path.name for path in (folder / 'sequences').iterdir()} == {'0', '2'}
+  (folder / 'sequences' / '2' / 'mark').touch()
+  (run.workdir / 'tokenize-of other files').mkdir()
+
+  meta = tokenizing.tokenize(run)
+  assert (run.workdir / 'sequences' / '2' / 'mark').exists(), 'it was made again'
+  (run.workdir / 'sequences' / '2' / 'mark').unlink()
+  assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')
+  assert {path.name for path in run.workdir.iterdir()} == {'tokenizer.model', 'sequences'}
+  assert meta['parts'] == 3 and meta['documents'] + meta['validation_documents'] == 300
+
+
+@pytest.mark.parametrize('parts', [1, 4])
+def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
+  s = run.settings
+  sample = dataclasses.replace(s.tokenizer, sample_bytes=20_000)  # of 50,000
+  models = []
+  for n in (parts, 3):
+    of = dataclasses.replace(s, tokenizer=sample, data=dataclasses.replace(s.data, parts=n))
+    made = dataclasses.replace(run, workdir=run.workdir / str(n), settings=of)
+    tokenizing.tokenize(made)
+    models.append((made.workdir / 'tokenizer.model').read_bytes())
+  assert models[0] == models[1] != (undisturbed / 'tokenizer.model').read_bytes()
+
+
+def test_parts_of_other_files_are_not_taken(undisturbed, run):
+  folder = run.workdir / 'tokenize-of other files' / 'sequences'
+  copy(undisturbed, run, 'tokenizer.model')
+  tokenizing.write_parts(run, folder, (0, 1))
+  (folder / '0' / 'mark').touch()
+  tokenizing.tokenize(run)
+  assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')
+
+
+def test_shares_of_shards_make_the_whole(undisturbed, run):
+  copy(undisturbed, run, 'sequences', 'stages', 'tokenizer.model')
+  routed = np.load(undisturbed / 'routing' / '0' / 'train.npy')
+  folders = [run.workdir / 'shards' / '0-parts' / str(i) for i in range(4)]
+  for share, there in (((1, 3), {'1'}), ((0, 3), {'0', '1', '3'})):
+    routing.write_shard_parts(run, folders, routed.copy, share)
+    assert {path.name for path in folders[0].parent.iterdir()} == there
+  (folders[3] / 'mark').touch()
+  copy(undisturbed, run, 'routing')
+  routing.write_shards(run, 0)
+  (run.workdir / 'shards' / '0' / '3' / 'mark').unlink()  # it was not made again
+  routing.write_base_shards(run)
+  assert contents(run.workdir / 'shards') == contents(undisturbed / 'shards')
