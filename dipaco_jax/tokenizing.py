@@ -50,15 +50,27 @@ def _sample(s: settings.Settings, folder: Path, share: tuple[int, int]):
 
 
 def _train(s: settings.Settings, folder: Path) -> bytes:
-  documents = (document for file in _samples(s, folder) for document in json.loads(file.read_text()))
+  files = _samples(s, folder)
+  check_parts(files)
+  documents = (document for file in files for document in json.loads(file.read_text()))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
+
+
+def check_parts(parts: list[Path]):
+  """Raises ValueError where a part is missing, though all processes have done theirs."""
+  if missing := checkpoint.missing(parts, (0, 1)):
+    raise ValueError(f'parts {missing} of the text are of other files: let all processes see the same')
+
+
+def _folders(s: settings.Settings, folder: Path) -> list[Path]:
+  return [folder / str(k) for k in range(s.data.parts)]
 
 
 def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int]):
   """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   s, parts = run.settings, run.settings.data.parts
-  missing, done = checkpoint.missing([folder / str(k) for k in range(parts)], share), 0
+  missing, done = checkpoint.missing(_folders(s, folder), share), 0
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
   total = 0 if all_of_validation else num_documents * len(missing) // parts
@@ -79,6 +91,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int]):
 
 def _publish(run: run_lib.Run, folder: Path):
   """`sequences/`, of all parts; what is left of making them goes."""
+  check_parts(_folders(run.settings, folder / 'sequences'))
   meta = sequences.merge(str(folder / 'sequences'), run.settings.data.parts)
   check_rows(run.settings, meta['tokens'])
   checkpoint.write_json(folder / 'sequences' / 'meta.json', meta)

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -186,6 +187,32 @@ def test_a_stream_depends_on_its_step_alone(stream_file, batch_size):
   assert tokens.shape == (4 * batch_size, SEQ_LEN) and tokens.dtype == steps[0][1].dtype == np.int32
   rows = shards.shuffled(np.arange(4 * batch_size), 37, 3, 5)
   assert (tokens == read(stream_file)[0][rows]).all()
+
+
+def test_several_files_are_one_stream(tmp_path):
+  sequences = make_sequences(tmp_path / 'sequences', [SEQ_LEN] * 40)
+  where = np.repeat([0, 1, 3], [7, 3, 30])[:, None]  # no sequence goes to 2
+  write(sequences, np.zeros_like(where), 1, tmp_path / 'one', holdout_fraction=0.0)
+  write(sequences, where, 4, tmp_path / 'four', holdout_fraction=0.0)
+  one, four = (
+    shards.Shard([f'{tmp_path}/{name}/{p}/train.array_record' for p in range(count)], 16, SEQ_LEN, 3, 5)
+    for name, count in (('one', 1), ('four', 4))
+  )
+  for step in range(5):
+    assert all((a == b).all() for a, b in zip(one.batch(step), four.batch(step), strict=True))
+
+
+def test_dealing_out_takes_few_bytes_a_sequence():
+  """One for what is held back; what is computed on the way is of a block."""
+  documents = np.arange(1 << 23, dtype=np.uint32)
+  first = (documents % 5).astype(np.int32)
+  first[-100:] = 5  # a path that no draw hits
+  tracemalloc.start()
+  held = shards.held_out(documents, first, 6, 0, 1e-3)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert held[-100:].sum() == 1
+  assert peak < 4 * len(documents)
 
 
 def test_a_far_step_costs_no_more(stream_file):

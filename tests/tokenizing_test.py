@@ -47,6 +47,13 @@ def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, ru
   assert meta['parts'] == 3 and meta['documents'] + meta['validation_documents'] == 300
 
 
+def test_a_part_that_another_process_has_not_made_is_named(tmp_path):
+  for name in '02':
+    (tmp_path / name).mkdir()
+  with pytest.raises(ValueError, match=r'parts \[1\] of the text are of other files'):
+    tokenizing.check_parts([tmp_path / name for name in '012'])
+
+
 @pytest.mark.parametrize('parts', [1, 4])
 def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
   s = run.settings
