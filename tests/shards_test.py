@@ -137,6 +137,16 @@ def test_small_paths_have_a_hold_out_and_tiny_ones_do_not():
   assert [held[first == p].sum() for p in range(3)] == [1, 1, 0]
 
 
+def test_what_is_not_used_is_not_held_back():
+  """Nor does a draw that hits it count as a path's."""
+  everything = np.arange(5000)
+  hit = shards.held_out(everything, np.zeros(5000, int), 1, 0, 0.01)
+  documents = np.concatenate([everything[hit], everything[~hit][: shards.MIN_DOCUMENTS]])
+  first = np.repeat([-1, 1], [hit.sum(), shards.MIN_DOCUMENTS])
+  held = shards.held_out(documents, first, 2, 0, 0.01)
+  assert [held[first == p].sum() for p in (-1, 1)] == [0, 1]
+
+
 def test_many_paths_need_few_open_files(tmp_path):
   sequences = make_sequences(tmp_path / 'sequences', [40] * 600)
   write(sequences, np.arange(600)[:, None] % 300, 300, tmp_path / 'shards', holdout_fraction=0.0)
