@@ -61,7 +61,7 @@ def test_where_paths_begin_to_differ(workdir):
 def test_the_router_is_that_of_training(undisturbed):
   router, folder = dipaco_jax.load_router(str(undisturbed)), pathlib.Path(undisturbed)
   routed = np.load(folder / 'routing' / '0' / 'validation.npy')
-  found = Sequences(folder / 'sequences' / 'validation.array_record').read(range(len(routed)))
+  found = Sequences(folder / 'sequences', 'validation').read(range(len(routed)))
   assert [router.path(sequence.tokens) for sequence in found] == routed.tolist()
 
 
