@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
@@ -30,7 +31,7 @@ Data = bytes | memoryview
 HOLD_ATTEMPTS = 10
 DTYPES = {  # in safetensors' order
   'U64': np.uint64, 'I64': np.int64, 'F64': np.float64, 'F32': np.float32, 'U32': np.uint32, 'I32': np.int32,
-  'F16': np.float16, 'U16': np.uint16, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8, 'BOOL': np.bool_,
+  'BF16': jnp.bfloat16, 'F16': np.float16, 'U16': np.uint16, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8, 'BOOL': np.bool_,
 }  # fmt: skip
 BARRIER_MS = 7 * 24 * 3_600_000
 
@@ -169,11 +170,13 @@ def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
 
 
 def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
-  """Arrays of `to_bytes`: views of its bytes, where `safetensors.numpy.load` makes copies."""
+  """Arrays of a safetensors object: views of its bytes, where `safetensors.numpy.load` makes copies."""
   start = 8 + int.from_bytes(data[:8], 'little')
   header = json.loads(bytes(data[8:start]))
   return {
-    name: np.ndarray(x['shape'], DTYPES[x['dtype']], data, start + x['data_offsets'][0]) for name, x in header.items()
+    name: np.ndarray(x['shape'], DTYPES[x['dtype']], data, start + x['data_offsets'][0])
+    for name, x in header.items()
+    if name != '__metadata__'
   }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dipaco_jax import (
   checkpoint,
+  hf_checkpoint,
   jobs,
   mesh,
   metrics,
@@ -56,7 +57,7 @@ def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """The base model: one path on all text [2.6]."""
   routing.write_base_shards(run)
-  params = {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(run.settings.seed)).items()}
+  params, about = first_parameters(run)
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
     state = jobs.train(run, jobs.base_job(run, params))
@@ -67,7 +68,15 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
       (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(params))
       (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(inner))
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
-  return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate}
+  return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate} | about
+
+
+def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """What pretraining starts from: fresh, or another model; and what the record says of that."""
+  if run.settings.pretrain.init:
+    params, about = hf_checkpoint.load(run.settings.pretrain.init, run.model)
+    return params, {'init': about}
+  return {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
 
 
 # -- train

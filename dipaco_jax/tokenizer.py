@@ -99,6 +99,8 @@ class Tokenizer:
       raise ValueError(f'{what}: {reason}; name another in config.tokenizer.model_file, or none to train one') from e
     self.vocab_size: int = self._model.vocab_size()
     self.eos_id: int = self._model.eos_id()
+    named = {name: getattr(self._model, f'{name}_id')() for name in ('bos', 'eos', 'unk', 'pad')}
+    self.special_ids = {name: i for name, i in named.items() if i >= 0}  # of pieces that stand for no text
     if self.eos_id < 0:
       raise ValueError(f'{what} has no end-of-text token: train it with eos_id, or name another')
 

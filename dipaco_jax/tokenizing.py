@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, progress, remote, sequences, settings, text, tokenizer
+from dipaco_jax import checkpoint, hf_checkpoint, progress, remote, sequences, settings, text, tokenizer
 from dipaco_jax import run as run_lib
 from dipaco_jax.grid import Grid
 
@@ -23,6 +23,7 @@ Path = pathlib.Path
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Documents to a tokenizer and to sequences of at most seq_len tokens."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
+  check_init(s)
   folder, share = run.workdir / f'tokenize-{text.fingerprint(s.data)}', (jax.process_index(), jax.process_count())
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
@@ -100,8 +101,15 @@ def _publish(run: run_lib.Run, folder: Path):
     shutil.rmtree(left)
 
 
+def check_init(s: settings.Settings):
+  """Before any work: raises ValueError where the base is to start from what cannot be a path of this config."""
+  if s.pretrain.init:
+    hf_checkpoint.check(s)
+
+
 def check_input(s: settings.Settings):
-  """Before any work: raises ValueError where a tokenizer is given that is none, or the text is far too short."""
+  """Before any work: raises ValueError where what is given cannot be used, or the text is far too short."""
+  check_init(s)
   if s.tokenizer.model_file:
     tokenizer.Tokenizer(s.tokenizer.model_file)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0

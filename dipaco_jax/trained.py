@@ -143,17 +143,31 @@ class Trained:
     except storage_lib.Missing as e:
       raise ValueError(f'--workdir={self.storage.url}: no path is published yet ({e}): let the run train on') from e
 
+  @functools.cached_property
+  def report(self) -> dict[str, Any]:
+    """What report.json holds; nothing where the run has not come to its report."""
+    try:
+      return json.loads(bytes(self.storage.fetch('report.json')))
+    except storage_lib.Missing:
+      return {}
+
   def path(self, path: int | Sequence[int], version: int | None = None) -> Path:
     """See `load`."""
     number = self.number(path)
     version = self.best_versions[number] if version is None else version
-    coordinates, recorded = self.layout.grid.coordinates(number), self._recorded(version)
-    found = {}
-    for level in self.layout.levels:
-      key = f'{checkpoint.module_key(level, self.layout.grid.module(level, coordinates))}.safetensors'
-      found[level.name] = self._module(f'modules/{version}/{key}', recorded[key])
+    coordinates = self.layout.grid.coordinates(number)
+    found = {level: self._module(*place) for level, place in self.places(number, version).items()}
     vocab_size = next(m['embed/tokens'].shape[0] for m in found.values() if 'embed/tokens' in m)
     return Path(number, coordinates, version, model_lib.make(self.settings.model, vocab_size), found, self)
+
+  def places(self, number: int, version: int) -> dict[str, tuple[str, str]]:
+    """Where a path's modules are: by level the object and its sha256. Raises ValueError where there is no version."""
+    recorded, found = self._recorded(version), {}
+    for level in self.layout.levels:
+      module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
+      key = f'{checkpoint.module_key(level, module)}.safetensors'
+      found[level.name] = f'modules/{version}/{key}', recorded[key]
+    return found
 
   def number(self, path: int | Sequence[int]) -> int:
     """Of a path, which may be given by its coordinates; raises ValueError where there is no such path."""

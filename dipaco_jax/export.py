@@ -1,0 +1,85 @@
+"""Paths of a run for other engines, each in a folder in the layout of Hugging Face's Llama.
+
+    python -m dipaco_jax.export --workdir=DIR --path=3 --out=DIR2       one path, by its number or coordinates (1,0)
+    python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, in DIR2/0, DIR2/1, ...
+"""
+
+import pathlib
+
+from absl import flags
+
+from dipaco_jax import command
+
+
+def check_out(out: pathlib.Path):
+  """Raises ValueError where something is that we have not exported."""
+  from dipaco_jax import hf_checkpoint
+
+  if not out.exists() and not out.is_symlink():
+    return
+  config = out / 'config.json'
+  empty = out.is_dir() and not any(out.iterdir())
+  if not empty and not (config.is_file() and hf_checkpoint.is_ours(config.read_bytes())):
+    raise ValueError(f'--out={out} is not empty, and no export of ours: name another folder, or remove what is there')
+
+
+def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
+  """Writes a path's folder, whole or not at all; an export that is there is replaced."""
+  from dipaco_jax import checkpoint, hf_checkpoint, model_card
+
+  places = run.places(number, version)
+  params = {name: x for place in places.values() for name, x in run.parameters(*place).items()}
+  modules = {level: name.removesuffix('.safetensors') for level, (name, _) in places.items()}
+  report = run.report
+  facts = model_card.Facts(
+    run.settings, number, run.layout.grid.coordinates(number), version, modules,
+    run.best_versions[number] == version <= report.get('phases', 0), report, dtype,
+    sum(x.size for x in params.values()),
+  )  # fmt: skip
+  about = {
+    'path': number, 'coordinates': list(facts.coordinates), 'version': version,
+    'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
+  }  # fmt: skip
+  files = hf_checkpoint.files(params, run.settings.model, bytes(run.storage.fetch('tokenizer.model')), dtype, about)
+  with checkpoint.publish_directory(out) as aside:
+    for name, data in (files | {'README.md': model_card.make(facts).encode()}).items():
+      (aside / name).write_bytes(data)
+
+
+def main():
+  options = flags.FLAGS
+  if not options.workdir or not options.out:
+    raise ValueError('name a run with --workdir=DIR, and where its paths go with --out=DIR')
+  if bool(options.path) == options.all:
+    raise ValueError('name one path with --path=3, or all of them with --all')
+  if '://' in options.out:
+    raise ValueError(f'--out={options.out}: name a folder of this machine, and copy it from there')
+  from dipaco_jax import trained
+
+  run, out = trained.Trained(options.workdir), pathlib.Path(options.out)
+  numbers = range(run.layout.grid.num_paths) if options.all else [run.number(parsed(options.path))]
+  folders = {number: out / str(number) if options.all else out for number in numbers}
+  for folder in folders.values():
+    check_out(folder)
+  for number, folder in folders.items():
+    version = run.best_versions[number] if options.version is None else options.version
+    export(run, number, version, folder, options.dtype)
+    print(f'{folder}: path {number} at version {version}')
+
+
+def parsed(path: str) -> int | tuple[int, ...]:
+  """A path's number, or its coordinates."""
+  parts = path.split(',')
+  if not all(part.strip().isdecimal() for part in parts):
+    raise ValueError(f'--path={path}: give its number, as 3, or its coordinates, as 1,0')
+  return tuple(map(int, parts)) if len(parts) > 1 else int(path)
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  flags.DEFINE_string('path', None, 'The path, by its number or by its coordinates, as 1,0.')
+  flags.DEFINE_bool('all', False, 'Every path, each in a folder of its own below --out.')
+  flags.DEFINE_string('out', None, 'The folder to write.')
+  flags.DEFINE_integer('version', None, 'How many outer steps are inside; by default where early stopping points.')
+  flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights; float32 is what was trained.')
+  command.run(main)

@@ -1,0 +1,161 @@
+"""A folder in Hugging Face's Llama layout: written from a path, read as the base of a grid (`config.pretrain.init`)."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import checkpoint, hf, hf_tokenizer, model, remote, settings
+from dipaco_jax import tokenizer as tokenizer_lib
+
+DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
+WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+
+
+def files(params: hf.Arrays, made: settings.Model, tokenizer: bytes, dtype: str, about: Any) -> dict[str, bytes]:
+  """What the folder holds, by name; `about` is kept in its config.json, under our own name.
+
+  Raises:
+    ValueError: the tokenizer cannot be written for other engines.
+  """
+  weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in hf.to_theirs(params).items()}
+  special_ids = hf_tokenizer.special_ids(tokenizer)
+  config = hf.config(made, len(params['embed/tokens']), special_ids)
+  generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
+  generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
+  return hf_tokenizer.files(tokenizer) | {
+    'config.json': _json(config | {'torch_dtype': dtype, 'dipaco_jax': about}),
+    'generation_config.json': _json(generation),
+    WEIGHTS: safetensors.numpy.save(weights, metadata={'format': 'pt'}),
+  }
+
+
+def is_ours(config: bytes) -> bool:
+  """Whether a config.json is of a folder that we have written."""
+  try:
+    return 'dipaco_jax' in json.loads(config)
+  except ValueError:
+    return False
+
+
+def check(s: settings.Settings):
+  """Before any work: raises ValueError where `config.pretrain.init` and the rest of the config don't fit."""
+  folder, given = s.pretrain.init, s.tokenizer.model_file
+  _fitting(folder, s.model)
+  if not given:
+    try:
+      _open(folder, 'tokenizer.model').close()
+    except OSError as e:
+      raise ValueError(
+        f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
+        'its own in config.tokenizer.model_file, or start from another folder'
+      ) from e
+    raise ValueError(
+      f'config.pretrain.init={folder} comes with its tokenizer: set config.tokenizer.model_file={folder}/tokenizer.model'
+    )
+  _fitting(folder, s.model, tokenizer_lib.Tokenizer(given).vocab_size)
+  for name in _names(folder):
+    try:
+      _open(folder, name).close()
+    except OSError as e:
+      raise ValueError(_unreadable(folder, name, e)) from e
+
+
+def load(folder: str, made: model.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """The base's parameters, float32, and what the stage's record says of them: the files' sha256, what was changed.
+
+  Raises:
+    ValueError: the folder's model is no path of this config, or a file is not what it should be.
+  """
+  theirs, heads = _fitting(folder, made.config, made.vocab_size), made.config.num_heads
+  shapes = model.shapes(made)
+  wanted = {hf.their_name(name): name for name in shapes}
+  found, sha256 = {}, {}
+  for file in _names(folder):
+    data = _read(folder, file)
+    sha256[file] = hashlib.sha256(data).hexdigest()
+    mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
+    found |= {name: _ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
+  if missing := [name for name, ours in wanted.items() if ours not in found]:
+    raise ValueError(f'config.pretrain.init={folder} has no {missing[0]}')
+  kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - made.vocab_size
+  if kv_heads < heads:
+    logging.warning('%s: keys and values of %d heads are repeated for %d', folder, kv_heads, heads)
+  if left_out:
+    logging.warning('%s: %d rows of its vocabulary are left out: the tokenizer has no such ids', folder, left_out)
+  about = {'folder': folder, 'sha256': sha256, 'key_value_heads': kv_heads, 'vocabulary_left_out': left_out}
+  return dict(sorted(found.items())), about
+
+
+def _fitting(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
+  """Its config.json, of a model that can be a path."""
+  theirs = _parsed(folder, 'config.json', _read(folder, 'config.json'))
+  if wrong := hf.misfits(theirs, made):
+    raise ValueError(f'config.pretrain.init={folder}: {", ".join(wrong)}')
+  if theirs['vocab_size'] < vocab_size:
+    raise ValueError(
+      f'config.pretrain.init={folder} has a vocabulary of {theirs["vocab_size"]}, config.tokenizer.model_file one of '
+      f'{vocab_size}: name its own tokenizer'
+    )
+  return theirs
+
+
+def _ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  try:
+    return hf.to_ours(name, x, shape)
+  except ValueError as e:
+    raise ValueError(f'config.pretrain.init={folder}: {e}') from e
+
+
+def _names(folder: str) -> list[str]:
+  """Of the files with weights."""
+  try:
+    index = remote.read(f'{folder}/{INDEX}')
+  except OSError:
+    return [WEIGHTS]
+  return sorted(set(_parsed(folder, INDEX, index).get('weight_map', {}).values()))
+
+
+def _open(folder: str, name: str) -> BinaryIO:
+  path = f'{folder}/{name}'
+  return remote.open_file(path) if remote.is_remote(path) else open(path, 'rb')
+
+
+def _read(folder: str, name: str) -> bytes:
+  try:
+    return remote.read(f'{folder}/{name}')
+  except OSError as e:
+    raise ValueError(_unreadable(folder, name, e)) from e
+
+
+def _unreadable(folder: str, name: str, e: OSError) -> str:
+  why = f'config.pretrain.init={folder}: {name}: {e.strerror or e}'
+  return f"{why}; name a folder in the layout of Hugging Face's Llama, with weights in safetensors"
+
+
+def _parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
+  try:
+    if isinstance(found := json.loads(data), dict):
+      return found
+  except ValueError:
+    pass
+  raise ValueError(f'config.pretrain.init={folder}: {name} is not JSON of an object; name another folder')
+
+
+def _arrays(folder: str, name: str, data: bytes) -> dict[str, np.ndarray]:
+  try:
+    return checkpoint.from_bytes(memoryview(data))
+  except KeyError as e:
+    words = f'config.pretrain.init={folder}: {name} has weights of type {e}'
+    raise ValueError(f'{words}: convert them to float32, bfloat16 or float16') from e
+  except (ValueError, TypeError) as e:
+    raise ValueError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole: {e}') from e
+
+
+def _json(value: Any) -> bytes:
+  return (json.dumps(value, indent=1) + '\n').encode()

@@ -1,0 +1,121 @@
+"""A SentencePiece model as Hugging Face's tokenizer.json: the same ids for any text, and the same text for ids.
+
+SentencePiece's BPE joins two pieces where the result is a piece, the likeliest result first; tokenizer.json lists the
+pairs instead, in that order. Its unigram is the same algorithm in both. What normalizes text goes before either.
+"""
+
+import base64
+import itertools
+import json
+from typing import Any
+
+from dipaco_jax.tokenizer import Tokenizer
+
+UNIGRAM, BPE = 1, 2  # kinds of models
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
+SPACE = '\u2581'  # SentencePiece's sign for one
+
+
+def files(model: bytes) -> dict[str, bytes]:
+  """What goes beside the weights, by name.
+
+  Raises:
+    ValueError: the model does what tokenizer.json has no words for.
+  """
+  pieces = parse(model).pieces
+  config = {
+    'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': False, 'add_eos_token': False,
+    'clean_up_tokenization_spaces': False, 'model_input_names': ['input_ids', 'attention_mask'],
+    'split_special_tokens': True,  # '</s>' in a text is four characters
+  } | {f'{name}_token': pieces[i].piece for name, i in special_ids(model).items()}  # fmt: skip
+  return {
+    'tokenizer.model': model,
+    'tokenizer.json': json.dumps(convert(model), ensure_ascii=False, indent=1).encode(),
+    'tokenizer_config.json': (json.dumps(config, indent=1) + '\n').encode(),
+  }
+
+
+def special_ids(model: bytes) -> dict[str, int]:
+  """Of pieces that stand for no text: those of bos, eos, unk and pad that the model has."""
+  return Tokenizer(model).special_ids
+
+
+def parse(model: bytes) -> Any:
+  """The protocol buffer that a model file is."""
+  from sentencepiece import sentencepiece_model_pb2  # loads protobuf
+
+  return sentencepiece_model_pb2.ModelProto.FromString(model)
+
+
+def convert(model: bytes) -> dict[str, Any]:
+  """What tokenizer.json holds; raises as `files`."""
+  proto = parse(model)
+  _check(proto)
+  special = [(i, p) for i, p in enumerate(proto.pieces) if p.type in (UNKNOWN, CONTROL, USER_DEFINED)]
+  added = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
+  return {
+    'version': '1.0', 'truncation': None, 'padding': None,
+    'added_tokens': [{'id': i, 'content': p.piece} | added | {'special': p.type != USER_DEFINED} for i, p in special],
+    'normalizer': {'type': 'Sequence', 'normalizers': _normalizers(proto.normalizer_spec)},
+    'pre_tokenizer': None, 'post_processor': None,
+    'decoder': {'type': 'Sequence', 'decoders': _decoders(proto.normalizer_spec)},
+    'model': _bpe(proto) if proto.trainer_spec.model_type == BPE else _unigram(proto),
+  }  # fmt: skip
+
+
+def _check(proto):
+  trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+  odd = {
+    'its pieces are words or characters': trainer.model_type not in (UNIGRAM, BPE),
+    'spaces are at the end of its pieces': trainer.treat_whitespace_as_suffix,
+    'it keeps spaces as they are': not normalizer.escape_whitespaces,
+    'it changes text that it decodes': proto.denormalizer_spec.precompiled_charsmap,
+    'it has unused pieces': any(p.type not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE) for p in proto.pieces),
+  }
+  if why := [words for words, is_so in odd.items() if is_so]:
+    raise ValueError(f'the tokenizer cannot be written as tokenizer.json: {why[0]}; train with another model_file')
+
+
+def _normalizers(spec) -> list[dict[str, Any]]:
+  found: list[dict[str, Any]] = []
+  if spec.precompiled_charsmap:
+    charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
+    found.append({'type': 'Precompiled', 'precompiled_charsmap': charsmap})
+  if spec.remove_extra_whitespaces:
+    found += [_replace('Regex', '^ +| +$', ''), _replace('Regex', ' {2,}', ' ')]
+  found.append(_replace('String', ' ', SPACE))
+  if spec.add_dummy_prefix:
+    found.append({'type': 'Prepend', 'prepend': SPACE})
+  return found
+
+
+def _decoders(spec) -> list[dict[str, Any]]:
+  strip = [{'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}] if spec.add_dummy_prefix else []
+  return [_replace('String', SPACE, ' '), {'type': 'ByteFallback'}, {'type': 'Fuse'}, *strip]
+
+
+def _replace(kind: str, pattern: str, content: str) -> dict[str, Any]:
+  return {'type': 'Replace', 'pattern': {kind: pattern}, 'content': content}
+
+
+def _bpe(proto) -> dict[str, Any]:
+  ids = {p.piece: i for i, p in enumerate(proto.pieces)}
+  normal = [p for p in proto.pieces if p.type == NORMAL]
+  known = {p.piece for p in normal}
+  merges = []
+  for p in sorted(normal, key=lambda p: -p.score):  # ties, which no trainer leaves, by id
+    pairs = ((p.piece[:i], p.piece[i:]) for i in range(1, len(p.piece)))
+    merges += sorted((pair for pair in pairs if known.issuperset(pair)), key=lambda pair: [ids[x] for x in pair])
+  return {
+    'type': 'BPE', 'dropout': None, 'unk_token': proto.trainer_spec.unk_piece, 'continuing_subword_prefix': None,
+    'end_of_word_suffix': None, 'fuse_unk': True, 'byte_fallback': proto.trainer_spec.byte_fallback,
+    'ignore_merges': False, 'vocab': ids, 'merges': merges,
+  }  # fmt: skip
+
+
+def _unigram(proto) -> dict[str, Any]:
+  unknown = next(i for i, p in enumerate(proto.pieces) if p.type == UNKNOWN)
+  least = min(p.score for p in proto.pieces if p.type == NORMAL)  # unknown characters count as this less 10
+  vocab = [(p.piece, p.score if p.type == NORMAL else least) for p in proto.pieces]
+  byte_fallback = proto.trainer_spec.byte_fallback
+  return {'type': 'Unigram', 'unk_id': unknown, 'vocab': vocab, 'byte_fallback': byte_fallback}
