@@ -1,0 +1,106 @@
+"""tokenizer.json gives SentencePiece's ids for any text, and its text for ids."""
+
+import functools
+import io
+import json
+import pathlib
+import unicodedata
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from dipaco_jax import hf_tokenizer, tokenizer
+
+tokenizers = pytest.importorskip('tokenizers')
+
+SOURCES = sorted(pathlib.Path(json.__file__).parent.parent.glob('*.py'))
+PARTS = (  # what texts are made of to be hard
+  ' ', '   ', ' ' * 33, '\n', '\t', '\r\n', '\x00', '\x1f', '\x7f', '\xa0', '\u3000', '\u2581', '\ufeff', '\u200d', 'self',
+  'ababababa', 'aaaaaaaaaaa', '1234567890', 'é', 'e\u0301', '가', '각', '👩‍👩‍👧', '🇩🇪', 'ﬁ', '\U0010ffff', '(', ')',
+)  # fmt: skip
+SPECIAL = ('</s>', '<s>', '<unk>', '<0x41>')
+
+
+def texts(parts: tuple[str, ...], count: int) -> list[str]:
+  """Of these parts and of any characters."""
+  rng = np.random.default_rng(0)
+  found = ['', ' ']
+  for _ in range(count):
+    drawn = rng.integers(1, 0x3000, 10)
+    pieces = [*map(chr, drawn), *parts]
+    found.append(''.join(rng.choice(pieces, rng.integers(1, 60))))
+  return found
+
+
+def sentences() -> list[str]:
+  return [line for file in SOURCES[:5] for line in file.read_text().split('\n') if line.strip()]
+
+
+def train(**options) -> bytes:
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(sentences()), model_writer=model, minloglevel=3, **options
+  )
+  return model.getvalue()
+
+
+LLAMA = dict(model_type='bpe', byte_fallback=True, normalization_rule_name='identity', remove_extra_whitespaces=False)
+MODELS = {
+  'ours': lambda: tokenizer.train([file.read_text() for file in SOURCES[:5]], 1000),
+  'llama': lambda: train(vocab_size=900, split_digits=True, **LLAMA),
+  'gemma': lambda: train(vocab_size=900, add_dummy_prefix=False, user_defined_symbols=['\n\n', '<mask>'], **LLAMA),
+  't5': lambda: train(vocab_size=600, model_type='unigram', pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
+}  # fmt: skip
+
+
+@functools.cache
+def pair(kind: str):
+  """(SentencePiece, tokenizers) with the same model."""
+  model = MODELS[kind]()
+  theirs = tokenizers.Tokenizer.from_str(json.dumps(hf_tokenizer.convert(model)))
+  theirs.encode_special_tokens = True  # as tokenizer_config.json says to transformers
+  return sentencepiece.SentencePieceProcessor(model_proto=model), theirs
+
+
+@pytest.mark.parametrize('kind', MODELS)
+def test_ids_and_text(kind):
+  ours, theirs = pair(kind)
+  hard = texts(PARTS + SPECIAL, 300) if kind != 't5' else []  # see the next test
+  for text in [*hard, *(file.read_text() for file in SOURCES[:16])]:
+    ids = ours.encode(text)
+    assert theirs.encode(text).ids == ids
+    if ours.unk_id() not in ids:
+      assert theirs.decode(ids) == ours.decode(ids)
+
+
+def test_unigram_with_rules_where_characters_stand_alone():
+  """Where several make one letter, as with accents apart, tokenizers applies the rules in another way."""
+  ours, theirs = pair('t5')
+  joins = set('\u200d\r🇩🇪👩') | set(map(chr, (*range(0x600, 0x606), 0x6DD, 0x70F, *range(0x1100, 0x1200))))
+  hard = [
+    ''.join(c for c in text if unicodedata.category(c) not in ('Mn', 'Mc', 'Me', 'Cn') and c not in joins)
+    for text in texts(PARTS, 1000)
+  ]
+  assert [text for text in hard if theirs.encode(text).ids != ours.encode(text)] == []
+
+
+def test_files():
+  model = MODELS['ours']()
+  files = hf_tokenizer.files(model)
+  config = json.loads(files['tokenizer_config.json'])
+  assert files['tokenizer.model'] == model and files.keys() == {'tokenizer.model', 'tokenizer.json', 'tokenizer_config.json'}
+  assert (config['bos_token'], config['eos_token'], config['unk_token']) == ('<s>', '</s>', '<unk>')
+  assert config['split_special_tokens'] and 'pad_token' not in config
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    (dict(model_type='word', vocab_size=500), 'its pieces are words or characters'),
+    (dict(model_type='bpe', vocab_size=500, treat_whitespace_as_suffix=True), 'spaces are at the end of its pieces'),
+  ],
+)
+def test_a_model_that_cannot_be_written(options, words):
+  with pytest.raises(ValueError, match=words):
+    hf_tokenizer.convert(train(**options))
