@@ -31,7 +31,8 @@ Data = bytes | memoryview
 HOLD_ATTEMPTS = 10
 DTYPES = {  # in safetensors' order
   'U64': np.uint64, 'I64': np.int64, 'F64': np.float64, 'F32': np.float32, 'U32': np.uint32, 'I32': np.int32,
-  'BF16': jnp.bfloat16, 'F16': np.float16, 'U16': np.uint16, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8, 'BOOL': np.bool_,
+  'BF16': jnp.bfloat16, 'F16': np.float16, 'U16': np.uint16, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8,
+  'BOOL': np.bool_,
 }  # fmt: skip
 BARRIER_MS = 7 * 24 * 3_600_000
 

@@ -26,7 +26,7 @@ FIELDS = {  # of LlamaConfig, as ours
   'intermediate_size': 'mlp_dim', 'tie_word_embeddings': 'tied', 'rms_norm_eps': 'norm_epsilon',
   'rope_theta': 'rope_base',
 }  # fmt: skip
-DEFAULTS = {  # of LlamaConfig, for what config.json leaves out
+DEFAULTS: dict[str, Any] = {  # of LlamaConfig, for what config.json leaves out
   'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0, 'hidden_act': 'silu',
   'attention_bias': False, 'mlp_bias': False,
 }  # fmt: skip

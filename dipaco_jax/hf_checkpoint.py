@@ -55,9 +55,8 @@ def check(s: settings.Settings):
         f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
         'its own in config.tokenizer.model_file, or start from another folder'
       ) from e
-    raise ValueError(
-      f'config.pretrain.init={folder} comes with its tokenizer: set config.tokenizer.model_file={folder}/tokenizer.model'
-    )
+    fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
+    raise ValueError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
   _fitting(folder, s.model, tokenizer_lib.Tokenizer(given).vocab_size)
   for name in _names(folder):
     try:
@@ -75,14 +74,15 @@ def load(folder: str, made: model.Transformer) -> tuple[dict[str, np.ndarray], d
   theirs, heads = _fitting(folder, made.config, made.vocab_size), made.config.num_heads
   shapes = model.shapes(made)
   wanted = {hf.their_name(name): name for name in shapes}
-  found, sha256 = {}, {}
+  found: dict[str, np.ndarray] = {}
+  sha256: dict[str, str] = {}
   for file in _names(folder):
     data = _read(folder, file)
     sha256[file] = hashlib.sha256(data).hexdigest()
     mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
     found |= {name: _ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
   if missing := [name for name, ours in wanted.items() if ours not in found]:
-    raise ValueError(f'config.pretrain.init={folder} has no {missing[0]}')
+    raise ValueError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
   kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - made.vocab_size
   if kv_heads < heads:
     logging.warning('%s: keys and values of %d heads are repeated for %d', folder, kv_heads, heads)

@@ -5,7 +5,6 @@ pairs instead, in that order. Its unigram is the same algorithm in both. What no
 """
 
 import base64
-import itertools
 import json
 from typing import Any
 
@@ -42,9 +41,9 @@ def special_ids(model: bytes) -> dict[str, int]:
 
 def parse(model: bytes) -> Any:
   """The protocol buffer that a model file is."""
-  from sentencepiece import sentencepiece_model_pb2  # loads protobuf
+  from sentencepiece import sentencepiece_model_pb2 as messages  # loads protobuf
 
-  return sentencepiece_model_pb2.ModelProto.FromString(model)
+  return messages.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made as it is loaded
 
 
 def convert(model: bytes) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Pretrain:
 
   steps: int = 24_000
   batch_size: int = 512  # rows
-  init: str = ''  # a folder in Hugging Face's Llama layout that the base starts from; with steps=0 it is the base as it is
+  init: str = ''  # a folder in Hugging Face's Llama layout that the base starts from; with steps=0 it is the base
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,7 +172,7 @@ def test_perplexity_is_the_reports(undisturbed, run, llama):
     count += len(each[s.routing.prefix_tokens - 1 :])
     greatest = max(greatest, np.abs(logits).max())
   report = json.loads((undisturbed / 'report.json').read_text())['perplexity_by_path'][2]
-  close = 2 * hf_small.tolerance(s.model, s.model.seq_len, greatest)  # of a token's nats: of its logit, and of their sum
+  close = 2 * hf_small.tolerance(s.model, s.model.seq_len, greatest)  # of a token's nats: its logit, and their sum
   assert count > 100 and abs(np.log(report) - nll / count) < close
 
 

@@ -16,8 +16,8 @@ tokenizers = pytest.importorskip('tokenizers')
 
 SOURCES = sorted(pathlib.Path(json.__file__).parent.parent.glob('*.py'))
 PARTS = (  # what texts are made of to be hard
-  ' ', '   ', ' ' * 33, '\n', '\t', '\r\n', '\x00', '\x1f', '\x7f', '\xa0', '\u3000', '\u2581', '\ufeff', '\u200d', 'self',
-  'ababababa', 'aaaaaaaaaaa', '1234567890', 'é', 'e\u0301', '가', '각', '👩‍👩‍👧', '🇩🇪', 'ﬁ', '\U0010ffff', '(', ')',
+  ' ', '   ', ' ' * 33, '\n', '\t', '\r\n', '\x00', '\x1f', '\x7f', '\xa0', '\u3000', '\u2581', '\ufeff', '\u200d',
+  'self', 'ababababa', 'aaaaaaaaaaa', '1234567890', 'é', 'e\u0301', '가', '각', '👩‍👩‍👧', '🇩🇪', 'ﬁ', '\U0010ffff', '(', ')',
 )  # fmt: skip
 SPECIAL = ('</s>', '<s>', '<unk>', '<0x41>')
 
@@ -66,8 +66,10 @@ def pair(kind: str):
 @pytest.mark.parametrize('kind', MODELS)
 def test_ids_and_text(kind):
   ours, theirs = pair(kind)
-  hard = texts(PARTS + SPECIAL, 300) if kind != 't5' else []  # see the next test
-  for text in [*hard, *(file.read_text() for file in SOURCES[:16])]:
+  files = [file.read_text() for file in SOURCES[:16]]
+  # SentencePiece adds unigram's scores in float32 from a text's beginning on, and misses the best of a long one.
+  short = [line for file in files for line in file.splitlines()]
+  for text in short if kind == 't5' else files + texts(PARTS + SPECIAL, 300):
     ids = ours.encode(text)
     assert theirs.encode(text).ids == ids
     if ours.unk_id() not in ids:
@@ -89,7 +91,8 @@ def test_files():
   model = MODELS['ours']()
   files = hf_tokenizer.files(model)
   config = json.loads(files['tokenizer_config.json'])
-  assert files['tokenizer.model'] == model and files.keys() == {'tokenizer.model', 'tokenizer.json', 'tokenizer_config.json'}
+  assert files.keys() == {'tokenizer.model', 'tokenizer.json', 'tokenizer_config.json'}
+  assert files['tokenizer.model'] == model
   assert (config['bos_token'], config['eos_token'], config['unk_token']) == ('<s>', '</s>', '<unk>')
   assert config['split_special_tokens'] and 'pad_token' not in config
 

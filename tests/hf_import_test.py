@@ -1,0 +1,203 @@
+"""A base from a model that transformers wrote: the same logits here, and clear words where it does not fit."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+
+import hf_small
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dipaco_jax import checkpoint, hf, hf_checkpoint, settings, stages, tokenizer, trained
+from dipaco_jax import model as model_lib
+from dipaco_jax import run as run_lib
+
+V, L = 70, 24
+MODEL = settings.Model(
+  width=32, num_layers=2, num_heads=4, head_dim=8, mlp_dim=48, seq_len=L, tied=False, norm_epsilon=1e-5, rope_base=5e3
+)
+
+
+@functools.cache
+def shapes_of(vocab_size: int):
+  return model_lib.shapes(model_lib.make(MODEL, vocab_size))
+
+
+def write(folder: pathlib.Path, vocab_size: int = V, kv_heads: int = 4, **changes) -> dict[str, np.ndarray]:
+  """A checkpoint in their layout, drawn by numpy; returns its weights."""
+  rng, shapes = np.random.default_rng(0), shapes_of(vocab_size)
+  weights = hf.to_theirs({name: rng.normal(0, 0.2, x.shape).astype('f') for name, x in shapes.items()})
+  for name in weights:
+    if 'k_proj' in name or 'v_proj' in name:
+      weights[name] = weights[name][: kv_heads * MODEL.head_dim]
+  folder.mkdir(exist_ok=True)
+  config = hf.config(MODEL, vocab_size, {}) | {'num_key_value_heads': kv_heads} | changes
+  (folder / 'config.json').write_text(json.dumps({name: x for name, x in config.items() if x is not None}))
+  safetensors.numpy.save_file(weights, folder / 'model.safetensors', metadata={'format': 'pt'})
+  return weights
+
+
+@pytest.fixture(scope='module')
+def pieces(tmp_path_factory):
+  """A SentencePiece model of 400 pieces."""
+  file = tmp_path_factory.mktemp('pieces') / 'tokenizer.model'
+  file.write_bytes(tokenizer.train([pathlib.Path(__file__).read_text()], 400))
+  return file
+
+
+def of(folder: pathlib.Path, model_file: str = '', **changes) -> settings.Settings:
+  s = settings.Settings(model=dataclasses.replace(MODEL, **changes), tokenizer=settings.Tokenizer(model_file))
+  return dataclasses.replace(s, pretrain=settings.Pretrain(steps=0, init=str(folder)))
+
+
+@pytest.mark.parametrize('kv_heads', [1, 2, 4])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('tied', [True, False])
+def test_logits_beside_transformers(tmp_path, kv_heads, dtype, tied):
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  config = transformers.LlamaConfig(
+    vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=8,
+    intermediate_size=48, tie_word_embeddings=tied, rms_norm_eps=1e-5, rope_theta=5e3, initializer_range=0.2,
+  )  # fmt: skip
+  torch.manual_seed(0)
+  theirs = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
+  theirs.save_pretrained(tmp_path, max_shard_size='20KB' if kv_heads == 2 else '1GB')
+  assert (tmp_path / 'model.safetensors.index.json').exists() == (kv_heads == 2)
+  made = model_lib.make(dataclasses.replace(MODEL, tied=tied), V)
+  params, about = hf_checkpoint.load(str(tmp_path), made)
+  assert about['key_value_heads'] == kv_heads and len(about['sha256']) == len([*tmp_path.glob('*.safetensors')])
+  tokens = np.random.default_rng(0).integers(0, V, (2, L)).astype(np.int32)
+  ours = hf_small.logits(made, params, tokens)
+  with torch.no_grad():
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = theirs(torch.tensor(tokens)).logits.numpy()
+  assert ours.std() > 0.1
+  np.testing.assert_allclose(ours, expected, rtol=0, atol=hf_small.tolerance(made.config, L, ours))
+
+
+def test_shared_keys_and_values_are_repeated(tmp_path, caplog):
+  weights = write(tmp_path, kv_heads=2)
+  params, about = hf_checkpoint.load(str(tmp_path), model_lib.make(MODEL, V))
+  k_DHK = params['block_1/attention/k']
+  assert k_DHK.shape == (32, 4, 8) and about['key_value_heads'] == 2
+  for head in range(4):
+    rows = slice(head // 2 * 8, head // 2 * 8 + 8)
+    assert (k_DHK[:, head] == weights['model.layers.1.self_attn.k_proj.weight'][rows].T).all()
+  assert 'keys and values of 2 heads are repeated for 4' in caplog.text
+
+
+def test_rows_behind_the_tokenizers_last_are_left_out(tmp_path, caplog):
+  weights = write(tmp_path, vocab_size=V + 10)
+  params, about = hf_checkpoint.load(str(tmp_path), model_lib.make(MODEL, V))
+  assert (params['embed/tokens'] == weights['model.embed_tokens.weight'][:V]).all()
+  assert (params['head/kernel'] == weights['lm_head.weight'][:V].T).all()
+  assert about['vocabulary_left_out'] == 10 and '10 rows' in caplog.text
+
+
+def test_shards_are_all_read(tmp_path):
+  weights = write(tmp_path)
+  names = sorted(weights)
+  for i in range(2):
+    part = {name: weights[name].astype(jnp.bfloat16) for name in names[i::2]}
+    (tmp_path / f'{i}.safetensors').write_bytes(safetensors.numpy.save(part))
+  (tmp_path / 'model.safetensors').unlink()
+  index = {'weight_map': {name: f'{i % 2}.safetensors' for i, name in enumerate(names)}}
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
+  params, about = hf_checkpoint.load(str(tmp_path), model_lib.make(MODEL, V))
+  expected = weights['model.layers.0.mlp.up_proj.weight'].T.astype(jnp.bfloat16)
+  assert (params['block_0/mlp/up'] == expected).all() and params['block_0/mlp/up'].dtype == np.float32
+  assert about['sha256'].keys() == {'0.safetensors', '1.safetensors'}
+
+
+@pytest.mark.parametrize(
+  'config, words',
+  [
+    ({'hidden_size': 64, 'rope_theta': 1e6}, 'set config.model.width=64, set config.model.rope_base=1000000.0'),
+    ({'rope_parameters': {'rope_type': 'default', 'rope_theta': 7e5}}, 'set config.model.rope_base=700000.0'),
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "its rope scaling is 'linear', and we have none"),
+    ({'attention_bias': True}, 'its attention_bias is True, not False'),
+    ({'model_type': 'qwen2'}, "its model_type is 'qwen2', not 'llama'"),
+    ({'hidden_act': 'gelu'}, "its hidden_act is 'gelu', not 'silu'"),
+    ({'hidden_size': None}, 'its config.json has no hidden_size'),
+    ({'vocab_size': 399}, 'has a vocabulary of 399, config.tokenizer.model_file one of 400'),
+  ],
+)
+def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, words):
+  write(tmp_path, 400)
+  stages.check_init(of(tmp_path, str(pieces)))
+  write(tmp_path, **{'vocab_size': 400} | config)
+  with pytest.raises(ValueError) as e:
+    stages.check_init(of(tmp_path, str(pieces)))
+  assert str(e.value).startswith(f'config.pretrain.init={tmp_path}') and words in str(e.value)
+
+
+def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
+  write(tmp_path, 400)
+  with pytest.raises(ValueError, match='and only SentencePiece tokenizers can be used'):
+    stages.check_init(of(tmp_path))
+  (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
+  with pytest.raises(ValueError, match=rf'set config.tokenizer.model_file={tmp_path}/tokenizer.model'):
+    stages.check_init(of(tmp_path))
+  stages.check_init(of(tmp_path, f'{tmp_path}/tokenizer.model'))
+
+
+@pytest.mark.parametrize(
+  'name, data, words',
+  [
+    ('config.json', b'[]', 'config.json is not JSON of an object'),
+    ('config.json', None, 'config.json: No such file'),
+    ('model.safetensors', None, 'model.safetensors: No such file'),
+    ('model.safetensors', b'x' * 100, 'model.safetensors is no safetensors file, or not whole'),
+    ('model.safetensors', b'', 'model.safetensors is no safetensors file, or not whole'),
+    ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no model.layers.0.self_attn.k_proj.weight'),
+  ],
+)
+def test_files_that_are_not_what_they_should_be(tmp_path, name, data, words):
+  write(tmp_path)
+  file = tmp_path / name
+  whole = file.read_bytes()
+  file.unlink() if data is None else file.write_bytes(data)
+  with pytest.raises(ValueError, match=words):
+    hf_checkpoint.load(str(tmp_path), model_lib.make(MODEL, V))
+  if name == 'model.safetensors':
+    file.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match='not whole'):
+      hf_checkpoint.load(str(tmp_path), model_lib.make(MODEL, V))
+
+
+def test_a_weight_of_another_shape(tmp_path):
+  weights = write(tmp_path)
+  layer = 'model.layers.1'
+  for name in ('model.embed_tokens', 'model.norm', f'{layer}.self_attn.k_proj', f'{layer}.self_attn.o_proj', 'lm_head'):
+    name += '.weight'
+    wrong = weights | {name: weights[name][:-1]}
+    safetensors.numpy.save_file(wrong, tmp_path / 'model.safetensors')
+    with pytest.raises(ValueError, match=rf'{name} is of shape'):
+      hf_checkpoint.load(str(tmp_path), model_lib.make(MODEL, V))
+
+
+def test_a_run_starts_from_it(undisturbed, tmp_path):
+  """The stage of a run, with what its record says; the digest of the stage tells where it started."""
+  values = json.loads((undisturbed / 'config.json').read_text())
+  theirs = settings.from_dict(values)
+  params = checkpoint.load_path(undisturbed, trained.Trained(str(undisturbed)).layout, 0)
+  files = hf_checkpoint.files(params, theirs.model, (undisturbed / 'tokenizer.model').read_bytes(), 'float32', {})
+  for name, data in files.items():
+    checkpoint.write_file(tmp_path / 'llama' / name, data)
+  values['pretrain'] |= {'steps': 0, 'init': str(tmp_path / 'llama')}
+  s = settings.from_dict(values)
+  assert run_lib.digest(s, 'pretrain') != run_lib.digest(theirs, 'pretrain')
+  (tmp_path / 'run').mkdir()
+  for name in ('sequences', 'tokenizer.model', 'stages/tokenize.json'):
+    (tmp_path / 'run' / name).parent.mkdir(exist_ok=True)
+    (tmp_path / 'run' / name).symlink_to(undisturbed / name)
+  run = run_lib.unattended(tmp_path / 'run', s)
+  result = stages.pretrain(run)
+  run.metrics.close()
+  assert all((x == params[name]).all() for name, x in run.base().items()) and run.base().keys() == params.keys()
+  assert result['init']['folder'] == str(tmp_path / 'llama') and result['steps'] == 0
+  assert result['init']['sha256'] == {'model.safetensors': hashlib.sha256(files['model.safetensors']).hexdigest()}
