@@ -41,6 +41,14 @@ def run(main: Callable[[], int | None]):
   app.run(guarded, flags_parser=parse)
 
 
+def path_named(words: str) -> int | tuple[int, ...]:
+  """What --path says: a path's number, or its coordinates."""
+  parts = words.split(',')
+  if not all(part.strip().isdecimal() for part in parts):
+    raise ValueError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
+  return tuple(map(int, parts)) if len(parts) > 1 else int(words)
+
+
 def quiet():
   """Keeps the libraries' chatter off the screen; our own warnings stay."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

@@ -57,7 +57,7 @@ def main():
   from dipaco_jax import trained
 
   run, out = trained.Trained(options.workdir), pathlib.Path(options.out)
-  numbers = range(run.layout.grid.num_paths) if options.all else [run.number(parsed(options.path))]
+  numbers = range(run.layout.grid.num_paths) if options.all else [run.number(command.path_named(options.path))]
   folders = {number: out / str(number) if options.all else out for number in numbers}
   for folder in folders.values():
     check_out(folder)
@@ -65,14 +65,6 @@ def main():
     version = run.best_versions[number] if options.version is None else options.version
     export(run, number, version, folder, options.dtype)
     print(f'{folder}: path {number} at version {version}')
-
-
-def parsed(path: str) -> int | tuple[int, ...]:
-  """A path's number, or its coordinates."""
-  parts = path.split(',')
-  if not all(part.strip().isdecimal() for part in parts):
-    raise ValueError(f'--path={path}: give its number, as 3, or its coordinates, as 1,0')
-  return tuple(map(int, parts)) if len(parts) > 1 else int(path)
 
 
 if __name__ == '__main__':

@@ -40,6 +40,16 @@ def token_nll(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: 
   return pieces.reshape(-1)
 
 
+def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
+  """-log p(target) of every token, [N] float32 nats, and whether no token was likelier, [N] bool."""
+
+  def one(xt):
+    nll_C, logits_CV, _ = _chunk_nll(xt[0], head_DV, xt[1])
+    return nll_C, logits_CV.argmax(-1) == xt[1]
+
+  return jax.tree.map(jnp.ravel, jax.lax.map(one, (chunks(x_ND, chunk), chunks(targets_N, chunk))))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def summed_nll(x_ND, head_DV, targets_N, weights_N, chunk: int) -> jax.Array:
   """sum_n weights_n * -log p(target_n).

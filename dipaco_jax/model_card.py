@@ -33,8 +33,8 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 
 It continues text; it was not trained on instructions and has no chat template. No token goes before a text, and the
 end-of-text token behind it. Its rows of training had {seq_len} tokens: of longer texts it has seen none.
-`tokenizer.json` gives the ids that it was trained on; `tokenizer.model` is the same as a SentencePiece model. Weights are
-{dtype}.
+`tokenizer.json` gives the ids that it was trained on; `tokenizer.model` is the same as a SentencePiece model. Weights
+are {dtype}.
 
 ## Training
 
@@ -78,9 +78,9 @@ def _others(f: Facts) -> str:
   if f.settings.routing.method == 'random':
     return '\nText was dealt out to the paths at random, so that any of them serves for any text.\n'
   return (
-    '\nEach path was trained on its own kind of text, and is meant for it. Which path a text belongs to, a router decides'
-    f'\nby its first {f.settings.routing.prefix_tokens} tokens; it is not in this folder: `dipaco_jax.load_router` reads'
-    ' it from the run.\n'
+    '\nEach path was trained on its own kind of text, and is meant for it. Which path a text belongs to, a router '
+    f'decides\nby its first {f.settings.routing.prefix_tokens} tokens; it is not in this folder: '
+    '`dipaco_jax.load_router` reads it from the run.\n'
   )
 
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 import dipaco_jax
 from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, trained
+from dipaco_jax import command as command_lib
 from dipaco_jax import model as model_lib
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
@@ -88,7 +89,7 @@ def test_a_folder_of_ours_is_written_again_and_no_other(run, exported, tmp_path)
   shutil.copytree(exported / '0', tmp_path / 'out')
   before = {file.name: file.read_bytes() for file in (tmp_path / 'out').iterdir()}
   (tmp_path / 'out' / 'model.safetensors').write_bytes(b'')
-  export.export(run, run.number(export.parsed('0,0')), run.best_versions[0], tmp_path / 'out', 'float32')
+  export.export(run, run.number(command_lib.path_named('0,0')), run.best_versions[0], tmp_path / 'out', 'float32')
   assert before == {file.name: file.read_bytes() for file in (tmp_path / 'out').iterdir()}
   (tmp_path / 'mine').mkdir()
   export.check_out(tmp_path / 'mine')  # empty
@@ -115,7 +116,7 @@ def test_options(options, words):
 @pytest.mark.parametrize('path', ['one', '1,', '-1', '4', '2,0', '0,0,0'])
 def test_a_path_that_is_none(run, path):
   with pytest.raises(ValueError, match='--path='):
-    run.number(export.parsed(path))
+    run.number(command_lib.path_named(path))
 
 
 # -- beside transformers

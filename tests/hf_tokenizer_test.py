@@ -17,7 +17,8 @@ tokenizers = pytest.importorskip('tokenizers')
 SOURCES = sorted(pathlib.Path(json.__file__).parent.parent.glob('*.py'))
 PARTS = (  # what texts are made of to be hard
   ' ', '   ', ' ' * 33, '\n', '\t', '\r\n', '\x00', '\x1f', '\x7f', '\xa0', '\u3000', '\u2581', '\ufeff', '\u200d',
-  'self', 'ababababa', 'aaaaaaaaaaa', '1234567890', 'é', 'e\u0301', '가', '각', '👩‍👩‍👧', '🇩🇪', 'ﬁ', '\U0010ffff', '(', ')',
+  'self', 'ababababa', 'aaaaaaaaaaa', '1234567890', 'é', 'e\u0301', '가', '각', '👩‍👩‍👧', '🇩🇪', 'ﬁ',
+  '\U0010ffff', '(', ')',
 )  # fmt: skip
 SPECIAL = ('</s>', '<s>', '<unk>', '<0x41>')
 

@@ -1,0 +1,53 @@
+"""Tasks of the LM Evaluation Harness on a run, each text by the path that its beginning chooses.
+
+    python -m dipaco_jax.harness --workdir=DIR --tasks=hellaswag,arc_easy        by the router
+    python -m dipaco_jax.harness --workdir=DIR --tasks=mine --include_path=DIR2  a task of your own; see --path, too
+
+Its own options are for its other models; `dipaco_jax.harness_model` is the model, for programs that call it.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from dipaco_jax import command
+
+
+def main():
+  f = flags.FLAGS
+  if not f.workdir or not f.tasks:
+    raise ValueError('name a run with --workdir=DIR, and tasks with --tasks=NAME,NAME')
+  command.quiet()
+  try:
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import make_table
+  except ImportError as e:
+    raise ValueError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
+  from dipaco_jax import checkpoint, harness_model
+
+  manager = TaskManager(include_path=f.include_path)
+  if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
+    raise ValueError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
+  path = None if f.path is None else command.path_named(f.path)
+  model = harness_model.Dipaco(f.workdir, path, f.version, f.batch_size)
+  found = lm_eval.simple_evaluate(
+    model=model, tasks=f.tasks, num_fewshot=f.num_fewshot, limit=f.limit, task_manager=manager, log_samples=False,
+  )  # fmt: skip
+  print(make_table(found))
+  if f.out:
+    checkpoint.write_file(pathlib.Path(f.out), json.dumps(found['results'], indent=1, default=str) + '\n')
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  flags.DEFINE_list('tasks', [], "The harness' names of tasks, separated by commas.")
+  flags.DEFINE_string('include_path', None, 'A folder with tasks of your own, in YAML.')
+  flags.DEFINE_string('path', None, 'For all texts, by its number or coordinates; by default the router chooses.')
+  flags.DEFINE_integer('version', None, 'Of the modules; by default what early stopping chose for each path.')
+  flags.DEFINE_integer('batch_size', 8, 'Rows that are read at one time.', lower_bound=1)
+  flags.DEFINE_integer('num_fewshot', None, 'Examples before each question; by default as many as the task says.')
+  flags.DEFINE_float('limit', None, 'So many documents of each task; below 1, such a share of them.')
+  flags.DEFINE_string('out', None, 'A file for the results, as JSON.')
+  command.run(main)
