@@ -159,7 +159,8 @@ def test_one_path_for_all(undisturbed, log_softmax):
 
 
 def command(*options: str, status: int = 0) -> str:
-  env = os.environ | {'HF_DATASETS_OFFLINE': '1', 'HF_HUB_OFFLINE': '1', 'HF_HOME': jax.config.jax_compilation_cache_dir}
+  cache = jax.config.jax_compilation_cache_dir
+  env = os.environ | {'HF_DATASETS_OFFLINE': '1', 'HF_HUB_OFFLINE': '1', 'HF_HOME': cache}
   line = [sys.executable, '-m', 'dipaco_jax.harness', *options]
   done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
   assert done.returncode == status, done.stderr

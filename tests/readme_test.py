@@ -18,7 +18,7 @@ SET_UP = (
   '--config=configs/tiny.py --workdir=runs/tiny',
   "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest -q",
 )
-COMMANDS = ('main', 'status', 'report')
+COMMANDS = ('main', 'status', 'generate', 'export', 'harness', 'report')
 
 
 def blocks(language: str) -> list[str]:
