@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, hf, hf_checkpoint, settings, stages, tokenizer, trained
+from dipaco_jax import checkpoint, hf, hf_checkpoint, settings, stages, tokenizer, tokenizing, trained
 from dipaco_jax import model as model_lib
 from dipaco_jax import run as run_lib
 
@@ -128,21 +128,21 @@ def test_shards_are_all_read(tmp_path):
 )
 def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, words):
   write(tmp_path, 400)
-  stages.check_init(of(tmp_path, str(pieces)))
+  tokenizing.check_init(of(tmp_path, str(pieces)))
   write(tmp_path, **{'vocab_size': 400} | config)
   with pytest.raises(ValueError) as e:
-    stages.check_init(of(tmp_path, str(pieces)))
+    tokenizing.check_init(of(tmp_path, str(pieces)))
   assert str(e.value).startswith(f'config.pretrain.init={tmp_path}') and words in str(e.value)
 
 
 def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
   write(tmp_path, 400)
   with pytest.raises(ValueError, match='and only SentencePiece tokenizers can be used'):
-    stages.check_init(of(tmp_path))
+    tokenizing.check_init(of(tmp_path))
   (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
   with pytest.raises(ValueError, match=rf'set config.tokenizer.model_file={tmp_path}/tokenizer.model'):
-    stages.check_init(of(tmp_path))
-  stages.check_init(of(tmp_path, f'{tmp_path}/tokenizer.model'))
+    tokenizing.check_init(of(tmp_path))
+  tokenizing.check_init(of(tmp_path, f'{tmp_path}/tokenizer.model'))
 
 
 @pytest.mark.parametrize(
