@@ -163,7 +163,7 @@ def test_the_same_continuation(run, llama):
 
 def test_perplexity_is_the_reports(undisturbed, run, llama):
   s, routed = run.settings, np.load(undisturbed / 'routing' / '0' / 'validation.npy')
-  found = sequences.Sequences(str(undisturbed / 'sequences' / 'validation.array_record'))
+  found = sequences.Sequences(undisturbed / 'sequences', 'validation')
   nll = count = greatest = 0
   for document in found.read(np.flatnonzero(routed == 2)):
     tokens = document.tokens[: s.model.seq_len]

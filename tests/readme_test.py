@@ -68,7 +68,7 @@ def test_what_a_run_leaves_is_explained(undisturbed):
   assert {path.name for path in undisturbed.iterdir()} == explained - {'evaluation'}  # it asks for no re-routing
 
 
-START, KINDS, ROUTERS = blocks('python')
+START, KINDS, ROUTERS, _ = blocks('python')
 
 
 @pytest.mark.parametrize('kind', ['', *f'{KINDS}\n{ROUTERS}'.strip().split('\n\n')], ids=lambda kind: kind[2:30])
