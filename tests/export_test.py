@@ -16,6 +16,7 @@ import dipaco_jax
 from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, trained
 from dipaco_jax import command as command_lib
 from dipaco_jax import model as model_lib
+from dipaco_jax.settings import Model
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 
@@ -74,6 +75,33 @@ def test_there_and_back_and_there_again(undisturbed, run, exported):
   tokenizer = (undisturbed / 'tokenizer.model').read_bytes()
   again = hf_checkpoint.files(found, run.settings.model, tokenizer, 'float32', dipaco)
   assert again == {name: (folder / name).read_bytes() for name in again} and len(again) == 6
+
+
+def test_layout():
+  """Theirs are [out, in], and heads follow one another."""
+  model = Model(width=6, num_layers=1, num_heads=2, head_dim=4, mlp_dim=5, seq_len=40, tied=False, rope_base=5e3)
+  shapes = model_lib.shapes(model_lib.make(model, 7))
+  ours = {name: np.random.default_rng(0).normal(size=x.shape) for name, x in shapes.items()}
+  theirs = hf.to_theirs(ours)
+  block, of = {n.removeprefix('block_0/'): x for n, x in ours.items()}, 'model.layers.0'
+  for d, h, k in np.ndindex(6, 2, 4):
+    for x in 'qkv':
+      assert theirs[f'{of}.self_attn.{x}_proj.weight'][4 * h + k, d] == block[f'attention/{x}'][d, h, k]
+    assert theirs[f'{of}.self_attn.o_proj.weight'][d, 4 * h + k] == block['attention/o'][h, k, d]
+  for x in ('gate', 'up', 'down'):
+    assert (theirs[f'{of}.mlp.{x}_proj.weight'] == block[f'mlp/{x}'].T).all()
+  assert (theirs[f'{of}.input_layernorm.weight'] == block['attention_norm/scale']).all()
+  assert (theirs[f'{of}.post_attention_layernorm.weight'] == block['mlp_norm/scale']).all()
+  assert (theirs['model.norm.weight'] == ours['final_norm/scale']).all()
+  assert (theirs['model.embed_tokens.weight'] == ours['embed/tokens']).all()
+  assert (theirs['lm_head.weight'] == ours['head/kernel'].T).all() and len(theirs) == len(ours) == 12
+  assert hf.config(model, 7, {'bos': 1, 'eos': 2}) == {
+    'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': 7, 'hidden_size': 6,
+    'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 2, 'head_dim': 4, 'intermediate_size': 5,
+    'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 5e3, 'rope_scaling': None, 'hidden_act': 'silu',
+    'attention_bias': False, 'mlp_bias': False, 'max_position_embeddings': 40, 'bos_token_id': 1, 'eos_token_id': 2,
+    'pad_token_id': None,
+  }  # fmt: skip
 
 
 def test_weights_in_bfloat16(undisturbed, run, tmp_path):
@@ -163,7 +191,7 @@ def test_the_same_continuation(run, llama):
 
 def test_perplexity_is_the_reports(undisturbed, run, llama):
   s, routed = run.settings, np.load(undisturbed / 'routing' / '0' / 'validation.npy')
-  found = sequences.Sequences(undisturbed / 'sequences', 'validation')
+  found = sequences.Sequences(str(undisturbed / 'sequences'), 'validation')
   nll = count = greatest = 0
   for document in found.read(np.flatnonzero(routed == 2)):
     tokens = document.tokens[: s.model.seq_len]

@@ -34,6 +34,18 @@ def test_loss_and_gradients_are_those_of_whole_logits(chunk):
   np.testing.assert_allclose(loss.summed_nll(*inputs, chunk) * 3, expected[0], rtol=V * small.EPS)
 
 
+@pytest.mark.parametrize('chunk', [5, 24])
+def test_scores_are_those_of_whole_logits(chunk):
+  x_ND, head_DV, targets_N, _ = drawn()
+  logits_NV = x_ND @ head_DV
+  targets_N[::3] = logits_NV.argmax(-1)[::3]
+  nll_N, likeliest_N = loss.token_scores(x_ND, head_DV, targets_N, chunk)
+  expected_N = [plain(x_ND, head_DV, targets_N, np.eye(N)[n]) for n in range(N)]
+  np.testing.assert_allclose(nll_N, expected_N, rtol=0, atol=10 * V * small.EPS)
+  np.testing.assert_array_equal(likeliest_N, logits_NV.argmax(-1) == targets_N)
+  assert 0 < likeliest_N.sum() < N
+
+
 def test_gradients_in_bfloat16_are_summed_in_float32():
   x_ND, head_DV, targets_N, weights_N = drawn('bfloat16')
   found = jax.grad(loss.summed_nll, 1)(x_ND, head_DV, targets_N, weights_N, 1)
