@@ -59,8 +59,9 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     found: dict[str, Any] = run_report.write(own.workdir)
     for tree in ('modules', 'paths', 'stages', 'plots'):
       islands.storage.upload_tree(own.workdir / tree, tree)
-    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
-      if islands.storage.local(name) is None:
+    evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors'))
+    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
+      if islands.storage.local(name) is None and (own.workdir / name).exists():
         islands.storage.write(name, (own.workdir / name).read_bytes())
     trees.tidy(own.workdir)
   return [Fact('finished', '', 0, '', found['modules_sha256'], {'perplexity': found['perplexity']})]

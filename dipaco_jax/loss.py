@@ -103,11 +103,16 @@ def token_losses(model: model_lib.Transformer):
 
   def losses(params, tokens_BL, segments_BL):
     x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
-    targets_BL, inside_BL = targets(tokens_BL, segments_BL, 0)
-    nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
-    return nll_N.reshape(tokens_BL.shape) * inside_BL
+    return following_nll(x_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
 
   return losses
+
+
+def following_nll(x_BLD: jax.Array, head_DV: jax.Array, tokens_BL, segments_BL, chunk: int) -> jax.Array:
+  """-log p of the token that follows each one in its segment, else 0: [B, L] float32 nats."""
+  targets_BL, inside_BL = targets(tokens_BL, segments_BL, 0)
+  nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), chunk)
+  return nll_N.reshape(tokens_BL.shape) * inside_BL
 
 
 def row_losses(model: model_lib.Transformer, prefix_tokens: int):

@@ -38,6 +38,15 @@ td + td, th + th { text-align: right } td:last-child, th:last-child { padding-ri
 .scroll { overflow-x: auto }
 code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 13.5px }
 pre { background: #f5f7fa; border-radius: 8px; padding: 12px 16px; overflow-x: auto; margin: 12px 0 4px }
+.row .box { margin: 0; min-width: 0 }
+.text { font: 12px/1.75 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; color: #102a43; margin: 10px 0 4px;
+  white-space: pre-wrap; overflow-wrap: anywhere; max-height: 32em; overflow-y: auto }
+.text span, .keys span { padding: 2px 0; -webkit-box-decoration-break: clone; box-decoration-break: clone }
+.text sup { font: 600 10px/0 inherit; font-style: normal; padding: 0 2px; user-select: none }
+.text .prefix { font-style: italic }
+.text .worse { text-decoration: underline dotted 1.5px; text-underline-offset: 3px }
+.keys { display: flex; flex-wrap: wrap; gap: 4px; font-size: 13.5px } .keys span { min-width: 26px; text-align: center;
+  border-radius: 4px; padding: 0 6px; color: #102a43 }
 @media (max-width: 560px) { main { padding: 28px 14px } .row { grid-template-columns: 1fr } }
 @media print { body { background: #fff } figure, .card { break-inside: avoid } }
 """

@@ -2,7 +2,7 @@
 
 import json
 
-from dipaco_jax import checks, drawing, page, settings
+from dipaco_jax import checks, chunks, drawing, excerpts_panel, page, settings
 from dipaco_jax.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
@@ -22,7 +22,7 @@ GLOSSARY = (
 SECTIONS = (
   ('Quality', ('validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping')),
   ('Training', ('losses', 'outer_gradients')),
-  ('Who reads what', ('shard_sizes', 'loss_matrix', 'kinds_by_paths')),
+  ('Who reads what', ('shard_sizes', 'loss_matrix', 'kinds_by_paths', 'excerpts')),
   ('The grid', ('grid',)),
   ('Cost', ('time_by_stage', 'bytes_sent')),
   ('Islands', ('timeline', 'island_bytes')),
@@ -31,11 +31,21 @@ SECTIONS = (
 
 def make(run: Run, found: dict[str, Picture]) -> str:
   parts = [_header(run), page.folded('New to DiPaCo? The words on this page', page.terms(GLOSSARY))]
+  panels = _panels(run)
   for title, names in SECTIONS:
-    here = [(name, found[name]) for name in names if name in found]
+    here = _placed([(name, found[name]) for name in names if name in found])
+    here += [panels[name] for name in names if name in panels]
     if here:
-      parts += [page.section(title), *_placed(here)]
+      parts += [page.section(title), *here]
   return page.page(f'DiPaCo run {run.workdir.name}', [*parts, *_details(run)])
+
+
+def _panels(run: Run) -> dict[str, str]:
+  """What is no picture, by name; without what an older run has not made."""
+  file = run.workdir / chunks.FILE
+  if not file.exists():
+    return {}
+  return {'excerpts': excerpts_panel.make(chunks.Excerpts.from_dict(json.loads(file.read_text())), run.grid)}
 
 
 def _placed(found: list[tuple[str, Picture]]) -> list[str]:

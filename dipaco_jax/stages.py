@@ -13,6 +13,7 @@ import numpy as np
 
 from dipaco_jax import (
   checkpoint,
+  excerpts,
   hf_checkpoint,
   jobs,
   mesh,
@@ -97,8 +98,13 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 
 
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
-  """Perplexities on validation documents: routed once, and, as the config asks, more often or by mixtures."""
-  return validation.evaluate_all(run) | rerouting.figures(run)
+  """Perplexities on validation documents: routed once, and, as the config asks, more often or by mixtures.
+
+  And the beginnings of some, as the report shows them.
+  """
+  result = validation.evaluate_all(run) | rerouting.figures(run)
+  excerpts.write(run)
+  return result
 
 
 def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class Cluster:
     assert set(self.storage.names(islands.OBJECTS)) <= kept  # what was damaged since is not missed
     report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
+    assert json.loads(bytes(self.storage.fetch('evaluation/excerpts.json')))['documents']
     if place := self.storage.local(''):
       aside = [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
       assert not [f for f in aside if 'checkpoints' not in f.parts], aside

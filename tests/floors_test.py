@@ -13,18 +13,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = 'dipaco_jax'
 
 FLOORS = {
-  4: 'main generate serve export harness report status command',
+  4: 'main generate serve export harness report status inspection command',
   3: 'spmd worker outer_executor evaluator monitor stages jobs run routing rounds reuse rerouting validation evaluate '
   'journal token_losses islands leases backup hosts roles history_of_islands dry_run roofline trained generation '
-  'batch server driver tokenizing __init__ harness_model',
+  'batch server driver tokenizing __init__ harness_model excerpts',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema database relocate processes metrics progress history drift drawing plots grid_plot '
   'timeline_plot pictures page report_page comparison trees places topology hlo remote sources sources_files '
   'sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer hf_checkpoint '
-  'model_card',
+  'model_card excerpts_panel excerpts_text',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
-  'exact_sum hf',
-  0: 'grid settings checks',
+  'exact_sum hf chunks',
+  0: 'grid settings checks __init__',
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 FILES = sorted(path.stem for path in (ROOT / PACKAGE).glob('*.py'))

@@ -99,6 +99,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   last = {machine.settings.train.phases, *checkpoint.best_versions(place)}
   kept = {f.uri for f in made.registry.facts('module') if f.number in last}
   assert set(made.storage.names(islands.OBJECTS)) == kept
+  assert made.storage.exists('evaluation/excerpts.json')
   close(made)
   assert not [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
 

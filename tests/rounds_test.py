@@ -8,7 +8,7 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax import checkpoint, model, modules, settings, shards
+from dipaco_jax import checkpoint, model, modules, settings, shards, tokenizer
 from dipaco_jax.sequences import Sequences
 
 OPTIONS = [
@@ -82,6 +82,21 @@ def test_rerouting_and_mixtures_are_reported(rerouted):
   # Sequences have at most 64 tokens: a chunk of 64 is the sequence, which its route from the prefix scores.
   assert report['reroute']['oracle']['64'] == report['reroute']['learned']['64'] == once
   assert report['reroute']['hindsight']['16'] < report['reroute']['hindsight']['64'] < report['perplexity']
+
+
+def test_the_report_shows_text_by_the_choosers_paths(rerouted):
+  found = json.loads((rerouted / 'evaluation' / 'excerpts.json').read_text())
+  assert (found['every'], found['by']) == (16, 'chooser')
+  (chosen_NL,) = (np.load(file) for file in (rerouted / 'evaluation').glob('chosen-*.npy'))
+  nll = [np.load(rerouted / 'evaluation' / 'validation' / f'nll-{path}.npy') for path in range(4)]
+  decode = tokenizer.Tokenizer(rerouted / 'tokenizer.model').decode
+  texts = [decode(x.tokens) for x in Sequences(rerouted / 'sequences', 'validation')]
+  for document in found['documents']:
+    n = texts.index(''.join(chunk['text'] for chunk in document['chunks']))
+    expected = [np.load(rerouted / 'routing' / '2' / 'validation.npy')[n], *chosen_NL[n, 15::16]]
+    assert [chunk['path'] for chunk in document['chunks']] == expected[: len(document['chunks'])]
+    chunk = document['chunks'][2]
+    assert chunk['nats'] == pytest.approx(nll[chunk['path']][n, 31:47].mean(), rel=1e-6)
 
 
 def test_early_stopping_begins_anew_with_new_shards(rerouted):

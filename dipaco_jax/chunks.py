@@ -1,0 +1,171 @@
+"""Texts in chunks of W tokens, each under the path that is chosen before it is read [2.4.3]. Pure.
+
+Chunk i of a text is its tokens at places iW to (i+1)W - 1, and its path is
+
+    r_i = router(first tokens)                     iW <= prefix
+          chooser(tokens before iW)                i > 0, where there is the learned one (chunk_router.py)
+          router(the last tokens before iW)        else
+
+the router looking at `prefix` tokens, or at all where a text has fewer.
+
+Dimensions: N texts, B rows, L length, D width, P paths, X windows of T tokens in a row.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from dipaco_jax import loss as loss_lib
+from dipaco_jax import model as model_lib
+from dipaco_jax import router
+
+FILE = 'evaluation/excerpts.json'  # a run's Excerpts
+EVERY = 32  # tokens in a chunk, where nobody has said how many
+
+
+class Chunk(NamedTuple):
+  """A chunk of a text; nats are means over its tokens, None where there is nothing to predict."""
+
+  start: int  # place of its first token
+  text: str
+  path: int
+  nats: float | None  # under its path
+  base: float | None  # under the base model
+  counted: int  # tokens that a perplexity counts: those after the prefix
+
+
+class Excerpt(NamedTuple):
+  """A text; nats are means over the tokens that are counted."""
+
+  name: str
+  path: int  # that the router chooses by its first tokens
+  counted: int
+  nats: float | None  # under that path
+  rerouted: float | None  # under the path of each chunk
+  base: float | None  # under the base model
+  chunks: list[Chunk]
+
+
+class Excerpts(NamedTuple):
+  """Texts that were cut and read in the same way."""
+
+  every: int  # W
+  prefix_tokens: int
+  by: str  # what chooses on the way: 'chooser', 'router', or '': nothing does
+  documents: list[Excerpt]
+
+  def to_dict(self) -> dict[str, Any]:
+    """What JSON can hold."""
+    documents = [d._asdict() | {'chunks': [part._asdict() for part in d.chunks]} for d in self.documents]
+    return self._asdict() | {'documents': documents}
+
+  @classmethod
+  def from_dict(cls, found: dict[str, Any]) -> 'Excerpts':
+    """The inverse."""
+    documents = [Excerpt(**d | {'chunks': [Chunk(**part) for part in d['chunks']]}) for d in found['documents']]
+    return cls(**found | {'documents': documents})
+
+
+class Losses(NamedTuple):
+  """Nats of the token after each of N texts' tokens, [N, L]."""
+
+  rerouted: np.ndarray  # under the path of the chunk that the token is in
+  routed: np.ndarray  # under the path of chunk 0
+  base: np.ndarray
+
+
+def windows(tokens: np.ndarray, W: int, prefix: int) -> list[np.ndarray]:
+  """What the router sees of a text before it chooses for each chunk."""
+  begins = (max(0, start - prefix) for start in range(0, len(tokens), W))
+  return [tokens[begin : begin + prefix] for begin in begins]
+
+
+def packed(seen: Sequence[np.ndarray], prefix: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """Windows in rows for `read`, as segments of their own: tokens and segment ids, int32 [B, L] each."""
+  X = length // prefix
+  rows = np.zeros((2, -(-len(seen) // X), length), np.int32)
+  for n, tokens in enumerate(seen):
+    begin = n % X * prefix
+    rows[:, n // X, begin : begin + len(tokens)] = tokens, np.full(len(tokens), n % X + 1)
+  return rows[0], rows[1]
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'prefix'))
+def read(model: model_lib.Transformer, prefix: int, params: model_lib.Params, fitted, tokens_BL, segments_BL):
+  """Nats of the token that follows each one [B, L], 0 where none does; the router's path of each window [B, X] int32.
+
+  One program for both, as compiling it takes longest. The path means something where the parameters are the base's;
+  ties go to the lower.
+  """
+  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
+  x_BLD: Any = model.apply(nested, tokens_BL, segments_BL)
+  normed_and_head: Any = model.apply(nested, x_BLD, method=model_lib.Transformer.norm_and_head)
+  normed_BLD, head_DV = normed_and_head
+  nats_BL = loss_lib.following_nll(normed_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
+  if fitted is None:
+    return nats_BL, None
+  B, X = len(tokens_BL), tokens_BL.shape[1] // prefix
+  seen_BXT1 = (segments_BL[:, : X * prefix] > 0).reshape(B, X, prefix, 1)
+  x_BXTD = x_BLD[:, : X * prefix].astype(jnp.float32).reshape(B, X, prefix, -1)
+  z_BXD = jnp.where(seen_BXT1, x_BXTD, 0).sum(axis=2) / jnp.maximum(seen_BXT1.sum(axis=2), 1)
+  scores_NP = router.scores(fitted, z_BXD.reshape(B * X, -1))
+  return nats_BL, scores_NP.argmax(axis=-1).astype(jnp.int32).reshape(B, X)
+
+
+def in_batches(function: Callable[..., Any], size: int, *arrays: np.ndarray) -> Any:
+  """`function` of so many rows at one time, the last ones filled up with zeros: it is compiled once."""
+  found = []
+  for start in range(0, len(arrays[0]), size):
+    parts = [x[start : start + size] for x in arrays]
+    filled = [np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)]) for x in parts]
+    found.append(jax.tree.map(lambda x, n=len(parts[0]): np.asarray(x)[:n], function(*filled)))
+  return jax.tree.map(lambda *x: np.concatenate(x), *found)
+
+
+def losses(paths: Sequence[Sequence[int]], W: int, nats: Callable[[int | None, np.ndarray], np.ndarray]) -> Losses:
+  """What each text's chunks cost, asking for each path once.
+
+  Args:
+    paths: of every text's chunks.
+    W: tokens in a chunk.
+    nats: (path, or None for the base model; which texts [B]) -> nats of the token after each, [B, L].
+  """
+  base_NL = nats(None, np.arange(len(paths)))
+  rerouted_NL, routed_NL = np.zeros_like(base_NL), np.zeros_like(base_NL)
+  chunk_L = (np.arange(base_NL.shape[1]) + 1) // W  # of the token that follows
+  path_NL = np.array([np.asarray(mine)[np.minimum(chunk_L, len(mine) - 1)] for mine in paths])
+  for path in sorted({path for mine in paths for path in mine}):
+    rows = np.array([n for n, mine in enumerate(paths) if path in mine])
+    found_BL = nats(path, rows)
+    rerouted_NL[rows] = np.where(path_NL[rows] == path, found_BL, rerouted_NL[rows])
+    first_B1 = np.array([[paths[n][0]] for n in rows])
+    routed_NL[rows] = np.where(first_B1 == path, found_BL, routed_NL[rows])
+  return Losses(rerouted_NL, routed_NL, base_NL)
+
+
+def excerpt(name: str, texts: Sequence[str], length: int, W: int, prefix: int, paths: Sequence[int], nats) -> Excerpt:
+  """A text of `length` tokens.
+
+  Args:
+    texts: of its chunks.
+    W, prefix: tokens in a chunk; tokens that no loss counts.
+    paths: of its chunks.
+    nats: Losses of this text, [L] each.
+  """
+
+  def mean(nats_L: np.ndarray, start: int, stop: int) -> float | None:
+    start = max(start, 1)  # nothing predicts the first token
+    return float(nats_L[start - 1 : stop - 1].mean(dtype=np.float64)) if start < stop else None
+
+  parts = []
+  for text, path, start in zip(texts, paths, range(0, length, W), strict=True):
+    stop = min(start + W, length)
+    counted = max(0, stop - max(start, prefix, 1))
+    parts.append(Chunk(start, text, int(path), mean(nats.rerouted, start, stop), mean(nats.base, start, stop), counted))
+  rerouted, routed, base = (mean(nats_L, prefix, length) for nats_L in nats)
+  return Excerpt(name, int(paths[0]), sum(part.counted for part in parts), routed, rerouted, base, parts)

@@ -1,0 +1,220 @@
+"""Real text, chunk by chunk: which path reads what, and what that gains on the base model. For a report and `inspect`.
+
+A run's excerpts are the beginnings of a few validation documents, of as many domains and paths as can be.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax import checkpoint, chunk_router, chunks, metrics, router, settings, shards, token_losses
+from dipaco_jax import model as model_lib
+from dipaco_jax import run as run_lib
+from dipaco_jax import trained as trained_lib
+from dipaco_jax.tokenizer import Tokenizer
+from dipaco_jax.transcript import Transcript
+
+DOCUMENTS, TOKENS = 6, 512  # at most, and of each
+CANDIDATES = 1000  # documents that they are chosen among
+ROWS = 8  # texts at one time
+ROUND = 128  # a text is filled up to a multiple of so many tokens, unless it may not be as long
+
+
+class Text(NamedTuple):
+  """What is read as one sequence."""
+
+  name: str
+  tokens: np.ndarray
+  goes_on: bool = False  # from the one before it
+
+
+def every(s: settings.Settings) -> int:
+  """Tokens in a chunk, as the run is evaluated."""
+  return min(s.evaluate.reroute_every, default=chunks.EVERY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """What reads texts."""
+
+  model: model_lib.Transformer
+  base: Any  # parameters
+  params: Callable[[int], Any]  # of a path
+  fitted: router.Router | None  # None: it is not asked
+  chooser: Any  # parameters of the learned one, or None
+  tokenizer: Tokenizer
+  prefix_tokens: int
+
+  @property
+  def by(self) -> str:
+    """What chooses a path on the way."""
+    return 'chooser' if self.chooser is not None else 'router' if self.fitted is not None else ''
+
+  def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
+    """See `chunks.read`; None: under the base model; `size` rows at one time."""
+    params = self.base if path is None else self.params(path)
+    read = functools.partial(chunks.read, self.model, self.prefix_tokens, params, self.fitted)
+    return chunks.in_batches(read, size, *rows)
+
+
+def read(
+  reader: Reader, texts: Sequence[Text], W: int, length: int, first: Sequence[int] | None,
+  known: Callable[[int], np.ndarray] | None = None,
+) -> chunks.Excerpts:  # fmt: skip
+  """Texts in chunks of W tokens, with paths and losses.
+
+  Args:
+    texts: of at least one and at most `length` tokens each.
+    length: that they are filled up to.
+    first: the paths that they begin with; None: the router says.
+    known: a path's nats of the token after each, [N, L], where they need not be computed.
+  """
+  rows, size = shards.pad([text.tokens for text in texts], length), min(ROWS, len(texts))
+  paths = _paths(reader, texts, rows, W, first)
+
+  def nats(path: int | None, chosen: np.ndarray) -> np.ndarray:
+    if path is not None and known is not None:
+      return known(path)[chosen]
+    return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
+
+  found, words, documents = chunks.losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
+  for n, text in enumerate(texts):
+    mine, length = chunks.Losses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
+    documents.append(chunks.excerpt(text.name, words[n], length, W, reader.prefix_tokens, paths[n], mine))
+  return chunks.Excerpts(W, reader.prefix_tokens, reader.by, documents)
+
+
+def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[int] | None) -> list[list[int]]:
+  """Of every text's chunks; see chunks.py."""
+  counts, size = [-(-len(text.tokens) // W) for text in texts], min(ROWS, len(texts))
+  routed: list[list[int]] = []
+  if first is None or reader.by == 'router':
+    asked = [1 if reader.by == 'chooser' else count for count in counts]
+    seen = [chunks.windows(text.tokens, W, reader.prefix_tokens)[:n] for text, n in zip(texts, asked, strict=True)]
+    packed = chunks.packed(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
+    flat = iter(reader.read(None, packed, size)[1].reshape(-1).tolist())
+    routed = [list(itertools.islice(flat, n)) for n in asked]
+  first = [mine[0] for mine in routed] if first is None else first
+  if reader.by == 'chooser':
+    choose = functools.partial(chunk_router.choose, reader.model, reader.chooser)
+    later = chunks.in_batches(choose, size, *rows)[:, W - 1 :: W].tolist()
+  elif reader.by == 'router':
+    later = [mine[1:] for mine in routed]
+  else:
+    later = [[path] * count for path, count in zip(first, counts, strict=True)]
+  return [[int(first[n]), *later[n][: count - 1]] for n, count in enumerate(counts)]
+
+
+def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str]]:
+  """The text of every chunk of each; a character that two chunks spell is the second one's."""
+  found: list[list[str]] = []
+  transcript = Transcript(tokenizer, ())
+  for text, following in zip(texts, [*texts[1:], None], strict=True):
+    if not text.goes_on:
+      transcript = Transcript(tokenizer, ())
+    words = []
+    for start in range(0, len(text.tokens), W):
+      for token in text.tokens[start : start + W]:
+        transcript.add(token)
+      if start + W >= len(text.tokens) and not (following and following.goes_on):
+        transcript.close()
+      words.append(transcript.take(everything=True))
+    found.append(words)
+  return found
+
+
+# -- of a text
+
+
+def of_text(run: trained_lib.Trained, text: str, W: int, path: int | None, version: int | None) -> chunks.Excerpts:
+  """Any text, cut into sequences as training text is, each routed by its own first tokens.
+
+  Args:
+    W: tokens in a chunk.
+    path: that reads all of it; None: as it is routed.
+    version: of the paths; None: that early stopping chose.
+
+  Raises:
+    ValueError: the text is empty; there is no such path or version; or nothing is there to choose a path.
+  """
+  if not text:
+    raise ValueError('the text is empty: give it a word')
+  if path is None and run.layout.grid.num_paths == 1:
+    path = 0
+  reader, longest = _reader_of_trained(run, path is None, version), run.settings.model.seq_len
+  tokens = reader.tokenizer.encode(text, eos=False)
+  name = 'from token {}' if len(tokens) > longest else ''
+  texts = [Text(name.format(i), tokens[i : i + longest], i > 0) for i in range(0, len(tokens), longest)]
+  length = min(longest, -(-max(min(len(tokens), longest), reader.prefix_tokens) // ROUND) * ROUND)
+  return read(reader, texts, W, length, None if path is None else [path] * len(texts))
+
+
+def _reader_of_trained(run: trained_lib.Trained, routes: bool, version: int | None) -> Reader:
+  _ = run.best_versions  # raises where no path is there yet
+  base: Any = run.router.base if routes else jax.device_put(run.parameters('base/params.safetensors'))
+  return Reader(
+    model_lib.make(run.settings.model, len(base['embed/tokens'])), base, lambda path: run.path(path, version).params,
+    run.router.fitted if routes else None, run.chooser if routes else None, run.tokenizer,
+    run.settings.routing.prefix_tokens,
+  )  # fmt: skip
+
+
+# -- of a run
+
+
+def write(run: run_lib.Run):
+  """Those of validation documents, for the report; none where all paths are one model."""
+  if any(level.axes for level in run.layout.levels):
+    run_lib.only_first_process(lambda: _write(run), 'excerpts')
+
+
+def _write(run: run_lib.Run):
+  s, split = run.settings, run.sequences('validation')
+  first, domains = run.routed('validation', s.rounds), run.result('tokenize')['domains']
+  chosen, length = choose(run), min(TOKENS, run.eval_len)
+  texts = [Text(domains[x.domain], x.tokens[:length]) for x in split.read(chosen)]
+
+  def known(path: int) -> np.ndarray:
+    scored = token_losses.read(run.workdir / 'evaluation' / 'validation', run.layout.grid.num_paths)
+    return scored.nll[path][chosen, :length]
+
+  are_known = s.evaluate.reroute_every or s.evaluate.mixture
+  found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known if are_known else None)
+  checkpoint.write_json(run.workdir / chunks.FILE, metrics.plain(found.to_dict()))
+
+
+def choose(run: run_lib.Run) -> list[int]:
+  """Validation documents: again and again the one whose domain and path are the fewest so far, the longest of these."""
+  drawn = np.random.default_rng(run.settings.seed).permutation(len(run.sequences('validation')))[:CANDIDATES].tolist()
+  sequences = dict(zip(drawn, run.sequences('validation').read(drawn), strict=True))
+  paths = run.routed('validation', run.settings.rounds)
+  kinds = {n: (('path', paths[n]), ('domain', x.domain)) for n, x in sequences.items()}
+  lengths = {n: min(TOKENS, len(x.tokens)) for n, x in sequences.items()}
+  chosen: list[int] = []
+  while len(chosen) < min(DOCUMENTS, len(drawn)):
+    seen = collections.Counter(kind for n in chosen for kind in kinds[n])
+    left = [n for n in drawn if n not in chosen]
+    chosen.append(min(left, key=lambda n: (sum(seen[kind] for kind in kinds[n]), -lengths[n])))
+  return chosen
+
+
+def _reader_of_run(run: run_lib.Run) -> Reader:
+  """With the learned chooser, where the run re-routes by one, else with the last round's router, where it has one."""
+  s, fitted, chooser = run.settings, None, None
+  if s.evaluate.reroute_every and s.evaluate.chunk_router_steps:
+    chooser = jax.device_put(safetensors.numpy.load_file(run.workdir / 'evaluation' / 'chooser.safetensors'))
+  elif (found := run.workdir / 'routing' / str(s.rounds) / 'router.safetensors').exists():
+    fitted = router.Router(**jax.device_put(safetensors.numpy.load_file(found)))
+
+  def params(path: int):
+    return jax.device_put(checkpoint.load_path(run.workdir, run.layout, path))
+
+  base = jax.device_put(run.base())
+  return Reader(run.model, base, params, fitted, chooser, run.tokenizer, s.routing.prefix_tokens)

@@ -1,0 +1,111 @@
+"""Text coloured by the path that reads it, as a part of a page; the same in a terminal."""
+
+import html
+
+from dipaco_jax import page
+from dipaco_jax.chunks import Chunk, Excerpt, Excerpts
+from dipaco_jax.grid import Grid
+
+MANY = 32  # paths; of more, the legend has those that are met
+LEGEND = (
+  'Each stretch has the colour of its path, whose number stands where the path changes; point at it for its losses. '
+  'Underlined: the base model does better. In italics: the first {} tokens, which no loss counts.'
+)
+
+# From pale to strong. Of 4 x 4 paths no two are alike, whatever the eyes' cones lack; ink is legible on all of them.
+HUES = (
+  ('d1dbff', '7f93f8'), ('f6e277', 'b9a21c'), ('b3febf', '67ce7d'), ('fff1f5', 'de6d9d'), ('d3f3f8', '54bfd6'),
+  ('f8dcc8', 'df8650'), ('ecdffb', 'b58ae8'), ('e8eaed', 'a3a9b3'),
+)  # fmt: skip
+# A terminal obeys control characters, and a page may have none: their pictures.
+PRINTABLE = {c: 0x2400 + c for c in range(32) if chr(c) not in '\n\t'} | {c: 0xFFFD for c in range(127, 160)}
+
+
+def colour(grid: Grid, path: int) -> str:
+  """'#rrggbb' of a path: the first axis is the hue, as far as there are hues; all else is the shade."""
+  first = grid.shape[0] if grid.shape else 1
+  along, other = divmod(path, grid.num_paths // first)
+  hues = min(first, len(HUES))
+  shades = -(-first // hues) * (grid.num_paths // first)
+  shade = along // hues * (grid.num_paths // first) + other
+  strength = shade / (shades - 1) * (1 if shades > 2 else 0.7) if shades > 1 else 0.5
+  ends = (bytes.fromhex(end) for end in HUES[along % hues])
+  return '#' + bytes(round(a + (b - a) * strength) for a, b in zip(*ends, strict=True)).hex()
+
+
+def make(found: Excerpts, grid: Grid) -> str:
+  """What the colours mean, and every text with its losses, side by side where there is room."""
+  how = page.element('b', 'Text by the path that reads it') + page.element('p', words(found))
+  how += page.element('p', LEGEND.format(found.prefix_tokens))
+  documents = [_document(found, document, grid) for document in found.documents]
+  return page.box(how + _keys(found, grid)) + page.row(documents)
+
+
+def words(found: Excerpts) -> str:
+  """How the paths were chosen."""
+  if not found.by:
+    return 'Each text has one path.'
+  prefix, every = found.prefix_tokens, f'It is chosen anew every {found.every} tokens'
+  by = f'the router, from the {prefix} tokens' if found.by == 'router' else 'the learned chooser, from all tokens'
+  return f'A text begins under the path that its first {prefix} tokens are routed to. {every}, by {by} before.'
+
+
+def figures(found: Excerpts, document: Excerpt) -> str:
+  """A text's losses in a line."""
+  if not document.counted:
+    return f'No loss is counted: the text is no longer than the {found.prefix_tokens} tokens that the router reads.'
+  under = f'{number(document.base)} nats a token under the base, {number(document.nats)} under path {document.path}'
+  return f'{under}, {number(document.rerouted)} with paths chosen anew.' if found.by else f'{under}.'
+
+
+def number(nats: float | None) -> str:
+  return '-' if nats is None else f'{nats:.3f}'
+
+
+def changes(document: Excerpt) -> list[bool]:
+  """Whether each chunk has another path than the one before it; the first has."""
+  paths = [chunk.path for chunk in document.chunks]
+  return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]
+
+
+def printable(text: str) -> str:
+  return text.translate(PRINTABLE)
+
+
+def _keys(found: Excerpts, grid: Grid) -> str:
+  """All paths, or, of many, those that are met."""
+  met = {chunk.path for document in found.documents for chunk in document.chunks}
+  paths = range(grid.num_paths) if grid.num_paths <= MANY else sorted(met)
+  places = {p: f' = {",".join(map(str, grid.coordinates(p)))}' if len(grid.shape) > 1 else '' for p in paths}
+  keys = (f'<span style="background:{colour(grid, p)}">{p}{places[p]}</span>' for p in paths)
+  return f'<p class="keys">Paths {" ".join(keys)}</p>'
+
+
+def _name(grid: Grid, path: int) -> str:
+  """'path 3: a 1, b 1'."""
+  axes = ', '.join(f'{name} {at}' for name, at in zip(grid.names, grid.coordinates(path), strict=True))
+  return f'path {path}: {axes}' if len(grid.shape) > 1 else f'path {path}'
+
+
+def _document(found: Excerpts, document: Excerpt, grid: Grid) -> str:
+  text = ''.join(
+    _chunk(chunk, grid, changed) for chunk, changed in zip(document.chunks, changes(document), strict=True)
+  )
+  name = page.element('b', printable(document.name)) if document.name else ''
+  return page.box(f'{name}{page.element("p", figures(found, document), "quiet")}<div class="text">{text}</div>')
+
+
+def _chunk(chunk: Chunk, grid: Grid, changed: bool) -> str:
+  losses, kinds = [f'{number(chunk.nats)} nats a token', f'base {number(chunk.base)}'], []
+  if chunk.nats is not None and chunk.base is not None:
+    losses.append(f'difference {chunk.nats - chunk.base:+.3f}')
+    kinds += ['worse'] * (chunk.nats > chunk.base)
+  if not chunk.counted:
+    losses.append('not counted')
+    kinds.append('prefix')
+  title = '\n'.join([_name(grid, chunk.path), *losses])
+  mark = f'<sup>{chunk.path}</sup>' if changed else ''
+  return (
+    f'<span class="{" ".join(kinds)}" style="background:{colour(grid, chunk.path)}" title="{html.escape(title)}">'
+    f'{mark}{html.escape(printable(chunk.text))}</span>'
+  )
