@@ -18,7 +18,8 @@ SET_UP = (
   '--config=configs/tiny.py --workdir=runs/tiny',
   "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest -q",
 )
-COMMANDS = ('main', 'status', 'generate', 'export', 'harness', 'report')
+COMMANDS = ('main', 'status', 'generate', 'export', 'harness', 'report', 'inspect')
+FILES = {'inspect': 'inspection'}
 
 
 def blocks(language: str) -> list[str]:
@@ -31,7 +32,7 @@ def test_set_up_lines():
 
 def test_every_command_and_option_is_there():
   assert set(re.findall(r'-m dipaco_jax\.(\w+)', PAGES)) == set(COMMANDS)
-  source = ''.join((ROOT / 'dipaco_jax' / f'{name}.py').read_text() for name in COMMANDS)
+  source = ''.join((ROOT / 'dipaco_jax' / f'{FILES.get(name, name)}.py').read_text() for name in COMMANDS)
   source += (ROOT / 'launch' / 'local.py').read_text()
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', README)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options

@@ -1,0 +1,65 @@
+"""Which path reads what, and what it gains on the base model, for any text:
+
+    python -m dipaco_jax.inspect --workdir=DIR --text='Some text'
+    python -m dipaco_jax.inspect --workdir=DIR --file=notes.txt --every=16 --html=notes.html
+
+The workdir may be s3:// or gs://. What `python -m dipaco_jax.inspect` runs is here: a file inspect.py would hide
+Python's own from whoever runs a file of this folder.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from dipaco_jax import command
+
+
+def text_of(words: str | None, file: str | None) -> str:
+  """What is to be read."""
+  from dipaco_jax import remote
+
+  if (words is None) == (file is None):
+    raise ValueError('give a text: --text=WORDS or --file=FILE; --file=- is standard input')
+  if file is None:
+    return words or ''
+  try:
+    return (sys.stdin.buffer.read() if file == '-' else remote.read(file)).decode()
+  except OSError as e:
+    raise ValueError(f'--file={file}: {e.strerror or e}') from e
+  except UnicodeDecodeError as e:
+    raise ValueError(f'--file={file} is not UTF-8 ({e.reason} at byte {e.start})') from e
+
+
+def main():
+  options = flags.FLAGS
+  if not options.workdir:
+    raise ValueError('name a run with --workdir=DIR')
+  text = text_of(options.text, options.file)
+  command.quiet()
+  from dipaco_jax import checkpoint, excerpts, excerpts_panel, excerpts_text, page, trained
+
+  run = trained.Trained(options.workdir)
+  command.keep_programs()
+  every = excerpts.every(run.settings) if options.every is None else options.every
+  found = excerpts.of_text(run, text, every, options.path, options.version)
+  grid = run.layout.grid
+  if options.html:
+    title = f'Which path reads what: {options.workdir}'
+    parts = [page.element('h1', 'Which path reads what'), page.element('p', options.workdir, 'quiet')]
+    checkpoint.write_file(pathlib.Path(options.html), page.page(title, [*parts, excerpts_panel.make(found, grid)]))
+  print(excerpts_text.make(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  flags.DEFINE_string('text', None, 'What is to be read.')
+  flags.DEFINE_string('file', None, 'Where it is; - for standard input.')
+  flags.DEFINE_integer(
+    'every', None, 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.', lower_bound=1
+  )
+  flags.DEFINE_integer('path', None, 'That reads all of it; by default the paths are chosen.')
+  flags.DEFINE_integer('version', None, 'Of the paths; by default the one that early stopping chose for each.')
+  flags.DEFINE_string('html', None, 'Also writes a page there.')
+  command.run(main)
