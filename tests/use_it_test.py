@@ -13,11 +13,8 @@ import dipaco_jax
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 SECTION = (ROOT / 'README.md').read_text().split('\n## Use it\n')[1].split('\n## ')[0]
-COMMANDS = [
-  line
-  for block in re.findall(r'^```\n(.*?)^```$', SECTION, re.MULTILINE | re.DOTALL)
-  for line in block.replace('\\\n', ' ').splitlines()
-]
+BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', SECTION, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace('\\\n', ' ').splitlines()]
 ELSEWHERE = {  # what they need is not here: an address to listen on for good, tasks to download, somebody's Llama
   'dipaco_jax.serve': 'serve_test.py', 'dipaco_jax.harness': 'harness_test.py', 'dipaco_jax.main': 'hf_import_test.py',
 }  # fmt: skip
@@ -54,7 +51,7 @@ def test_other_commands_have_tests_of_their_own(module):
 
 def test_python(folder, monkeypatch):
   monkeypatch.chdir(folder)
-  (program,) = re.findall(r'^```python\n(.*?)^```$', SECTION, re.MULTILINE | re.DOTALL)
+  (program,) = [block for kind, block in BLOCKS if kind == 'python']
   space: dict = {}
   exec(program, space)
   assert space['logits'].shape[1] == 300 and 0 <= space['number'] < 4
