@@ -88,6 +88,8 @@ class Engine:
   def admit(self):
     """Reads texts, the oldest first, as far as there is room on their paths: each has its first token then."""
     for text in sorted([*self.waiting, *self.moving], key=lambda text: text.turn):
+      if len(self.batches) >= self.max_paths and all(b.count >= self.max_batch for b in self.batches.values()):
+        break
       with self._blamed([text]):
         text.paths = text.paths or [self._choice(text)]
         if (path := self._room(text)) is not None:
@@ -154,7 +156,7 @@ class Engine:
   def _close(self):
     """Where a text waits for a place in memory for its path, the path that is done soonest is closed to younger texts:
     paths that are in memory, and asked for all the time, would keep it for ever."""
-    kept_out = [text for text in (*self.waiting, *self.moving) if text.paths[-1] not in self.batches]
+    kept_out = [text for text in (*self.waiting, *self.moving) if text.paths and text.paths[-1] not in self.batches]
     self.closed = None
     if kept_out and self.batches:
       soonest = min(self.batches, key=lambda number: self.batches[number].left)
