@@ -64,6 +64,7 @@ class Driver:
   def __init__(self, make: Callable[[], Engine], metrics: Metrics):
     self.make, self.metrics = make, metrics
     self.failure: BaseException | None = None  # that ended the thread
+    self.closed = False  # by the loop, which will not hear of more
     self.engine: Engine  # there when `changed` is called
     self.thread = threading.Thread(target=self._main, daemon=True)
     self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -88,13 +89,14 @@ class Driver:
     self._inbox.put(functools.partial(self._cancel, ticket))
 
   def close(self):
+    self.closed = True
     self._inbox.put(None)
 
   def _main(self):
     try:
       engine = self.engine = self.make()
       self._loop.call_soon_threadsafe(self._changed)
-      while True:
+      while not self.closed:
         while not (engine.busy and self._inbox.empty()):
           if (what := self._inbox.get()) is None:
             return
@@ -102,8 +104,9 @@ class Driver:
         self._turn(engine.admit)
         self._turn(engine.advance)
     except BaseException as e:
-      self.failure = e
-      self._loop.call_soon_threadsafe(self._changed)
+      if not self.closed:
+        self.failure = e
+        self._loop.call_soon_threadsafe(self._changed)
 
   def _start(self, ticket: Ticket):
     ticket.texts = {index: self.engine.start(request) for index, request in enumerate(ticket.asked.requests)}

@@ -66,12 +66,12 @@ def main() -> int:
 def serve(f) -> int:
   """Until a signal, whose exit status it is."""
   check(f)
+  listener = listen(f.host, f.port)
   command.quiet()
   try:
     from dipaco_jax import generation, openai_api, server, trained
   except ModuleNotFoundError as e:
     raise ValueError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
-  listener = listen(f.host, f.port)
   host, port = listener.getsockname()[:2]
   url = f'http://{f"[{host}]" if ":" in host else host}:{port}'
   if not ipaddress.ip_address(host).is_loopback and not os.environ.get('DIPACO_API_KEY'):

@@ -1,0 +1,438 @@
+"""A server as people run it: right answers to many at one time, clear errors, places that are free again, and its end.
+
+What is right: what an engine of this process writes, alone with the request's texts.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import made_run
+import numpy as np
+import openai
+import pytest
+
+import dipaco_jax
+from dipaco_jax import generation, trained
+from dipaco_jax.request import Request
+
+ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
+KEY = 'a key'
+HEADERS = {'Content-Type': 'application/json', 'Authorization': f'Bearer {KEY}'}
+CLIENTS = 16
+PATIENCE_S = 120
+
+
+class Serving:
+  """A process, and how to talk to it."""
+
+  def __init__(self, workdir: pathlib.Path, log: pathlib.Path, *options: str):
+    env = os.environ | {'PYTHONPATH': str(ROOT), 'DIPACO_API_KEY': KEY}
+    command = [sys.executable, '-m', 'dipaco_jax.serve', f'--workdir={workdir}', '--port=0', *options]
+    self.log = log
+    with open(log, 'w') as err:
+      self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
+
+  def wait(self) -> str:
+    """Until it serves; what it says then."""
+    said = self.process.stdout.readline() + self.process.stdout.readline()
+    assert said, self.log.read_text()
+    self.port = int(said.partition('/v1')[0].rpartition(':')[2])
+    return said
+
+  def connect(self) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection('127.0.0.1', self.port, timeout=PATIENCE_S)
+
+  def ask(self, body, connection=None, headers=HEADERS):
+    """(status, answer) of POST /v1/completions; the answer of a stream is a list."""
+    if connection is None:
+      with contextlib.closing(self.connect()) as connection:
+        return self.ask(body, connection, headers)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request('POST', '/v1/completions', data, headers)
+    response = connection.getresponse()
+    if response.headers['content-type'].startswith('text/event-stream'):
+      return response.status, events(response)
+    return response.status, json.loads(response.read())
+
+  def get(self, path: str):
+    with contextlib.closing(self.connect()) as connection:
+      connection.request('GET', path, headers=HEADERS)
+      response = connection.getresponse()
+      return response.status, response.read().decode()
+
+  def measured(self, name: str) -> float:
+    return float(self.get('/metrics')[1].split(f'\n{name} ')[1].split('\n')[0])
+
+  def open(self, body) -> socket.socket:
+    """A connection with a request that is on; nothing of the answer is read."""
+    data = json.dumps(body).encode()
+    head = ''.join(f'{name}: {value}\r\n' for name, value in (HEADERS | {'Content-Length': len(data)}).items())
+    connection = socket.create_connection(('127.0.0.1', self.port), PATIENCE_S)
+    connection.sendall(f'POST /v1/completions HTTP/1.1\r\nHost: here\r\n{head}\r\n'.encode() + data)
+    return connection
+
+
+def events(response) -> list:
+  """Of a stream, up to [DONE]."""
+  found = []
+  for line in response:
+    if line.strip():
+      assert line.startswith(b'data: '), line
+      data = line[6:].strip()
+      found.append('[DONE]' if data == b'[DONE]' else json.loads(data))
+  return found
+
+
+def wait_for(what, seconds: float = PATIENCE_S):
+  until = time.monotonic() + seconds
+  while not what():
+    assert time.monotonic() < until
+    time.sleep(0.01)
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('served') / 'run'
+  made_run.write(folder, made_run.settings(model={'seq_len': 1024}))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def server(workdir):
+  """One for all tests. A module that path 3 alone has is away until a test puts it back."""
+  (workdir / 'modules' / '1').rename(workdir / 'away')
+  made = Serving(workdir, workdir.parent / 'log', '--max_paths=2', '--grace_s=1.5', '--max_waiting=64')
+  try:
+    made.said = made.wait()
+    yield made
+  finally:
+    made.process.kill()
+    made.process.communicate()
+
+
+@pytest.fixture(scope='module')
+def engine(workdir, server):
+  return generation.Engine(trained.Trained(str(workdir)), max_batch=4)
+
+
+def test_what_it_says_is_so(server):
+  first, curl = server.said.splitlines()
+  assert 'run/path-0 to path-3' in first and f'127.0.0.1:{server.port}/v1' in first
+  done = subprocess.run(
+    curl + f" -s -H 'Authorization: Bearer {KEY}'", shell=True, capture_output=True, text=True, timeout=PATIENCE_S
+  )
+  assert json.loads(done.stdout)['usage']['completion_tokens'] > 0, done.stderr
+
+
+def test_what_fails_is_an_error_of_its_own_request_and_in_the_log_alone(server, workdir):
+  whole, other = {'model': 'run/path-3', 'prompt': 'fox'}, {'model': 'run/path-1', 'prompt': 'fox'}
+  status, said = server.ask(whole)
+  assert (status, said['error']['type']) == (500, 'server_error') and 'Traceback' not in json.dumps(said)
+  assert server.ask(other)[0] == 200
+  assert server.ask(whole | {'stream': True})[0] == 500
+  log = server.log.read_text()
+  assert log.count('a request failed\nTraceback') == 2 and 'modules/1/index-0.json is missing' in log
+  (workdir / 'away').rename(workdir / 'modules' / '1')
+  assert server.ask(whole)[0] == 200
+
+
+MALFORMED = [
+  (b'{"model": "run", "prompt"', 400, None, 'is no JSON'),
+  (b'[' * 100_000, 400, None, 'is no JSON'),
+  (b'\xff\xfe{}', 400, None, 'is no JSON'),
+  (b'[]', 400, None, 'should be a JSON object'),
+  (b' ' * 2_100_000, 413, None, 'larger than 2097152 bytes'),
+  ({'model': None}, 400, 'model', 'model is missing'),
+  ({'prompt': None}, 400, 'prompt', 'prompt is missing'),
+  ({'model': 'gpt-4'}, 404, 'model', "there is no model 'gpt-4': ask for run"),
+  ({'model': 'run/path-4'}, 404, 'model', 'run/path-0 to path-3'),
+  ({'model': 7}, 400, 'model', 'model should be a string'),
+  ({'prompt': ''}, 400, 'prompt', 'give it a word'),
+  ({'prompt': []}, 400, 'prompt', 'prompt should be a string'),
+  ({'prompt': {'text': 'fox'}}, 400, 'prompt', 'prompt should be a string'),
+  ({'prompt': ['fox', 3]}, 400, 'prompt', 'prompt should be a string'),
+  ({'prompt': [[3], []]}, 400, 'prompt', 'prompt should be a string'),
+  ({'prompt': [3, 330]}, 400, 'prompt', 'from 0 to 329'),
+  ({'prompt': [-1]}, 400, 'prompt', 'from 0 to 329'),
+  ({'prompt': '\ud800'}, 400, 'prompt', 'half a character'),
+  ({'prompt': 'fox ' * 1024}, 400, 'prompt', 'shorten the prompt'),
+  ({'max_tokens': 1024}, 400, 'prompt', 'or set max_tokens to 10'),
+  ({'max_tokens': 0}, 400, 'max_tokens', 'max_tokens=0'),
+  ({'max_tokens': '9'}, 400, 'max_tokens', 'a whole number'),
+  ({'max_tokens': True}, 400, 'max_tokens', 'a whole number'),
+  ({'temperature': -1}, 400, 'temperature', 'temperature=-1'),
+  ({'temperature': float('nan')}, 400, 'temperature', 'temperature=nan'),
+  ({'temperature': 10**400}, 400, 'temperature', 'less than 2^31'),
+  ({'temperature': 'hot'}, 400, 'temperature', 'temperature should be a number'),
+  ({'top_p': 0}, 400, 'top_p', 'above 0'),
+  ({'top_k': 10**20}, 400, 'top_k', 'less than 2^31'),
+  ({'n': 0}, 400, 'n', '1 to 64'),
+  ({'n': 65}, 400, 'n', '1 to 64'),
+  ({'seed': -1}, 400, 'seed', 'from 0'),
+  ({'stop': 3}, 400, 'stop', 'a string, or a list'),
+  ({'stop': ['.', '']}, 400, 'stop', 'empty string'),
+  ({'stream': 'yes'}, 400, 'stream', 'true or false'),
+  ({'stream_options': {'include_usage': True}}, 400, 'stream_options', 'set stream to true'),
+  ({'stream': True, 'stream_options': {'usage': 1}}, 400, 'stream_options', 'include_usage'),
+  ({'path': 4}, 400, 'path', 'the paths are 0 to 3'),
+  ({'path': 1, 'model': 'run/path-2'}, 400, 'path', 'leave one of them out'),
+  ({'path': 1, 'reroute_every': 8}, 400, 'reroute_every', 'and 0 where path=1'),
+  ({'logprobs': 0}, 400, 'logprobs', 'logprobs is not supported: leave it out'),
+  ({'best_of': 2}, 400, 'best_of', 'not supported'),
+  ({'suffix': 'end'}, 400, 'suffix', 'not supported'),
+  ({'logit_bias': {'50256': -100}}, 400, 'logit_bias', 'not supported'),
+  ({'presence_penalty': 0.5}, 400, 'presence_penalty', 'not supported'),
+  ({'frequency_penalty': -0.5}, 400, 'frequency_penalty', 'not supported'),
+  ({'tempreature': 1}, 400, 'tempreature', 'did you mean temperature?'),
+  ({'\ud800': 1}, 400, '\ud800', 'there is no field'),
+]
+
+
+def malformed(index: int):
+  body, *expected = MALFORMED[index % len(MALFORMED)]
+  return (body if isinstance(body, bytes) else {'model': 'run', 'prompt': 'fox'} | body), expected
+
+
+def assert_refused(found, expected):
+  (status, said), (expected_status, param, words) = found, expected
+  assert status == expected_status and set(said) == {'error'}, said
+  assert set(said['error']) == {'message', 'type', 'param', 'code'}
+  assert said['error']['param'] == param and words in said['error']['message'], said
+  assert said['error']['type'] == 'invalid_request_error' and '\n' not in said['error']['message']
+
+
+@pytest.mark.parametrize('index', range(len(MALFORMED)), ids=lambda index: str(MALFORMED[index][0])[:40])
+def test_what_cannot_be_answered_is_refused_in_words(server, index):
+  body, expected = malformed(index)
+  assert_refused(server.ask(body), expected)
+
+
+def test_other_requests(server):
+  status, said = server.ask({'model': 'run', 'prompt': 'fox'}, headers={'Content-Type': 'application/json'})
+  assert status == 401 and said['error']['code'] == 'invalid_api_key' and 'DIPACO_API_KEY' in said['error']['message']
+  assert server.ask({}, headers=HEADERS | {'Content-Type': 'text/plain'})[0] == 415
+  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 404, '/': 404, '/v1/models/x': 404}.items():
+    status, said = server.get(path)
+    assert status == expected and json.loads(said)['error']['message'].startswith('there is no ')
+  assert server.get('/health') == (200, '{"status":"ready"}')
+  names = [model['id'] for model in json.loads(server.get('/v1/models')[1])['data']]
+  assert names == ['run', 'run/path-0', 'run/path-1', 'run/path-2', 'run/path-3']
+  assert json.loads(server.get('/v1/models/run/path-2')[1])['id'] == 'run/path-2'
+
+
+def draw(rng: np.random.Generator, tokenizer) -> tuple[dict, list[Request]]:
+  """A body, and the requests that it should become."""
+  text = made_run.TEXT[rng.integers(3)]
+  start = int(rng.integers(len(text) - 4))
+  prompts = [text[start : start + int(rng.integers(2, 30))] for _ in range(rng.choice([1, 1, 1, 2]))]
+  tokens = [tuple(tokenizer.encode(prompt, eos=False).tolist()) for prompt in prompts]
+  kinds = [prompts, [list(ids) for ids in tokens]] if len(prompts) > 1 else [prompts[0], list(tokens[0]), prompts]
+  fields = {'seed': int(rng.integers(100)), 'temperature': float(rng.choice([0, 0.8]))}
+  fields |= [{}, {'top_k': 5}, {'top_p': 0.7}][rng.integers(3)]
+  fields |= [{}, {}, {}, {'path': int(rng.integers(4))}, {'reroute_every': 16}][rng.integers(5)]
+  most = [{}, {'max_tokens': int(rng.integers(1, 30))}][rng.integers(2)]
+  n = int(rng.choice([1, 1, 1, 2]))
+  whole = {'max_tokens': 16} | most | fields
+  requests = [Request(**whole | {'tokens': ids, 'seed': whole['seed'] + i}) for ids in tokens for i in range(n)]
+  body = {'model': 'run', 'prompt': kinds[rng.integers(len(kinds))], 'n': n, **most, **fields}
+  return body, requests
+
+
+def with_stop(rng, body, requests, texts) -> tuple[dict, list[Request]]:
+  """The same, to end in the middle of what would be written."""
+  longest = max((text.transcript.text for text in texts), key=len)
+  at = len(longest) // 2
+  stop = longest[at : at + int(rng.integers(1, 5))]
+  if not stop or rng.random() < 0.5:
+    return body, requests
+  stops = rng.random() < 0.5 and ['nowhere', stop]
+  return body | {'stop': stops or stop}, [dataclasses.replace(r, stop=tuple(stops or [stop])) for r in requests]
+
+
+def generate(engine, groups, known=()) -> list[list]:
+  """The texts of groups of requests, those of `known` where these have the same."""
+  found = {text.request: text for texts in known for text in texts}
+  requests = [request for requests in groups for request in requests if request not in found]
+  found |= {text.request: text for text in engine.generate(requests)}
+  return [[found[request] for request in requests] for requests in groups]
+
+
+def gathered(answer) -> list[tuple]:
+  """(text, finish_reason, paths) of the choices of an answer or of a stream; what is not right about it fails."""
+  if isinstance(answer, dict):
+    assert [choice['index'] for choice in answer['choices']] == list(range(len(answer['choices'])))
+    return [(choice['text'], choice['finish_reason'], choice['paths']) for choice in answer['choices']]
+  assert answer.pop() == '[DONE]'
+  found: dict[int, tuple] = {}
+  for choice in (choice for event in answer for choice in event['choices']):
+    text, finished, _ = found.get(choice['index'], ('', None, []))
+    assert finished is None
+    found[choice['index']] = (text + choice['text'], choice['finish_reason'], choice['paths'])
+  return [found[index] for index in range(len(found))]
+
+
+def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, request):
+  """A tenth of them malformed; greedy or drawn, streamed or not, alone or several, with stops, paths named or not."""
+  number = 1000 if request.config.getoption('--slow') else 200
+  rng = np.random.default_rng(0)
+  drawn = [draw(rng, engine.run.tokenizer) for _ in range(number * 9 // 10)]
+  whole = generate(engine, [requests for _, requests in drawn])
+  drawn = [with_stop(rng, body, requests, texts) for (body, requests), texts in zip(drawn, whole, strict=True)]
+  bodies = [body | {'stream': bool(rng.integers(2))} for body, _ in drawn]
+  right = [
+    [(text.transcript.text, text.finished, text.paths) for text in texts]
+    for texts in generate(engine, [requests for _, requests in drawn], whole)
+  ]
+  jobs = [(body, answer, None) for body, answer in zip(bodies, right, strict=True)]
+  jobs += [(body, None, expected) for body, expected in map(malformed, range(number // 10))]
+  jobs = [jobs[i] for i in rng.permutation(len(jobs))]
+  kept, opened = threading.local(), []
+
+  def work(job):
+    body, answer, expected = job
+    if not hasattr(kept, 'connection'):
+      kept.connection = server.connect()
+      opened.append(kept.connection)
+    found = server.ask(body, kept.connection)
+    if expected:
+      assert_refused(found, expected)
+    else:
+      assert found[0] == 200, found
+      assert gathered(found[1]) == answer
+
+  began = time.monotonic()
+  with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+    done = [pool.submit(work, job) for job in jobs]
+  for connection in opened:
+    connection.close()
+  for future in done:
+    future.result()
+  print(f'{number} requests of {CLIENTS} clients in {time.monotonic() - began:.1f} s')
+  assert len(done) == number and {'stop', 'length'} == {why for texts in right for _, why, _ in texts}
+
+
+def test_openais_client(server, engine):
+  with openai.OpenAI(base_url=f'http://127.0.0.1:{server.port}/v1', api_key=KEY, max_retries=0) as client:
+    assert client.models.list().data[0].id == 'run' and client.models.retrieve('run/path-2').id == 'run/path-2'
+    ask = {'model': 'run/path-2', 'prompt': 'The quick', 'max_tokens': 30, 'temperature': 0.7, 'seed': 5}
+    answer = client.completions.create(**ask, n=2, echo=True)
+    tokens = tuple(engine.run.tokenizer.encode('The quick', eos=False).tolist())
+    right = engine.generate([Request(tokens, 30, 2, temperature=0.7, seed=seed) for seed in (5, 6)])
+    assert [c.text for c in answer.choices] == ['The quick' + text.transcript.text for text in right]
+    assert [c.finish_reason for c in answer.choices] == [text.finished for text in right]
+    num_tokens = [len(text.tokens) - len(tokens) for text in right]
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(tokens), sum(num_tokens))
+    with client.completions.create(**ask, stream=True, stream_options={'include_usage': True}) as stream:
+      *chunks, last = list(stream)
+    assert ''.join(chunk.choices[0].text for chunk in chunks) == right[0].transcript.text and len(chunks) > 3
+    assert chunks[-1].choices[0].finish_reason == right[0].finished
+    assert not last.choices and last.usage.completion_tokens == num_tokens[0]
+    with pytest.raises(openai.BadRequestError, match='logprobs is not supported') as refused:
+      client.completions.create(**ask, logprobs=1)
+    assert refused.value.param == 'logprobs'
+    with pytest.raises(openai.NotFoundError, match='there is no model'):
+      client.completions.create(**ask | {'model': 'gpt-4'})
+    with pytest.raises(openai.AuthenticationError):
+      client.with_options(api_key='another').completions.create(**ask)
+
+
+MANY = {'model': 'run/path-1', 'prompt': 'fox', 'max_tokens': 1000, 'n': 48}  # for seconds; until_eos ends few of them
+CLIENT = """
+import http.client, json, sys
+connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))
+connection.request('POST', '/v1/completions', sys.argv[2], json.loads(sys.argv[3]))
+print(connection.getresponse().readline(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def on_the_way(server, how: str):
+  """Many texts that grow, until who asked for them is gone."""
+  body = MANY | {'stream': how != 'whole'}
+  if how == 'killed':
+    command = [sys.executable, '-c', CLIENT, str(server.port), json.dumps(body), json.dumps(HEADERS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+      assert client.stdout.readline().startswith(b"b'data: ")
+      yield
+      client.kill()
+  else:
+    with server.open(body) as connection:
+      if how == 'stream':
+        assert connection.recv(100).startswith(b'HTTP/1.1 200 OK')
+      yield
+
+
+@pytest.mark.parametrize('how', ['stream', 'whole', 'killed'])
+def test_who_hangs_up_frees_the_places(server, how):
+  before = server.measured('dipaco_completion_tokens_total')
+  with on_the_way(server, how):
+    wait_for(lambda: server.measured('dipaco_active_texts') == 8)
+    assert server.measured('dipaco_waiting_texts') > 16
+  wait_for(lambda: server.measured('dipaco_active_texts') == server.measured('dipaco_waiting_texts') == 0, 10)
+  assert server.measured('dipaco_completion_tokens_total') - before < MANY['n'] * MANY['max_tokens'] / 3
+  assert server.ask({'model': 'run/path-1', 'prompt': 'fox'})[0] == 200
+
+
+def test_a_full_queue_asks_to_come_again(server):
+  with on_the_way(server, 'whole'):
+    wait_for(lambda: server.measured('dipaco_active_texts') == 8)
+    with contextlib.closing(server.connect()) as connection:
+      connection.request('POST', '/v1/completions', json.dumps(MANY), HEADERS)
+      response = connection.getresponse()
+      assert response.status == 429 and response.headers['retry-after'] == '1'
+      assert json.loads(response.read())['error']['type'] == 'rate_limit_error'
+  wait_for(lambda: server.measured('dipaco_active_texts') == 0, 10)
+
+
+def test_metrics(server):
+  text = server.get('/metrics')[1]
+  for words in ('requests_total{status="200"}', 'requests_total{status="499"}', 'batch_texts_bucket{le="8.0"}'):
+    assert f'dipaco_{words}' in text
+  assert server.measured('dipaco_paths_loaded') == 2
+  assert server.measured('dipaco_first_token_seconds_count') >= server.measured('dipaco_token_seconds_count') > 0
+
+
+def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
+  def said(*options):
+    command = [sys.executable, '-m', 'dipaco_jax.serve', *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2 and done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1, done.stderr
+    return done.stderr
+
+  where = f'--workdir={workdir}'
+  assert f'--port={server.port}: Address already in use; choose another' in said(where, f'--port={server.port}')
+  assert '--max_batch=0 should be 1 or more' in said(where, '--max_batch=0')
+  assert 'name a run with --workdir=DIR' in said()
+
+
+def test_ctrl_c_lets_short_answers_end_and_cuts_long_ones(server):
+  """The last test: the server ends with it."""
+  short = {'model': 'run/path-0', 'prompt': 'fox', 'max_tokens': 60, 'stream': True, 'n': 8}
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    long = pool.submit(server.ask, MANY | {'stream': True, 'n': 64})
+    wait_for(lambda: server.measured('dipaco_active_texts') == 8)
+    answers = [pool.submit(server.ask, short)]
+    wait_for(lambda: server.measured('dipaco_active_texts') > 8)
+    server.process.send_signal(signal.SIGINT)
+    wait_for(lambda: server.get('/health')[0] == 503)
+    status, said = server.ask({'model': 'run', 'prompt': 'fox'})
+    assert status == 503 and 'stops' in said['error']['message']
+    assert all(why for _, why, _ in gathered(answers[0].result()[1]))
+    status, found = long.result()
+    assert status == 200 and found[-1]['error']['message'] == 'the server stops'
+  assert server.process.wait(10) == 130
+  log = server.log.read_text()
+  assert 'stopping: 2 answers' in log and log.count('a request failed') == 2 and 'Exception in ASGI' not in log
