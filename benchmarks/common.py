@@ -67,8 +67,8 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   made = model.make(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
   num_paths, D = layout.grid.num_paths, s.model.width
-  texts = tokenizer.sample(text.documents(s.data, 'train'), 200 * vocab_size, 0)
-  checkpoint.write_file(workdir / 'tokenizer.model', tokenizer.train(texts, vocab_size))
+  drawn = tokenizer.sample(text.documents(s.data, 'train'), 200 * vocab_size, 0)
+  checkpoint.write_file(workdir / 'tokenizer.model', tokenizer.train((words for _, words in drawn), vocab_size))
   checkpoint.write_json(workdir / 'config.json', s.to_dict())
   base = {name: np.asarray(x) for name, x in model.init(made, jax.random.key(0)).items()}
   checkpoint.write_file(workdir / 'base' / 'params.safetensors', checkpoint.to_bytes(base))
@@ -76,11 +76,11 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   fitted = router.linear(jax.numpy.zeros(D), jax.numpy.ones(D), centroids, jax.numpy.zeros(num_paths))
   arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
   checkpoint.write_file(workdir / 'routing' / '0' / 'router.safetensors', checkpoint.to_bytes(arrays))
-  drawn = (
+  found = (
     (level, module, {n: base[n] + rng.normal(0, 1e-3, base[n].shape).astype('f') for n in layout.names(level)})
     for level in layout.levels for module in layout.grid.modules(level)
   )  # fmt: skip
-  checkpoint.publish_module_files(workdir, 1, drawn)
+  checkpoint.publish_module_files(workdir, 1, found)
   checkpoint.write_json(workdir / 'paths' / 'best.json', {'version': [1] * num_paths})
 
 
