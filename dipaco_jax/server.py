@@ -35,6 +35,7 @@ from dipaco_jax.generation import Engine
 from dipaco_jax.openai_api import Asked, Refused
 
 BODY_BYTES = 2**21
+SMALL_BYTES = 2**14  # of a body, for which the others can wait
 BODY_S = 30  # for a body to come
 CLOSE_S = 2  # for connections to end when all is said
 HUNG_UP = 499  # what the metrics count where nobody waits for the answer
@@ -134,8 +135,8 @@ class Server:
 
   async def completions(self, request: Request) -> ASGIApp:
     """POST /v1/completions."""
-    model = self._ready()
-    asked = await asyncio.to_thread(model.parse, await _body(request))
+    model, body = self._ready(), await _body(request)
+    asked = model.parse(body) if len(body) < SMALL_BYTES else await asyncio.to_thread(model.parse, body)
     return functools.partial(self._stream if asked.stream else self._answer, asked)
 
   async def models(self, request: Request) -> Response:
