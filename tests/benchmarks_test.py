@@ -44,6 +44,14 @@ def test_outer_step():
 
 
 @pytest.mark.slow
+def test_serve():
+  sizes = '--num_layers=2 --vocab_size=512 --requests=6 --clients=3 --tokens=5 --prompt=8 --first_prompt=40 --repeats=1'
+  found = run('serve.py', *sizes.split())
+  assert {'ratio', 'first_token_ratio_40', 'routed_first_token_ratio_40'} <= set(found)
+  assert found['ratio'] == pytest.approx(found['tokens_per_s'] / found['offline_tokens_per_s']) and found['ratio'] > 0
+
+
+@pytest.mark.slow
 def test_paths():
   found = run('paths.py', '--num_layers=3', '--paths=1,4', '--steps=1', '--phases=1')
   assert {'time_ratio', 'memory_ratio', 'memory_ratios', 'results'} <= set(found)

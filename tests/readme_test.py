@@ -18,7 +18,7 @@ SET_UP = (
   '--config=configs/tiny.py --workdir=runs/tiny',
   "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest -q",
 )
-COMMANDS = ('main', 'status', 'generate', 'export', 'harness', 'report', 'inspect')
+COMMANDS = ('main', 'status', 'generate', 'serve', 'export', 'harness', 'report', 'inspect')
 FILES = {'inspect': 'inspection'}
 
 
