@@ -418,6 +418,24 @@ def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
   assert 'name a run with --workdir=DIR' in said()
 
 
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(workdir, tmp_path):
+  other = Serving(workdir, tmp_path / 'log', '--access_log', '--host=0.0.0.0')
+  try:
+    other.wait()
+    with other.open(MANY | {'stream': True}) as connection:
+      assert connection.recv(100).startswith(b'HTTP/1.1 200 OK')
+      other.process.send_signal(signal.SIGTERM)
+      wait_for(lambda: 'stopping: 1 answers come to their ends, in 30 s' in other.log.read_text())
+      assert other.process.poll() is None
+      other.process.send_signal(signal.SIGTERM)
+      assert other.process.wait(5) == 143
+    assert other.log.read_text().count('POST /v1/completions HTTP/1.1" 200') == 1
+  finally:
+    other.process.kill()
+    other.process.communicate()
+
+
 def test_ctrl_c_lets_short_answers_end_and_cuts_long_ones(server):
   """The last test: the server ends with it."""
   short = {'model': 'run/path-0', 'prompt': 'fox', 'max_tokens': 60, 'stream': True, 'n': 8}
