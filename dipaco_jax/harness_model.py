@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lm_eval.models  # the harness' own, which it names only where no other is there before them
 import lm_eval.utils
 import numpy as np
 from lm_eval.api.model import TemplateLM

@@ -145,6 +145,13 @@ def test_generation_is_greedy_and_stops(model, log_softmax):
   assert len(model.request('aeiou ' * 99, {}).tokens) == model.max_length - model.max_length // 2
 
 
+def test_by_name_and_beside_others(undisturbed):
+  from lm_eval.api import registry
+
+  model = registry.get_model('dipaco').create_from_arg_string(f'workdir={undisturbed},path=3', {'device': None})
+  assert (model.only, model.batch_size) == (3, 8) and 'hf' in registry.model_registry
+
+
 def test_one_path_for_all(undisturbed, log_softmax):
   from dipaco_jax import harness_model
 
