@@ -24,7 +24,11 @@ def check_out(out: pathlib.Path):
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
-  """Writes a path's folder, whole or not at all; an export that is there is replaced."""
+  """Writes a path's folder, whole or not at all; an export that is there is replaced.
+
+  Raises:
+    ValueError: the version is none, the tokenizer cannot be written, or the folder cannot.
+  """
   from dipaco_jax import checkpoint, hf_checkpoint, model_card
 
   places = run.places(number, version)
@@ -41,9 +45,13 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
   }  # fmt: skip
   files = hf_checkpoint.files(params, run.settings.model, bytes(run.storage.fetch('tokenizer.model')), dtype, about)
-  with checkpoint.publish_directory(out) as aside:
-    for name, data in (files | {'README.md': model_card.make(facts).encode()}).items():
-      (aside / name).write_bytes(data)
+  files['README.md'] = model_card.make(facts).encode()
+  try:
+    with checkpoint.publish_directory(out) as aside:
+      for name, data in files.items():
+        (aside / name).write_bytes(data)
+  except OSError as e:
+    raise ValueError(f'--out={out}: {e.strerror}; name a folder that can be made and written') from e
 
 
 def main():

@@ -31,10 +31,9 @@ inputs = tokenizer('The first words of a text', return_tensors='pt')
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 ```
 
-It continues text; it was not trained on instructions and has no chat template. No token goes before a text, and the
-end-of-text token behind it. Its rows of training had {seq_len} tokens: of longer texts it has seen none.
-`tokenizer.json` gives the ids that it was trained on; `tokenizer.model` is the same as a SentencePiece model. Weights
-are {dtype}.
+It continues text, and has no chat template. No token goes before a text, and the end-of-text token behind it. Its rows
+of training had {seq_len} tokens: of longer texts it has seen none. `tokenizer.json` gives the ids that it was trained
+on; `tokenizer.model` is the same as a SentencePiece model. Weights are {dtype}.
 
 ## Training
 
@@ -90,7 +89,7 @@ def _training(f: Facts) -> dict[str, str]:
   steps = t.steps_per_phase * sum(
     int(outer.active_paths(t, paths, s.seed, phase)[f.number]) for phase in range(f.version)
   )
-  base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text'
+  base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
   base += f', from `{s.pretrain.init}`' if s.pretrain.init else ''
   tokens = (s.pretrain.steps * s.pretrain.batch_size + steps * t.batch_size) * s.model.seq_len
   grid = ' x '.join(f'{name} {size}' for name, size in s.grid)

@@ -1,5 +1,6 @@
 """Exported paths: what another engine makes of them is what we make of them."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,11 +10,12 @@ import sys
 import hf_small
 import jax.numpy as jnp
 import numpy as np
+import object_server
 import pytest
 import safetensors.numpy
 
 import dipaco_jax
-from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, trained
+from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, storage, trained
 from dipaco_jax import command as command_lib
 from dipaco_jax import model as model_lib
 from dipaco_jax.settings import Model
@@ -141,10 +143,40 @@ def test_options(options, words):
   assert words in command(*options, status=2) and not (ROOT / 'y').exists()
 
 
+def test_a_folder_that_cannot_be(run):
+  with pytest.raises(ValueError, match=r'--out=/proc/x: .*name a folder that can be made'):
+    export.export(run, 0, run.best_versions[0], pathlib.Path('/proc/x'), 'float32')
+
+
 @pytest.mark.parametrize('path', ['one', '1,', '-1', '4', '2,0', '0,0,0'])
 def test_a_path_that_is_none(run, path):
   with pytest.raises(ValueError, match='--path='):
     run.number(command_lib.path_named(path))
+
+
+def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path, monkeypatch):
+  with object_server.s3_server() as endpoint:
+    for name, value in object_server.environment(endpoint).items():
+      monkeypatch.setenv(name, value)
+    url = f's3://{object_server.BUCKET}/run'
+    place = storage.open_storage(url)
+    for file in undisturbed.rglob('*'):
+      if file.is_file() and file.relative_to(undisturbed).parts[0] not in ('cache', 'checkpoints', 'shards', 'events'):
+        place.write(str(file.relative_to(undisturbed)), file.read_bytes())
+    export.export(trained.Trained(url), 1, run.best_versions[1], tmp_path / 'out', 'float32')
+    for file in (exported / '1').iterdir():
+      assert (tmp_path / 'out' / file.name).read_bytes() == file.read_bytes()
+      place.write(f'llama/{file.name}', file.read_bytes())
+    s = run.settings
+    s = dataclasses.replace(
+      s, pretrain=dataclasses.replace(s.pretrain, init=f'{url}/llama'),
+      tokenizer=dataclasses.replace(s.tokenizer, model_file=f'{url}/llama/tokenizer.model'),
+    )  # fmt: skip
+    hf_checkpoint.check(s)
+    found, _ = hf_checkpoint.load(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
+    assert (found['block_0/mlp/up'] == checkpoint.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
+    with pytest.raises(ValueError, match=r'nowhere: config\.json: '):
+      hf_checkpoint.load(f'{url}/nowhere', model_lib.make(s.model, 7))
 
 
 # -- beside transformers
