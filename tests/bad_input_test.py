@@ -80,6 +80,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.mesh.data=3'], 'is not divided by config.mesh.data=3: change one of them'),
     ([TINY, '--config.mesh.data=9'], 'config.mesh.data=9 is more than the 8 devices'),
     ([TINY, '--config.grid.a=9000', '--config.data.max_documents=60'], 'use a smaller grid or batch, or more text'),
+    ([TINY, '--config.pretrain.init=no'], 'config.pretrain.init=no: config.json: No such file'),
     ([TINY, '--config.tokenizer.model_file=no.model'], "tokenizer 'no.model': No such file"),
     ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: mend config.data.train"),
   ],
