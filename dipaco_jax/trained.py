@@ -124,6 +124,8 @@ class Trained:
       raise ValueError(f'--workdir={workdir}: there is no run: {e}') from e
     except OSError as e:
       raise ValueError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
+    except (ValueError, AttributeError, TypeError) as e:
+      raise ValueError(f'--workdir={workdir}: its config.json is not that of a run ({e}); name another') from e
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 
   @functools.cached_property

@@ -143,6 +143,11 @@ def test_options(options, words):
   assert words in command(*options, status=2) and not (ROOT / 'y').exists()
 
 
+def test_an_export_is_no_run(exported):
+  with pytest.raises(ValueError, match=r'its config\.json is not that of a run'):
+    trained.Trained(str(exported / '1'))
+
+
 def test_a_folder_that_cannot_be(run):
   with pytest.raises(ValueError, match=r'--out=/proc/x: .*name a folder that can be made'):
     export.export(run, 0, run.best_versions[0], pathlib.Path('/proc/x'), 'float32')
