@@ -90,7 +90,10 @@ def parse(argv: list[str]) -> settings_lib.Settings:
       raise ValueError(f'{rest[1]!r} is not an option: write --name=value')
     if not isinstance(FLAGS.config, ConfigDict):
       raise ValueError('--config: get_config() should return a ConfigDict of settings.Settings().to_dict()')
-    return settings_lib.from_dict(FLAGS.config.to_dict())
+    values = FLAGS.config.to_dict()
+    if FLAGS.compile_only:
+      values['data'] = {}  # a program is the same for any text, and there may be none yet
+    return settings_lib.from_dict(values)
   except Exception as e:  # config files are Python, and absl raises many kinds
     command.fail(command.explain(e, argv))
 

@@ -102,6 +102,12 @@ def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monke
   assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
 
 
+def test_no_text_is_asked_for():
+  command = [sys.executable, '-m', 'dipaco_jax.main', '--config=configs/text.py', '--compile_only', '--topology=none']
+  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 2 and '--topology=none is not known' in done.stderr
+
+
 @pytest.mark.parametrize('options, words', [
   ([], '--topology is missing'), (['--topology=v5e:3x5'], 'v5e:3x5 is not known'),
 ])  # fmt: skip
