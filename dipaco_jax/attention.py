@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 LANES = 128  # of a TPU; splash takes lengths that are multiples of it
+KEPT = 'attention'  # the name of what splash's gradient needs beside q, k and v
 BLOCKS = (512, 256, LANES)  # of tokens at one time; the first that divides the length
 
 
@@ -47,12 +48,17 @@ def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.
   return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, SegmentIds(segments_BL, segments_BL)).swapaxes(1, 2)
 
 
+def size_of_block(length: int) -> int:
+  """Tokens that splash takes at one time."""
+  return next(b for b in BLOCKS if length % b == 0)
+
+
 @functools.lru_cache
 def _splash_kernel(length: int, heads: int, interpret: bool):
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as lib
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-  block = next(b for b in BLOCKS if length % b == 0)
+  block = size_of_block(length)
   minor = lib.QKVLayout.SEQ_MINOR
   sizes = lib.BlockSizes(
     block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True,
@@ -60,5 +66,7 @@ def _splash_kernel(length: int, heads: int, interpret: bool):
   )  # fmt: skip
   mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
   with jax.ensure_compile_time_eval():  # what is kept must not be a tracer
-    return lib.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+    return lib.make_splash_mha_single_device(
+      mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=KEPT
+    )
 

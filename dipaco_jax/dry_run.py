@@ -101,8 +101,11 @@ def rows(made: programs.Programs, steps: int | None):
   return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
 
 
-def compile_all(made: programs.Programs) -> dict[str, Any]:
-  """The programs of a phase. Raises DoesNotFit."""
+PHASE = 'steps', 'finish', 'outer', 'evaluate'
+
+
+def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict[str, Any]:
+  """The programs of a phase, or some. Raises DoesNotFit."""
   a, t = arguments(made), made.settings.train
   k = grid_lib.largest_divisor(t.steps_per_phase, t.steps_per_dispatch)
   weights = replicated(made, made.layout.grid.shape, np.float32)
@@ -113,7 +116,7 @@ def compile_all(made: programs.Programs) -> dict[str, Any]:
     'outer': (a.modules, a.outer, a.sums, a.squares, weights),
     'evaluate': (a.params, rows(made, None), rows(made, None)),
   }
-  return {name: compiled(getattr(made, name), *args) for name, args in calls.items()}
+  return {name: compiled(getattr(made, name), *calls[name]) for name in names}
 
 
 def compiled(program, *args) -> Any:

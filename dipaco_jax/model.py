@@ -131,7 +131,10 @@ class Block(nn.Module):
 
 REMAT_POLICIES = {
   'full': jax.checkpoint_policies.nothing_saveable,
-  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  'dots': jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(attention.KEPT),
+  ),
 }
 
 

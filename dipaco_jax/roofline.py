@@ -1,12 +1,11 @@
 """How long a step takes on a TPU that is not there: between two roofs.
 
-    FLOPs   of the program before it is optimized, in which every loop is unrolled
+    FLOPs   of the program before it is optimized, in which every loop is unrolled; splash's of its blocks
     bytes   of the compiled program, see `hlo.Traffic`: an upper bound
 
 The best: arithmetic hides all traffic, arguments and results cross HBM once, and temporaries twice. The worst: every
-byte of the bound, one after the other with arithmetic and collectives. Neither is strict: FLOPs count every pair of
-tokens, half of which splash leaves out, and not what `remat='dots'` computes again; splash reads keys and values more
-than once.
+byte of the bound, one after the other with arithmetic and collectives; but splash reads keys and values more than once.
+MFU counts attention as PaLM does, as if it were not causal, and can come out above 100%.
 """
 
 import dataclasses
@@ -16,14 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from dipaco_jax import attention, hlo, inner, loss, mesh, metrics, model, programs
 from dipaco_jax import grid as grid_lib
-from dipaco_jax import hlo, inner, loss, mesh, metrics, model, programs
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.topology import DCN_BYTES_PER_S, Chip, Topology
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
-  """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled, no remat."""
+  """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled."""
   made = model.make(unrolled(s.model, s.train.batch_size), s.tokenizer.vocab_size)
   compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
   optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
@@ -32,18 +31,26 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)
   lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
-  return lowered.cost_analysis()['flops']
+  return lowered.cost_analysis()['flops'] + tokens.size * more_by_splash(s.model)
 
 
 def unrolled(config: settings_lib.Model, num_rows: int) -> settings_lib.Model:
   """Without loops, so that a program's FLOPs are all counted."""
-  chunk = num_rows * config.seq_len
-  return dataclasses.replace(config, loss_chunk=chunk, layers='unrolled', remat='none', attention='xla')
+  return dataclasses.replace(config, loss_chunk=num_rows * config.seq_len, layers='unrolled', attention='xla')
 
 
-def recomputed(config: settings_lib.Model) -> float:
-  """FLOPs that are done, in multiples of those without remat: the forward pass is a third of all, and done twice."""
-  return 4 / 3 if config.remat == 'full' else 1
+# Products of queries and keys, or of as much, for a token: forward, backward, and what is computed again.
+PRODUCTS = {'xla': {'none': 6, 'dots': 8, 'full': 8}, 'splash': {'none': 7, 'dots': 7, 'full': 9}}
+
+
+def more_by_splash(config: settings_lib.Model) -> float:
+  """FLOPs of a token that splash does more than 'xla'; fewer, since it leaves out what is above the diagonal."""
+  length, kernel = config.seq_len, config.attention
+  if kernel != 'splash' or length % attention.LANES:
+    return 0
+  blocks = length // attention.size_of_block(length)
+  done = PRODUCTS['splash'][config.remat] * (blocks + 1) / (2 * blocks) - PRODUCTS['xla'][config.remat]
+  return 2 * config.num_layers * length * config.num_heads * config.head_dim * done
 
 
 def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
@@ -56,18 +63,17 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
   s, chip, data = made.settings, topology.chip, made.placement.data
   tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
   flops = flops_of_step(s) / data
-  done = flops * recomputed(s.model)
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
   upper = hlo.Traffic(steps.as_text()).of() / k
   sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
-  best_s = max(done / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
-  worst_s = done / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
+  best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
+  worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
   useful = metrics.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
   hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
   return {
-    'flops_per_step': flops * data, 'step_s_low': best_s, 'step_s_high': worst_s,
+    'flops_per_step': flops * data, 'traffic_bytes_per_step': upper, 'step_s_low': best_s, 'step_s_high': worst_s,
     'mfu_low': useful / (worst_s * chip.flops), 'mfu_high': useful / (best_s * chip.flops),
     'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
     'hours_low': hours[0], 'hours': hours[1], 'chip_hours': hours[1] * made.placement.mesh.devices.size,

@@ -58,7 +58,7 @@ class Model:
   dtype: str = 'auto'  # of compute: 'float32', 'bfloat16', 'auto' (float32 on CPU); parameters are float32
   attention: str = 'auto'  # 'splash' (TPU), 'cudnn' (GPU), 'xla', 'auto': by device
   layers: str = 'auto'  # 'scanned' (TPU): compiled once for all blocks; 'unrolled'; 'auto': by device
-  remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep the matrix products)
+  remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep what matrix products and splash make)
   loss_chunk: int = 1024  # tokens whose logits exist at one time
   rope_base: float = 10_000.0
   norm_epsilon: float = 1e-6

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax import attention
+from dipaco_jax import attention, model
 
 SHAPE = 2, 256, 3, 64  # B, L, H, K
 
@@ -56,3 +56,15 @@ def test_lengths_that_splash_does_not_take_are_computed_too():
   (q, k, v), segments_BL, _ = inputs()
   cut = [x[:, :100] for x in (q, k, v, segments_BL)]
   np.testing.assert_array_equal(attention.attend(*cut, kernel='splash'), attention.attend(*cut, kernel='xla'))
+
+
+def test_what_the_gradient_of_splash_needs_is_kept():
+  (q, k, v), segments_BL, _ = inputs()
+
+  def loops(remat):
+    attend = functools.partial(attention.splash, segments_BL=segments_BL, interpret=True)
+    again = jax.checkpoint(attend, policy=model.REMAT_POLICIES[remat]) if remat else attend
+    gradient = jax.jit(jax.grad(lambda q: (again(q, k, v) ** 2).sum()))
+    return gradient.lower(q).as_text().count('stablehlo.while')  # of kernels, as plain operations
+
+  assert loops('dots') == loops('') < loops('full')

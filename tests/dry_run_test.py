@@ -45,13 +45,33 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert 'fits' in dry_run.table(found)
 
 
+WIDE = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, dtype='float32')
+
+
+def flops_of_row(**changes) -> float:
+  s = config(model=WIDE | changes, train=dict(batch_size=4, steps_per_phase=2, phases=1))
+  return roofline.flops_of_step(dataclasses.replace(s, tokenizer=settings_lib.Tokenizer(vocab_size=2048))) / 4
+
+
 def test_flops_are_those_of_a_hand_count():
-  wide = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, seq_len=128, dtype='float32')
-  s = config(model=wide, train=dict(batch_size=4, steps_per_phase=2, phases=1))
-  s = dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=2048))
-  by_hand = metrics.flops_per_token(s.model, 2048, 128) * 4 * 128
+  by_hand = metrics.flops_per_token(settings_lib.Model(**WIDE), 2048, 128) * 128
   # Beside products of matrices there are norms, the softmax and AdamW; the embedding is looked up, and multiplies once.
-  assert by_hand < roofline.flops_of_step(s) < 1.2 * by_hand
+  assert by_hand < flops_of_row(seq_len=128) < 1.2 * by_hand
+
+
+def test_flops_that_are_done_again_count():
+  kept, length = flops_of_row(seq_len=1024), 1024
+  scores = 3 * length * 2 * length * 256  # queries and keys
+  products = 3 * length * 2 * 256 * (4 * 256 + 2 * 688)  # of a block, but for its last one
+  for remat, again in (('dots', 2 * scores), ('full', 2 * scores + products)):
+    assert again < flops_of_row(seq_len=1024, remat=remat) - kept < 1.1 * again
+
+
+@pytest.mark.parametrize('remat, more, less', [('none', 7, 6), ('dots', 7, 8), ('full', 9, 8)])
+def test_flops_of_splash_are_those_of_its_blocks(remat, more, less):
+  scores = 3 * 1024 * 2 * 1024 * 256
+  found = flops_of_row(seq_len=1024, remat=remat, attention='splash') - flops_of_row(seq_len=1024, remat=remat)
+  assert found == pytest.approx((more * 3 / 4 - less) * scores)  # of 2 x 2 blocks of 512, 3 are computed
 
 
 def test_devices_inside_a_path_and_slices():
