@@ -1,95 +1,101 @@
 """How an inner step is best computed on TPUs, found without them: kernels, rematerialization, chunks, rows at one time.
 
-    python benchmarks/tpu.py [--topologies=v5e:1x1,v5p:2x2x1,v6e:1x1 --models=150M,1.3B --rows=8]
+    python benchmarks/tpu.py [--topologies=v5e:1x1,v5p:2x2x1,v6e:1x1 --models=150M,1.3B --out=FILE]
 
-Compiles the gradient of some rows of 1,024 tokens for one chip, as a path computes it for each part of its batch, and
-changes one thing at a time. Traffic is an upper bound (`hlo.Traffic`); MFU lies between arithmetic and traffic one
-after the other, and at the same time; no TPU has confirmed either. Needs the TPU compiler: pip install -e '.[tpu]'.
+Compiles the inner steps of one path, whose batch all chips of the topology share, as a run does, and makes one change
+at a time to the best choices known. Figures are the dry run's: traffic is an upper bound (`hlo.Traffic`), MFU lies
+between arithmetic and traffic one after the other, and at the same time; no TPU has confirmed either. With --out, rows
+go to a file as they are done, and are not compiled again. Needs the TPU compiler: pip install -e '.[tpu]'.
 Prints a table in Markdown and, as the last line, one JSON object.
 """
 
 import dataclasses
 import json
 import os
+import pathlib
 from typing import Any
 
 from absl import flags
 
 from dipaco_jax import command, settings
 
-TOPOLOGIES = flags.DEFINE_list('topologies', ['v5e:1x1', 'v5p:2x2x1', 'v6e:1x1'], 'whose chips to compile for')
+TOPOLOGIES = flags.DEFINE_list('topologies', ['v5e:1x1', 'v5p:2x2x1', 'v6e:1x1'], 'of one path')
 MODELS = flags.DEFINE_list('models', ['150M'], '150M, 1.3B')
-ROWS = flags.DEFINE_integer('rows', 8, 'whose activations exist at one time')
 CHANGES = flags.DEFINE_list(
   'changes',
-  ['', 'attention=xla', 'layers=unrolled', 'remat=none', 'remat=full', 'loss_chunk=512', 'loss_chunk=4096', 'rows=4',
-   'rows=16'],
-  'from splash, scanned blocks, dots kept, 1,024 tokens in a chunk of the loss',
+  ['none', 'model.attention=xla', 'model.remat=none', 'model.remat=full', 'train.microbatch=4', 'train.microbatch=16',
+   'train.microbatch=32', 'model.loss_chunk=4096'],
+  'none, or of fields; several are joined by +',
 )  # fmt: skip
+OUT = flags.DEFINE_string('out', '', 'a file of rows, lines of JSON')
 
-SIZES = {'150M': {}, '1.3B': dict(width=2048, num_layers=24, num_heads=16, head_dim=128, mlp_dim=5504)}
-VOCAB, PREFIX = 32_000, 32
+BEST = 'model.remat=dots+model.loss_chunk=4096+train.microbatch=4+routing.method=single'
+SIZES = {
+  '150M': '',
+  '1.3B': 'model.width=2048+model.num_layers=24+model.num_heads=16+model.head_dim=128+model.mlp_dim=5504'
+}  # fmt: skip
+HEADER = '| topology | model | batch | change | chips | FLOPs a row | traffic a row | HBM | MFU |' + '\n|' + '---|' * 9
 
 
-def measure(topology, config: settings.Model, rows: int) -> dict[str, Any]:
-  """Figures of one compiled program. Raises dry_run.DoesNotFit."""
-  import jax
-  import numpy as np
+def with_changes(changes: str) -> settings.Settings:
+  """The defaults, changed in `SECTION.FIELD=VALUE` joined by +."""
+  values = settings.Settings().to_dict()
+  for change in filter(lambda x: x not in ('', 'none'), changes.split('+')):
+    name, _, value = change.partition('=')
+    section, field = name.split('.')
+    values[section][field] = type(values[section][field])(value)
+  return settings.from_dict(values)
 
-  from dipaco_jax import dry_run, hlo, inner, loss, metrics, model, roofline
 
-  at = jax.sharding.SingleDeviceSharding(topology.devices[0])
-  place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)  # noqa: E731
-  tokens = jax.ShapeDtypeStruct((rows, config.seq_len), np.int32)
-  args = model.shapes(model.make(config, VOCAB)), tokens, tokens
+def measure(name: str, s: settings.Settings) -> dict[str, Any]:
+  """Figures of a path's inner steps on all chips of a topology."""
+  from dipaco_jax import dry_run, model, roofline, topology
 
-  def gradient(config):
-    return jax.jit(inner.summed_gradient(loss.path_loss(model.make(config, VOCAB), PREFIX)))
-
-  program = dry_run.compiled(gradient(config), *jax.tree.map(place, args))
-  counted: Any = gradient(roofline.unrolled(config, rows)).lower(*args)
-  flops = counted.cost_analysis()['flops'] * roofline.recomputed(config)
-  traffic = hlo.Traffic(program.as_text()).of()
-  busy_s, moving_s = flops / topology.chip.flops, traffic / topology.chip.hbm_bytes_per_s
-  useful_s = metrics.flops_per_token(config, VOCAB, config.seq_len) * rows * config.seq_len / topology.chip.flops
-  return {
-    'traffic_bytes': traffic, 'temporary_bytes': program.memory_analysis().temp_size_in_bytes, 'flops': flops,
-    'mfu_low': useful_s / (busy_s + moving_s), 'mfu_high': useful_s / max(busy_s, moving_s),
+  chips = topology.find(name)
+  s = dataclasses.replace(s, model=model.for_device(s.model, 'tpu'))
+  made = dry_run.on(s, chips)
+  about = {'batch': s.train.batch_size, 'chips': made.placement.data}
+  try:
+    compiled = dry_run.compile_all(made, ('steps', 'outer'))
+  except dry_run.DoesNotFit as e:
+    return about | {'fits': False, 'hbm_bytes': e.needed}
+  sent = dry_run.traffic(made, compiled, chips)
+  found = roofline.times(made, compiled['steps'], chips, sent)
+  rows = s.train.batch_size / made.placement.data  # of a chip
+  return about | {
+    'fits': True, 'hbm_bytes': dry_run.live(compiled['steps']), 'traffic_bytes': found['traffic_bytes_per_step'] / rows,
+    'flops': found['flops_per_step'] / s.train.batch_size, 'mfu_low': found['mfu_low'], 'mfu_high': found['mfu_high'],
   }  # fmt: skip
 
 
-def changed(config: settings.Model, rows: int, change: str) -> tuple[settings.Model, int]:
-  name, _, value = change.partition('=')
-  if name == 'rows':
-    return config, int(value)
-  return (dataclasses.replace(config, **{name: type(getattr(config, name))(value)}) if name else config), rows
+def line(row: dict[str, Any]) -> str:
+  about = f'| {row["topology"]} | {row["model"]} | {row["batch"]} | {row["change"]} | {row["chips"]} |'
+  if not row['fits']:
+    return f'{about} | | needs {row["hbm_bytes"] / 2**30:.1f} GiB: does not fit | |'
+  return (
+    f'{about} {row["flops"] / 1e12:.2f} T | {row["traffic_bytes"] / 1e9:.1f} GB | {row["hbm_bytes"] / 2**30:.1f} GiB | '
+    f'{row["mfu_low"]:.0%} to {row["mfu_high"]:.0%} |'
+  )
 
 
 def main():
   os.environ['JAX_PLATFORMS'] = 'cpu'
-  from dipaco_jax import dry_run, model, topology
-
-  print('| chip | model | change | traffic of a row | temporaries | MFU |\n|---|---|---|---|---|---|')
+  out = pathlib.Path(OUT.value) if OUT.value else None
+  done = [json.loads(x) for x in out.read_text().splitlines()] if out and out.exists() else []
   found = []
+  print(HEADER)
   for name in TOPOLOGIES.value:
-    chips = topology.find(name)
     for size in MODELS.value:
-      best = model.for_device(settings.Model(**SIZES[size], remat='dots'), 'tpu')
       for change in CHANGES.value:
         about = {'topology': name, 'model': size, 'change': change}
-        config, rows = changed(best, ROWS.value, change)
-        try:
-          row = measure(chips, config, rows)
-        except dry_run.DoesNotFit:
-          print(f'| {name.split(":")[0]} | {size} | {change or "none"} | does not fit | | |', flush=True)
-          found.append(about | {'fits': False})
-          continue
-        found.append(about | row | {'fits': True})
-        print(
-          f'| {name.split(":")[0]} | {size} | {change or "none"} | {row["traffic_bytes"] / rows / 1e9:.1f} GB | '
-          f'{row["temporary_bytes"] / 2**30:.1f} GiB | {row["mfu_low"]:.0%} to {row["mfu_high"]:.0%} |',
-          flush=True,
-        )
+        row = next((old for old in done if about.items() <= old.items()), None)
+        if row is None:
+          row = about | measure(name, with_changes('+'.join((BEST, SIZES[size], change))))
+          if out:
+            with out.open('a') as file:
+              file.write(json.dumps(row) + '\n')
+        found.append(row)
+        print(line(row), flush=True)
   print(json.dumps({'rows': found}))
 
 
