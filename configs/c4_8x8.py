@@ -30,8 +30,8 @@ def get_config(variant: str = 'ends') -> ConfigDict:
     c.levels = (
       ('shared', 'embed|final_norm', ()), ('low', 'block_[0-5]/', ('a',)), ('high', 'block_([6-9]|1[01])/', ('b',)),
     )  # fmt: skip
-  c.model.remat = 'dots'
-  c.train.microbatch = 8
+  c.model.update(remat='dots', loss_chunk=4096)
+  c.train.microbatch = 4
   c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005)
   c.evaluate.update(seq_len=2048, batch_size=64, every_phases=16)
   return c

@@ -17,8 +17,8 @@ def get_config() -> ConfigDict:
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'worker': 64})
   c.levels = (('all', '.*', ()),)
-  c.model.remat = 'dots'
-  c.train.microbatch = 8
+  c.model.update(remat='dots', loss_chunk=4096)
+  c.train.microbatch = 4
   c.inner.rewarm_steps = 1000
   c.routing.method = 'random'
   c.outer.update(rescale=False, reweigh=False)
