@@ -42,8 +42,11 @@ def with_changes(changes: str) -> settings.Settings:
   values = settings.Settings().to_dict()
   for change in filter(lambda x: x not in ('', 'none'), changes.split('+')):
     name, _, value = change.partition('=')
-    section, field = name.split('.')
-    values[section][field] = type(values[section][field])(value)
+    section, _, field = name.partition('.')
+    if field not in values.get(section, {}):
+      raise ValueError(f'--changes={change}: write SECTION.FIELD=VALUE, with a field of settings.py')
+    kind = type(values[section][field])
+    values[section][field] = value == 'True' if kind is bool else kind(value)
   return settings.from_dict(values)
 
 

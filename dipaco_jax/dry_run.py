@@ -262,8 +262,8 @@ def table(found: dict[str, Any]) -> str:
       )
       lines.append(f'collectives    of {words}: {sent}')
     lines += [
-      f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3f} to '
-      f'{found["step_s_high"]:.3f} s',
+      f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3g} to '
+      f'{found["step_s_high"]:.3g} s',
       f'MFU            {found["mfu_low"]:.0%} to {found["mfu_high"]:.0%}; at least '
       f'{found["tokens_per_s"]:,.0f} tokens/s',
       f'outer step     {found["outer_bytes_per_chip"] / 1e6:,.1f} MB a chip, {found["outer_s"]:.3f} s',
