@@ -3,8 +3,8 @@
     python -m dipaco_jax.main --config=configs/c4_1300m_dense.py --compile_only --topology=v5e:8x8   what it will cost
     python -m dipaco_jax.main --config=configs/c4_1300m_dense.py --distributed --workdir=DIR         on every host
 
-Perplexity 11.41 in the paper. Parameters and AdamW state are sharded over the chips. Not run yet: by --compile_only, 11
-to 19 hours on v5e:8x8.
+Perplexity 11.41 in the paper. Parameters and AdamW state are sharded over the chips. Not run yet: by --compile_only, 10
+to 18 hours on v5e:8x8.
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@
     python -m dipaco_jax.main --config=configs/c4_8x8.py --distributed --workdir=DIR           on every host
 
 Variants: `:shared`, no path-specific modules (perplexity 13.37 in the paper); `:ends`, blocks 0, 5, 6, 11 and the
-embedding are each path's own (12.70).
+embedding are each path's own (12.70). Not run yet: by --compile_only, 50 to 80 hours on v5e:8x8, a path to a chip.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,10 @@
 """The paper's dense baseline of 150M parameters on C4: AdamW alone, for 88,000 steps, or eight times as many.
 
-    python -m dipaco_jax.main --config=configs/c4_dense.py --compile_only --topology=v5e:2x4   what it will cost
+    python -m dipaco_jax.main --config=configs/c4_dense.py --compile_only --topology=v5e:4x4   what it will cost
     python -m dipaco_jax.main --config=configs/c4_dense.py --distributed --workdir=DIR         on every host
 
 Variants: `:1x` (perplexity 16.23 in the paper), `:8x`, eight times the steps (14.72).
+Not run yet: by --compile_only, `:1x` takes 4 to 7 hours on v5e:4x4, whose 16 chips share each batch.
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
     python -m dipaco_jax.main --config=configs/c4_diloco_64.py --compile_only --topology=v5e:8x8   what it will cost
     python -m dipaco_jax.main --config=configs/c4_diloco_64.py --distributed --workdir=DIR         on every host
 
-Perplexity 14.96 in the DiPaCo paper.
+Perplexity 14.96 in the DiPaCo paper. Not run yet: by --compile_only, 50 to 80 hours on v5e:8x8, a worker to a chip.
 """
 
 from ml_collections import ConfigDict
