@@ -62,11 +62,14 @@ def measure(name: str, s: settings.Settings) -> dict[str, Any]:
     compiled = dry_run.compile_all(made, ('steps', 'outer'))
   except dry_run.DoesNotFit as e:
     return about | {'fits': False, 'hbm_bytes': e.needed}
+  needed = dry_run.live(compiled['steps'])
+  if needed > dry_run.SPARE * chips.chip.hbm_bytes:
+    return about | {'fits': False, 'hbm_bytes': needed}
   sent = dry_run.traffic(made, compiled, chips)
   found = roofline.times(made, compiled['steps'], chips, sent)
   rows = s.train.batch_size / made.placement.data  # of a chip
   return about | {
-    'fits': True, 'hbm_bytes': dry_run.live(compiled['steps']), 'traffic_bytes': found['traffic_bytes_per_step'] / rows,
+    'fits': True, 'hbm_bytes': needed, 'traffic_bytes': found['traffic_bytes_per_step'] / rows,
     'flops': found['flops_per_step'] / s.train.batch_size, 'mfu_low': found['mfu_low'], 'mfu_high': found['mfu_high'],
   }  # fmt: skip
 
