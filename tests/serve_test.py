@@ -384,6 +384,8 @@ def test_who_hangs_up_frees_the_places(server, how):
   wait_for(lambda: server.measured('dipaco_active_texts') == server.measured('dipaco_waiting_texts') == 0, 10)
   assert server.measured('dipaco_completion_tokens_total') - before < MANY['n'] * MANY['max_tokens'] / 3
   assert server.ask({'model': 'run/path-1', 'prompt': 'fox'})[0] == 200
+  if how == 'whole':
+    assert server.get('/metrics')[1].count('dipaco_requests_total{status="499"}') == 1
 
 
 def test_a_full_queue_asks_to_come_again(server):
@@ -398,11 +400,16 @@ def test_a_full_queue_asks_to_come_again(server):
 
 
 def test_metrics(server):
-  text = server.get('/metrics')[1]
-  for words in ('requests_total{status="200"}', 'requests_total{status="499"}', 'batch_texts_bucket{le="8.0"}'):
-    assert f'dipaco_{words}' in text
+  names = ['requests_total{status="200"}', 'prompt_tokens_total', 'completion_tokens_total']
+  names += ['first_token_seconds_count', 'token_seconds_count', 'batch_texts_bucket{le="1.0"}']
+  body = {'model': 'run/path-1', 'prompt': [5, 6, 7], 'max_tokens': 9}
+  server.ask(body)
+  before = [server.measured(f'dipaco_{name}') for name in names]
+  usage = server.ask(body)[1]['usage']
+  after = [server.measured(f'dipaco_{name}') for name in names]
+  grown = [b - a for a, b in zip(before, after, strict=True)]
+  assert grown == [1, 3, usage['completion_tokens'], 1, 1, -(-(usage['completion_tokens'] - 1) // 4)]
   assert server.measured('dipaco_paths_loaded') == 2
-  assert server.measured('dipaco_first_token_seconds_count') >= server.measured('dipaco_token_seconds_count') > 0
 
 
 def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
