@@ -37,6 +37,10 @@ def run(main: Callable[[], int | None]):
       return main()
     except ValueError as e:
       fail(str(e))
+    except OSError as e:
+      if e.errno is not None:
+        raise
+      fail(str(e))  # in our words: an object of a run is missing or corrupt
 
   app.run(guarded, flags_parser=parse)
 

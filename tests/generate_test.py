@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import made_run
 import pytest
 
 import dipaco_jax
@@ -55,6 +56,13 @@ def test_several_prompts_and_samples_and_standard_input(undisturbed):
   for text in texts:
     assert f'\n{text}\n' in out
   assert err.startswith('36 tokens in ')
+
+
+def test_a_damaged_run_is_said_so(tmp_path):
+  workdir = made_run.write(tmp_path, made_run.settings())
+  (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')
+  out, err = run(f'--workdir={workdir}', '--prompt=The fox', '--path=0', status=2)
+  assert 'low/0.safetensors is corrupt' in err and err.count('\n') == 1 and not out
 
 
 def test_ctrl_c_ends_it_quietly(undisturbed):
