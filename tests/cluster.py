@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import backup, islands, leases, main, monitor, places, registry, roles, storage, trees
+from dipaco_jax import backup, command, islands, leases, main, monitor, places, registry, roles, storage, trees
 from dipaco_jax import settings as settings_lib
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
@@ -43,7 +43,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
   backup.LOOK_S = 0.5
   main.Signals()
-  main.quiet()
+  command.quiet()
   try:
     main.compilation_cache(folder.parent)
     role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')

@@ -40,6 +40,7 @@ def mean(made, params, rows_of):
 CLOSE = 4 * small.ROWS * small.LENGTH * small.EPS
 
 
+@pytest.mark.slow
 def test_matrix_is_every_path_on_every_hold_out(made):
   table = evaluate.matrix(made, functools.partial(params_of, made), ROWS)
   for path in range(4):

@@ -215,6 +215,7 @@ def wait_for(process: subprocess.Popen, folder: pathlib.Path, pattern: str):
     time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
   tiny_run.write_config(tmp_path)
   options = '--rows=dense,kmeans', '--seeds=0'

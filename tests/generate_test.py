@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import fake_cloud
 import made_run
 import pytest
 
@@ -19,7 +20,7 @@ ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 def start(*options: str) -> subprocess.Popen:
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
   env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': path}
-  command = [sys.executable, '-m', 'dipaco_jax.generate', *options]
+  command = [sys.executable, '-c', fake_cloud.LISTENING, sys.executable, '-m', 'dipaco_jax.generate', *options]
   pipe = subprocess.PIPE
   return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 

@@ -15,7 +15,7 @@ from dipaco_jax import chunk_router, decode, generation, trained
 from dipaco_jax.request import Request
 
 
-@pytest.fixture(scope='module', params=[False, True], ids=['router', 'chooser'])
+@pytest.fixture(scope='module', params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=['router', 'chooser'])
 def run(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp('made')
   return trained.Trained(made_run.write(folder, made_run.settings(), chooser=request.param))
