@@ -37,34 +37,42 @@ def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 def check(s):
   """Ranges of single fields, then what fields say of each other; raises ValueError that names the fix."""
   for name, value in flatten(s.to_dict()).items():
-    last = name.split('.')[-1]
-    if name in CHOICES and value not in CHOICES[name]:
-      raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
-    if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
-      raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
-    if type(value) is float and not math.isfinite(value):
-      raise ValueError(f'config.{name}={value} should be a finite number')
-    if last in FRACTIONS and value >= 1:
-      raise ValueError(f'config.{name}={value} should be below 1')
-    if last == 'final_fraction' and value > 1:
-      raise ValueError(f'config.{name}={value} should be 1 (a constant rate) or below')
+    _check_range(name, value)
   for name, size in (('pretrain', s.pretrain.batch_size), ('train', s.train.batch_size)):
     if not size:
       raise ValueError(f'config.{name}.batch_size=0 should be above 0')
-  num_paths = 1
-  for _, size in s.grid:
-    num_paths *= size
+  num_paths = math.prod(size for _, size in s.grid)
   if s.model.head_dim % 2:
     raise ValueError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
+  _check_data(s.data)
+  _check_routing(s, num_paths)
+  _check_evaluate(s, num_paths)
+  if s.train.paths_per_phase > num_paths:
+    raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
+  if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
+    raise ValueError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
+  _check_schedule(s, num_paths)
+
+
+def _check_range(name: str, value):
+  last = name.split('.')[-1]
+  if name in CHOICES and value not in CHOICES[name]:
+    raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
+  if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
+    raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
+  if type(value) is float and not math.isfinite(value):
+    raise ValueError(f'config.{name}={value} should be a finite number')
+  if last in FRACTIONS and value >= 1:
+    raise ValueError(f'config.{name}={value} should be below 1')
+  if last == 'final_fraction' and value > 1:
+    raise ValueError(f'config.{name}={value} should be 1 (a constant rate) or below')
+
+
+def _check_routing(s, num_paths: int):
   if not s.model.seq_len > s.routing.prefix_tokens:
     raise ValueError(
       f'config.model.seq_len={s.model.seq_len} should be above config.routing.prefix_tokens='
       f'{s.routing.prefix_tokens}: the prefix is not trained on'
-    )
-  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
-    raise ValueError(
-      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix does not count'
     )
   if s.routing.top_n > num_paths:
     raise ValueError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
@@ -72,25 +80,31 @@ def check(s):
     raise ValueError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
   if s.routing.method == 'discriminative':
     _check_discriminative(s)
+  if 0 < s.routing.capacity < 1:
+    raise ValueError(f'config.routing.capacity={s.routing.capacity} should be 1 or more: all text has to go somewhere')
+  if s.routing.capacity and s.routing.top_n > 1:
+    raise ValueError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
+
+
+def _check_evaluate(s, num_paths: int):
+  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
+    raise ValueError(
+      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
+      f'{s.routing.prefix_tokens}: the prefix does not count'
+    )
   if min(s.evaluate.reroute_every, default=2) < 2:
     raise ValueError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
   if s.evaluate.chunk_router_steps and not s.routing.router_fraction:
     raise ValueError('config.evaluate.chunk_router_steps needs router data: set config.routing.router_fraction')
   if s.evaluate.mixture > num_paths:
     raise ValueError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
-  if s.train.paths_per_phase > num_paths:
-    raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
-  if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
-    raise ValueError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
-  if s.data.source == 'files' and not s.data.train:
+
+
+def _check_data(data):
+  if data.source == 'files' and not data.train:
     raise ValueError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
-  if s.data.source in ('tfds', 'seqio'):
-    _check_dataset(s.data)
-  if 0 < s.routing.capacity < 1:
-    raise ValueError(f'config.routing.capacity={s.routing.capacity} should be 1 or more: all text has to go somewhere')
-  if s.routing.capacity and s.routing.top_n > 1:
-    raise ValueError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
-  _check_schedule(s, num_paths)
+  if data.source in ('tfds', 'seqio'):
+    _check_dataset(data)
 
 
 def _check_dataset(data):

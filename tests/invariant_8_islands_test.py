@@ -54,7 +54,9 @@ def prepared(machine, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.on('sqlite,s3')
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize(
+  'name', ['plain', pytest.param('own modules, sampled', marks=pytest.mark.slow), 'a round of re-sharding']
+)
 def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   levels, sections = CONFIGS[name]
   s = changed(machine.settings, levels, **sections)

@@ -71,7 +71,7 @@ def draw_points(passed: list[str], everything: bool) -> list[list[str]]:
   return [sorted({*points[:12], 'before replace stages/evaluate.json'})]
 
 
-@pytest.mark.on('sqlite,folder', 'postgresql,s3')
+@pytest.mark.on('postgresql,s3')  # --islands_on=all: on others
 def test_killed_at_every_point(machine, backend, prepared, undisturbed, tmp_path, request):
   expected, passed = undisturbed
   machine, faults = machine.other(backend=backend), Faults()

@@ -5,13 +5,8 @@ What is right: what an engine of this process writes, alone with the request's t
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import http.client
 import json
-import os
-import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,84 +16,12 @@ import made_run
 import numpy as np
 import openai
 import pytest
+import serving
 
-import dipaco_jax
 from dipaco_jax import generation, trained
 from dipaco_jax.request import Request
 
-ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
-KEY = 'a key'
-HEADERS = {'Content-Type': 'application/json', 'Authorization': f'Bearer {KEY}'}
 CLIENTS = 16
-PATIENCE_S = 120
-
-
-class Serving:
-  """A process, and how to talk to it."""
-
-  def __init__(self, workdir: pathlib.Path, log: pathlib.Path, *options: str):
-    env = os.environ | {'PYTHONPATH': str(ROOT), 'DIPACO_API_KEY': KEY}
-    command = [sys.executable, '-m', 'dipaco_jax.serve', f'--workdir={workdir}', '--port=0', *options]
-    self.log = log
-    with open(log, 'w') as err:
-      self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
-
-  def wait(self) -> str:
-    """Until it serves; what it says then."""
-    said = self.process.stdout.readline() + self.process.stdout.readline()
-    assert said, self.log.read_text()
-    self.port = int(said.partition('/v1')[0].rpartition(':')[2])
-    return said
-
-  def connect(self) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection('127.0.0.1', self.port, timeout=PATIENCE_S)
-
-  def ask(self, body, connection=None, headers=HEADERS):
-    """(status, answer) of POST /v1/completions; the answer of a stream is a list."""
-    if connection is None:
-      with contextlib.closing(self.connect()) as connection:
-        return self.ask(body, connection, headers)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request('POST', '/v1/completions', data, headers)
-    response = connection.getresponse()
-    if response.headers['content-type'].startswith('text/event-stream'):
-      return response.status, events(response)
-    return response.status, json.loads(response.read())
-
-  def get(self, path: str):
-    with contextlib.closing(self.connect()) as connection:
-      connection.request('GET', path, headers=HEADERS)
-      response = connection.getresponse()
-      return response.status, response.read().decode()
-
-  def measured(self, name: str) -> float:
-    return float(self.get('/metrics')[1].split(f'\n{name} ')[1].split('\n')[0])
-
-  def open(self, body) -> socket.socket:
-    """A connection with a request that is on; nothing of the answer is read."""
-    data = json.dumps(body).encode()
-    head = ''.join(f'{name}: {value}\r\n' for name, value in (HEADERS | {'Content-Length': len(data)}).items())
-    connection = socket.create_connection(('127.0.0.1', self.port), PATIENCE_S)
-    connection.sendall(f'POST /v1/completions HTTP/1.1\r\nHost: here\r\n{head}\r\n'.encode() + data)
-    return connection
-
-
-def events(response) -> list:
-  """Of a stream, up to [DONE]."""
-  found = []
-  for line in response:
-    if line.strip():
-      assert line.startswith(b'data: '), line
-      data = line[6:].strip()
-      found.append('[DONE]' if data == b'[DONE]' else json.loads(data))
-  return found
-
-
-def wait_for(what, seconds: float = PATIENCE_S):
-  until = time.monotonic() + seconds
-  while not what():
-    assert time.monotonic() < until
-    time.sleep(0.01)
 
 
 @pytest.fixture(scope='module')
@@ -112,7 +35,7 @@ def workdir(tmp_path_factory):
 def server(workdir):
   """One for all tests. A module that path 3 alone has is away until a test puts it back."""
   (workdir / 'modules' / '1').rename(workdir / 'away')
-  made = Serving(workdir, workdir.parent / 'log', '--max_paths=2', '--grace_s=1.5', '--max_waiting=64')
+  made = serving.Serving(workdir, workdir.parent / 'log', '--max_paths=2', '--grace_s=1.5', '--max_waiting=64')
   try:
     made.said = made.wait()
     yield made
@@ -129,9 +52,8 @@ def engine(workdir, server):
 def test_what_it_says_is_so(server):
   first, curl = server.said.splitlines()
   assert 'run/path-0 to path-3' in first and f'127.0.0.1:{server.port}/v1' in first
-  done = subprocess.run(
-    curl + f" -s -H 'Authorization: Bearer {KEY}'", shell=True, capture_output=True, text=True, timeout=PATIENCE_S
-  )
+  curl += f" -s -H 'Authorization: Bearer {serving.KEY}'"
+  done = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=serving.PATIENCE_S)
   assert json.loads(done.stdout)['usage']['completion_tokens'] > 0, done.stderr
 
 
@@ -221,7 +143,7 @@ def test_what_cannot_be_answered_is_refused_in_words(server, index):
 def test_other_requests(server):
   status, said = server.ask({'model': 'run', 'prompt': 'fox'}, headers={'Content-Type': 'application/json'})
   assert status == 401 and said['error']['code'] == 'invalid_api_key' and 'DIPACO_API_KEY' in said['error']['message']
-  assert server.ask({}, headers=HEADERS | {'Content-Type': 'text/plain'})[0] == 415
+  assert server.ask({}, headers=serving.HEADERS | {'Content-Type': 'text/plain'})[0] == 415
   for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 404, '/': 404, '/v1/models/x': 404}.items():
     status, said = server.get(path)
     assert status == expected and json.loads(said)['error']['message'].startswith('there is no ')
@@ -229,35 +151,6 @@ def test_other_requests(server):
   names = [model['id'] for model in json.loads(server.get('/v1/models')[1])['data']]
   assert names == ['run', 'run/path-0', 'run/path-1', 'run/path-2', 'run/path-3']
   assert json.loads(server.get('/v1/models/run/path-2')[1])['id'] == 'run/path-2'
-
-
-def draw(rng: np.random.Generator, tokenizer) -> tuple[dict, list[Request]]:
-  """A body, and the requests that it should become."""
-  text = made_run.TEXT[rng.integers(3)]
-  start = int(rng.integers(len(text) - 4))
-  prompts = [text[start : start + int(rng.integers(2, 30))] for _ in range(rng.choice([1, 1, 1, 2]))]
-  tokens = [tuple(tokenizer.encode(prompt, eos=False).tolist()) for prompt in prompts]
-  kinds = [prompts, [list(ids) for ids in tokens]] if len(prompts) > 1 else [prompts[0], list(tokens[0]), prompts]
-  fields = {'seed': int(rng.integers(100)), 'temperature': float(rng.choice([0, 0.8]))}
-  fields |= [{}, {'top_k': 5}, {'top_p': 0.7}][rng.integers(3)]
-  fields |= [{}, {}, {}, {'path': int(rng.integers(4))}, {'reroute_every': 16}][rng.integers(5)]
-  most = [{}, {'max_tokens': int(rng.integers(1, 30))}][rng.integers(2)]
-  n = int(rng.choice([1, 1, 1, 2]))
-  whole = {'max_tokens': 16} | most | fields
-  requests = [Request(**whole | {'tokens': ids, 'seed': whole['seed'] + i}) for ids in tokens for i in range(n)]
-  body = {'model': 'run', 'prompt': kinds[rng.integers(len(kinds))], 'n': n, **most, **fields}
-  return body, requests
-
-
-def with_stop(rng, body, requests, texts) -> tuple[dict, list[Request]]:
-  """The same, to end in the middle of what would be written."""
-  longest = max((text.transcript.text for text in texts), key=len)
-  at = len(longest) // 2
-  stop = longest[at : at + int(rng.integers(1, 5))]
-  if not stop or rng.random() < 0.5:
-    return body, requests
-  stops = rng.random() < 0.5 and ['nowhere', stop]
-  return body | {'stop': stops or stop}, [dataclasses.replace(r, stop=tuple(stops or [stop])) for r in requests]
 
 
 def generate(engine, groups, known=()) -> list[list]:
@@ -268,27 +161,13 @@ def generate(engine, groups, known=()) -> list[list]:
   return [[found[request] for request in requests] for requests in groups]
 
 
-def gathered(answer) -> list[tuple]:
-  """(text, finish_reason, paths) of the choices of an answer or of a stream; what is not right about it fails."""
-  if isinstance(answer, dict):
-    assert [choice['index'] for choice in answer['choices']] == list(range(len(answer['choices'])))
-    return [(choice['text'], choice['finish_reason'], choice['paths']) for choice in answer['choices']]
-  assert answer.pop() == '[DONE]'
-  found: dict[int, tuple] = {}
-  for choice in (choice for event in answer for choice in event['choices']):
-    text, finished, _ = found.get(choice['index'], ('', None, []))
-    assert finished is None
-    found[choice['index']] = (text + choice['text'], choice['finish_reason'], choice['paths'])
-  return [found[index] for index in range(len(found))]
-
-
 def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, request):
   """A tenth of them malformed; greedy or drawn, streamed or not, alone or several, with stops, paths named or not."""
-  number = 1000 if request.config.getoption('--slow') else 200
+  number = 1000 if request.config.getoption('--slow') else 100
   rng = np.random.default_rng(0)
-  drawn = [draw(rng, engine.run.tokenizer) for _ in range(number * 9 // 10)]
+  drawn = [serving.draw(rng, engine.run.tokenizer) for _ in range(number * 9 // 10)]
   whole = generate(engine, [requests for _, requests in drawn])
-  drawn = [with_stop(rng, body, requests, texts) for (body, requests), texts in zip(drawn, whole, strict=True)]
+  drawn = [serving.with_stop(rng, body, requests, texts) for (body, requests), texts in zip(drawn, whole, strict=True)]
   bodies = [body | {'stream': bool(rng.integers(2))} for body, _ in drawn]
   right = [
     [(text.transcript.text, text.finished, text.paths) for text in texts]
@@ -309,7 +188,7 @@ def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, req
       assert_refused(found, expected)
     else:
       assert found[0] == 200, found
-      assert gathered(found[1]) == answer
+      assert serving.gathered(found[1]) == answer
 
   began = time.monotonic()
   with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
@@ -323,7 +202,7 @@ def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, req
 
 
 def test_openais_client(server, engine):
-  with openai.OpenAI(base_url=f'http://127.0.0.1:{server.port}/v1', api_key=KEY, max_retries=0) as client:
+  with openai.OpenAI(base_url=f'http://127.0.0.1:{server.port}/v1', api_key=serving.KEY, max_retries=0) as client:
     assert client.models.list().data[0].id == 'run' and client.models.retrieve('run/path-2').id == 'run/path-2'
     ask = {'model': 'run/path-2', 'prompt': 'The quick', 'max_tokens': 30, 'temperature': 0.7, 'seed': 5}
     answer = client.completions.create(**ask, n=2, echo=True)
@@ -363,7 +242,7 @@ def on_the_way(server, how: str):
   """Many texts that grow, until who asked for them is gone."""
   body = MANY | {'stream': how != 'whole'}
   if how == 'killed':
-    command = [sys.executable, '-c', CLIENT, str(server.port), json.dumps(body), json.dumps(HEADERS)]
+    command = [sys.executable, '-c', CLIENT, str(server.port), json.dumps(body), json.dumps(serving.HEADERS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
       assert client.stdout.readline().startswith(b"b'data: ")
       yield
@@ -379,9 +258,9 @@ def on_the_way(server, how: str):
 def test_who_hangs_up_frees_the_places(server, how):
   before = server.measured('dipaco_completion_tokens_total')
   with on_the_way(server, how):
-    wait_for(lambda: server.measured('dipaco_active_texts') == 8)
+    serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)
     assert server.measured('dipaco_waiting_texts') > 16
-  wait_for(lambda: server.measured('dipaco_active_texts') == server.measured('dipaco_waiting_texts') == 0, 10)
+  serving.wait_for(lambda: server.measured('dipaco_active_texts') == server.measured('dipaco_waiting_texts') == 0, 10)
   assert server.measured('dipaco_completion_tokens_total') - before < MANY['n'] * MANY['max_tokens'] / 3
   assert server.ask({'model': 'run/path-1', 'prompt': 'fox'})[0] == 200
   if how == 'whole':
@@ -390,13 +269,13 @@ def test_who_hangs_up_frees_the_places(server, how):
 
 def test_a_full_queue_asks_to_come_again(server):
   with on_the_way(server, 'whole'):
-    wait_for(lambda: server.measured('dipaco_active_texts') == 8)
+    serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)
     with contextlib.closing(server.connect()) as connection:
-      connection.request('POST', '/v1/completions', json.dumps(MANY), HEADERS)
+      connection.request('POST', '/v1/completions', json.dumps(MANY), serving.HEADERS)
       response = connection.getresponse()
       assert response.status == 429 and response.headers['retry-after'] == '1'
       assert json.loads(response.read())['error']['type'] == 'rate_limit_error'
-  wait_for(lambda: server.measured('dipaco_active_texts') == 0, 10)
+  serving.wait_for(lambda: server.measured('dipaco_active_texts') == 0, 10)
 
 
 def test_metrics(server):
@@ -415,7 +294,7 @@ def test_metrics(server):
 def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
   def said(*options):
     command = [sys.executable, '-m', 'dipaco_jax.serve', *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(command, cwd=serving.ROOT, capture_output=True, text=True, timeout=serving.PATIENCE_S)
     assert done.returncode == 2 and done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1, done.stderr
     return done.stderr
 
@@ -427,13 +306,13 @@ def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once(workdir, tmp_path):
-  other = Serving(workdir, tmp_path / 'log', '--access_log', '--host=0.0.0.0')
+  other = serving.Serving(workdir, tmp_path / 'log', '--access_log', '--host=0.0.0.0')
   try:
     other.wait()
     with other.open(MANY | {'stream': True}) as connection:
       assert connection.recv(100).startswith(b'HTTP/1.1 200 OK')
       other.process.send_signal(signal.SIGTERM)
-      wait_for(lambda: 'stopping: 1 answers come to their ends, in 30 s' in other.log.read_text())
+      serving.wait_for(lambda: 'stopping: 1 answers come to their ends, in 30 s' in other.log.read_text())
       assert other.process.poll() is None
       other.process.send_signal(signal.SIGTERM)
       assert other.process.wait(5) == 143
@@ -448,14 +327,14 @@ def test_ctrl_c_lets_short_answers_end_and_cuts_long_ones(server):
   short = {'model': 'run/path-0', 'prompt': 'fox', 'max_tokens': 60, 'stream': True, 'n': 8}
   with concurrent.futures.ThreadPoolExecutor() as pool:
     long = pool.submit(server.ask, MANY | {'stream': True, 'n': 64})
-    wait_for(lambda: server.measured('dipaco_active_texts') == 8)
+    serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)
     answers = [pool.submit(server.ask, short)]
-    wait_for(lambda: server.measured('dipaco_active_texts') > 8)
+    serving.wait_for(lambda: server.measured('dipaco_active_texts') > 8)
     server.process.send_signal(signal.SIGINT)
-    wait_for(lambda: server.get('/health')[0] == 503)
+    serving.wait_for(lambda: server.get('/health')[0] == 503)
     status, said = server.ask({'model': 'run', 'prompt': 'fox'})
     assert status == 503 and 'stops' in said['error']['message']
-    assert all(why for _, why, _ in gathered(answers[0].result()[1]))
+    assert all(why for _, why, _ in serving.gathered(answers[0].result()[1]))
     status, found = long.result()
     assert status == 200 and found[-1]['error']['message'] == 'the server stops'
   assert server.process.wait(10) == 130
