@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import openai
 import pytest
 import serving
 
-from dipaco_jax import generation, trained
+from dipaco_jax import generation, serve, trained
 from dipaco_jax.request import Request
 
 CLIENTS = 16
@@ -289,6 +290,12 @@ def test_metrics(server):
   grown = [b - a for a, b in zip(before, after, strict=True)]
   assert grown == [1, 3, usage['completion_tokens'], 1, 1, -(-(usage['completion_tokens'] - 1) // 4)]
   assert server.measured('dipaco_paths_loaded') == 2
+
+
+def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
+  with serve.listen('127.0.0.1', 0) as listener, socket.create_connection(listener.getsockname()):
+    with listener.accept()[0] as connection:
+      assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
