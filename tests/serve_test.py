@@ -293,9 +293,11 @@ def test_metrics(server):
 
 
 def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
-  with serve.listen('127.0.0.1', 0) as listener, socket.create_connection(listener.getsockname()):
-    with listener.accept()[0] as connection:
-      assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+  with contextlib.ExitStack() as closing:
+    listener = closing.enter_context(serve.listen('127.0.0.1', 0))
+    closing.enter_context(socket.create_connection(listener.getsockname()))
+    connection = closing.enter_context(listener.accept()[0])
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
