@@ -293,10 +293,8 @@ def test_metrics(server):
 
 
 def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
-  with contextlib.ExitStack() as closing:
-    listener = closing.enter_context(serve.listen('127.0.0.1', 0))
-    closing.enter_context(socket.create_connection(listener.getsockname()))
-    connection = closing.enter_context(listener.accept()[0])
+  listener = serve.listen('127.0.0.1', 0)
+  with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
     assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
