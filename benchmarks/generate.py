@@ -110,9 +110,9 @@ def change(run: trained.Trained, length: int) -> dict[str, float]:
   text = engine.start(Request(prompt(length), 8, 0, temperature=0.0, until_eos=False))
   row = engine.read(text, old)
   text.tokens.append(3)  # the newest token is not in the cache
-  moved, read = in_turns(lambda: engine.moved(text, row, old, new), lambda: engine.read(text, new))
+  moved, read = in_turns(lambda: engine.moved(text, row, old.marks, new), lambda: engine.read(text, new))
   N = flags.FLAGS.num_layers
-  return {'change_ratio': moved / read, 'blocks_that_differ': (N - old.first_difference(new)) / N}
+  return {'change_ratio': moved / read, 'blocks_that_differ': (N - old.first_difference(new.marks)) / N}
 
 
 def measure(run: trained.Trained, theirs) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Batch:
   def join(self, text: Text, row: decode.Texts):
     """One more, in a free row or in a new one."""
     num_rows = len(self.members) if None in self.members else 2 * len(self.members)
-    self._fit(num_rows, _places(row))
+    self._fit(num_rows, power_of_two(max(_places(self.state), _places(row)), LEAST_PLACES))
     index = self.members.index(None)
     self.state = _insert(self.state, row, jnp.int32(index))
     self.members[index] = text
@@ -92,7 +92,9 @@ class Batch:
 
   def advance(self) -> list[Text]:
     """STEPS tokens more for each at most; the texts that are finished, or are to be routed again."""
-    self._fit(len(self.members), max(len(text.tokens) for text in self.members if text) + STEPS)
+    longest = max(len(text.tokens) for text in self.members if text)
+    places = _held(_places(self.state), power_of_two(longest + STEPS, LEAST_PLACES))
+    self._fit(_held(len(self.members), power_of_two(self.count, 1)), places)
     self.state, tokens = _advance(self.path.model, self.path.params, self.state)
     for text, mine in zip(self.members, np.asarray(tokens).T.tolist(), strict=True):
       if text:
@@ -101,14 +103,18 @@ class Batch:
     return [text for text in self.members if text and (text.finished or len(text.tokens) >= text.limit)]
 
   def _fit(self, num_rows: int, places: int):
-    """So many rows, those in use first, and at least so many places."""
-    places, cache_rows = max(_places(self.state), power_of_two(places, LEAST_PLACES)), max(2, num_rows)
-    keys = self.state.cache.keys[0]
+    """So many rows, those in use first, of so many places."""
+    keys, cache_rows = self.state.cache.keys[0], max(2, num_rows)
     if (num_rows, cache_rows, places) == (len(self.members), len(keys), keys.shape[2]):
       return
     used = [i for i, text in enumerate(self.members) if text]
     self.state = _arranged(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), places, cache_rows)
     self.members = ([self.members[i] for i in used] + [None] * num_rows)[:num_rows]
+
+
+def _held(held: int, needed: int) -> int:
+  """As before, unless that is too little, or four times what is needed."""
+  return held if needed <= held < 4 * needed else needed
 
 
 def power_of_two(number: int, least: int) -> int:
@@ -128,9 +134,9 @@ def _advance(model: Transformer, params: Params, texts: decode.Texts):
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _arranged(texts: decode.Texts, rows, places: int, cache_rows: int) -> decode.Texts:
-  """Rows of a batch in another order, with more places behind, or as many; a lone one twice in the cache, if asked."""
+  """Rows of a batch in another order, with more places or fewer behind; a lone one twice in the cache, if asked."""
   in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
-  cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), decode.longer(texts.cache, places))
+  cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), decode.longer(decode.cut(texts.cache, places), places))
   others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
   return decode.Texts(cache, *others)
 

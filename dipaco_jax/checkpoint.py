@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import socket
@@ -89,8 +90,9 @@ def write_json(path: Path, value: Any):
 def publish_directory(path: Path) -> Iterator[Path]:
   """Yields a directory aside, and renames it to `path` if the block ends well. Leftovers of killed runs are removed."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  for leftover in path.parent.glob(f'.{path.name}.*'):
-    shutil.rmtree(leftover)
+  for beside in path.parent.iterdir():
+    if re.fullmatch(rf'\.{re.escape(path.name)}\.([0-9]+|old)', beside.name) and beside.is_dir():
+      shutil.rmtree(beside)
   aside = path.with_name(f'.{path.name}.{os.getpid()}')
   aside.mkdir()
   try:

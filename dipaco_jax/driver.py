@@ -101,8 +101,9 @@ class Driver:
           if (what := self._inbox.get()) is None:
             return
           what()
-        self._turn(engine.admit)
-        self._turn(engine.advance)
+        while self._turn(engine.admit):
+          pass
+        self._turn(self._advance)
     except BaseException as e:
       if not self.closed:
         self.failure = e
@@ -118,16 +119,22 @@ class Driver:
       self.engine.cancel(text)
     self._tell()
 
-  def _turn(self, turn: Callable[[], int | None]):
-    """Of the engine, and tells what is new. What fails is the end of its own texts."""
+  def _turn(self, turn: Callable[[], bool]) -> bool:
+    """Of the engine, and tells what is new; whether there is more of its kind. What fails ends its own texts."""
     try:
-      if num_texts := turn():
-        self.metrics.batch.observe(num_texts)
+      more = turn()
     except Exception:
       logging.exception('a request failed')
       if not any(text.finished == 'error' for ticket in self._tickets for text in ticket.texts.values()):
         raise
+      more = True
     self._tell()
+    return more
+
+  def _advance(self) -> bool:
+    if num_texts := self.engine.advance():
+      self.metrics.batch.observe(num_texts)
+    return False  # others have their turn
 
   def _tell(self):
     news = []

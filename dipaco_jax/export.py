@@ -71,7 +71,7 @@ def main():
     check_out(folder)
   for number, folder in folders.items():
     version = run.best_versions[number] if options.version is None else options.version
-    export(run, number, version, folder, options.dtype)
+    export(run, number, version, folder.resolve(), options.dtype)  # a link stays one
     print(f'{folder}: path {number} at version {version}')
 
 

@@ -48,7 +48,8 @@ def requests(tokenizer, max_length: int) -> list[Request]:
   found: list[Request] = []
   for prompt in f.prompt:
     tokens = tuple(int(t) for t in tokenizer.encode(sys.stdin.read() if prompt == '-' else prompt, eos=False))
-    most = f.max_tokens or max(1, min(Request.max_tokens, max_length - len(tokens)))
+    room = max(1, min(Request.max_tokens, max_length - len(tokens)))
+    most = room if f.max_tokens is None else f.max_tokens
     request = Request(
       tokens, most, f.path, f.temperature, f.top_k, f.top_p, f.seed, tuple(f.stop), not f.ignore_eos, f.reroute_every
     )

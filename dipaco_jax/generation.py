@@ -36,7 +36,7 @@ class Engine:
   def __init__(self, run: trained_lib.Trained, max_paths: int = 4, max_batch: int = 8, version: int | None = None):
     self.run, self.max_paths, self.max_batch, self.version = run, max_paths, max_batch, version
     self.waiting: list[Text] = []
-    self.moving: dict[Text, tuple[decode.Texts, trained_lib.Path]] = {}  # to another path, when there is room
+    self.moving: dict[Text, tuple[decode.Texts, trained_lib.Marks]] = {}  # from a path to another
     self.batches: collections.OrderedDict[int, Batch] = collections.OrderedDict()  # the next to advance first
     self.paths: collections.OrderedDict[int, trained_lib.Path] = collections.OrderedDict()  # the last used last
     self.closed: tuple[int, int] | None = None  # a path, and a text's turn: younger ones may not join that path
@@ -75,7 +75,8 @@ class Engine:
 
     What fails is raised; the texts that it happened to are finished with 'error', and the others go on.
     """
-    self.admit()
+    while self.admit():
+      pass
     self.advance()
 
   def generate(self, requests: Sequence[Request]) -> list[Text]:
@@ -85,8 +86,8 @@ class Engine:
       self.step()
     return texts
 
-  def admit(self):
-    """Reads texts, the oldest first, as far as there is room on their paths: each has its first token then."""
+  def admit(self) -> bool:
+    """Reads a text, the oldest for which there is room on its path, so that it has its first token; whether one was."""
     for text in sorted([*self.waiting, *self.moving], key=lambda text: text.turn):
       if len(self.batches) >= self.max_paths and all(b.count >= self.max_batch for b in self.batches.values()):
         break
@@ -94,7 +95,9 @@ class Engine:
         text.paths = text.paths or [self._choice(text)]
         if (path := self._room(text)) is not None:
           self._enter(text, path)
+          return True
     self._close()
+    return False
 
   def advance(self) -> int:
     """Grows the texts of one path, each path in its turn; how many there were."""
@@ -132,7 +135,7 @@ class Engine:
     text.set_limit()
     if (number := self._choice(text)) != path.number:
       text.paths.append(number)
-    self.moving[text] = (row, path)
+    self.moving[text] = (row, path.marks)
 
   @contextlib.contextmanager
   def _blamed(self, texts: Sequence[Text]) -> Iterator[None]:
@@ -204,14 +207,15 @@ class Engine:
     """A row with the prompt in its cache, and with its first token."""
     r = text.request
     draw = decode.Draw(
-      jnp.full(1, r.seed, jnp.uint32), jnp.full(1, r.temperature), jnp.full(1, r.top_k), jnp.full(1, r.top_p)
-    )
+      jnp.full(1, r.seed, jnp.uint32), jnp.full(1, r.temperature, jnp.float32), jnp.full(1, r.top_k, jnp.int32),
+      jnp.full(1, r.top_p, jnp.float32),
+    )  # fmt: skip
     tokens_1L, length = _padded(r.tokens, self.max_length), np.int32(len(r.tokens))
     return _begin(path.model, self._keep, path.params, tokens_1L, length, jnp.full(1, text.limit), draw)
 
-  def moved(self, text: Text, row: decode.Texts, old: trained_lib.Path, new: trained_lib.Path) -> decode.Texts:
+  def moved(self, text: Text, row: decode.Texts, old: trained_lib.Marks, new: trained_lib.Path) -> decode.Texts:
     """The row as if all of the text had been read under the new path."""
-    row, first = row._replace(end=jnp.full(1, text.limit)), old.first_difference(new)
+    row, first = row._replace(end=jnp.full(1, text.limit)), new.first_difference(old)
     self.reread += (new.model.config.num_layers - first) * (len(text.tokens) - 1)
     self.reread_whole += new.model.config.num_layers * (len(text.tokens) - 1)
     if first < new.model.config.num_layers:
@@ -221,10 +225,11 @@ class Engine:
   @functools.cached_property
   def _keep(self) -> tuple[int, ...]:
     """The lowest block of each level, from which on paths may differ."""
-    levels: dict[str, list[int]] = {}
+    N = self.run.settings.model.num_layers
+    lowest: dict[str, int] = {}
     for name, level in self.run.layout.owner.items():
-      levels.setdefault(level.name, []).append(int(name.split('/')[0][6:]) if name.startswith('block_') else 0)
-    return tuple(sorted({min(blocks) for blocks in levels.values()} - {0}))
+      lowest[level.name] = min(lowest.get(level.name, N), trained_lib.block_of(name, N))
+    return tuple(sorted({*lowest.values()} - {0, N}))
 
   def _drop_empty(self):
     for number in [number for number, batch in self.batches.items() if not batch.count]:

@@ -36,11 +36,12 @@ def files(params: hf.Arrays, made: settings.Model, tokenizer: bytes, dtype: str,
 
 
 def is_ours(config: bytes) -> bool:
-  """Whether a config.json is of a folder that we have written."""
+  """Whether a config.json is of a folder that we have written. What transformers writes has our key, and its own."""
   try:
-    return 'dipaco_jax' in json.loads(config)
+    found = json.loads(config)
   except ValueError:
     return False
+  return isinstance(found, dict) and 'dipaco_jax' in found and 'transformers_version' not in found
 
 
 def check(s: settings.Settings):

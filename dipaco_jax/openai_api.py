@@ -126,7 +126,7 @@ class Model:
     try:
       self.check(request)
     except ValueError as e:
-      words = str(e).removeprefix('--')
+      words = re.sub(r'^--(workdir=\S+: )?', '', str(e))  # where the run is is nobody's business
       param = re.split(r'\W', words)[0]
       raise Refused(400, words, param if param in FIELDS else None) from e
 

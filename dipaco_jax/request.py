@@ -2,6 +2,8 @@
 
 import dataclasses
 
+MOST_STOPS, LONGEST_STOP = 16, 256  # strings, characters: each is looked for behind every token
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -36,6 +38,8 @@ def check(request: Request, max_length: int):
       raise ValueError(f'{name}={getattr(request, name)} should be 0 or more, and less than 2^31')
   if not 0 < request.top_p <= 1:
     raise ValueError(f'top_p={request.top_p} should be above 0, and at most 1')
+  if len(request.stop) > MOST_STOPS or max(map(len, request.stop), default=0) > LONGEST_STOP:
+    raise ValueError(f'stop should have {MOST_STOPS} strings at most, of {LONGEST_STOP} characters at most')
   if not 0 <= request.seed < 2**32:
     raise ValueError(f'seed={request.seed} should be from 0 to 2^32 - 1')
   if request.reroute_every < 0 or (request.reroute_every and request.path is not None):

@@ -8,7 +8,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -134,8 +134,8 @@ class RunState:
         f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
         'out otherwise: start on as many devices as before'
       )
-    for updates in elsewhere:
-      self._move(updates, 'elsewhere')
+    if elsewhere:
+      self._move(elsewhere, 'elsewhere')
     return found
 
   def _try(self, updates: int, read: Callable, *args, **options) -> list[Any]:
@@ -152,19 +152,22 @@ class RunState:
       return found
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
-    self._move(updates, 'corrupt')
+    self._move([updates], 'corrupt')
     return []
 
-  def _move(self, updates: int, why: str):
-    """Takes a checkpoint away, never for ever: it may have been this machine that is wrong, or for a moment."""
-    here = self._directory / str(updates)
-    away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
-    if jax.process_index() == 0:
+  def _move(self, gone: Sequence[int], why: str):
+    """Takes checkpoints away, never for ever: it may have been this machine that is wrong, or for a moment.
+
+    All of them before any process looks what there is: one that goes while another process looks is an error there.
+    """
+    for updates in gone if jax.process_index() == 0 else ():
+      here = self._directory / str(updates)
+      away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
       os.replace(here, away)
       self._seal_file(updates).unlink(missing_ok=True)  # after: what is corrupt by its seal would pass without
       logging.warning('checkpoint %s is in %s now: to go on from it again, move it back', here, away)
-    checkpoint.barrier(f'{here} is away, read {self._reads}')
-    self.metas.pop(updates, None)
+    checkpoint.barrier(f'{self._directory} {gone} are away, read {self._reads}')
+    self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}
     self._manager.reload()
 
   def wait(self):

@@ -9,12 +9,13 @@ memory once.
     path.logits('The first words of a text')
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from dipaco_jax import storage as storage_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
 PATIENCE_S = 30  # for a bucket that does not answer
+Marks = Mapping[str, tuple[str, int]]
 
 
 def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None) -> 'Path':
@@ -44,6 +46,12 @@ def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None
 def load_router(workdir: str) -> 'Router':
   """What chooses a path by a text's beginning; raises as `load`, and where text was dealt out at random."""
   return Trained(workdir).router
+
+
+def block_of(name: str, num_layers: int) -> int:
+  """The lowest block whose output a parameter changes: 0 for the embedding, N for what is behind all blocks."""
+  part = name.partition('/')[0]
+  return int(part.removeprefix('block_')) if part.startswith('block_') else 0 if part == 'embed' else num_layers
 
 
 class Module(dict[str, jax.Array]):
@@ -73,18 +81,18 @@ class Path:
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
     """[L, V] float32: of what follows each token of a text, or of token ids."""
-    tokens = self.tokenizer.encode(text, eos=False) if isinstance(text, str) else text
-    tokens_1L = jnp.asarray(np.asarray(tokens, np.int32)[None])
-    return _logits(self.model, self.params, tokens_1L)[0]
+    return _logits(self.model, self.params, _ids(self.tokenizer, text)[None])[0]
 
-  def first_difference(self, other: 'Path') -> int:
-    """The lowest block that computes something else in another path: 0 where the embedding does; N: none does."""
-    N, lowest = self.model.config.num_layers, self.model.config.num_layers
-    for level, module in self.modules.items():
-      if module.sha256 != other.modules[level].sha256:
-        blocks = (int(name.partition('/')[0].removeprefix('block_')) for name in module if name.startswith('block_'))
-        lowest = min(lowest, *blocks, N) if 'embed/tokens' not in module else 0
-    return lowest
+  @functools.cached_property
+  def marks(self) -> Marks:
+    """By level, what its module is told by from others, and the lowest block that it changes."""
+    N = self.model.config.num_layers
+    return {level: (m.sha256, min(block_of(name, N) for name in m)) for level, m in self.modules.items()}
+
+  def first_difference(self, other: Marks) -> int:
+    """The lowest block that computes something else in a path of these marks; N, the number of blocks: none does."""
+    differ = (lowest for level, (sha256, lowest) in self.marks.items() if sha256 != other[level][0])
+    return min(differ, default=self.model.config.num_layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +111,7 @@ class Router:
 
   def scores(self, text: str | Sequence[int]) -> np.ndarray:
     """How well each path suits a text, [P] float32."""
-    tokens = self.tokenizer.encode(text, eos=False) if isinstance(text, str) else text
-    tokens = np.asarray(tokens[: self.prefix_tokens], np.int32)
+    tokens = _ids(self.tokenizer, text)[: self.prefix_tokens]
     if not len(tokens):
       raise ValueError('an empty text has no path: give it a word')
     padded = np.zeros((1, self.prefix_tokens), np.int32)
@@ -137,9 +144,10 @@ class Trained:
     s = self.settings
     return modules.make_layout(s.grid, s.levels, model_lib.shapes(model_lib.make(s.model, 1)))
 
-  @functools.cached_property
+  @property
   def best_versions(self) -> list[int]:
-    """The version that each path points at; raises ValueError where nothing is published yet."""
+    """The version that each path points at now: a run that goes on removes what none does. Raises ValueError where
+    nothing is published yet."""
     try:
       return json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
     except storage_lib.Missing as e:
@@ -174,27 +182,37 @@ class Trained:
   def number(self, path: int | Sequence[int]) -> int:
     """Of a path, which may be given by its coordinates; raises ValueError where there is no such path."""
     grid = self.layout.grid
-    point = path if not isinstance(path, int) else grid.coordinates(path) if 0 <= path < grid.num_paths else (-1,)
+    if isinstance(path, int | np.integer):
+      point = grid.coordinates(int(path)) if 0 <= path < grid.num_paths else (-1,)
+    else:
+      point = tuple(path)
     if len(point) != len(grid.shape) or not all(0 <= i < size for i, size in zip(point, grid.shape, strict=True)):
       sizes = ' x '.join(map(str, grid.shape)) or 'one path'
       raise ValueError(f'--path={path}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
-    return grid.path(tuple(point))
+    return grid.path(point)
 
   def parameters(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
     """Arrays of a safetensors object."""
     data = self.storage.read(name, sha256) if sha256 else self.storage.fetch(name)
     return safetensors.numpy.load(bytes(data))
 
-  @functools.cached_property
+  @property
   def router(self) -> Router:
-    """Of the last round of sharding; raises ValueError where there is none."""
-    s = self.settings
-    try:
-      arrays = self.parameters(f'routing/{s.rounds}/router.safetensors')
-    except storage_lib.Missing as e:
-      raise ValueError(
-        f'--workdir={self.storage.url}: config.routing.method={s.routing.method!r} has no router: name a path'
-      ) from e
+    """Of the last round of sharding that there was; raises ValueError where there is none."""
+    if self._router is None:
+      method = self.settings.routing.method
+      raise ValueError(f'--workdir={self.storage.url}: config.routing.method={method!r} has no router: name a path')
+    return self._router
+
+  @functools.cached_property
+  def _router(self) -> Router | None:
+    s, arrays = self.settings, None
+    for number in range(s.rounds, -1, -1):
+      with contextlib.suppress(storage_lib.Missing):
+        arrays = self.parameters(f'routing/{number}/router.safetensors')
+        break
+    if arrays is None:
+      return None
     fitted = router.Router(**{name: jnp.asarray(x) for name, x in arrays.items()})
     base = self.parameters('base/params.safetensors')
     made = model_lib.make(s.model, len(base['embed/tokens']))
@@ -227,6 +245,14 @@ class Trained:
       module.sha256 = sha256
       self._loaded[sha256] = module
     return module
+
+
+def _ids(tokenizer: tokenizer_lib.Tokenizer, text: str | Sequence[int]) -> np.ndarray:
+  """Of a text, or those given; raises ValueError where one is none of the vocabulary."""
+  ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text, np.int64)
+  if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+    raise ValueError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
+  return ids.astype(np.int32)
 
 
 def _ready(arrays: dict[str, np.ndarray], made: model_lib.Transformer) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Tokens to text as they come: nothing is shown that a later token could take back."""
 
+import os.path
 from collections.abc import Sequence
 
 from dipaco_jax.tokenizer import Tokenizer
 
 HALF = '\ufffd'  # what SentencePiece makes of bytes that are no character yet
+LONGEST = 4  # bytes of a character
 
 
 class Transcript:
@@ -14,6 +16,8 @@ class Transcript:
     """`before` are the tokens that the text goes on from: whether a word begins with a space depends on them."""
     self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
     self._tokens = list(before[-1:])
+    if tokenizer.decode(self._tokens).endswith(HALF):
+      self._tokens = list(before[-LONGEST:])
     self._start, self._read = 0, len(self._tokens)  # of what is decoded again, for its context; of what is new
     self._shown = 0
     self.text = ''  # all of it
@@ -43,7 +47,9 @@ class Transcript:
     return self._tokenizer.decode(self._tokens[start:end])
 
   def _grow(self):
-    new = self._decoded(self._start)[len(self._decoded(self._start, self._read)) :]
+    context, whole = self._decoded(self._start, self._read), self._decoded(self._start)
+    same = os.path.commonprefix([context, whole])  # noqa: RUF071  # by character: it may have ended in half of one
+    new = whole[len(same) :]
     self._start, self._read = self._read, len(self._tokens)
     searched = max(0, len(self.text) - max(map(len, self._stop), default=0))
     self.text += new

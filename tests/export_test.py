@@ -129,6 +129,29 @@ def test_a_folder_of_ours_is_written_again_and_no_other(run, exported, tmp_path)
       export.check_out(other)
 
 
+def test_what_transformers_has_written_is_not_ours(exported, tmp_path):
+  shutil.copytree(exported / '0', tmp_path / 'tuned')
+  file = tmp_path / 'tuned' / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'transformers_version': '5'}))  # it keeps our key
+  for text in (file.read_text(), '5', '[]', '{'):
+    file.write_text(text)
+    with pytest.raises(ValueError, match='no export of ours'):
+      export.check_out(tmp_path / 'tuned')
+
+
+def test_neighbours_and_links_stay(undisturbed, tmp_path):
+  (tmp_path / 'real').mkdir()
+  (tmp_path / 'link').symlink_to(tmp_path / 'real')
+  (tmp_path / '.real.backup').mkdir()
+  (tmp_path / '.real.backup' / 'precious').write_text('x')
+  (tmp_path / '.real.txt').write_text('x')
+  for _ in range(2):
+    command(f'--workdir={undisturbed}', '--path=1', f'--out={tmp_path / "link"}')
+  assert (tmp_path / 'link').is_symlink() and (tmp_path / 'real' / 'model.safetensors').exists()
+  assert sorted(f.name for f in tmp_path.iterdir()) == ['.real.backup', '.real.txt', 'link', 'real']
+  assert (tmp_path / '.real.backup' / 'precious').exists()
+
+
 @pytest.mark.parametrize(
   'options, words',
   [

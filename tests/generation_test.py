@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +59,7 @@ def plainly(run, r: Request) -> tuple[list[int], list[int]]:
   return tokens, paths
 
 
+MIXED = (0, 1.0), (0.8, 0.7), (1, 1), (0.0, 1.0)  # temperature, top_p
 PROMPTS = st.builds(
   lambda seed, length: tuple(np.random.default_rng(seed).integers(3, 330, length).tolist()),
   st.integers(0, 99), st.integers(1, 60),
@@ -85,6 +88,56 @@ def test_changes_of_path_happen_and_read_only_what_differs(run):
   request = Request(tuple(range(40, 60)), 60, temperature=0.9, until_eos=False, reroute_every=4)
   (text,) = engine.generate([request])
   assert len(set(text.paths)) > 1 and 0 < engine.reread < engine.reread_whole
+
+
+@pytest.mark.parametrize(
+  'levels',
+  [
+    (('shared', 'embed|head', ()), ('low', 'block_0', ('a',)), ('high', 'block_[12]|final_norm', ('b',))),
+    (('shared', 'block|head', ()), ('ends', 'embed', ('a',)), ('last', 'final_norm', ('b',))),
+  ],
+)
+def test_levels_may_be_of_any_parameters(levels, tmp_path):
+  run = trained.Trained(made_run.write(tmp_path, made_run.settings(levels)))
+  request = Request((5, 6, 7), 20, temperature=0.9, until_eos=False, reroute_every=4)
+  (text,) = generation.Engine(run).generate([request])
+  assert len(set(text.paths)) > 1
+  assert (text.tokens, text.paths) == plainly(run, request)
+
+
+def test_whole_numbers_and_others_grow_together(run):
+  ask = Request((5, 6, 7), 12, path=1, until_eos=False)
+  requests = [dataclasses.replace(ask, seed=i, temperature=t, top_p=p) for i, (t, p) in enumerate(MIXED)]
+  for request, text in zip(requests, generation.Engine(run).generate(requests), strict=True):
+    assert text.tokens == plainly(run, request)[0]
+
+
+def test_no_more_paths_are_kept_than_asked_for(run):
+  engine = generation.Engine(run, max_paths=1)
+  for seed in range(4):
+    engine.start(Request((5 + seed, 6, 7), 16, temperature=0.9, seed=seed, until_eos=False, reroute_every=8))
+  kept = {number: weakref.ref(path) for number, path in engine.paths.items()}
+  while engine.busy:
+    engine.step()
+    kept |= {number: weakref.ref(path) for number, path in engine.paths.items() if number not in kept}
+    gc.collect()
+    assert sum(ref() is not None for ref in kept.values()) <= 1
+    kept = {number: ref for number, ref in kept.items() if ref() is not None}
+
+
+def test_a_batch_gets_smaller_again(run):
+  ask = Request((5, 6, 7), 80, path=1, until_eos=False)
+  engine = generation.Engine(run)
+  texts = [engine.start(dataclasses.replace(ask, max_tokens=8, seed=seed)) for seed in range(7)]
+  texts.append(engine.start(ask))
+  engine.step()
+  assert len(engine.batches[1].members) == 8
+  for _ in range(3):
+    engine.step()
+  assert len(engine.batches[1].members) == 1
+  while engine.busy:
+    engine.step()
+  assert [text.tokens for text in texts] == [plainly(run, text.request)[0] for text in texts]
 
 
 def test_a_path_named_is_the_path(run):
@@ -143,7 +196,7 @@ def test_a_failed_batch_is_the_end_of_its_texts_alone(run):
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   engine = generation.Engine(run)
   texts = [engine.start(dataclasses.replace(ask, path=path)) for path in (1, 2)]
-  engine.admit()
+  assert engine.admit() and engine.admit() and not engine.admit()
   engine.batches[1].state.token.delete()
   with pytest.raises(RuntimeError, match='deleted'):
     engine.generate([])
@@ -182,6 +235,8 @@ def test_text_ends_before_a_stop_string(run):
     ({'top_k': 2**31}, 'top_k=2147483648'),
     ({'temperature': 10**400}, 'temperature=1000'),
     ({'top_p': 0.0}, 'top_p=0.0'),
+    ({'stop': ('x',) * 17}, 'stop should have 16 strings at most'),
+    ({'stop': ('x' * 257,)}, 'of 256 characters at most'),
     ({'seed': -1}, 'seed=-1'),
     ({'path': 1, 'reroute_every': 4}, 'reroute_every=4'),
     ({'tokens': (330,)}, 'token 330'),

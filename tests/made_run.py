@@ -25,9 +25,9 @@ def tokenizer_bytes() -> bytes:
   return tokenizer.train(TEXT * 20, 330)
 
 
-def settings(**changes) -> settings_lib.Settings:
+def settings(levels=LEVELS, **changes) -> settings_lib.Settings:
   sizes = {'num_layers': 3, 'seq_len': 96} | changes.pop('model', {})
-  return small.settings(GRID, LEVELS, model=dataclasses.asdict(small.settings().model) | sizes, **changes)
+  return small.settings(GRID, levels, model=dataclasses.asdict(small.settings().model) | sizes, **changes)
 
 
 def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = False, seed: int = 0) -> str:

@@ -98,7 +98,7 @@ def draw(rng: np.random.Generator, tokenizer) -> tuple[dict, list[Request]]:
   prompts = [text[start : start + int(rng.integers(2, 30))] for _ in range(rng.choice([1, 1, 1, 2]))]
   tokens = [tuple(tokenizer.encode(prompt, eos=False).tolist()) for prompt in prompts]
   kinds = [prompts, [list(ids) for ids in tokens]] if len(prompts) > 1 else [prompts[0], list(tokens[0]), prompts]
-  fields = {'seed': int(rng.integers(100)), 'temperature': float(rng.choice([0, 0.8]))}
+  fields = {'seed': int(rng.integers(100)), 'temperature': [0, 0.0, 0.8, 1][rng.integers(4)]}
   fields |= [{}, {'top_k': 5}, {'top_p': 0.7}][rng.integers(3)]
   fields |= [{}, {}, {}, {'path': int(rng.integers(4))}, {'reroute_every': 16}][rng.integers(5)]
   most = [{}, {'max_tokens': int(rng.integers(1, 30))}][rng.integers(2)]

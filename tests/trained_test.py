@@ -54,8 +54,8 @@ def test_reads_a_path_s_bytes_and_hardly_more(tmp_path):
 def test_where_paths_begin_to_differ(workdir):
   run = trained.Trained(workdir)
   paths = [run.path(number, 2) for number in range(4)]  # (0, 0), (0, 1), (1, 0), (1, 1)
-  assert [paths[0].first_difference(other) for other in paths] == [3, 1, 0, 0]
-  assert paths[0].first_difference(run.path(0, 1)) == 0  # the embedding of another version
+  assert [paths[0].first_difference(other.marks) for other in paths] == [3, 1, 0, 0]
+  assert paths[0].first_difference(run.path(0, 1).marks) == 0  # the embedding of another version
 
 
 def test_the_router_is_that_of_training(undisturbed):
@@ -96,6 +96,29 @@ def test_what_is_not_there(workdir, tmp_path):
   (copy / 'routing' / '0' / 'router.safetensors').unlink()
   with pytest.raises(ValueError, match='has no router'):
     dipaco_jax.load_router(str(copy))
+
+
+def test_a_run_that_goes_on_beside(workdir, tmp_path):
+  """Versions come and go; before the last round of sharding an earlier router is the router."""
+  copy = tmp_path / 'copy'
+  shutil.copytree(workdir, copy)
+  config = json.loads((copy / 'config.json').read_text())
+  config['routing'] |= {'method': 'discriminative', 'router_fraction': 0.2, 'rounds': 1, 'phases_per_round': 1}
+  (copy / 'config.json').write_text(json.dumps(config))
+  run = trained.Trained(str(copy))
+  run.path(0)
+  assert 0 <= run.router.path('The lazy dog') < 4
+  (copy / 'modules' / '2').rename(copy / 'modules' / '3')
+  (copy / 'paths' / 'best.json').write_text('{"version": [3, 3, 3, 3]}')
+  assert run.path(1).version == 3
+
+
+def test_numbers_of_arrays_and_tokens_that_are_none(workdir):
+  path = dipaco_jax.load(workdir, np.int64(2))
+  assert path.number == 2
+  for ids in ([3, 330], [-1]):
+    with pytest.raises(ValueError, match='token ids should be from 0 to 329'):
+      path.logits(ids)
 
 
 def test_damaged_modules_are_noticed(workdir, tmp_path):

@@ -33,6 +33,14 @@ def test_half_a_character_is_not_shown_before_the_end():
   assert not any(found[:-1]) and set(found[-1]) == {HALF}
 
 
+@given(WORDS, st.sampled_from('é漢🦊'), WORDS, st.integers(1, 3))
+def test_a_character_begun_by_what_is_before_is_whole(before, character, text, given_of_it):
+  halves = TOKENIZER.encode(character, eos=False)
+  start = [*TOKENIZER.encode(before, eos=False), *halves[:-given_of_it]]
+  found, _ = pieces([*halves[-given_of_it:], *TOKENIZER.encode(text, eos=False)], start)
+  assert ''.join(found) == character + text
+
+
 @given(WORDS, st.lists(st.text('fox .é', min_size=1, max_size=4), max_size=3))
 def test_text_ends_before_the_first_stop_string_that_comes(text, stop):
   tokens = TOKENIZER.encode(text, eos=False)
