@@ -135,7 +135,8 @@ def hold(workdir: Path) -> Iterator[None]:
       owner = json.loads(f.read() or '{}')
       raise ValueError(
         f'--workdir={workdir} is in use by process {owner.get("pid")} on {owner.get("host")} since '
-        f'{owner.get("started")}: wait for it, stop it, or choose another'
+        f'{owner.get("started")}: wait for it, stop it, or choose another; where that host is gone for good and a '
+        'file server still keeps its lock, remove the file `lock` there'
       )
     f.truncate(0)
     started = time.strftime('%Y-%m-%d %H:%M:%S')

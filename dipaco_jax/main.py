@@ -71,6 +71,8 @@ class Signals:
       yield
     finally:
       self._wait = False
+    if self.requested():  # behind the last dispatch, where nobody asked any more
+      raise KeyboardInterrupt
 
 
 def parse(argv: list[str]) -> settings_lib.Settings:
@@ -239,7 +241,7 @@ def kept(workdir: pathlib.Path):
   try:
     yield
   except ValueError:
-    if new and not finished_tokenizing(workdir):
+    if new and not finished_tokenizing(workdir) and not any(workdir.glob('tokenize-*/sequences/*')):
       shutil.rmtree(workdir, ignore_errors=True)
     raise
 

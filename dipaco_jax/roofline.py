@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import attention, hlo, inner, loss, mesh, metrics, model, programs
+from dipaco_jax import attention, hlo, inner, loss, mesh, metrics, model, outer, programs
 from dipaco_jax import grid as grid_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.topology import DCN_BYTES_PER_S, Chip, Topology
@@ -90,4 +90,7 @@ def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float
   s, rows_a_chip = made.settings, made.settings.train.batch_size / made.placement.data
   alone = mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), list(made.placement.mesh.devices.reshape(-1)))
   base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_a_chip
-  return base_s + s.train.phases * (len(made.placement.turns()) * s.train.steps_per_phase * step_s + outer_s)
+  turns = [made.placement.paths(turn) for turn in made.placement.turns()]
+  active = [outer.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
+  num_turns = sum(bool(of_phase[list(paths)].any()) for of_phase in active for paths in turns)
+  return base_s + num_turns * s.train.steps_per_phase * step_s + s.train.phases * outer_s

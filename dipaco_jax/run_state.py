@@ -77,7 +77,8 @@ class RunState:
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
     while not (self._directory / str(updates)).exists() and not self._closing.wait(0.1):
-      pass
+      if any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir()):
+        return  # it has come and gone
     with contextlib.suppress(OSError):  # it never came, or has gone already
       checkpoint.write_json(self._seal_file(updates), digests(self._directory / str(updates)))
 
@@ -148,7 +149,7 @@ class RunState:
         raise  # the machine is full: nothing is wrong with the checkpoint
       why = str(e).split('\n')[0] or repr(e)
     self._reads += 1
-    if not checkpoint.any_process(bool(why), f'{self._directory} {updates} is corrupt, read {self._reads}'):
+    if not checkpoint.any_process(bool(why), f'{self._directory.name} {updates} is corrupt, read {self._reads}'):
       return found
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
@@ -166,7 +167,7 @@ class RunState:
       os.replace(here, away)
       self._seal_file(updates).unlink(missing_ok=True)  # after: what is corrupt by its seal would pass without
       logging.warning('checkpoint %s is in %s now: to go on from it again, move it back', here, away)
-    checkpoint.barrier(f'{self._directory} {gone} are away, read {self._reads}')
+    checkpoint.barrier(f'{self._directory.name} {gone} are away, read {self._reads}')
     self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}
     self._manager.reload()
 

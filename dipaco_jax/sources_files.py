@@ -1,6 +1,7 @@
 """Documents in files: plain text, cut into pieces, and JSON with a document a line; on disk or in a bucket."""
 
 import codecs
+import errno
 import functools
 import glob
 import gzip
@@ -102,6 +103,8 @@ def _chunks(path: str) -> Iterator[bytes]:
       while chunk := f.read(CHUNK_BYTES):
         yield chunk
   except OSError as e:
+    if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+      raise  # nothing is wrong with the file: the same command may go on
     raise ValueError(f'{path}: {e.strerror or e}; mend or leave out this file') from e
   except Exception as e:
     if not isinstance(e, (EOFError, zlib.error)) and type(e).__name__ != 'ZstdError':

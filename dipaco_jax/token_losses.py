@@ -79,20 +79,21 @@ def write(
     rows: the sequences; where they are not those recorded, all is made anew.
     folder: where the files go.
   """
-  run_lib.only_first_process(lambda: _prepare(programs, sources, rows, folder), f'{folder} is prepared')
+  name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
+  run_lib.only_first_process(lambda: _prepare(programs, sources, rows, folder), f'{name} is prepared')
   placement = programs.placement
 
   def missing(turn: Coordinates) -> bool:
     return not all(nll_file(folder, path).exists() for path in placement.paths(turn))
 
   # Looked at by all before any of them writes.
-  turns = [turn for turn in placement.turns() if checkpoint.any_process(missing(turn), f'{folder}: turn {turn}')]
+  turns = [turn for turn in placement.turns() if checkpoint.any_process(missing(turn), f'{name}: turn {turn}')]
   progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
     _write_turn(programs, evaluate.in_flight(programs, turn, params_of_path), turn, rows, folder)
     progress.update(done)
   progress.close()
-  checkpoint.barrier(f'{folder} is whole')
+  checkpoint.barrier(f'{name} is whole')
   return read(folder, placement.grid.num_paths)
 
 

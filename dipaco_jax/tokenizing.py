@@ -24,7 +24,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Documents to a tokenizer and to sequences of at most seq_len tokens."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
   check_init(s)
-  folder, share = run.workdir / f'tokenize-{text.fingerprint(s.data)}', (jax.process_index(), jax.process_count())
+  folder, share = run.workdir / _name(s), (jax.process_index(), jax.process_count())
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
     run_lib.only_first_process(lambda: checkpoint.write_file(file, remote.read(given)), 'tokenizer')
@@ -36,6 +36,10 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   checkpoint.barrier('sequences in parts')
   run_lib.only_first_process(lambda: _publish(run, folder), 'sequences')
   return json.loads((run.workdir / 'sequences' / 'meta.json').read_text())
+
+
+def _name(s: settings.Settings) -> str:
+  return f'tokenize-{text.fingerprint(s.data)}'
 
 
 def _samples(s: settings.Settings, folder: Path) -> list[Path]:
@@ -52,10 +56,17 @@ def _sample(s: settings.Settings, folder: Path, share: tuple[int, int]):
 
 def _train(s: settings.Settings, folder: Path) -> bytes:
   files = _samples(s, folder)
+  check_files(s, folder)
   check_parts(files)
   documents = (document for file in files for document in json.loads(file.read_text()))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
+
+
+def check_files(s: settings.Settings, folder: Path):
+  """Raises ValueError where the files are others now than when `folder` was begun: documents move from part to part."""
+  if folder.name != _name(s):
+    raise ValueError('config.data: files came, went or changed while they were read: run it again')
 
 
 def check_parts(parts: list[Path]):
@@ -92,6 +103,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int]):
 
 def _publish(run: run_lib.Run, folder: Path):
   """`sequences/`, of all parts; what is left of making them goes."""
+  check_files(run.settings, folder)
   check_parts(_folders(run.settings, folder / 'sequences'))
   meta = sequences.merge(str(folder / 'sequences'), run.settings.data.parts)
   check_rows(run.settings, meta['tokens'])

@@ -26,7 +26,7 @@ mount_place() {  # of '', which is nothing; disk; or HOST:/SHARE
     sudo mount "$DISK" "$PLACE"
   else
     sudo apt-get -qq install -y nfs-common
-    sudo mount -t nfs "$1" "$PLACE"
+    sudo mount -t nfs -o lookupcache=positive "$1" "$PLACE"  # what another host has just written is there
   fi
   sudo chown "$(id -u)" "$PLACE"
 }
@@ -42,7 +42,9 @@ run() {
   exec 9>&-
   tail -n +1 -f --pid="$(< "$RUN/pid")" "$RUN/log"
   [[ ! -e $RUN/stopped ]] || exit 130
-  exit "$(< "$RUN/status")"
+  local status=''
+  [[ ! -s $RUN/status ]] || status=$(< "$RUN/status")
+  exit "${status:-1}"  # a job that was killed could not tell
 }
 
 start() {

@@ -8,6 +8,8 @@ v5p: 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x
 v6e: 1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16'
 MAX_FAILURES=3  # in a row: of runs, each within an hour, of their installation, of the creation of lost slices
 SETTLED_S=3600
+LOST_LINE=255  # ssh's status for itself
+STOOD_S=60  # a connection that was lost after so long counts as a first
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
@@ -276,6 +278,11 @@ run_once() {  # ends the script where nothing is to be done again
   sleep "$pause_s"  # slices are called preempted a moment after their hosts are gone
   if (( SECONDS - began > SETTLED_S )); then failures=0; fi
   if [[ $(state) == READY ]]; then
+    if (( status == LOST_LINE )); then  # is no end of the run, which is joined
+      if (( SECONDS - began > STOOD_S )); then failures=0; fi
+      failed 'the connection was lost' "$status" run
+      return
+    fi
     stop || true  # on hosts that have not noticed
     failed "the run ended (status $status)" "$status" logs
   fi

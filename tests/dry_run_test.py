@@ -45,6 +45,13 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert 'fits' in dry_run.table(found)
 
 
+def test_turns_without_a_path_that_trains_take_no_time():
+  of = dict(phases=3, steps_per_phase=5)
+  for changes, turns in (({}, 4), ({'paths_per_phase': 1}, 1), ({'schedule': ((0, (0, 2)), (2, (0, 1, 2, 3)))}, 8 / 3)):
+    made = small.make_programs(config(train=of | changes, pretrain=dict(steps=0)), 1)
+    assert roofline.whole_run_s(made, 1.0, 0.0) == pytest.approx(3 * 5 * turns)
+
+
 WIDE = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, dtype='float32')
 
 

@@ -54,6 +54,24 @@ def test_a_part_that_another_process_has_not_made_is_named(tmp_path):
     tokenizing.check_parts([tmp_path / name for name in '012'])
 
 
+def test_files_that_come_while_they_are_read(undisturbed, run, tmp_path, monkeypatch):
+  (tmp_path / 'b.jsonl').write_text((undisturbed.parent / 'text.jsonl').read_text())
+  data = dataclasses.replace(run.settings.data, train=(f'{tmp_path}/*.jsonl',), validation=(), parts=2)
+  made = dataclasses.replace(run, settings=dataclasses.replace(run.settings, data=data))
+  copy(undisturbed, run, 'tokenizer.model')
+  write = tokenizing.write_parts
+
+  def write_and_more(*args):
+    write(*args)
+    shutil.copy(tmp_path / 'b.jsonl', tmp_path / 'a.jsonl')
+
+  monkeypatch.setattr(tokenizing, 'write_parts', write_and_more)
+  with pytest.raises(ValueError, match='changed while they were read: run it again'):
+    tokenizing.tokenize(made)
+  monkeypatch.undo()
+  assert tokenizing.tokenize(made)['documents'] > 300
+
+
 @pytest.mark.parametrize('parts', [1, 4])
 def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
   s = run.settings

@@ -52,7 +52,7 @@ def test_install(cloud):
     assert (clone / 'dipaco_jax' / 'main.py').read_text() == (ROOT / 'dipaco_jax' / 'main.py').read_text()
     assert (clone / '.venv').is_dir() and not list(clone.rglob('__pycache__'))
   assert cloud.lines('python3').count('-m uv pip install --quiet --python .venv/bin/python -e .[tpu,gcs,postgres]') == 2
-  assert cloud.lines('sudo').count('mount -t nfs 10.0.0.2:/share /mnt/dipaco') == 2
+  assert cloud.lines('sudo').count('mount -t nfs -o lookupcache=positive 10.0.0.2:/share /mnt/dipaco') == 2
 
 
 @pytest.mark.slow

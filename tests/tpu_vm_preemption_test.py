@@ -99,6 +99,21 @@ def test_a_run_that_fails(cloud, status, times):
   assert (f'the run ended (status {status}): once more' in err) == (times > 1)
 
 
+def test_a_lost_connection_stops_no_run(cloud):
+  cloud.env['FAKE_HOSTS'] = '1'
+  cloud.installed()
+  cloud.put('ends', 'never')
+  lost = 'case "$*" in *" ssh "*) [ -e "$FAKE_CLOUD/lost" ] || { touch "$FAKE_CLOUD/lost"; LOSE=1; } ;; esac'
+  gcloud = (cloud.folder / 'bin' / 'gcloud').read_text()
+  away = 'if [ "$LOSE" ]; then (exec ' + gcloud.partition('exec ')[2].strip() + ') & sleep 3; kill $!; exit 255; fi'
+  cloud.put('bin/gcloud', gcloud.replace('exec', f'{lost}\n{away}\nexec', 1))
+  process = cloud.start(*RUN)
+  wait_for(lambda: len(cloud.lines('begun')) == 1 and cloud.verbs().count('ssh') == 2)
+  cloud.put('ends', '0')
+  _, err = ended(process, 0)
+  assert 'the connection was lost: once more' in err and len(cloud.lines('begun')) == 1
+
+
 @pytest.mark.slow
 def test_what_is_not_installed(cloud):
   cloud('create', *TPU)
