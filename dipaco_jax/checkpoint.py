@@ -11,7 +11,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import secrets
 import shutil
 import socket
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
+from dipaco_jax import trees
 from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.modules import Layout, Modules
 
@@ -90,10 +90,10 @@ def write_json(path: Path, value: Any):
 def publish_directory(path: Path) -> Iterator[Path]:
   """Yields a directory aside, and renames it to `path` if the block ends well. Leftovers of killed runs are removed."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  for beside in path.parent.iterdir():
-    if re.fullmatch(rf'\.{re.escape(path.name)}\.([0-9]+|old)', beside.name) and beside.is_dir():
-      shutil.rmtree(beside)
-  aside = path.with_name(f'.{path.name}.{os.getpid()}')
+  for leftover in path.parent.iterdir():
+    if leftover != path and trees.written_as(leftover) == path and leftover.is_dir():
+      shutil.rmtree(leftover)
+  aside = beside(path)
   aside.mkdir()
   try:
     yield aside

@@ -92,5 +92,5 @@ def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float
   base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_a_chip
   turns = [made.placement.paths(turn) for turn in made.placement.turns()]
   active = [outer.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
-  num_turns = sum(bool(of_phase[list(paths)].any()) for of_phase in active for paths in turns)
+  num_turns = sum(bool(of_phase[paths].any()) for of_phase in active for paths in turns)
   return base_s + num_turns * s.train.steps_per_phase * step_s + s.train.phases * outer_s

@@ -76,11 +76,16 @@ class RunState:
 
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
-    while not (self._directory / str(updates)).exists() and not self._closing.wait(0.1):
-      if any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir()):
-        return  # it has come and gone
-    with contextlib.suppress(OSError):  # it never came, or has gone already
-      checkpoint.write_json(self._seal_file(updates), digests(self._directory / str(updates)))
+    here = self._directory / str(updates)
+    while not here.exists() and not self._newer_than(updates) and not self._closing.wait(0.1):
+      pass
+    if here.exists():  # or it never came, or has come and gone
+      with contextlib.suppress(OSError):  # it goes at this moment
+        checkpoint.write_json(self._seal_file(updates), digests(here))
+
+  def _newer_than(self, updates: int) -> bool:
+    """Whether there is a checkpoint that was begun after this one had its name."""
+    return any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir())
 
   def _seal_file(self, updates: int) -> pathlib.Path:
     return self._seals / f'{updates}.json'

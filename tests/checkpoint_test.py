@@ -284,6 +284,23 @@ def test_a_checkpoint_is_not_compared_with_an_old_seal_of_its_name(saved, tmp_pa
   assert 'corrupt' not in caplog.text
 
 
+def test_a_checkpoint_that_comes_with_the_next_one_is_sealed(tmp_path, monkeypatch):
+  """Small ones do, between two looks of the thread that seals."""
+  state = run_state_lib.RunState(tmp_path / 'state', 2)
+
+  def meanwhile(seconds):
+    for updates in '46':
+      (tmp_path / 'state' / updates).mkdir()
+      (tmp_path / 'state' / updates / 'file').write_text(updates)
+
+  monkeypatch.setattr(state._closing, 'wait', meanwhile)
+  state._seal(4)
+  state._seal(3)  # this one has gone
+  assert list(json.loads((tmp_path / 'state.sha256' / '4.json').read_text())) == ['file']
+  assert os.listdir(tmp_path / 'state.sha256') == ['4.json']
+  state.close()
+
+
 def test_two_writers_of_one_name_do_not_meet(tmp_path, monkeypatch):
   """They may have one number, in two containers."""
   real, file = os.fsync, tmp_path / 'file'

@@ -82,6 +82,7 @@ def test_ctrl_c_ends_it_quietly(undisturbed):
     (('--workdir=/nowhere', '--prompt=x'), 'there is no run'),
     (('--workdir=DIR', '--prompt='), 'prompt is empty'),
     (('--workdir=DIR', '--prompt=aeiou', '--max_tokens=1000'), 'set max_tokens to'),
+    (('--workdir=DIR', '--prompt=aeiou', '--max_tokens=0'), 'max_tokens=0 should be 1 or more'),
     (('--workdir=DIR', '--prompt=aeiou', '--path=4'), '--path=4: the paths are 0 to 3'),
     (('--workdir=DIR', '--prompt=aeiou', '--version=99', '--path=0'), 'there is no version 99'),
     (('--workdir=DIR', '--prompt=aeiou', '--samples=0'), '--samples=0'),

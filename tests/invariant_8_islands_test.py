@@ -32,6 +32,7 @@ CONFIGS = {
   'own modules, sampled': (OWN_LEVELS, SAMPLED),
   'a round of re-sharding': (None, ROUNDS),
 }
+SLOW = ('own modules, sampled',)
 
 
 @pytest.fixture(scope='module')
@@ -54,9 +55,7 @@ def prepared(machine, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.on('sqlite,s3')
-@pytest.mark.parametrize(
-  'name', ['plain', pytest.param('own modules, sampled', marks=pytest.mark.slow), 'a round of re-sharding']
-)
+@pytest.mark.parametrize('name', [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CONFIGS])
 def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   levels, sections = CONFIGS[name]
   s = changed(machine.settings, levels, **sections)

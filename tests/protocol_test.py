@@ -334,10 +334,10 @@ def quickly(monkeypatch):
   monkeypatch.setattr(os, 'fsync', lambda handle: None)
 
 
-SLOW = pytest.param('rounds', marks=pytest.mark.slow)  # what is hard about it is in `drawn apart, rounds` too
+SLOW = ('rounds',)  # what is hard about it is in `drawn apart, rounds` too
 
 
-@pytest.mark.parametrize('name', [SLOW if name == 'rounds' else name for name in RUNS])
+@pytest.mark.parametrize('name', [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in RUNS])
 def test_ends_with_the_same_digest(name, tmp_path, request):
   expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
   for seed in range(request.config.getoption('--protocol_runs')):
