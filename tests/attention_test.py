@@ -46,7 +46,8 @@ def test_kernels_are_what_is_written(kernel):
 def test_gradients_agree():
   qkv, segments_BL, weight = inputs()
   found = [
-    jax.grad(lambda q, k, v, f=f: jnp.sum(weight * f(q, k, v, segments_BL)), (0, 1, 2))(*qkv) for f in KERNELS.values()
+    jax.jit(jax.grad(lambda q, k, v, f=f: jnp.sum(weight * f(q, k, v, segments_BL)), (0, 1, 2)))(*qkv)
+    for f in KERNELS.values()
   ]
   for ours, theirs in zip(*found, strict=True):
     np.testing.assert_allclose(ours, theirs, atol=1e-4)

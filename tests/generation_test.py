@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import made_run
 import numpy as np
 import pytest
+import slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from dipaco_jax import chunk_router, decode, generation, trained
 from dipaco_jax.request import Request
 
 
-@pytest.fixture(scope='module', params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=['router', 'chooser'])
+@pytest.fixture(scope='module', params=slow.but([False, True], True), ids=['router', 'chooser'])
 def run(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp('made')
   return trained.Trained(made_run.write(folder, made_run.settings(), chooser=request.param))
@@ -113,6 +114,7 @@ def test_whole_numbers_and_others_grow_together(run):
 
 
 def test_no_more_paths_are_kept_than_asked_for(run):
+  gc.freeze()  # what is older than the paths: quickly
   engine = generation.Engine(run, max_paths=1)
   for seed in range(4):
     engine.start(Request((5 + seed, 6, 7), 16, temperature=0.9, seed=seed, until_eos=False, reroute_every=8))
@@ -123,6 +125,7 @@ def test_no_more_paths_are_kept_than_asked_for(run):
     gc.collect()
     assert sum(ref() is not None for ref in kept.values()) <= 1
     kept = {number: ref for number, ref in kept.items() if ref() is not None}
+  gc.unfreeze()
 
 
 def test_a_batch_gets_smaller_again(run):

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import slow
 import small
 
 from dipaco_jax import loss
@@ -10,7 +11,7 @@ from dipaco_jax import loss
 PHASES = 6
 
 
-@pytest.mark.parametrize('devices', [1, 4])
+@pytest.mark.parametrize('devices', slow.but([1, 4], 1))
 def test_paths_are_one_batch_in_parts(devices, tmp_path):
   s = small.settings(
     {'a': 2, 'b': 2},

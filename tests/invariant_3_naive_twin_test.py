@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import slow
 import small
 import twin
 
@@ -43,10 +44,11 @@ def base_state(params):
   return {'m': m, 'v': v, 't': 5}, theirs
 
 
-SEVERAL = ('three axes', 4), ('sampled', 4), ('lost', 4)
+ALL = [*((case, 1) for case in CASES), ('three axes', 4), ('sampled', 4), ('lost', 4)]
+SLOW = ('three axes', 1), ('sampled', 1), ('lost', 1), ('momentum', 1), ('inherited once', 1)
 
 
-@pytest.mark.parametrize('case, devices', [*((case, 1) for case in CASES), *SEVERAL])
+@pytest.mark.parametrize('case, devices', slow.but(ALL, *SLOW))
 def test_twin(case, devices, tmp_path):
   grid, levels, changes = CASES[case]
   s = small.settings(grid, levels, **changes)

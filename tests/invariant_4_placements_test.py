@@ -6,6 +6,7 @@ import tempfile
 
 import numpy as np
 import pytest
+import slow
 import small
 
 from dipaco_jax import checkpoint, metrics
@@ -18,6 +19,7 @@ PLACEMENTS = {  # devices, mesh: (positions of a and b, devices inside a path)
   'two devices inside a path': (8, {'data': 2}, (4, 1, 2)),
   'states sharded inside a path': (8, {'data': 2, 'shard_states': True}, (4, 1, 2)),
 }
+OTHERS = slow.but(list(PLACEMENTS)[1:], 'two devices')
 
 
 @functools.cache
@@ -45,7 +47,7 @@ def tolerance(made):
   return 1.33 * 8**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * small.ROWS * small.LENGTH)
 
 
-@pytest.mark.parametrize('name', list(PLACEMENTS)[1:])
+@pytest.mark.parametrize('name', OTHERS)
 def test_agrees_with_one_device(name):
   _, modules, moments, rows, _ = trained('one device, eight turns')
   made, found, found_moments, found_rows, _ = trained(name)
@@ -71,22 +73,23 @@ def by_path(rows, kind, key):
   return series
 
 
-def test_statistics_of_the_outer_step_agree():
-  expected = [row for row in trained('one device, eight turns')[3] if row['kind'] == 'phase']
-  for name in list(PLACEMENTS)[1:]:
-    found = [row for row in trained(name)[3] if row['kind'] == 'phase']
-    for row, other in zip(found, expected, strict=True):
-      # Of outer gradients of norms up to 1, whose every element errs by the tolerance.
-      for level, norms in row['outer_gradient_norm'].items():
-        np.testing.assert_allclose(norms, other['outer_gradient_norm'][level], rtol=1e-3)
-      shared = [level for level in row['cosine'] if level != 'own']
-      assert shared
-      np.testing.assert_allclose(
-        [row['cosine'][level] for level in shared], [other['cosine'][level] for level in shared], atol=1e-3
-      )
+@pytest.mark.parametrize('name', OTHERS)
+def test_statistics_of_the_outer_step_agree(name):
+  expected, found = (
+    [row for row in trained(n)[3] if row['kind'] == 'phase'] for n in ('one device, eight turns', name)
+  )
+  for row, other in zip(found, expected, strict=True):
+    # Of outer gradients of norms up to 1, whose every element errs by the tolerance.
+    for level, norms in row['outer_gradient_norm'].items():
+      np.testing.assert_allclose(norms, other['outer_gradient_norm'][level], rtol=1e-3)
+    shared = [level for level in row['cosine'] if level != 'own']
+    assert shared
+    np.testing.assert_allclose(
+      [row['cosine'][level] for level in shared], [other['cosine'][level] for level in shared], atol=1e-3
+    )
 
 
-@pytest.mark.parametrize('name', PLACEMENTS)
+@pytest.mark.parametrize('name', slow.but(PLACEMENTS, 'two devices'))
 def test_published_modules_are_whole_and_those_of_the_state(name):
   made, modules, _, _, workdir = trained(name)
   for path, (a, b) in enumerate(np.ndindex(4, 2)):

@@ -10,6 +10,7 @@ import sys
 import one_process
 import pytest
 import safetensors.numpy
+import slow
 import small
 import tiny_run
 from backends import Backend
@@ -32,7 +33,6 @@ CONFIGS = {
   'own modules, sampled': (OWN_LEVELS, SAMPLED),
   'a round of re-sharding': (None, ROUNDS),
 }
-SLOW = ('own modules, sampled',)
 
 
 @pytest.fixture(scope='module')
@@ -55,7 +55,7 @@ def prepared(machine, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.on('sqlite,s3')
-@pytest.mark.parametrize('name', [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CONFIGS])
+@pytest.mark.parametrize('name', slow.but(CONFIGS, 'plain', 'own modules, sampled'))
 def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   levels, sections = CONFIGS[name]
   s = changed(machine.settings, levels, **sections)

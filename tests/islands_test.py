@@ -11,6 +11,7 @@ import types
 import line
 import one_process
 import pytest
+import slow
 import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
@@ -104,6 +105,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   assert not [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
 
 
+@pytest.mark.slow
 @pytest.mark.on('postgresql,s3')
 def test_each_task_on_another_machine(machine, backend, prepared, undisturbed, tmp_path):
   expected, passed = undisturbed
@@ -122,10 +124,11 @@ def flip_a_bit(place: storage.Storage, name: str):
   place.place.put(name, bytes(data))
 
 
+GONE = (storage.Storage.delete, 'after claim train 3 1', 1), (flip_a_bit, one_process.TRAINED, 2)
+
+
 @pytest.mark.on('postgresql,folder')
-@pytest.mark.parametrize(
-  'damage, moment, newest', [(storage.Storage.delete, 'after claim train 3 1', 1), (flip_a_bit, one_process.TRAINED, 2)]
-)
+@pytest.mark.parametrize('damage, moment, newest', slow.but(GONE, GONE[0]))
 def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, prepared, undisturbed, tmp_path):
   """And who asks for it is killed before and after he has said so."""
   place, machine = tmp_path / 'run', machine.other(backend=backend)
@@ -141,6 +144,7 @@ def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, pr
   assert all(objects.exists(name) for name in gone[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.on('postgresql,s3')
 def test_trees_that_are_damaged_are_made_again(machine, backend, prepared, undisturbed, tmp_path):
   """By a machine that has nothing of its own."""
@@ -160,7 +164,7 @@ SPOILED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize('name, damage, far', SPOILED)
+@pytest.mark.parametrize('name, damage, far', slow.but(SPOILED, SPOILED[0], SPOILED[1]))
 def test_a_tree_that_is_spoiled_is_made_again(name, damage, far, machine, prepared, undisturbed, tmp_path):
   """Of a folder in which all work; or of a place from which it comes to another machine."""
   place, elsewhere = tmp_path / 'run', tmp_path / 'far' if far else None

@@ -1,6 +1,7 @@
 """The transformer against the same in numpy; packing, remat, dtypes, names."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def params(made):
 
 @pytest.fixture(scope='module')
 def hidden(made):
-  return jax.jit(lambda params, tokens, segments: model.hidden(made, params, tokens, segments))
+  return jax.jit(functools.partial(model.hidden, made))
 
 
 def test_hidden_states_are_those_of_numpy(params, hidden):
@@ -68,7 +69,7 @@ def test_positions_restart_with_every_segment():
 
 def test_features_are_the_mean_of_the_last_block(made, params):
   tokens = tokens_of(3, 8)
-  found = model.features(made, params, tokens)
+  found = jax.jit(functools.partial(model.features, made))(params, tokens)
   assert found.shape == (3, CONFIG.width) and found.dtype == jnp.float32
   for row in range(3):
     expected = plain_transformer.hidden(params, tokens[row], CONFIG).mean(0)
@@ -80,7 +81,7 @@ def test_logits_are_those_of_numpy(tied):
   made = model.make(dataclasses.replace(CONFIG, tied=tied, num_layers=1), small.VOCAB)
   params, tokens = small.base(made), tokens_of(1, 16)
   assert ('head/kernel' in params) != tied
-  x_BLD, head_DV = model.normed_and_head(made, params, tokens, np.ones_like(tokens))
+  x_BLD, head_DV = jax.jit(functools.partial(model.normed_and_head, made))(params, tokens, np.ones_like(tokens))
   log_p = jax.nn.log_softmax(x_BLD[0] @ head_DV)
   expected = plain_transformer.nll(params, tokens[0], made.config)
   np.testing.assert_allclose(-log_p[np.arange(15), tokens[0, 1:]], expected, atol=10 * CLOSE)
@@ -108,7 +109,7 @@ def test_bfloat16_computes_in_it_and_keeps_parameters(made, params, hidden):
   half = model.make(dataclasses.replace(CONFIG, dtype='bfloat16'), small.VOCAB)
   assert {x.dtype for x in model.shapes(half).values()} == {jnp.dtype('float32')}
   tokens = tokens_of(1, 16)
-  found = model.hidden(half, params, tokens, np.ones_like(tokens))
+  found = jax.jit(functools.partial(model.hidden, half))(params, tokens, np.ones_like(tokens))
   assert found.dtype == jnp.bfloat16
   expected = np.asarray(hidden(params, tokens, np.ones_like(tokens)))
   # 8 bits, for each of some ten roundings in a row, relative to the state's size.

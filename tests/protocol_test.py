@@ -17,6 +17,7 @@ import types
 
 import numpy as np
 import pytest
+import slow
 import sqlalchemy as sa
 
 from dipaco_jax import checkpoint, history_of_islands, islands, jobs, leases, monitor, registry, storage
@@ -334,10 +335,8 @@ def quickly(monkeypatch):
   monkeypatch.setattr(os, 'fsync', lambda handle: None)
 
 
-SLOW = ('rounds',)  # what is hard about it is in `drawn apart, rounds` too
-
-
-@pytest.mark.parametrize('name', [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in RUNS])
+# What is hard about the slow ones is in `drawn apart, rounds` too.
+@pytest.mark.parametrize('name', slow.but(RUNS, 'rounds', 'drawn', 'drawn apart'))
 def test_ends_with_the_same_digest(name, tmp_path, request):
   expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
   for seed in range(request.config.getoption('--protocol_runs')):

@@ -4,6 +4,7 @@ import sys
 
 import prepared
 import pytest
+import slow
 
 from dipaco_jax import settings, sources_tfds, text, tokenizer
 
@@ -97,7 +98,10 @@ def test_without_a_validation_split_a_hash_draws_one(folder):
   assert sorted(d.text for d in train + validation) == sorted(d['text'] for d in TRAIN)
 
 
-@pytest.mark.parametrize('name, parts', [('kept', 3), ('kept', 4), ('alone', 3), ('mixed', 3)])  # of 3 files
+PARTS = ('kept', 3), ('kept', 4), ('alone', 3), ('mixed', 3)  # of 3 files
+
+
+@pytest.mark.parametrize('name, parts', slow.but(PARTS, PARTS[0]))
 def test_parts_are_the_whole(folder, name, parts):
   """Also by id, but where SeqIO itself takes a task apart."""
   for split in ('train', 'validation'):

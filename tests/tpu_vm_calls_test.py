@@ -6,6 +6,7 @@ import shutil
 
 import fake_cloud
 import pytest
+import slow
 from fake_cloud import DISK, PROGRAM, ROOT, RUN, TPU
 
 pytestmark = pytest.mark.skipif(shutil.which('flock') is None, reason='hosts are Linux, with flock')
@@ -119,7 +120,7 @@ def test_several_slices(cloud):
   assert cloud.calls('delete')[0][2:6] == ['queued-resources', 'delete', 'one', '--force']
 
 
-CONFIRMS = [pytest.param(command, marks=pytest.mark.slow) for command in ('status', 'delete')]
+CONFIRMS = slow.but(['status', 'delete'], 'status', 'delete')
 
 
 @pytest.mark.parametrize('command', ['create', 'install', *CONFIRMS])

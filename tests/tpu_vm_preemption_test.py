@@ -9,6 +9,7 @@ import sys
 
 import fake_cloud
 import pytest
+import slow
 import tiny_run
 import two_processes_test
 from fake_cloud import PROGRAM, RUN, TPU, ended, wait_for
@@ -89,7 +90,7 @@ def test_gcloud_that_does_not_answer(cloud):
   assert 'one is UNKNOWN; waiting' in cloud(*RUN, status=1)[1]
 
 
-@pytest.mark.parametrize('status, times', [(2, 1), pytest.param(1, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('status, times', slow.but([(2, 1), (1, 3)], (1, 3)))
 def test_a_run_that_fails(cloud, status, times):
   cloud.env['FAKE_HOSTS'] = '1'
   cloud.installed()

@@ -68,6 +68,7 @@ def look(processes: list[subprocess.Popen], workdir: pathlib.Path, seen: tuple[s
     for process, held in zip(processes, seen, strict=True):
       if process.poll() is None:
         held |= shards_held(process.pid)
+  time.sleep(0.01)
 
 
 def assert_others_end(processes: list[subprocess.Popen], victim: int):

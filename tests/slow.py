@@ -1,0 +1,11 @@
+"""Which of a test's parameters wait for --slow."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def but(values: Iterable[Any], *slow: Any) -> list[Any]:
+  """All of them, marked where they are slow; tuples are several parameters."""
+  return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=[pytest.mark.slow] * (v in slow)) for v in values]
