@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -17,14 +18,18 @@ import jax
 from dipaco_jax import checkpoint
 
 
-def digests(directory: pathlib.Path) -> dict[str, str]:
-  """sha256 of every file below a directory, by its path there."""
+def digests(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+  """sha256 of files below a directory, by their path there."""
   found = {}
-  for file in sorted(directory.rglob('*')):
-    if file.is_file():
-      with open(file, 'rb') as f:
-        found[str(file.relative_to(directory))] = hashlib.file_digest(f, 'sha256').hexdigest()
+  for name in names:
+    with open(directory / name, 'rb') as f:
+      found[name] = hashlib.file_digest(f, 'sha256').hexdigest()
   return found
+
+
+def own_share(names: Iterable[str]) -> list[str]:
+  """What of these this process is to read, of as many as the job has."""
+  return sorted(names)[jax.process_index() :: jax.process_count()]
 
 
 class _PreservationPolicy:
@@ -41,8 +46,8 @@ class _PreservationPolicy:
 class RunState:
   """Orbax checkpoints of a training loop, in `directory/<updates>`: the newest `keep`, and the last at a phase's end.
 
-  Each is sealed: the sha256 of its files is noted in `directory.sha256/<updates>.json` once all are written, and
-  compared before anything is read.
+  Each is sealed: once all are written, the sha256 of its files is noted in `directory.sha256/<updates>/`, and compared
+  before anything is read. Every process reads its share of the files for that.
   """
 
   def __init__(self, directory: pathlib.Path, keep: int, phase_updates: int = 1):
@@ -68,11 +73,9 @@ class RunState:
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
     args = self._ocp.args
     items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
-    if jax.process_index() == 0:  # a run that was killed may have left the seal of an earlier one of this name
-      self._seal_file(updates).unlink(missing_ok=True)
+    self._tidy_seals()  # a run that was killed may have left that of an earlier one of this name
     self._manager.save(updates, args=items, force=True)
-    if jax.process_index() == 0:
-      self._sealer.submit(self._seal, updates)
+    self._sealer.submit(self._seal, updates)
 
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
@@ -81,23 +84,27 @@ class RunState:
       pass
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
-        checkpoint.write_json(self._seal_file(updates), digests(here))
+        names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
+        checkpoint.write_json(self._seals / str(updates) / f'{jax.process_index()}.json', digests(here, names))
 
   def _newer_than(self, updates: int) -> bool:
     """Whether there is a checkpoint that was begun after this one had its name."""
     return any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir())
 
-  def _seal_file(self, updates: int) -> pathlib.Path:
-    return self._seals / f'{updates}.json'
+  def _tidy_seals(self):
+    """Those of checkpoints that are gone go too."""
+    for seal in self._seals.glob('*') if jax.process_index() == 0 else ():
+      if not (self._directory / seal.name).exists():
+        shutil.rmtree(seal, ignore_errors=True)
 
-  def _check_seal(self, updates: int):
-    """Raises OSError that names a file which is not as it was written. A checkpoint without a seal passes."""
-    seal = self._seal_file(updates)
-    if jax.process_index() or not seal.exists():
-      return
-    written, found = json.loads(seal.read_text()), digests(self._directory / str(updates))
-    for name in sorted(written):
-      if found.get(name) != written[name]:
+  def _check_seal(self, updates: int, item: str):
+    """Raises OSError that names a file of an item which is not as it was written. What has no seal passes."""
+    written: dict[str, str] = {}
+    for part in (self._seals / str(updates)).glob('*.json'):
+      written |= json.loads(part.read_text())
+    names = own_share(name for name in written if name.startswith(f'{item}/'))
+    for name, found in digests(self._directory / str(updates), names).items():
+      if found != written[name]:
         raise OSError(f'{name} is not as it was written')
 
   def _read_metas(self) -> dict[int, dict[str, Any]]:
@@ -108,7 +115,7 @@ class RunState:
     only = self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
     found = {}
     for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
-      for _ in self._try(updates, self._check_seal, updates):
+      for _ in self._try(updates, self._check_seal, updates, 'meta'):
         for restored in self._try(updates, self._manager.restore, updates, args=only):
           found[updates] = restored.meta
     return found
@@ -133,8 +140,9 @@ class RunState:
         elsewhere.append(updates)
       elif found is None:
         args = self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(wanted))
-        for restored in self._try(updates, self._manager.restore, updates, args=args):
-          found = restored.arrays, meta
+        for _ in self._try(updates, self._check_seal, updates, 'arrays'):
+          for restored in self._try(updates, self._manager.restore, updates, args=args):
+            found = restored.arrays, meta
     if elsewhere and found is None:
       raise ValueError(
         f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
@@ -170,8 +178,8 @@ class RunState:
       here = self._directory / str(updates)
       away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
       os.replace(here, away)
-      self._seal_file(updates).unlink(missing_ok=True)  # after: what is corrupt by its seal would pass without
       logging.warning('checkpoint %s is in %s now: to go on from it again, move it back', here, away)
+    self._tidy_seals()  # after: what is corrupt by its seal would pass without
     checkpoint.barrier(f'{self._directory.name} {gone} are away, read {self._reads}')
     self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}
     self._manager.reload()
@@ -181,10 +189,8 @@ class RunState:
     self._manager.wait_until_finished()
 
   def close(self):
-    """After the last write; a checkpoint that is removed takes its seal along."""
+    """After the last write."""
     self._manager.close()
     self._closing.set()
     self._sealer.shutdown()
-    for seal in self._seals.glob('*.json') if jax.process_index() == 0 else ():
-      if not (self._directory / seal.stem).exists():
-        seal.unlink()
+    self._tidy_seals()

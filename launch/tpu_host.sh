@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh has each host do: install EXTRAS PLACE | run OPTION ... | stop | logs | status
+# What tpu_vm.sh has each host do: install EXTRAS PLACE | run PLACE OPTION ... | stop | logs | status
 # A run outlives the connection that started it. While it is on, the same `run` joins it, and ends as it ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -32,6 +32,8 @@ mount_place() {  # of '', which is nothing; disk; or HOST:/SHARE
 }
 
 run() {
+  mount_place "$1"  # a host that was started anew has nothing there
+  shift
   exec 9>> "$RUN/lock"
   if flock --nonblock 9; then
     start "$@"

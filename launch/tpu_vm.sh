@@ -266,7 +266,7 @@ run_once() {  # ends the script where nothing is to be done again
   local status=0 began=$SECONDS
   last_said=READY
   set -m  # a process group of its own, which Ctrl-C leaves alone
-  on_hosts "$(host run "${options[@]}")" < /dev/null &
+  on_hosts "$(host run "${disk:+disk}$nfs" "${options[@]}")" < /dev/null &
   follower=$!
   set +m
   wait "$follower" || status=$?
@@ -299,7 +299,7 @@ failed() {  # WHAT STATUS NEXT, which is a command: the third time it is the end
 dry_run_of_run() {
   echo '# where the slices are there' >&3
   state > /dev/null
-  on_hosts "$(host run "${options[@]}")"
+  on_hosts "$(host run "${disk:+disk}$nfs" "${options[@]}")"
   echo '# where they are preempted, as often as that happens, and then as above' >&3
   delete
   create

@@ -198,6 +198,16 @@ def test_run_state_comes_back_as_it_was(saved):
   assert meta == {'record': {'phase': 6, 'best': [None, 1.5]}}
   small.assert_close(found, arrays(6), 0)
   assert sorted(p.name for p in saved.iterdir() if p.name.isdigit()) == ['4', '6']
+  assert sorted(os.listdir(saved.with_name('state.sha256'))) == ['4', '6']
+
+
+def test_of_older_ones_no_more_is_read_than_is_needed(saved, tmp_path, caplog):
+  directory = copied(saved, tmp_path)
+  for item, found in (('arrays', {4, 6}), ('meta', {6})):
+    tiny_run.flip_a_bit(tiny_run.largest(directory / '4' / item))
+    assert restored(directory)[1]['record']['phase'] == 6
+    assert {int(p.name) for p in directory.iterdir() if p.name.isdigit()} == found
+  assert f'checkpoint {directory / "4"} is corrupt (meta/' in caplog.text
 
 
 def test_no_run_state_is_none(tmp_path):
@@ -216,8 +226,7 @@ def truncate(file):
 
 def test_a_flipped_bit_in_an_array_is_noticed(saved, tmp_path):
   directory = copied(saved, tmp_path)
-  file = max((f for f in (directory / '6').rglob('*') if f.is_file()), key=lambda f: f.stat().st_size)
-  tiny_run.flip_a_bit(file)
+  tiny_run.flip_a_bit(tiny_run.largest(directory / '6'))
   found, meta = restored(directory)
   small.assert_close(found, arrays(meta['record']['phase']), 0)
 
@@ -226,7 +235,7 @@ def test_a_flipped_bit_in_an_array_is_noticed(saved, tmp_path):
 @pytest.mark.parametrize('damage', [truncate, os.unlink, lambda file: file.write_bytes(bytes(file.stat().st_size))])
 def test_a_corrupt_checkpoint_is_named_and_the_one_before_it_used(saved, tmp_path, damage, caplog):
   directory = shutil.copytree(saved, tmp_path / 'state')
-  damage(max((f for f in (directory / '6').rglob('*') if f.is_file()), key=lambda f: f.stat().st_size))
+  damage(tiny_run.largest(directory / '6'))
   found, meta = restored(directory)
   assert meta['record']['phase'] == 4
   small.assert_close(found, arrays(4), 0)
@@ -238,7 +247,7 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_it_used(saved, tmp_pat
 def test_half_of_an_old_checkpoint_is_passed_over(saved, tmp_path, caplog):
   directory = copied(saved, tmp_path)
   shutil.copytree(directory / '4', directory / '2')  # a run was killed while it removed this one
-  shutil.copy(directory.with_name('state.sha256') / '4.json', directory.with_name('state.sha256') / '2.json')
+  shutil.copytree(tmp_path / 'state.sha256' / '4', tmp_path / 'state.sha256' / '2')
   shutil.rmtree(directory / '2' / 'arrays')
   assert restored(directory)[1]['record']['phase'] == 6
   assert 'corrupt' not in caplog.text
@@ -256,7 +265,7 @@ def test_what_these_devices_cannot_use_is_moved_aside_and_can_be_taken_back(save
   assert f'checkpoint {directory / "6"} is in {aside} now' in caplog.text
   small.assert_close(restored(directory)[0], arrays(5), 0)
   shutil.rmtree(directory / '6')
-  (tmp_path / 'state.sha256' / '6.json').unlink()
+  shutil.rmtree(tmp_path / 'state.sha256' / '6')
   os.replace(aside, directory / '6')
   small.assert_close(restored(directory)[0], arrays(6), 0)
 
@@ -273,10 +282,10 @@ def test_where_these_devices_can_use_none_nothing_is_moved(saved, tmp_path):
 
 def test_a_checkpoint_is_not_compared_with_an_old_seal_of_its_name(saved, tmp_path, monkeypatch, caplog):
   directory = copied(saved, tmp_path)
-  shutil.copy(tmp_path / 'state.sha256' / '4.json', tmp_path / 'state.sha256' / '8.json')  # of one that is gone
+  shutil.copytree(tmp_path / 'state.sha256' / '4', tmp_path / 'state.sha256' / '8')  # of one that is gone
   state = run_state_lib.RunState(directory, 2)
   with monkeypatch.context() as killed:  # before there is a new seal
-    killed.setattr(run_state_lib, 'digests', lambda directory: os.stat('there is no such file'))
+    killed.setattr(run_state_lib, 'digests', lambda *args: os.stat('there is no such file'))
     state.save(8, arrays(8), {'record': {'phase': 8, 'best': [None, 1.5]}})
     state.wait()
     state.close()
@@ -296,8 +305,8 @@ def test_a_checkpoint_that_comes_with_the_next_one_is_sealed(tmp_path, monkeypat
   monkeypatch.setattr(state._closing, 'wait', meanwhile)
   state._seal(4)
   state._seal(3)  # this one has gone
-  assert list(json.loads((tmp_path / 'state.sha256' / '4.json').read_text())) == ['file']
-  assert os.listdir(tmp_path / 'state.sha256') == ['4.json']
+  assert list(json.loads((tmp_path / 'state.sha256' / '4' / '0.json').read_text())) == ['file']
+  assert os.listdir(tmp_path / 'state.sha256') == ['4']
   state.close()
 
 

@@ -70,7 +70,7 @@ def newest(workdir):
   """The directory of the newest checkpoint of training, and its largest file."""
   found = (p for p in (workdir / 'checkpoints' / 'train').iterdir() if p.name.isdigit())
   checkpoint = max(found, key=lambda p: int(p.name))
-  return checkpoint, max((f for f in checkpoint.rglob('*') if f.is_file()), key=lambda f: f.stat().st_size)
+  return checkpoint, tiny_run.largest(checkpoint)
 
 
 def truncate(file):

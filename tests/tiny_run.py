@@ -101,6 +101,11 @@ def flip_a_bit(file: pathlib.Path):
   file.write_bytes(data)
 
 
+def largest(folder: pathlib.Path) -> pathlib.Path:
+  """The largest file below it."""
+  return max((file for file in folder.rglob('*') if file.is_file()), key=lambda file: file.stat().st_size)
+
+
 def updates(workdir: pathlib.Path, stage: str) -> int:
   """How far the stage is, by metrics.jsonl."""
   file = workdir / 'metrics.jsonl'

@@ -56,6 +56,18 @@ def test_install(cloud):
   assert cloud.lines('sudo').count('mount -t nfs -o lookupcache=positive 10.0.0.2:/share /mnt/dipaco') == 2
 
 
+def test_hosts_that_were_started_anew_mount_before_they_run(cloud):
+  share = '--nfs=10.0.0.2:/share'
+  cloud.installed(share)
+  (cloud.folder / 'sudo').unlink()
+  cloud('run', *TPU, share, '--', '--config=configs/tiny.py', '--workdir=/mnt/dipaco/runs/one')
+  assert cloud.lines('sudo').count('mount -t nfs -o lookupcache=positive 10.0.0.2:/share /mnt/dipaco') == 2
+  cloud.put('host_bin/mountpoint', '#!/bin/sh\nexit 0\n')
+  (cloud.folder / 'sudo').unlink()
+  cloud('run', *TPU, share, '--', '--config=configs/tiny.py', '--workdir=/mnt/dipaco/runs/one')
+  assert not cloud.lines('sudo') and len(cloud.lines('begun')) == 4
+
+
 @pytest.mark.slow
 def test_install_again_takes_away_what_is_gone(cloud):
   cloud.installed()

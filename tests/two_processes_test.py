@@ -156,6 +156,13 @@ def test_each_process_writes_its_part_of_checkpoints_and_modules(joined):
   assert 'low/0.safetensors' in written[0] and list(written[1]) == ['low/1.safetensors']
 
 
+def test_each_process_seals_its_share_of_a_checkpoint(joined):
+  here, seals = (joined[0] / 'checkpoints' / name / '96' for name in ('train', 'train.sha256'))
+  shares = [json.loads((seals / f'{i}.json').read_text()).keys() for i in range(2)]
+  written = {str(file.relative_to(here)) for file in here.rglob('*') if file.is_file()}
+  assert shares[0] | shares[1] == written and not shares[0] & shares[1] and min(map(len, shares)) > 0.4 * len(written)
+
+
 def assert_rows_are_there_once(workdir):
   rows = [(r['kind'], r['stage'], r['updates']) for r in small.metrics.read_rows(workdir)]
   assert len(rows) == len(set(rows)) and ('phase', 'train', 96) in rows
@@ -174,7 +181,7 @@ def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(join
   found = [p for p in (workdir / 'checkpoints' / 'train').iterdir() if p.name.isdigit()]
   assert len(found) > 1
   bad = max(found, key=lambda p: int(p.name))
-  tiny_run.flip_a_bit(max((f for f in bad.rglob('*') if f.is_file()), key=lambda f: f.stat().st_size))
+  tiny_run.flip_a_bit(tiny_run.largest(bad))
   with ended(start(config, workdir)) as processes:
     for said in [tiny_run.finish(process) for process in processes]:
       assert f'checkpoint {bad.absolute()} is corrupt' in said
