@@ -1,7 +1,6 @@
 """Run state: what a training loop needs to go on, in Orbax checkpoints that are written in the background."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -15,16 +14,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint
-
-
-def digests(directory: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-  """sha256 of files below a directory, by their path there."""
-  found = {}
-  for name in names:
-    with open(directory / name, 'rb') as f:
-      found[name] = hashlib.file_digest(f, 'sha256').hexdigest()
-  return found
+from dipaco_jax import checkpoint, trees
 
 
 def own_share(names: Iterable[str]) -> list[str]:
@@ -85,7 +75,7 @@ class RunState:
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
-        checkpoint.write_json(self._seals / str(updates) / f'{jax.process_index()}.json', digests(here, names))
+        checkpoint.write_json(self._seals / str(updates) / f'{jax.process_index()}.json', trees.digests(here, names))
 
   def _newer_than(self, updates: int) -> bool:
     """Whether there is a checkpoint that was begun after this one had its name."""
@@ -103,7 +93,7 @@ class RunState:
     for part in (self._seals / str(updates)).glob('*.json'):
       written |= json.loads(part.read_text())
     names = own_share(name for name in written if name.startswith(f'{item}/'))
-    for name, found in digests(self._directory / str(updates), names).items():
+    for name, found in trees.digests(self._directory / str(updates), names).items():
       if found != written[name]:
         raise OSError(f'{name} is not as it was written')
 
@@ -112,13 +102,20 @@ class RunState:
 
     Older ones are passed over: a run that was killed while it removed one has left half of it.
     """
-    only = self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
     found = {}
     for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
-      for _ in self._try(updates, self._check_seal, updates, 'meta'):
-        for restored in self._try(updates, self._manager.restore, updates, args=only):
-          found[updates] = restored.meta
+      for meta in self._read(updates, 'meta', self._ocp.args.JsonRestore()):
+        found[updates] = meta
     return found
+
+  def _read(self, updates: int, item: str, how: Any) -> list[Any]:
+    """An item as it was written; or nothing, see `_try`."""
+    if not self._try(updates, self._check_seal, updates, item):  # agreed on, before all of them restore together
+      return []
+    return [
+      restored[item]
+      for restored in self._try(updates, self._manager.restore, updates, args=self._ocp.args.Composite(**{item: how}))
+    ]
 
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
     """(arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
@@ -139,10 +136,8 @@ class RunState:
       if (wanted := abstract(meta)) is None:
         elsewhere.append(updates)
       elif found is None:
-        args = self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(wanted))
-        for _ in self._try(updates, self._check_seal, updates, 'arrays'):
-          for restored in self._try(updates, self._manager.restore, updates, args=args):
-            found = restored.arrays, meta
+        for arrays in self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)):
+          found = arrays, meta
     if elsewhere and found is None:
       raise ValueError(
         f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '

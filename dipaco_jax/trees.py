@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 Path = pathlib.Path
 ASIDE = re.compile(r'\.(.+)\.\d+')  # as checkpoint.beside names them
@@ -37,11 +37,16 @@ def is_whole(folder: Path, sha256: str) -> bool:
 
 def index_of(folder: Path) -> bytes:
   """A tree's index: {name: sha256} of its files."""
-  index = {}
-  for file in files(folder):
-    with open(file, 'rb') as f:
-      index[str(file.relative_to(folder))] = hashlib.file_digest(f, 'sha256').hexdigest()
-  return json.dumps(index, indent=1).encode()
+  return json.dumps(digests(folder, (str(file.relative_to(folder)) for file in files(folder))), indent=1).encode()
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+  """sha256 of files below a directory, by their path there."""
+  found = {}
+  for name in names:
+    with open(folder / name, 'rb') as f:
+      found[name] = hashlib.file_digest(f, 'sha256').hexdigest()
+  return found
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ check() {
   check_topology
   [[ ! $disk || ! $nfs ]] || fail '--disk and --nfs are both /mnt/dipaco: choose one'
   [[ ! $disk || $one_host ]] || fail '--disk is for a slice of one host: use --nfs'
+  place=${disk:+disk}$nfs  # what tpu_host.sh mounts
   [[ ! $nfs || $nfs =~ ^[^:/]+:/.+ ]] || fail "--nfs=$nfs: write it as HOST:/SHARE"
   [[ $pause_s =~ ^[0-9]+$ ]] || fail "--pause_s=$pause_s should be whole seconds"
   if [[ $command == run ]]; then check_run; elif (( ${#options[@]} )); then
@@ -237,7 +238,7 @@ install() {
     on_hosts "mkdir -p dipaco_run dipaco_jax
 flock -n dipaco_run/lock true || { echo 'a run is on: stop it first' >&2; exit 2; }
 cd dipaco_jax && rm -rf dipaco_jax configs launch && tar -xzf ../$tar && cd .. &&
-$(host install "$extras" "${disk:+disk}$nfs")"
+$(host install "$extras" "$place")"
 }
 
 run() {  # looks at how things are, and does what is next
@@ -262,11 +263,13 @@ run() {  # looks at how things are, and does what is next
   done
 }
 
+run_on_hosts() { on_hosts "$(host run "$place" "${options[@]}")"; }
+
 run_once() {  # ends the script where nothing is to be done again
   local status=0 began=$SECONDS
   last_said=READY
   set -m  # a process group of its own, which Ctrl-C leaves alone
-  on_hosts "$(host run "${disk:+disk}$nfs" "${options[@]}")" < /dev/null &
+  run_on_hosts < /dev/null &
   follower=$!
   set +m
   wait "$follower" || status=$?
@@ -299,7 +302,7 @@ failed() {  # WHAT STATUS NEXT, which is a command: the third time it is the end
 dry_run_of_run() {
   echo '# where the slices are there' >&3
   state > /dev/null
-  on_hosts "$(host run "${disk:+disk}$nfs" "${options[@]}")"
+  run_on_hosts
   echo '# where they are preempted, as often as that happens, and then as above' >&3
   delete
   create

@@ -12,7 +12,7 @@ import safetensors.numpy
 import small
 import tiny_run
 
-from dipaco_jax import checkpoint, modules
+from dipaco_jax import checkpoint, modules, trees
 from dipaco_jax import run_state as run_state_lib
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
@@ -285,7 +285,7 @@ def test_a_checkpoint_is_not_compared_with_an_old_seal_of_its_name(saved, tmp_pa
   shutil.copytree(tmp_path / 'state.sha256' / '4', tmp_path / 'state.sha256' / '8')  # of one that is gone
   state = run_state_lib.RunState(directory, 2)
   with monkeypatch.context() as killed:  # before there is a new seal
-    killed.setattr(run_state_lib, 'digests', lambda *args: os.stat('there is no such file'))
+    killed.setattr(trees, 'digests', lambda *args: os.stat('there is no such file'))
     state.save(8, arrays(8), {'record': {'phase': 8, 'best': [None, 1.5]}})
     state.wait()
     state.close()

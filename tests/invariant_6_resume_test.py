@@ -50,6 +50,7 @@ def test_killed_in_every_stage(workdir, undisturbed):
     exists(draw.choice([workdir / 'tokenizer.model', workdir / 'sequences'])),
     lambda at=draw.randrange(1, 11): tiny_run.updates(workdir, 'pretrain') >= at,
     exists(draw.choice([workdir / 'stages' / 'pretrain.json', workdir / 'routing' / '0', workdir / 'shards' / '0'])),
+    lambda: tiny_run.updates(workdir, 'train') >= early,
     # Into the writing of a checkpoint, or of a version.
     lambda: tiny_run.updates(workdir, 'train') > early and any(checkpoints.glob('*tmp*')),
     lambda: tiny_run.updates(workdir, 'train') >= late and any(workdir.glob('.version-*')),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import metrics, spmd, state
+from dipaco_jax import metrics, spmd, state, trees
 from dipaco_jax import run_state as run_state_lib
 
 
@@ -63,9 +63,9 @@ def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(
   folder = tmp_path / 'checkpoints' / job.name
   assert {int(p.name) for p in folder.iterdir() if p.name.isdigit()} == {10, 12, 22, 24, 34, 36}
 
-  digests, read = run_state_lib.digests, []
+  digests, read = trees.digests, []
   watched = lambda directory, names: read.extend((directory.name, n) for n in names) or digests(directory, names)  # noqa: E731
-  monkeypatch.setattr(run_state_lib, 'digests', watched)
+  monkeypatch.setattr(trees, 'digests', watched)
   with metrics.Metrics(tmp_path) as rows:
     trainer = spmd.Trainer(job, tmp_path, 6, 2, rows, lambda: False)
     trainer.train()
