@@ -83,13 +83,47 @@ def mean_by_path(found: Losses) -> list[float | None]:
 
 
 def to_compare(mean: float | None) -> float | None:
-  """A hold-out's mean for early stopping: one that is not a number is worse than any [2.7]."""
-  return math.inf if mean is not None and math.isnan(mean) else mean
+  """A hold-out's mean for early stopping: one that is not finite is worse than any [2.7]."""
+  return mean if mean is None or math.isfinite(mean) else math.inf
 
 
-def is_best(loss: float | None, best: float | None) -> bool:
-  """Whether a path points at this version from now on; one without a hold-out points at the newest [2.7]."""
-  return loss is None or best is None or loss < best
+def by_model(
+  models: Sequence[Sequence[int]], losses: Sequence[float | None], targets: Sequence[float]
+) -> list[float | None]:
+  """For each path its model's hold-out loss: of replicas, the mean over the targets of all their hold-outs [2.7].
+
+  Replicas, such as DiLoCo's workers, have one set of parameters: what is evaluated, exported and served is then one
+  version, where each by its own hold-out could point at another.
+
+  Args:
+    models: paths that have all their modules in common, see `Layout.models`.
+    losses: by path, nats per target on its own hold-out; None where it has none.
+    targets: by path, that its loss is the mean of.
+  """
+  result = list(losses)
+  for paths in models:
+    measured = [(loss, targets[path]) for path in paths if (loss := losses[path]) is not None]
+    if len(paths) > 1 and measured:  # a path alone keeps its own to the bit
+      mean = math.fsum(loss * n for loss, n in measured) / math.fsum(n for _, n in measured)
+      for path in paths:
+        result[path] = mean
+  return result
+
+
+def point(version: int, losses: Sequence[float | None], best_version: list[int], best_loss: list[float | None]):
+  """Points each path whose loss is its best so far at this version, in place [2.7].
+
+  One without a hold-out points at the newest. A loss that is not finite is never the best, not of a round's first
+  version either; but a path has to point somewhere.
+
+  Args:
+    losses: as `by_model` has them, so that the replicas of a model point at one version.
+  """
+  for path, loss in enumerate(losses):
+    best = best_loss[path]
+    is_best = loss is None or (math.isfinite(loss) if best is None else loss < best)
+    if is_best or not best_version[path]:
+      best_version[path], best_loss[path] = version, loss
 
 
 def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:

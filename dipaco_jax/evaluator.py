@@ -19,12 +19,12 @@ def perform(islands: Islands, task: Task, lease: Lease) -> Publish:
 
 
 def holdout(islands: Islands, task: Task) -> list[Fact]:
-  """A path's mean loss on its hold-out, nats a target; None where there is no hold-out."""
+  """A path's mean loss on its hold-out, nats a target, and of how many; None where there is no hold-out."""
   path, version = int(task.key), task.number
   number = islands.round(version - 1)
   islands.fetch(f'shards/{number}')
   rows = validation.holdout_rows(islands.run, number)
-  loss = None
+  loss, num_targets = None, 0.0
   if rows.counts[path]:
     loaded = islands.path_parameters(path, version)
     programs = islands.run.programs
@@ -35,7 +35,8 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
     turn = islands.run.layout.grid.coordinates(path)
     ((_, nll, targets),) = evaluate.turn_losses(programs, turn, params_of_turn, rows)
     loss = evaluate.to_compare(evaluate.mean_by_path(evaluate.Losses([nll], [targets]))[0])
-  meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf'}
+    num_targets = float(targets.sum())
+  meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf', 'targets': num_targets}
   return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]
 
 

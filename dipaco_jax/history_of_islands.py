@@ -43,10 +43,9 @@ class Pointers:
     """Losses of the version, by path."""
     if version > 1 and self.islands.round(version - 1) != self.islands.round(version - 2):
       self.loss = [None] * len(self.loss)  # other hold-outs
-    losses = holdout_losses(self.islands, version)
-    for path, loss in enumerate(losses):
-      if evaluate.is_best(loss, self.loss[path]):
-        self.loss[path], self.version[path] = loss, version
+    losses, targets = holdout_losses(self.islands, version)
+    of_models = evaluate.by_model(self.islands.layout.models(), losses, targets)
+    evaluate.point(version, of_models, self.version, self.loss)
     return losses
 
 
@@ -63,13 +62,14 @@ def read(islands: Islands) -> Told:
   return Told(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
-def holdout_losses(islands: Islands, version: int) -> list[float | None]:
-  """By path; None where there is none."""
+def holdout_losses(islands: Islands, version: int) -> tuple[list[float | None], list[float]]:
+  """By path, its loss, None where there is none, and the number of targets that it is the mean of."""
   losses: list[float | None] = [None] * islands.layout.grid.num_paths
+  targets = [0.0] * len(losses)
   for fact in islands.registry.facts('evaluation', number=version):
-    loss = fact.meta['loss']
+    loss, targets[int(fact.key)] = fact.meta['loss'], fact.meta['targets']
     losses[int(fact.key)] = float(loss) if loss is not None else None
-  return losses
+  return losses, targets
 
 
 def write_rows(islands: Islands, run: run_lib.Run, told: Told):

@@ -28,6 +28,14 @@ class Layout:
     """The level's parameters, sorted."""
     return tuple(sorted(name for name, owner in self.owner.items() if owner == level))
 
+  def models(self) -> list[list[int]]:
+    """Paths by what they are made of: replicas, which differ along axes that no level varies over, are one model."""
+    varied = [i for i, axis in enumerate(self.grid.names) if any(axis in level.axes for level in self.levels)]
+    found: dict[grid_lib.Coordinates, list[int]] = {}
+    for path, point in enumerate(self.grid.points()):
+      found.setdefault(tuple(point[i] for i in varied), []).append(path)
+    return list(found.values())
+
   def num_parameters(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int:
     """Of all modules together; one path's are those of `shapes`."""
     return sum(shapes[name].size * self.grid.num_modules(level) for name, level in self.owner.items())

@@ -269,15 +269,14 @@ class Trainer:
 
   def _early_stopping(self, version: int, params_of_turn) -> list[float | None]:
     """Points each path whose hold-out loss is its best so far at this version of its modules [2.7]."""
-    record = self.state.record
+    record, programs = self.state.record, self.job.programs
     if self.job.holdout is None:
       record.best_version = [version] * len(record.best_version)
       return [None] * len(record.best_version)
-    found = evaluate.mean_by_path(evaluate.losses(self.job.programs, params_of_turn, self.job.holdout))
-    found = [evaluate.to_compare(loss) for loss in found]
-    for path, loss in enumerate(found):
-      if evaluate.is_best(loss, record.best_loss[path]):
-        record.best_loss[path], record.best_version[path] = loss, version
+    losses = evaluate.losses(programs, params_of_turn, self.job.holdout)
+    found = [evaluate.to_compare(loss) for loss in evaluate.mean_by_path(losses)]
+    of_models = evaluate.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
+    evaluate.point(version, of_models, record.best_version, record.best_loss)
     return found
 
   # -- what survives

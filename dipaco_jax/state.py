@@ -27,7 +27,7 @@ class Record:
   turn: int = 0  # complete turns of the phase
   step: int = 0  # complete inner steps of the turn
   round: int = 0  # of sharding, that the losses below are of
-  best_loss: list[float | None] = dataclasses.field(default_factory=list)  # on the hold-out, by path
+  best_loss: list[float | None] = dataclasses.field(default_factory=list)  # on the hold-outs of its model, by path
   best_version: list[int] = dataclasses.field(default_factory=list)  # of the modules, by path
   loss_sum: list[float] = dataclasses.field(default_factory=list)  # of the phase's steps, by path
   loss_steps: list[int] = dataclasses.field(default_factory=list)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import checkpoint, evaluate, loss
+from dipaco_jax import checkpoint, evaluate, loss, metrics, spmd
 
 COUNTS = [3, 0, 5, 2]
 
@@ -85,6 +85,48 @@ def test_early_stopping_points_at_the_best_version(tmp_path):
   for path in measured:  # a pointer is to what was measured
     params = checkpoint.load_path(tmp_path, made.layout, path)
     assert mean(made, params, path) == pytest.approx(losses[:, path].min(), abs=CLOSE)
+
+
+def test_replicas_of_a_model_point_at_one_version(tmp_path):
+  """Which is best by the mean over the targets of all their hold-outs, where their own would tell them apart."""
+  made = small.make_programs(small.settings({'a': 2, 'b': 2}, (('all', '.*', ('a',)),)), 2)
+  assert made.layout.models() == [[0, 1], [2, 3]]
+  own, of_models, versions = [], [], range(1, 7)
+  with metrics.Metrics(tmp_path) as rows:
+    trainer = spmd.Trainer(small.make_job(made, holdout=ROWS), tmp_path, 100, 2, rows, lambda: False)
+    for version in versions:
+
+      def params_of(path, version=version):
+        return small.base(made.model, 2 * version + path // 2)
+
+      def params_of_turn(turn):
+        return evaluate.in_flight(made, turn, params_of)
+
+      own.append(trainer._early_stopping(version, params_of_turn))
+      found = evaluate.losses(made, params_of_turn, ROWS)
+      nats, targets = (np.array([x.sum() for x in of_path]) for of_path in found)
+      of_models.append(nats.reshape(2, 2).sum(1) / targets.reshape(2, 2).sum(1))
+  best = np.argmin(of_models, axis=0) + 1
+  assert trainer.state.record.best_version == [best[0], best[0], best[1], best[1]]
+  apart = np.argmin(np.array(own, float)[:, [2, 3]], axis=0) + 1
+  assert apart[0] != apart[1] and (apart != best[1]).any(), 'draw other models: these are told apart by nothing'
+  np.testing.assert_allclose(trainer.state.record.best_loss, np.repeat(np.min(of_models, axis=0), 2), rtol=1e-12)
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best():
+  best_version, best_loss = [0, 0, 2, 2], [None, None, 1.0, None]  # the last: of a round that has just begun
+  losses = [evaluate.to_compare(x) for x in (float('nan'), None, -float('inf'), float('nan'))]
+  evaluate.point(3, losses, best_version, best_loss)
+  assert best_version == [3, 3, 2, 2]  # what points nowhere has no other choice
+  evaluate.point(4, [9.0, 9.0, 9.0, 9.0], best_version, best_loss)
+  assert (best_version, best_loss) == ([4, 4, 2, 4], [9.0, 9.0, 1.0, 9.0])
+
+
+def test_a_models_loss_is_weighted_by_targets():
+  models, targets = [[0, 2], [1], [3, 4]], [1.0, 5.0, 3.0, 0.0, 0.0]
+  assert evaluate.by_model(models, [2.0, 0.1, 4.0, None, None], targets) == [3.5, 0.1, 3.5, None, None]
+  inf = float('inf')
+  assert evaluate.by_model(models, [2.0, None, inf, None, None], targets) == [inf, None, inf, None, None]
 
 
 def test_mean_without_targets_is_none():

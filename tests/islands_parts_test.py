@@ -1,5 +1,6 @@
 """Parts of islands by themselves: names, the question whether all is done, an executor's file, whose workdir it is."""
 
+import dataclasses
 import os
 import platform
 
@@ -9,7 +10,7 @@ import pytest
 import tiny_run
 from one_process import Machine, changed, close
 
-from dipaco_jax import checkpoint, islands, outer_executor, registry, run_report
+from dipaco_jax import checkpoint, history_of_islands, islands, outer_executor, registry, run_report
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.registry import Fact, NewTask
 
@@ -97,3 +98,20 @@ def test_who_has_other_libraries_is_told(config, tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(run_report, 'versions', lambda: {'python': '3.99'})
   close(machine.islands(tmp_path))
   assert f'python {platform.python_version()}, unlike here' in caplog.text
+
+
+def test_replicas_of_a_model_point_at_one_version(config, tmp_path):
+  """As `main` does; what each measured is told apart."""
+  levels = tuple((name, pattern, tuple(axis for axis in axes if axis == 'a')) for name, pattern, axes in config.levels)
+  made = Machine(dataclasses.replace(config, levels=levels), {}).islands(tmp_path)
+  targets = [10.0, 30.0, 20.0, 5.0]
+  pointers = history_of_islands.Pointers(made)
+  for version, losses in ((1, [3.0, 2.0, 5.0, 5.0]), (2, [1.0, 2.5, 6.0, 4.5])):
+    found = (
+      Fact('evaluation', str(path), version, '', '', {'loss': loss, 'targets': targets[path]})
+      for path, loss in enumerate(losses)
+    )
+    made.registry.put(list(found))
+    assert pointers.add(version) == losses
+  assert (pointers.version, pointers.loss) == ([2, 2, 1, 1], [2.125, 2.125, 5.0, 5.0])
+  close(made)

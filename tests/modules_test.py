@@ -61,3 +61,11 @@ def test_a_parameter_without_level_is_named():
   shapes = model.shapes(small.make_programs(small.settings()).model)
   with pytest.raises(ValueError, match='final_norm/scale'):
     modules.make_layout(AXES, (('blocks', 'block|embed', ('a',)),), shapes)
+
+
+def test_replicas_are_one_model():
+  assert LAYOUT.models() == [[path] for path in range(6)]
+  specs = (('shared', '[xz]', ()), ('high', '[yw]', ('b',)))
+  assert modules.make_layout(AXES, specs, SHAPES).models() == [[0, 3], [1, 4], [2, 5]]
+  assert modules.make_layout(AXES, (('all', '.*', ()),), SHAPES).models() == [list(range(6))]
+  assert modules.make_layout({}, (('all', '.*', ()),), SHAPES).models() == [[0]]
