@@ -32,6 +32,7 @@ class Metrics:
     self.completion_tokens = counter('dipaco_completion_tokens', 'written')
     self.waiting = gauge('dipaco_waiting_texts', 'that have no token yet')
     self.active = gauge('dipaco_active_texts', 'that grow')
+    self.connections = gauge('dipaco_connections', 'of clients')
     self.paths = gauge('dipaco_paths_loaded', 'in memory')
     self.batch = histogram('dipaco_batch_texts', 'that grew together', buckets=(1, 2, 4, 8, 16, 32, 64, 128))
     self.first = histogram('dipaco_first_token_seconds', 'from a request to a first token', buckets=SECONDS)

@@ -73,9 +73,11 @@ def serve(f) -> int:
   listener = listen(f.host, f.port)
   command.quiet()
   try:
-    from dipaco_jax import generation, openai_api, server, trained
+    from dipaco_jax import connections, generation, openai_api, server, trained
   except ModuleNotFoundError as e:
     raise ValueError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
+  limits = connections.Limits(connections.IDLE + f.max_waiting + f.max_batch * f.max_paths)
+  connections.have_descriptors(limits.most)
   host, port = listener.getsockname()[:2]
   url = f'http://{f"[{host}]" if ":" in host else host}:{port}'
   if not ipaddress.ip_address(host).is_loopback and not os.environ.get('DIPACO_API_KEY'):
@@ -94,7 +96,7 @@ def serve(f) -> int:
   served = server.Server(
     lambda: warm(generation.Engine(run, f.max_paths, f.max_batch, f.version)), model,
     lambda: print(greeting(name, num_paths, url), flush=True), f.max_waiting, f.grace_s,
-    os.environ.get('DIPACO_API_KEY', ''),
+    os.environ.get('DIPACO_API_KEY', ''), limits,
   )  # fmt: skip
   processes.leave(served.run(listener, f.access_log))  # at once: the engine's thread may be at a long compilation
   raise AssertionError

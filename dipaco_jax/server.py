@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dipaco_jax import openai_api
+from dipaco_jax import connections, openai_api, seldom
 from dipaco_jax.driver import Driver, Metrics, News, Ticket
 from dipaco_jax.generation import Engine
 from dipaco_jax.openai_api import Asked, Refused
@@ -50,7 +50,7 @@ class Server:
 
   def __init__(
     self, make: Callable[[], Engine], model: Callable[[Engine], openai_api.Model], started: Callable[[], None],
-    max_waiting: int, grace_s: float, api_key: str,
+    max_waiting: int, grace_s: float, api_key: str, limits: connections.Limits,
   ):  # fmt: skip
     """
     Args:
@@ -59,9 +59,10 @@ class Server:
       max_waiting: texts that have no token yet.
       grace_s: after a signal, for answers to come to their ends.
       api_key: without which nothing of /v1 is answered; '': with any.
+      limits: of connections.
     """
     self.make_model, self.started = model, started
-    self.max_waiting, self.grace_s, self.api_key = max_waiting, grace_s, api_key
+    self.max_waiting, self.grace_s, self.api_key, self.limits = max_waiting, grace_s, api_key, limits
     self.metrics = Metrics()
     self.driver = Driver(make, self.metrics)
     self.metrics.waiting.set_function(lambda: self.driver.num_waiting)
@@ -84,9 +85,10 @@ class Server:
 
   def run(self, listener: socket.socket, access_log: bool) -> int:
     """Until a signal; its exit status. Raises what ended the engine's thread."""
+    seldom.install()
     config = uvicorn.Config(
-      self.app, http='h11', loop='asyncio', ws='none', lifespan='on', log_config=None, access_log=access_log,
-      server_header=False, timeout_graceful_shutdown=CLOSE_S,
+      self.app, http=connections.limited(self.limits), backlog=connections.BACKLOG, loop='asyncio', ws='none',
+      lifespan='on', log_config=None, access_log=access_log, server_header=False, timeout_graceful_shutdown=CLOSE_S,
     )  # fmt: skip
     self.uvicorn = uvicorn.Server(config)
     self.uvicorn.run([listener])
@@ -101,7 +103,11 @@ class Server:
     for number in (signal.SIGINT, signal.SIGTERM):
       loop.add_signal_handler(number, self._stop, number)  # uvicorn's own are there by now
     self.driver.start(loop, self._changed)
+    there = self.uvicorn.server_state.connections
+    self.metrics.connections.set_function(lambda: len(there))
+    watch = loop.create_task(connections.watch(there))
     yield
+    watch.cancel()
     self.driver.close()
 
   def _changed(self):

@@ -19,7 +19,7 @@ import openai
 import pytest
 import serving
 
-from dipaco_jax import generation, serve, trained
+from dipaco_jax import connections, generation, seldom, serve, trained
 from dipaco_jax.request import Request
 
 CLIENTS = 16
@@ -291,6 +291,19 @@ def test_metrics(server):
   grown = [b - a for a, b in zip(before, after, strict=True)]
   assert grown == [1, 3, usage['completion_tokens'], 1, 1, -(-(usage['completion_tokens'] - 1) // 4)]
   assert server.measured('dipaco_paths_loaded') == 2
+
+
+def test_clients_who_never_ask_leave_room_for_those_who_do(server):
+  places = connections.IDLE + 64 + 2 * 8
+  with contextlib.ExitStack() as stack:
+    for i in range(places + 100):
+      client = stack.enter_context(socket.create_connection(('127.0.0.1', server.port), serving.PATIENCE_S))
+      client.sendall(b'POST /v1/completions HTTP/1.1\r\n' if i % 2 else b'')
+    assert server.get('/health')[0] == 200
+    assert server.ask({'model': 'run/path-1', 'prompt': 'fox'})[0] == 200
+    assert server.measured('dipaco_connections') <= places
+  log = server.log.read_text()
+  assert f'all {places} connections are taken' in log and log.count('taken') <= seldom.BURST
 
 
 def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
