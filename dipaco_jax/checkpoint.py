@@ -148,9 +148,14 @@ def hold(workdir: Path) -> Iterator[None]:
 # -- published modules
 
 
+def module_name(module: Coordinates) -> str:
+  """A module's name among those of its level: its coordinates."""
+  return '-'.join(map(str, module)) or 'shared'
+
+
 def module_key(level: Level, module: Coordinates) -> str:
   """A module's name among those of its version."""
-  return f'{level.name}/{"-".join(map(str, module)) or "shared"}'
+  return f'{level.name}/{module_name(module)}'
 
 
 def module_file(workdir: Path, version: int, level: Level, module: Coordinates) -> Path:

@@ -102,11 +102,11 @@ def _holdout(phases: Iterable[Mapping[str, Any]], num_paths: int) -> Curve:
 
 
 def _by_level(phases: Iterable[Mapping[str, Any]], name: str) -> dict[str, np.ndarray]:
-  """{level: [T]}, medians over modules where a row has one number for each."""
+  """{level: [T]}, medians over modules where a row has a number for each of them."""
   rows = [row.get(name) or {} for row in phases]
   found = {}
   for level in dict.fromkeys(level for row in rows for level in row):
-    listed = [v if isinstance(v := row.get(level), list) else [v] for row in rows]
+    listed = [list(v.values()) if isinstance(v := row.get(level), dict) else [v] for row in rows]
     values = [_array(v) for v in listed]
     found[level] = np.array([np.median(v[np.isfinite(v)]) if np.isfinite(v).any() else np.nan for v in values])
   return {level: curve for level, curve in found.items() if np.isfinite(curve).any()}

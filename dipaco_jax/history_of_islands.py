@@ -84,7 +84,8 @@ def write_rows(islands: Islands, run: run_lib.Run, told: Told):
       for after, loss, norm, learning_rate in fact.meta['rows']:
         run.metrics.write(
           'step', 'train', job.updates(phase, int(fact.key), after), step=job.global_step(phase, after), phase=phase,
-          paths=[int(fact.key)], loss=[loss], grad_norm=[norm], learning_rate=learning_rate, tokens_per_s=rate,
+          paths=[int(fact.key)], paths_in_phase=len(found.checkpoints), loss=[loss], grad_norm=[norm],
+          learning_rate=learning_rate, tokens_per_s=rate,
         )  # fmt: skip
     run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(islands, job, phase, found))
 
@@ -96,10 +97,13 @@ def of_phase(islands: Islands, job, phase: int, found: Phase) -> dict[str, Any]:
     means[int(fact.key)] = math.fsum(row[1] for row in fact.meta['rows']) / max(1, len(fact.meta['rows']))
   norms, cosines = {}, {}
   for level in islands.run.layout.levels:
-    mine = [fact.meta for fact in found.modules if fact.key.startswith(f'{level.name}/') and fact.number == phase + 1]
-    mine = [meta for meta in mine if 'norm' in meta]
-    norms[level.name] = [meta['norm'] for meta in mine]
-    several = [m for m in mine if m['paths'] > 1]
+    mine = {
+      fact.key.removeprefix(f'{level.name}/'): fact.meta
+      for fact in found.modules
+      if fact.key.startswith(f'{level.name}/') and fact.number == phase + 1 and 'norm' in fact.meta
+    }
+    norms[level.name] = {module: meta['norm'] for module, meta in mine.items()}
+    several = [m for m in mine.values() if m['paths'] > 1]
     if several:
       each = [
         (m['square_of_sum'] - m['sum_of_squares']) / max((m['paths'] - 1) * m['sum_of_squares'], 1e-30) for m in several

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import mesh, metrics, progress
+from dipaco_jax import checkpoint, mesh, metrics, progress
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
 
@@ -37,12 +37,13 @@ class Journal:
       self._write(*self._pending)
     self._pending = None
 
-  def _write(self, phase: int, updates: int, step: int, paths: list[int], rows: int, found):
+  def _write(self, phase: int, updates: int, step: int, paths: list[int], in_phase: int, rows: int, found):
     """A row for a dispatch.
 
     Args:
       phase, updates, step: phase it was in; updates and global steps after it.
       paths: path of every position, -1 where it did not train.
+      in_phase: paths that train in the phase, in all its turns.
       rows: per path and step.
       found: `inner.METRICS`, [k, m_a, ...].
     """
@@ -56,11 +57,13 @@ class Journal:
     means = {name: x.mean(0)[at] for name, x in values.items()}
     trained = [paths[i] for i in at]
     self._rows.write(
-      'step', self._name, updates, step=step, phase=phase, paths=trained, **means,
-      learning_rate=float(rates[0]), tokens_per_s=rate,
+      'step', self._name, updates, step=step, phase=phase, paths=trained, paths_in_phase=in_phase,
+      **means, learning_rate=float(rates[0]), tokens_per_s=rate,
     )  # fmt: skip
-    shown: dict[str, Any] = {'phase': phase + 1} if self._programs.layout.grid.num_paths > 1 else {}
-    shown |= {'loss': float(means['loss'].mean())} | ({'tokens_per_s': rate} if rate else {})
+    num_paths = self._programs.layout.grid.num_paths
+    shown: dict[str, Any] = {'phase': phase + 1} if num_paths > 1 else {}
+    shown[progress.whose_loss(trained, num_paths)] = float(means['loss'].mean())
+    shown |= {'tokens_per_s': rate} if rate else {}
     self._progress.update(updates, **shown)
 
   def _count(self, steps: int, tokens: int) -> float | None:
@@ -82,7 +85,10 @@ class Journal:
     record = self._record
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
     record.outer_s += outer_s
-    norms = {level: x.reshape(-1) for level, x in statistics['norm'].items()}
+    norms = {
+      level: {checkpoint.module_name(at): norm for at, norm in np.ndenumerate(x)}
+      for level, x in statistics['norm'].items()
+    }
     cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}
     self._rows.write(
       'phase', self._name, updates, phase=record.phase, step=step, inner_s=record.phase_s,

@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import settings
+from dipaco_jax import events, settings
 from dipaco_jax.topology import CHIPS
-
-MAX_TAGGED_PATHS = 64  # TensorBoard grows slow beyond; metrics.jsonl has them all
 
 
 class Metrics:
@@ -30,7 +28,7 @@ class Metrics:
     """`writes` is for one process of a job; the others' rows go nowhere."""
     self._workdir, self._writes = pathlib.Path(workdir), writes
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115
-    self._events: dict[str, Any] = {}  # stage to its writer: each stage counts its own updates
+    self._events: dict[str, events.Events] = {}  # by stage
 
   def write(self, kind: str, stage: str, updates: int, **values):
     """Appends a row, in one write; NaN and infinities become null.
@@ -46,8 +44,8 @@ class Metrics:
     if self._file.write(line) != len(line):
       raise OSError(f'no space for a row of {len(line)} bytes in {self._file.name}')
     if stage not in self._events:
-      self._events[stage] = _event_writer(self._workdir / 'events' / stage)
-    _write_events(self._events[stage], row)
+      self._events[stage] = events.Events(self._workdir / 'events' / stage)
+    self._events[stage].write(row)
 
   def sync(self):
     """Makes the rows so far survive a power cut, before a checkpoint after them does."""
@@ -60,10 +58,16 @@ class Metrics:
       return
     path = self._workdir / 'metrics.jsonl'
     aside = path.with_name('metrics.jsonl.partial')
+    ended, since = -1, list[dict[str, Any]]()  # the global step at the last phase's end, and rows of steps after it
     with open(aside, 'wb') as f:
       for row in read_rows(self._workdir):
-        if row['stage'] != stage or row['updates'] <= updates:
-          f.write(json.dumps(row).encode() + b'\n')
+        if row['stage'] == stage and row['updates'] > updates:
+          continue
+        f.write(json.dumps(row).encode() + b'\n')
+        if row['stage'] == stage and row['kind'] == 'phase':
+          ended, since = events.position(row), []
+        elif row['stage'] == stage and events.position(row) > ended:
+          since.append(row)
       f.flush()
       os.fsync(f.fileno())
     self._file.close()
@@ -71,7 +75,11 @@ class Metrics:
     self._file = _open_whole(path)
     if stage in self._events:
       self._events.pop(stage).close()
-    self._events[stage] = _event_writer(self._workdir / 'events' / stage, purge_step=updates + 1)
+    # What is shown of the phase goes, and comes again as far as it is kept: where paths take turns, the one that is
+    # ahead in updates is behind in steps.
+    self._events[stage] = events.Events(self._workdir / 'events' / stage, purge_step=ended + 1)
+    for row in since:
+      self._events[stage].write(row)
 
   def __enter__(self):
     return self
@@ -126,54 +134,6 @@ def _open_whole(path: pathlib.Path):
     size = start
   file.truncate(keep)
   return file
-
-
-def _event_writer(folder: pathlib.Path, purge_step: int | None = None):
-  """TensorBoard's file, written in this thread: tensorboardX's own writer thread dies and blocks on a full disk."""
-  from tensorboardX import event_file_writer
-  from tensorboardX.proto import event_pb2
-
-  folder.mkdir(parents=True, exist_ok=True)
-  # The name that tensorboardX makes is only as fine as a second.
-  writer = event_file_writer.EventsWriter(str(folder / 'events'), f'.{os.getpid()}.{time.time_ns() % 10**9:09d}')
-  if purge_step is not None:
-    log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    writer.write_event(event_pb2.Event(wall_time=time.time(), step=purge_step, session_log=log))
-  writer.flush()
-  return writer
-
-
-def _write_events(writer, row: Mapping[str, Any]):
-  from tensorboardX.proto import event_pb2, summary_pb2
-
-  values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row)]
-  event = event_pb2.Event(wall_time=row['time'], step=row['updates'], summary=summary_pb2.Summary(value=values))
-  writer.write_event(event)
-  writer.flush()
-
-
-def scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-  """(tag, number) of a row: `train/loss` is the mean over paths, `train/loss/path_3` one of them."""
-  group = row['stage'] if row['kind'] == 'step' else row['kind']
-  for name, value in row.items():
-    if name not in ('kind', 'stage', 'updates', 'time', 'paths'):
-      yield from _scalars(f'{group}/{name.removesuffix("_by_path").replace("_by_", "/")}', value, row.get('paths'))
-
-
-def _scalars(tag: str, value: Any, paths: Sequence[int] | None) -> Iterator[tuple[str, float]]:
-  if isinstance(value, (int, float)):
-    yield tag, float(value)
-  elif isinstance(value, Mapping):
-    for name, part in value.items():
-      yield from _scalars(f'{tag}/{name}', part, None)
-  elif isinstance(value, list):
-    names = paths if paths is not None and len(paths) == len(value) else range(len(value))
-    known = [(p, v) for p, v in zip(names, value, strict=True) if isinstance(v, (int, float))]
-    if known:
-      # Beside the perplexity of the whole, the mean over paths would be another number under the same tag.
-      if not tag.endswith('perplexity'):
-        yield tag, sum(v for _, v in known) / len(known)
-      yield from ((f'{tag}/path_{p}', float(v)) for p, v in known if p < MAX_TAGGED_PATHS)
 
 
 def count_compilations() -> collections.Counter[str]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -69,6 +70,13 @@ class Progress:
       self._stream.write(self._line + '\n')
     self._stream.flush()
     self._printed = self._line
+
+
+def whose_loss(paths: Sequence[int], num_paths: int) -> str:
+  """Names the mean loss of these of so many paths, for `Progress.update`."""
+  if num_paths == 1:
+    return 'loss'
+  return f'path_{paths[0]}_loss' if len(paths) == 1 else f'mean_loss_of_{len(paths)}_paths'
 
 
 def _show(name: str, value: Any) -> str:

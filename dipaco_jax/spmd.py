@@ -212,7 +212,8 @@ class Trainer:
     self.unsaved += job.dispatch_steps
     self.journal.dispatched(
       dispatch.phase, job.updates(dispatch.phase, dispatch.turn, after), first + job.dispatch_steps,
-      job.trained(dispatch.phase, tuple(turn.tolist())), job.batch_size, found,
+      job.trained(dispatch.phase, tuple(turn.tolist())), int((job.weights(dispatch.phase) > 0).sum()), job.batch_size,
+      found,
     )  # fmt: skip
 
   def _inner_state(self, dispatch: Dispatch):

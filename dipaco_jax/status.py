@@ -16,7 +16,7 @@ from absl import flags
 
 from dipaco_jax import command, settings
 from dipaco_jax.history import read_settings, read_stages
-from dipaco_jax.progress import duration
+from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import STAGES
 
 REGISTRY = 'registry.db'
@@ -109,7 +109,9 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     left, share = updates - last['updates'], last['updates'] / updates
   lines = [f'{position}, {100 * share:.0f}% of this stage']
   losses = [loss for loss in last['loss'] if loss is not None]
-  figures = [f'loss {statistics.mean(losses):.3f}'] if losses else ['loss is not a number']
+  whose = whose_loss(last['paths'], math.prod(size for _, size in config.grid) if stage == 'train' else 1)
+  words = whose.replace('_', ' ')
+  figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
   rate = _seconds_per_update(steps)

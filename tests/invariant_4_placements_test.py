@@ -81,7 +81,7 @@ def test_statistics_of_the_outer_step_agree(name):
   for row, other in zip(found, expected, strict=True):
     # Of outer gradients of norms up to 1, whose every element errs by the tolerance.
     for level, norms in row['outer_gradient_norm'].items():
-      np.testing.assert_allclose(norms, other['outer_gradient_norm'][level], rtol=1e-3)
+      assert norms == pytest.approx(other['outer_gradient_norm'][level], rel=1e-3)
     shared = [level for level in row['cosine'] if level != 'own']
     assert shared
     np.testing.assert_allclose(

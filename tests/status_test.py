@@ -49,7 +49,8 @@ def test_training_while_it_runs(tmp_path, held):
   lines = status.status(tmp_path).splitlines()
   assert lines[0] == f'{tmp_path}: training the paths (stage 4 of 5)'
   assert lines[1] == 'phase 6 of 12, step 600 of 900, 50% of this stage'
-  assert lines[2].startswith('loss 2.') and '13,905 tokens/s' in lines[2] and 'to go in this stage' in lines[2]
+  assert lines[2].startswith('mean loss of 16 paths 2.') and '13,905 tokens/s' in lines[2]
+  assert 'to go in this stage' in lines[2]
   assert lines[3].startswith('validation perplexity 10.84 after phase 6')
   assert lines[4].startswith('last checkpoint after 250 updates')
   assert lines[5] == f'held by process {held.pid} on island-1 since 2026-01-02 03:04:05'

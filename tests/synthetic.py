@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 from safetensors import numpy as safetensors
 
+from dipaco_jax import checkpoint, metrics, settings
 from dipaco_jax import grid as grids
-from dipaco_jax import metrics, settings
 
 DOMAINS = ('encyclopedia', 'fiction', 'law', 'medicine', 'news', 'patents', 'python', 'speech')
 
@@ -143,8 +143,8 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
     levels = grids.make_levels(grid, config.levels)
     writer.write('phase', 'train', done * P, phase=phase + 1, step=start + done, inner_s=144.0, outer_s=0.6,
                  loss_by_path=loss, holdout_loss_by_path=holdout, best_version_by_path=version,
-                 outer_gradient_norm={x.name: rng.lognormal(0.5 - 0.05 * phase, 0.1, grid.num_modules(x))
-                                      for x in levels},
+                 outer_gradient_norm={x.name: {checkpoint.module_name(m): rng.lognormal(0.5 - 0.05 * phase, 0.1)
+                                               for m in grid.modules(x)} for x in levels},
                  cosine={x.name: 0.5 * math.exp(-phase / 30) + 0.1 * i for i, x in enumerate(levels)
                          if grid.paths_through(x) > 1})  # fmt: skip
     perplexity = 10.42 + 3.1 * math.exp(-done / 150)
