@@ -27,7 +27,10 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:
 
 
 def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
-  """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds."""
+  """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds.
+
+  So do a path's own steps, which say where it is in its shard.
+  """
   s, made = run.settings, run.programs
   return spmd.Job(
     name='train', programs=made, phases=s.train.phases, round=number, until=round_end(s, number),
@@ -73,7 +76,7 @@ def train(run: run_lib.Run, job: spmd.Job) -> state_lib.State:
 
 
 def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
-  """`batch(path, global step)` of the shards of one routing; opens a path's shard when it is first asked for.
+  """`batch(path, its own step)` of the shards of one routing; opens a path's shard when it is first asked for.
 
   The base's is one for each part of the text, which are read as one.
   """

@@ -84,7 +84,7 @@ class Train:
   steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
   early_stopping: bool = True  # each path, replicas as one, points at its version of lowest hold-out loss [2.7]
   max_holdout_rows: int = 512  # of each path's hold-out, that early stopping looks at; 0: all
-  paths_per_phase: int = 0  # path sampling [2.6.2]: so many, drawn by (seed, phase); 0: all
+  paths_per_phase: int = 0  # path sampling [2.6.2]: so many, drawn by (seed, phase); others' data wait; 0: all
   schedule: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (first phase, its paths); overrides paths_per_phase
   offload: bool = False  # AdamW state of waiting paths lives in host memory
 

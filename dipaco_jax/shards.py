@@ -2,7 +2,7 @@
 
 Sequences are packed into rows of `seq_len` with segment ids; attention does not cross a segment. A shard is read as an
 endless shuffled stream in which a step's batch depends on nothing but (seed, path, step), so that going on needs only
-the step. Nothing here imports JAX.
+the step, which is the path's own (see `spmd.Job.own_step`). Nothing here imports JAX.
 """
 
 import collections

@@ -38,7 +38,7 @@ class Job:
   steps_per_dispatch: int  # at most
   first_step: int  # the global step before the first update
   batch_size: int  # rows per path
-  batch: Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # (path, global step) -> tokens, segments [B, L]
+  batch: Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # (path, its own step) -> tokens, segments [B, L]
   weights: Callable[[int], np.ndarray]  # phase -> w_i of every path, shaped like the grid; 0: not trained
   base: dict[str, np.ndarray]  # parameters that every path starts from
   base_state: Any  # inner state that every path starts with; None: fresh
@@ -74,8 +74,21 @@ class Job:
     return self.programs.layout.grid.num_paths * self.steps_per_phase
 
   def global_step(self, phase: int, step: int) -> int:
-    """Of the schedules and of the data."""
+    """Of the schedules."""
     return self.first_step + phase * self.steps_per_phase + step
+
+  def own_step(self, path: int, phase: int, step: int) -> int:
+    """Of the data: a path's global step less the steps of the phases that it has sat out, so that it misses no row.
+
+    A round's new shard is entered at the step that the path has come to.
+    """
+    return self.first_step + int(self._trained_before[phase, path]) * self.steps_per_phase + step
+
+  @functools.cached_property
+  def _trained_before(self) -> np.ndarray:
+    """In how many of the phases before each a path was trained, [phases, P]; by the phase's number alone."""
+    trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.end)]
+    return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
 
   def first_state(self, phase: int, params) -> Any:
     """The inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
@@ -127,17 +140,17 @@ def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]
 def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
   """The dispatch with its rows on the devices; every process reads its own paths' shards."""
   placement = job.programs.placement
-  turn, first = placement.turns()[dispatch.turn], job.global_step(dispatch.phase, dispatch.step)
-  steps = range(first, first + job.dispatch_steps)
+  turn, k = placement.turns()[dispatch.turn], job.dispatch_steps
   loaded: dict[Coordinates, np.ndarray] = {}
 
   def rows(position):
     if position not in loaded:
       path = placement.path(turn, position)
-      loaded[position] = np.stack([np.stack(job.batch(path, step)) for step in steps], axis=1)  # [2, k, B, L]
+      first = job.own_step(path, dispatch.phase, dispatch.step)
+      loaded[position] = np.stack([np.stack(job.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
     return loaded[position]
 
-  shape, spec = (len(steps), job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
+  shape, spec = (k, job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
   parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
   return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
 

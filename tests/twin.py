@@ -148,7 +148,7 @@ def train(
   Args:
     params: the base model.
     opt_state: its AdamW state, or None: paths start with a fresh one.
-    batches: (path, global step) -> (tokens, segments).
+    batches: (path, step) -> (tokens, segments); steps are the path's own, and go on from those of the base.
     active: for each phase, the paths that take part.
     weights: of each path.
     grid, levels, owner: the grid, its levels, {parameter name: level}.
@@ -163,6 +163,7 @@ def train(
   modules, momenta, history, own = initial_modules(params, grid, owner), {}, [], {}
   states = dict.fromkeys(range(grid.num_paths), opt_state)
   tau = config.train.steps_per_phase
+  own_step = [config.pretrain.steps] * grid.num_paths
   for t, paths in enumerate(active):
     first_step = config.pretrain.steps + t * tau
     new_params, losses = {}, {}
@@ -170,9 +171,10 @@ def train(
       new_params[path], states[path], losses[path] = inner_phase(
         own[path] if path in own else path_params(modules, grid, owner, path),
         states[path],
-        [batches(path, s) for s in range(first_step, first_step + tau)],
+        [batches(path, own_step[path] + i) for i in range(tau)],
         first_step, loss_fn, config.inner, total_steps, config.pretrain.steps,
       )  # fmt: skip
+      own_step[path] += tau
       if not config.inner.keep_state:
         states[path] = None  # the base model's, if any, was for its first phase
     own = {path: new_params.pop(path) for path in lost(t)}
