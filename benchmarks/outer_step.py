@@ -46,16 +46,18 @@ class Run:
     return params
 
   def finish(self):
-    outer_state, sums, squares = self.rest
+    outer_state, gathered = self.rest
+    usual, limits = programs.usual(outer_state), 10 * self.weights
+    steps = np.int32(0), np.int32(TAU.value)
     for turn in self.turns:
-      sums, squares = self.made.finish(sums, squares, self.modules, self.params, self.weights, turn)
-    self.rest = [outer_state, sums, squares]
-    return sums
+      gathered = self.made.finish(gathered, self.modules, usual, self.params, self.weights, limits, *steps, turn)
+    self.rest = [outer_state, gathered]
+    return gathered
 
   def outer(self):
-    outer_state, *sums = self.rest
-    self.modules, outer_state, found = self.made.outer(self.modules, outer_state, *sums, self.weights)
-    self.rest = [outer_state, *self.made.clear(*sums)]
+    outer_state, gathered = self.rest
+    self.modules, outer_state, found = self.made.outer(self.modules, outer_state, gathered, self.weights)
+    self.rest = [outer_state, self.made.clear(gathered)]
     return self.modules, self.rest, found
 
 

@@ -72,8 +72,8 @@ def compile_all(made: programs.Programs) -> dict:
   with_sharding = lambda tree, specs: jax.tree.map(  # noqa: E731
     lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, made.shardings(specs)
   )
-  stacked_specs = (made.modules_spec, made.outer_spec, made.sums_spec, made.squares_spec)
-  modules, outer, sums, squares = with_sharding(jax.eval_shape(made.start, made.shapes), stacked_specs)
+  stacked_specs = (made.modules_spec, made.outer_spec, made.gathered_spec)
+  modules, outer, gathered = with_sharding(jax.eval_shape(made.start, made.shapes), stacked_specs)
   params = with_sharding(jax.eval_shape(made.begin, modules, turn), made.params_spec)
   state = with_sharding(jax.eval_shape(made.fresh_state, params), made.state_spec)
   rows = common.in_flight(made, common.random_rows(made.settings, STEPS.value))
@@ -82,25 +82,26 @@ def compile_all(made: programs.Programs) -> dict:
     'begin': (modules, turn),
     'fresh_state': (params,),
     'steps': (params, state, *rows, np.int32(0), weights, turn),
-    'finish': (sums, squares, modules, params, weights, turn),
-    'outer': (modules, outer, sums, squares, weights),
-    'clear': (sums, squares),
+    'finish': (gathered, modules, programs.usual(outer), params, weights, weights, *[np.int32(1)] * 2, turn),
+    'outer': (modules, outer, gathered, weights),
+    'clear': (gathered,),
   }
   return {name: getattr(made, name).lower(*args).compile() for name, args in arguments.items()}
 
 
 def phase(made: programs.Programs, compiled: dict, stacked, states: dict, rows, turns):
-  """These turns, one path each, then the outer step; returns the new modules, outer state, sums and squares."""
+  """These turns, one path each, then the outer step; returns the new modules, outer state and sums."""
   weights = np.ones(made.layout.grid.shape, np.float32)
-  modules, outer, sums, squares = stacked
+  modules, outer, gathered = stacked
   for turn in turns:
     at = np.array(turn, np.int32)
     params = compiled['begin'](modules, at)
     state = states.pop(turn, None) or compiled['fresh_state'](params)
     params, states[turn], _ = compiled['steps'](params, state, *rows, np.int32(0), weights, at)
-    sums, squares = compiled['finish'](sums, squares, modules, params, weights, at)
-  modules, outer, _ = compiled['outer'](modules, outer, sums, squares, weights)
-  return modules, outer, *compiled['clear'](sums, squares)
+    steps = np.int32(0), np.int32(STEPS.value)
+    gathered = compiled['finish'](gathered, modules, programs.usual(outer), params, weights, 10 * weights, *steps, at)
+  modules, outer, _ = compiled['outer'](modules, outer, gathered, weights)
+  return modules, outer, compiled['clear'](gathered)
 
 
 def arithmetic(made: programs.Programs, temporary: int) -> dict[str, int]:

@@ -21,9 +21,13 @@ CHOICES = {
 MAY_BE_ZERO = (
   'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
   'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
-  'microbatch capacity router_fraction lost hidden chunk_router_steps mixture'
+  'microbatch capacity router_fraction lost hidden chunk_router_steps mixture max_skipped exclude_above max_excluded'
 ).split()
 FRACTIONS = ('validation_fraction', 'holdout_fraction', 'router_fraction', 'lost', 'b1', 'b2', 'momentum')
+
+
+class Diverged(Exception):
+  """Training cannot go on from what it has come to; what was saved before stays."""
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -15,6 +15,11 @@ from absl import app, flags
 from dipaco_jax import checks, settings
 
 TRY_AGAIN = 75  # exit status where the disk is full
+DIVERGED = 65  # where training cannot go on
+AFTER_DIVERGENCE = (
+  'the same command goes on from the last checkpoint, which is from before: that helps where a machine was at fault; '
+  'else use another --workdir and a lower learning rate'
+)
 
 
 def run(main: Callable[[], int | None]):

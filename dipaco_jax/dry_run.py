@@ -67,8 +67,7 @@ class Arguments(NamedTuple):
 
   modules: Any
   outer: Any
-  sums: Any
-  squares: Any
+  gathered: Any
   params: Any
   state: Any
 
@@ -77,7 +76,7 @@ def arguments(made: programs.Programs) -> Arguments:
   stacked = jax.eval_shape(made.start, made.shapes)
   params = jax.eval_shape(made.begin, stacked[0], turn_of(made))
   state = jax.eval_shape(made.fresh_state, params)
-  specs = made.modules_spec, made.outer_spec, made.sums_spec, made.squares_spec, made.params_spec, made.state_spec
+  specs = made.modules_spec, made.outer_spec, made.gathered_spec, made.params_spec, made.state_spec
   place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
   trees = zip((*stacked, params, state), specs, strict=True)
   return Arguments(*(jax.tree.map(place, tree, made.shardings(spec)) for tree, spec in trees))
@@ -112,8 +111,8 @@ def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict
   turn, first = turn_of(made), replicated(made, (), np.int32)
   calls = {
     'steps': (a.params, a.state, rows(made, k), rows(made, k), first, weights, turn),
-    'finish': (a.sums, a.squares, a.modules, a.params, weights, turn),
-    'outer': (a.modules, a.outer, a.sums, a.squares, weights),
+    'finish': (a.gathered, a.modules, programs.usual(a.outer), a.params, weights, weights, first, first, turn),
+    'outer': (a.modules, a.outer, a.gathered, weights),
     'evaluate': (a.params, rows(made, None), rows(made, None)),
   }
   return {name: compiled(getattr(made, name), *calls[name]) for name in names}
@@ -148,10 +147,10 @@ def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
   a, turns = arguments(made), len(made.placement.turns())
   waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
   held = {
-    'steps': bytes_on_chip((a.modules, a.outer, a.sums, a.squares)) + waiting,
+    'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting,
     'finish': bytes_on_chip((a.outer, a.state)) + waiting,
     'outer': bytes_on_chip(a.state) + waiting,
-    'evaluate': bytes_on_chip((a.modules, a.outer, a.sums, a.squares, a.state)) + waiting,
+    'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting,
   }
   needed = {name: held[name] + live(compiled[name]) for name in held}
   found = compiled['steps'].memory_analysis()
@@ -161,7 +160,7 @@ def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
     'hbm_bytes_by_kind': {
       'parameters': bytes_on_chip((a.params, a.modules)),
       'inner states': bytes_on_chip(a.state) + waiting,
-      'outer states and sums': bytes_on_chip((a.outer, a.sums, a.squares)),
+      'outer states and sums': bytes_on_chip((a.outer, a.gathered)),
       'gradients': bytes_on_chip(a.params),
       'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
       'rows and programs': live(compiled['steps']) - found.temp_size_in_bytes - bytes_on_chip((a.params, a.state)),

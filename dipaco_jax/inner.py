@@ -6,6 +6,7 @@ With g the gradient clipped to norm c, and eta_s the learning rate of the global
     theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
 
 t counts the path's own updates, s is passed in: the schedule belongs to the run, the moments to the path.
+A step whose loss or |g| is not finite is skipped, up to `inner.max_skipped` of them in a row: theta, m, v and t stay.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,17 @@ import optax
 from dipaco_jax import settings
 from dipaco_jax.grid import largest_divisor
 
-METRICS = ('loss', 'grad_norm', 'learning_rate')
+METRICS = ('loss', 'grad_norm', 'learning_rate', 'skipped')
 
 # (params, tokens [B, L], segments [B, L]) -> (mean loss, gradients, their global norm)
 Gradient = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any, jax.Array]]
+
+
+class InnerState(NamedTuple):
+  """What a path's optimizer keeps from step to step."""
+
+  optimizer: Any  # of the Optax transformation
+  skipped: jax.Array  # steps in a row, up to the last, that were not finite; int32
 
 
 class Inner(NamedTuple):
@@ -31,6 +39,7 @@ class Inner(NamedTuple):
   update: Callable[[Any, Any, Any], tuple[Any, Any]]
   learning_rate: Callable[[jax.Array], jax.Array]
   clip_norm: float
+  max_skipped: int
 
 
 def learning_rate(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -62,7 +71,11 @@ def make(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Inner
       optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
     )
   rate = learning_rate(config, decay_steps, pretrain_steps)
-  return Inner(transformation.init, transformation.update, rate, config.clip_norm)
+
+  def init(params):
+    return InnerState(transformation.init(params), jnp.zeros((), jnp.int32))
+
+  return Inner(init, transformation.update, rate, config.clip_norm, config.max_skipped)
 
 
 def rows_at_once(size: int, rows: int) -> int:
@@ -149,15 +162,23 @@ def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[st
 
 
 def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL, global_step):
-  """One update. Returns (params, state, {name: value} of METRICS), the loss being that before the update."""
+  """One update. Returns (params, state, {name: value} of METRICS), the loss being that before the update.
+
+  Selected, not multiplied: 0 times NaN is NaN. After `max_skipped` in a row the update is made, whatever it is, and
+  screening finds the path when its phase ends.
+  """
   loss, grads, norm = compute(params, tokens_BL, segments_BL)
   if inner.clip_norm:
     scale = jnp.minimum(1.0, inner.clip_norm / jnp.maximum(norm, 1e-12))
     grads = jax.tree.map(lambda g: g * scale, grads)
-  updates, state = inner.update(grads, state, params)
+  updates, optimizer = inner.update(grads, state.optimizer, params)
   rate = inner.learning_rate(global_step)
-  params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
-  return params, state, {'loss': loss, 'grad_norm': norm, 'learning_rate': rate}
+  finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+  skip = ~finite & (state.skipped < inner.max_skipped)
+  params = jax.tree.map(lambda p, u: jnp.where(skip, p, p - rate * u), params, updates)
+  optimizer = jax.tree.map(lambda new, old: jnp.where(skip, old, new), optimizer, state.optimizer)
+  state = InnerState(optimizer, jnp.where(finite, 0, state.skipped + 1))
+  return params, state, {'loss': loss, 'grad_norm': norm, 'learning_rate': rate, 'skipped': skip.astype(jnp.float32)}
 
 
 def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_KBL, first_step):

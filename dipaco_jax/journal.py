@@ -1,11 +1,13 @@
 """What a training loop writes of itself: rows of metrics, the progress line, seconds and tokens for the report."""
 
+import logging
 import time
 from typing import Any
 
 import numpy as np
 
 from dipaco_jax import checkpoint, mesh, metrics, progress
+from dipaco_jax.checks import Diverged
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
 
@@ -18,6 +20,7 @@ class Journal:
     self._progress = progress.Progress(name, total_updates, 'updates')
     self._pending: tuple | None = None
     self._timed = False  # the first dispatch compiles
+    self._not_finite = [0] * len(record.loss_sum)  # steps in a row up to the last, by path
     self.lap()
 
   def lap(self):
@@ -38,7 +41,7 @@ class Journal:
     self._pending = None
 
   def _write(self, phase: int, updates: int, step: int, paths: list[int], in_phase: int, rows: int, found):
-    """A row for a dispatch.
+    """A row for a dispatch; losses and norms are means over the steps that were finite.
 
     Args:
       phase, updates, step: phase it was in; updates and global steps after it.
@@ -47,24 +50,56 @@ class Journal:
       rows: per path and step.
       found: `inner.METRICS`, [k, m_a, ...].
     """
-    values = {name: mesh.fetch(x).reshape(x.shape[0], -1).astype(np.float64) for name, x in found.items()}
-    steps, at = len(values['loss']), [i for i, path in enumerate(paths) if path >= 0]
+    at, trained = [i for i, path in enumerate(paths) if path >= 0], [path for path in paths if path >= 0]
+    values = {n: mesh.fetch(x).reshape(x.shape[0], -1)[:, at].astype(np.float64) for n, x in found.items()}
+    steps = len(values['loss'])
     rate = self._count(steps, steps * len(at) * rows * self._programs.model.config.seq_len)
-    for i in at:
-      self._record.loss_sum[paths[i]] += float(values['loss'][:, i].sum())
-      self._record.loss_steps[paths[i]] += steps
-    rates = values.pop('learning_rate')[-1, at]
-    means = {name: x.mean(0)[at] for name, x in values.items()}
-    trained = [paths[i] for i in at]
+    rates, skipped = values.pop('learning_rate')[-1], values.pop('skipped').sum(0)
+    finite = np.isfinite(values['loss']) & np.isfinite(values['grad_norm'])
+    count, sums = finite.sum(0), {name: np.where(finite, x, 0).sum(0) for name, x in values.items()}
+    means = {name: np.where(count, x / np.maximum(count, 1), np.nan) for name, x in sums.items()}
+    for path, loss, number in zip(trained, sums['loss'].tolist(), count.tolist(), strict=True):
+      self._record.loss_sum[path] += loss
+      self._record.loss_steps[path] += number
     self._rows.write(
       'step', self._name, updates, step=step, phase=phase, paths=trained, paths_in_phase=in_phase,
-      **means, learning_rate=float(rates[0]), tokens_per_s=rate,
+      **means, learning_rate=float(rates[0]), tokens_per_s=rate, **({'skipped': skipped} if skipped.any() else {}),
     )  # fmt: skip
+    self._note_not_finite(step, trained, finite, skipped)
     num_paths = self._programs.layout.grid.num_paths
     shown: dict[str, Any] = {'phase': phase + 1} if num_paths > 1 else {}
     shown[progress.whose_loss(trained, num_paths)] = float(means['loss'].mean())
     shown |= {'tokens_per_s': rate} if rate else {}
     self._progress.update(updates, **shown)
+
+  def _note_not_finite(self, step: int, trained: list[int], finite_KP: np.ndarray, skipped_P: np.ndarray):
+    """Warns of paths whose steps were not finite; raises Diverged where there is but one path, and no end of them."""
+    record, most = self._record, self._programs.settings.inner.max_skipped
+    for path, finite_K, skipped in zip(trained, finite_KP.T, skipped_P, strict=True):
+      if not finite_K.all() and not self._not_finite[path]:
+        which = step - len(finite_K) + 1 + int(np.argmin(finite_K))
+        done = 'it is skipped' if skipped else 'config.inner.max_skipped lets it pass'
+        logging.warning('%s, step %d: loss or gradient of path %d is not finite: %s', self._name, which, path, done)
+      record.skipped[path] += int(skipped)
+      in_a_row = int(np.argmax(finite_K[::-1])) if finite_K.any() else self._not_finite[path] + len(finite_K)
+      self._not_finite[path] = in_a_row
+    if len(self._not_finite) == 1 and self._not_finite[0] > most:
+      raise Diverged(
+        f'{self._name} diverged by step {step}: loss or gradient was not finite in {self._not_finite[0]} steps in a row'
+      )
+
+  def all_are_skipping(self) -> bool:
+    """Whether the last step that was read was finite for no path at all."""
+    return all(self._not_finite)
+
+  def excluded(self, phase: int, step: int, path: int, why: str):
+    """Says that a path takes no part in an outer step, and why."""
+    grid = self._programs.layout.grid
+    where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
+    logging.warning(
+      '%s, phase %d, step %d: path %d %stakes no part in the outer step: %s; it goes on from the new modules, with a '
+      'fresh optimizer state', self._name, phase + 1, step, path, f'({where}) ' if where else '', why,
+    )  # fmt: skip
 
   def _count(self, steps: int, tokens: int) -> float | None:
     """Adds to the record; tokens/s since the last call, None for the first."""
@@ -80,9 +115,14 @@ class Journal:
     record.timed_tokens += tokens
     return tokens / seconds
 
-  def phase(self, updates: int, step: int, outer_s: float, statistics: dict, holdout: list[float | None]):
+  def phase(
+    self, updates: int, step: int, outer_s: float, statistics: dict, holdout: list[float | None],
+    excluded: dict[int, str],
+  ):  # fmt: skip
     """A row for a phase and its outer step; the sums of its steps' losses start anew."""
     record = self._record
+    failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
+    failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
     record.outer_s += outer_s
     norms = {
@@ -93,9 +133,10 @@ class Journal:
     self._rows.write(
       'phase', self._name, updates, phase=record.phase, step=step, inner_s=record.phase_s,
       outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, best_version_by_path=record.best_version,
-      outer_gradient_norm=norms, cosine=cosine,
+      outer_gradient_norm=norms, cosine=cosine, **failed,
     )  # fmt: skip
     record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
+    record.skipped = [0] * len(means)
 
   def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
     """A row for a validation."""

@@ -1,9 +1,9 @@
 """python -m dipaco_jax.main --config=configs/tiny.py --workdir=runs/tiny
 
 Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
-Exit status: 0 done; 2 wrong config or input, before any work; 69 another of several processes is gone (start all of
-them again); 75 the disk is full (run it again when there is space); 130 stopped by Ctrl-C and 143 by SIGTERM, with
-everything saved.
+Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is
+gone (start all of them again); 75 the disk is full (run it again when there is space); 130 stopped by Ctrl-C and 143 by
+SIGTERM, with everything saved.
 """
 
 import contextlib
@@ -123,6 +123,8 @@ def guarded(argv: list[str]):
     if command.disk_is_full(e):
       words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
       command.fail(words, command.TRY_AGAIN)
+    if isinstance(e, checks.Diverged):
+      command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
     if not checks.is_input_error(e):
       raise
     command.fail(' '.join(str(e).split()))
@@ -303,7 +305,7 @@ def finish(workdir: pathlib.Path):
   r = run_report.write(workdir)
   trees.tidy(workdir)
   if r['perplexity'] is None:
-    raise ValueError('training diverged: its losses are not finite; use another --workdir and a lower learning rate')
+    raise checks.Diverged('training diverged: the perplexity is not finite')
   lines = [
     f'perplexity    {r["perplexity"]:.2f}, the base model {r["base_perplexity"]:.2f}',
     f'bits per byte {r["bits_per_byte"]:.3f} on {r["validation_tokens"]:,} validation tokens',

@@ -11,15 +11,23 @@ active path goes through stays as it is, momentum included. Path-specific module
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax import settings
+from dipaco_jax import screening, settings
 from dipaco_jax.modules import Layout, Modules
+
+
+class OuterState(NamedTuple):
+  """What a module keeps from phase to phase beside its parameters; of a level, stacked as its modules are."""
+
+  optimizer: Any  # of OuterOpt
+  usual: jax.Array  # how far its paths move it, see screening.py; float32
 
 
 def make(config: settings.Outer) -> optax.GradientTransformation:
@@ -40,11 +48,14 @@ def vmap_modules(function, num_axes: int):
   return function
 
 
-def init(layout: Layout, transformation: optax.GradientTransformation, modules: Modules) -> dict:
-  """Each module's own outer state, stacked like the modules: `{level name: state}`."""
-  return {
-    level.name: vmap_modules(transformation.init, len(level.axes))(modules[level.name]) for level in layout.levels
-  }
+def init(layout: Layout, transformation: optax.GradientTransformation, modules: Modules, inner_optimizer='adamw'):
+  """Each module's own outer state, stacked like the modules: `{level name: OuterState}`."""
+
+  def one(module):
+    size = sum(x.size for x in jax.tree.leaves(module))
+    return OuterState(transformation.init(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
+
+  return {level.name: vmap_modules(one, len(level.axes))(modules[level.name]) for level in layout.levels}
 
 
 def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: bool, shape: Sequence[int]):
@@ -59,7 +70,10 @@ def over_lacking(layout: Layout, level, x: jax.Array, reduce=jnp.sum) -> jax.Arr
   return reduce(x, axis=layout.grid.lacking(level))
 
 
-def update(layout: Layout, transformation, rescale: bool, modules: Modules, state: dict, sums: Modules, weights):
+def update(
+  layout: Layout, transformation, rescale: bool, modules: Modules, state: dict, sums: Modules, weights,
+  moved: Mapping[str, jax.Array] | None = None, inner_optimizer: str = 'adamw',
+):  # fmt: skip
   """One outer step of all modules.
 
   Args:
@@ -70,6 +84,8 @@ def update(layout: Layout, transformation, rescale: bool, modules: Modules, stat
     state: outer states, as `init` makes them.
     sums: sum_i w_i (old - new_i), shaped like the modules.
     weights: w_i, shaped like the grid; 0 means that the path took no part.
+    moved: r_i by level, each shaped like the grid, from which the modules learn what is usual; None: they don't.
+    inner_optimizer: whose r these are.
 
   Returns:
     The new modules, the new state, and {level name: norm of Delta per module}.
@@ -83,15 +99,21 @@ def update(layout: Layout, transformation, rescale: bool, modules: Modules, stat
 
     def one(module, state, sum_of_module, factor, touched):
       delta = jax.tree.map(lambda s: s * factor, sum_of_module)
-      updates, moved = transformation.update(delta, state, module)
-      new = (optax.apply_updates(module, updates), moved)
+      updates, optimizer = transformation.update(delta, state, module)
+      new = (optax.apply_updates(module, updates), optimizer)
       kept = jax.tree.map(lambda n, o: jnp.where(touched, n, o), new, (module, state))
       return *kept, optax.tree.norm(delta)
 
     name = level.name
-    new_modules[name], new_state[name], norms[name] = vmap_modules(one, len(level.axes))(
-      modules[name], state[name], sums[name], factor, total > 0
+    new_modules[name], optimizer, norms[name] = vmap_modules(one, len(level.axes))(
+      modules[name], state[name].optimizer, sums[name], factor, total > 0
     )
+    usual = state[name].usual
+    if moved is not None:
+      sum_of_moves = over_lacking(layout, level, jnp.where(weights > 0, moved[name], 0))
+      size = sum(x[(0,) * len(level.axes)].size for x in modules[name].values())
+      usual = screening.next_usual(usual, sum_of_moves, active, screening.first_usual(size, inner_optimizer))
+    new_state[name] = OuterState(optimizer, usual)
   return new_modules, new_state, norms
 
 

@@ -4,7 +4,7 @@
     begin     modules -> parameters of the paths in flight           (Algorithm 1, 2.: copy the path's modules)
     fresh_state                                                      (of AdamW, before the first update)
     steps     k inner steps                                          (a scan; no collective crosses the grid's axes)
-    finish    sums += w (old - new)
+    finish    sums += w (old - new), of a path that is not excluded  (screening.py)
     outer     sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
     clear     sums <- 0
     evaluate  nll per row
@@ -18,7 +18,7 @@ each step, gradients scattered.
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,22 @@ from dipaco_jax import loss as loss_lib
 from dipaco_jax import model as model_lib
 from dipaco_jax import modules as modules_lib
 from dipaco_jax import outer as outer_lib
+from dipaco_jax import screening
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.grid import Level
 from dipaco_jax.mesh import Placement
 
 # As the compiler knows them.
 NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate', 'whole')
+
+
+class Gathered(NamedTuple):
+  """What a phase has gathered so far for its outer step; zeros at its beginning."""
+
+  sums: Any  # w (old - new), [positions along axes that a level lacks, K_a, ..., shape] by level and parameter
+  squares: Any  # |w (old - new)|^2, [positions, K_a, ...] by level
+  moved: Any  # r of screening.py, shaped like the grid, by level
+  excluded: Any  # whose outer gradient takes no part, bool, shaped like the grid
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -92,21 +102,23 @@ class Programs:
     )
 
   @functools.cached_property
-  def sums_spec(self) -> dict[str, dict[str, P]]:
-    """Partial sums of w (old - new), [positions along axes that a level lacks, K_a, ..., shape]: one all-reduce."""
-    return self._per_parameter(
+  def gathered_spec(self) -> Gathered:
+    """Partial sums, which take one all-reduce; and what is known of each path, where the path is."""
+    sums = self._per_parameter(
       lambda level, name: P(
         self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape)
       )
     )
+    squares = {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
+    return Gathered(sums, squares, dict.fromkeys(squares, self.weights_spec), self.weights_spec)
 
   def _lacking(self, level: Level) -> tuple[str, ...]:
     return tuple(self.layout.grid.names[i] for i in self.layout.grid.lacking(level))
 
   @functools.cached_property
-  def squares_spec(self) -> dict[str, P]:
-    """Partial sums of |w (old - new)|^2, [positions, K_a, ...]."""
-    return {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
+  def usual_spec(self) -> dict[str, P]:
+    """h of screening.py, one per module."""
+    return {level.name: P(*level.axes) for level in self.layout.levels}
 
   def _per_parameter(self, spec) -> dict[str, dict[str, Any]]:
     return {
@@ -191,25 +203,35 @@ class Programs:
 
   @functools.cached_property
   def finish(self):
-    """`finish(sums, squares, modules, params, weights, turn) -> (sums, squares)` with w (old - new) added.
+    """`finish(gathered, modules, usual, params, weights, limits, first_step, num_steps, turn) -> gathered`.
 
-    Donates sums and squares.
+    Adds the parts of the paths in flight. `usual` is {level: h}, `limits` f of each path, 0: only what is not finite is
+    excluded; the steps are those of the phase. Donates gathered.
     """
 
-    def finish(sums, squares, modules, params, weights, turn):
+    def finish(gathered, modules, usual, params, weights, limits, first_step, num_steps, turn):
       turn = tuple(turn)
       old, new = modules_lib.take(self.layout, modules, turn), self.squeeze(params)
-      for level in self.layout.levels:
-        at = (0, *self.layout.grid.module(level, turn))
-        delta = {name: weights[turn] * (old[name] - new[name]) for name in self.layout.names(level)}
-        sums[level.name] = {name: sums[level.name][name].at[at].add(d) for name, d in delta.items()}
-        squares[level.name] = squares[level.name].at[at].add(self._square(delta))
-      return sums, squares
+      rates = screening.sum_of_rates(self.inner.learning_rate, first_step, num_steps)
+      module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels}
+      delta = {l.name: {name: old[name] - new[name] for name in self.layout.names(l)} for l in self.layout.levels}
+      square = {level: self._square(d) for level, d in delta.items()}
+      moved = {level: jnp.sqrt(s) / rates for level, s in square.items()}
+      plausible = [screening.is_plausible(moved[level], usual[level][at], limits[turn]) for level, at in module.items()]
+      ok = jnp.all(jnp.stack(plausible))
+      w, counts = weights[turn], ok & (weights[turn] > 0)
+      sums, squares = {}, {}
+      for level, at in module.items():
+        part = {name: jnp.where(counts, w * d, 0) for name, d in delta[level].items()}
+        sums[level] = {name: gathered.sums[level][name].at[0, *at].add(d) for name, d in part.items()}
+        squares[level] = gathered.squares[level].at[0, *at].add(jnp.where(counts, w * w * square[level], 0))
+      of_path = {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
+      return Gathered(sums, squares, of_path, gathered.excluded.at[turn].set(~ok))
 
-    specs = self.sums_spec, self.squares_spec
-    return self.shard_map(
-      finish, (*specs, self.modules_spec, self.params_spec, self.weights_spec, P()), specs, donate_argnums=(0, 1)
-    )
+    spec = self.gathered_spec
+    by_path = self.weights_spec, self.weights_spec
+    inputs = (spec, self.modules_spec, self.usual_spec, self.params_spec, *by_path, P(), P(), P())
+    return self.shard_map(finish, inputs, spec, donate_argnums=0)
 
   def _square(self, delta: dict[str, jax.Array]):
     """|delta|^2 of one module's parameters, over the slice."""
@@ -237,25 +259,31 @@ class Programs:
 
   @functools.cached_property
   def outer(self):
-    """`outer(modules, outer_state, sums, squares, weights) -> (modules, outer_state, statistics)`.
+    """`outer(modules, outer_state, gathered, weights) -> (modules, outer_state, statistics)`.
 
-    Donates modules and outer state. Statistics, per level and module: the norm of Delta, and `outer.cosine`.
+    Donates modules and outer state. Statistics are, per level and module, the norm of Delta, `outer.cosine`, h of
+    screening.py before the step, and whether the new module and its state are finite; per path, who is excluded, and r
+    by level.
     """
 
-    def outer(modules, state, sums, squares, weights):
+    def outer(modules, state, gathered, weights):
       totals, cosines = {}, {}
+      weights = jnp.where(gathered.excluded, 0, weights)
       for level in self.layout.levels:
-        totals[level.name] = {name: x.sum(0) for name, x in sums[level.name].items()}
-        square = squares[level.name].sum(0)
+        totals[level.name] = {name: x.sum(0) for name, x in gathered.sums[level.name].items()}
+        square = gathered.squares[level.name].sum(0)
         of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
         paths = outer_lib.over_lacking(self.layout, level, (weights > 0).astype(jnp.float32))
         cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
+      before = usual(state)
       modules, state, norms = outer_lib.update(
-        self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights
-      )
-      return modules, state, {'norm': norms, 'cosine': cosines}
+        self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, gathered.moved,
+        self.settings.inner.optimizer,
+      )  # fmt: skip
+      of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'finite': self._finite(modules, state)}
+      return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
-    specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
+    specs = (self.modules_spec, self.outer_spec, self.gathered_spec)
     return jax.jit(
       outer,
       in_shardings=self.shardings((*specs, P())),  # every process has the weights on its host
@@ -265,16 +293,27 @@ class Programs:
 
   @functools.cached_property
   def clear(self):
-    """`clear(sums, squares) -> zeros`, in their place.
+    """`clear(gathered) -> zeros`, in their place.
 
     Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
     """
 
-    def clear(sums, squares):
-      return jax.tree.map(jnp.zeros_like, (sums, squares))
+    def clear(gathered):
+      return jax.tree.map(jnp.zeros_like, gathered)
 
-    specs = self.shardings((self.sums_spec, self.squares_spec))
-    return jax.jit(clear, in_shardings=specs, out_shardings=specs, donate_argnums=(0, 1), keep_unused=True)
+    spec = self.shardings(self.gathered_spec)
+    return jax.jit(clear, in_shardings=(spec,), out_shardings=spec, donate_argnums=0, keep_unused=True)
+
+  def _finite(self, modules, state) -> dict[str, jax.Array]:
+    """Whether each module and the state of its OuterOpt are finite, by level."""
+
+    def one(module, state):
+      return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((module, state))]))
+
+    return {
+      level.name: outer_lib.vmap_modules(one, len(level.axes))(modules[level.name], state[level.name].optimizer)
+      for level in self.layout.levels
+    }
 
   @functools.cached_property
   def whole(self):
@@ -292,7 +331,7 @@ class Programs:
   def outer_spec(self):
     """Outer states: moments as the modules, scalars one per module."""
     modules = jax.eval_shape(functools.partial(modules_lib.stack, self.layout), self.shapes)
-    state = jax.eval_shape(functools.partial(outer_lib.init, self.layout, self.transformation), modules)
+    state = jax.eval_shape(self._first_outer_state, modules)
 
     def spec(level, leaf):
       n = len(level.axes)
@@ -300,23 +339,32 @@ class Programs:
 
     return {level.name: jax.tree.map(functools.partial(spec, level), state[level.name]) for level in self.layout.levels}
 
+  def _first_outer_state(self, modules):
+    return outer_lib.init(self.layout, self.transformation, modules, self.settings.inner.optimizer)
+
   @functools.cached_property
   def start(self):
-    """`start(params of the base) -> (modules, outer_state, sums, squares)`: every module a copy of the base's part."""
+    """`start(params of the base) -> (modules, outer_state, gathered)`: every module a copy of the base's part."""
     grid, sizes = self.layout.grid, self.placement.positions
 
     def start(params):
       modules = modules_lib.stack(self.layout, params)
-      state = outer_lib.init(self.layout, self.transformation, modules)
+      state = self._first_outer_state(modules)
       positions = {level.name: math.prod(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
       sums = {l: {n: jnp.zeros((positions[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
       squares = {
         l.name: jnp.zeros((positions[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels
       }
-      return modules, state, sums, squares
+      moved = {level: jnp.zeros(grid.shape, jnp.float32) for level in squares}
+      return modules, state, Gathered(sums, squares, moved, jnp.zeros(grid.shape, bool))
 
-    specs = (self.modules_spec, self.outer_spec, self.sums_spec, self.squares_spec)
+    specs = (self.modules_spec, self.outer_spec, self.gathered_spec)
     return jax.jit(start, out_shardings=self.shardings(specs))
+
+
+def usual(outer_state) -> dict[str, Any]:
+  """{level: h of screening.py} of outer states, as `finish` wants it."""
+  return {level: state.usual for level, state in outer_state.items()}
 
 
 def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:

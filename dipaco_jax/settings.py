@@ -106,6 +106,7 @@ class Inner:
   optimizer: str = 'adamw'  # or 'sgd', for checks against data-parallel SGD
   keep_state: bool = True  # AdamW state survives the outer step, as DiLoCo's does on its worker
   inherit_state: bool = True  # paths start with the base model's AdamW state
+  max_skipped: int = 10  # steps in a row that are skipped where loss or gradient is not finite; 0: none is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Outer:
   epsilon: float = 0.1  # of adam
   rescale: bool = True  # times sqrt(P_{l,e})
   reweigh: bool = True  # paths weigh as their shards' tokens
+  exclude_above: float = 10.0  # times the usual length of an outer gradient; a longer one takes no part; 0: any length
+  max_excluded: int = 3  # phases in a row in which a path may take no part for that; one more stops the run
   lost: float = 0.0  # probability that a path's outer gradient is lost: it goes on from its own parameters [DiLoCo]
 
 

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, shards
+from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, screening, shards
+from dipaco_jax import programs as programs_lib
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import state as state_lib
+from dipaco_jax.checks import Diverged
 from dipaco_jax.grid import Coordinates, largest_divisor
 from dipaco_jax.programs import Programs
 
@@ -103,6 +105,14 @@ class Job:
     """w_i of every path in the outer step, shaped like the grid; 0: it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
 
+  def limits(self, phase: int) -> np.ndarray:
+    """f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
+
+    Those are as far from the modules as these have moved since, whatever the learning rate is by now.
+    """
+    limits = np.full(self.programs.layout.grid.shape, self.programs.settings.outer.exclude_above, np.float32)
+    return limits if self.lost is None or not phase else limits * ~self.lost(phase - 1)
+
   def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
     """Which positions' outer gradients are lost, bool [m..]."""
     placement = self.programs.placement
@@ -179,7 +189,12 @@ class Trainer:
     self.unsaved = 0  # steps since the last checkpoint
 
   def train(self) -> state_lib.State:
-    """To the end of the round's last phase. Raises Stopped after saving, when asked to stop."""
+    """To the end of the round's last phase.
+
+    Raises:
+      Stopped: after saving, when asked to stop.
+      Diverged: nothing is saved then that was not there before.
+    """
     record = self.state.record
     todo = dispatches(self.job, record.phase, record.turn, record.step)
     try:
@@ -192,7 +207,7 @@ class Trainer:
         # Signals reach processes apart: they stop after the same dispatch, or would wait for each other.
         stop = checkpoint.any_process(self.stop(), f'{self.job.name} stops after {self._updates_after(dispatch)}')
         if stop or self._due(dispatch):
-          self._save()
+          self._save(dispatch)
         if stop:
           raise Stopped
       self.journal.catch_up()
@@ -214,9 +229,14 @@ class Trainer:
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     if state.params is None:
       state.params = programs.begin(state.modules, turn)
+      renewed = self._in_flight(state.record.excluded, turn) > 0
       if (own := state.own.pop(dispatch.turn, None)) is not None:
-        state.params = state_lib.choose(own, state.params, job.lost_in_flight(dispatch.phase - 1, tuple(turn)))
+        lost = job.lost_in_flight(dispatch.phase - 1, tuple(turn))
+        state.params = state_lib.choose(own, state.params, lost & ~renewed)
       state.inner[dispatch.turn] = self._inner_state(dispatch)
+      if renewed.any():
+        fresh = programs.fresh_state(state.params)
+        state.inner[dispatch.turn] = state_lib.choose(fresh, state.inner[dispatch.turn], renewed)
     first, after = job.global_step(dispatch.phase, dispatch.step), dispatch.step + job.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
@@ -228,6 +248,11 @@ class Trainer:
       job.trained(dispatch.phase, tuple(turn.tolist())), int((job.weights(dispatch.phase) > 0).sum()), job.batch_size,
       found,
     )  # fmt: skip
+
+  def _in_flight(self, of_path: list[int], turn) -> np.ndarray:
+    """What is known of paths, of those that are in flight, [m..]."""
+    placement = self.job.programs.placement
+    return np.array(of_path)[placement.paths(tuple(turn.tolist()))].reshape(placement.positions)
 
   def _inner_state(self, dispatch: Dispatch):
     """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
@@ -242,9 +267,11 @@ class Trainer:
     """The paths' part of the outer gradient; their AdamW state waits, in host memory if the config asks."""
     programs, state = self.job.programs, self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
-    state.sums, state.squares = programs.finish(
-      state.sums, state.squares, state.modules, state.params, self.job.heard(dispatch.phase), turn
-    )
+    first, steps = self.job.global_step(dispatch.phase, 0), self.job.steps_per_phase
+    state.gathered = programs.finish(
+      state.gathered, state.modules, programs_lib.usual(state.outer), state.params, self.job.heard(dispatch.phase),
+      self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
+    )  # fmt: skip
     if self.job.lost_in_flight(dispatch.phase, tuple(turn)).any():
       state.own[dispatch.turn] = state.params
     state.params = None
@@ -260,12 +287,13 @@ class Trainer:
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
     state.modules, state.outer, statistics = programs.outer(
-      state.modules, state.outer, state.sums, state.squares, job.heard(dispatch.phase)
+      state.modules, state.outer, state.gathered, job.heard(dispatch.phase)
     )
-    state.sums, state.squares = programs.clear(state.sums, state.squares)
+    state.gathered = programs.clear(state.gathered)
     statistics = jax.tree.map(mesh.fetch, statistics)
     outer_s = time.monotonic() - started
     version = dispatch.phase + 1
+    excluded = self._screened(dispatch.phase, statistics)
     state.record.phase, state.record.turn, state.record.step = version, 0, 0
 
     def params_of_turn(turn):
@@ -276,10 +304,29 @@ class Trainer:
       best = list(state.record.best_version), list(state.record.best_loss)
       self.publication = self.publisher.submit(self._publish, version, programs.whole(state.modules), *best)
     updates, step = job.updates(version, 0, 0), job.global_step(version, 0)
-    self.journal.phase(updates, step, outer_s, statistics, holdout)
+    self.journal.phase(updates, step, outer_s, statistics, holdout, excluded)
     if job.validate and (version == job.phases or (job.validate_every and version % job.validate_every == 0)):
       self.journal.evaluation(updates, step, job.validate(params_of_turn))
     self.journal.lap()
+
+  def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
+    """Why paths took no part in the outer step, by path; raises Diverged where it is no use to go on."""
+    job, record, layout = self.job, self.state.record, self.job.programs.layout
+    config, trained, excluded = job.programs.settings.outer, job.weights(phase) > 0, statistics['excluded']
+    record.excluded = screening.count_in_a_row(record.excluded, trained, excluded)
+    found = {}
+    for point in map(tuple, np.argwhere(trained & excluded).tolist()):
+      path = layout.grid.path(point)
+      moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
+      usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
+      found[path] = screening.why(moved, usual, config.exclude_above)
+      self.journal.excluded(phase, job.global_step(phase + 1, 0), path, found[path])
+    try:
+      screening.check(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
+      screening.check_modules(layout, statistics['finite'])
+    except Diverged as e:
+      raise Diverged(f'{job.name} diverged in phase {phase + 1}: {e}') from e
+    return found
 
   def _early_stopping(self, version: int, params_of_turn) -> list[float | None]:
     """Points each path whose hold-out loss is its best so far at this version of its modules [2.7]."""
@@ -315,9 +362,15 @@ class Trainer:
     after_all = dispatch.last_of_phase and (is_long or dispatch.phase + 1 == job.end)
     return after_all or (self.unsaved >= self.every_steps and (is_long or dispatch.last_of_phase))
 
-  def _save(self):
-    """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there."""
+  def _save(self, dispatch: Dispatch):
+    """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there.
+
+    Where there is one path and its last step was not finite, the checkpoint before stays the newest: parameters may be
+    what is wrong, and there is nothing else to go on from.
+    """
     self.journal.catch_up()
+    if not dispatch.last_of_phase and self.journal.all_are_skipping():
+      return
     self.rows.sync()
     self.publication.result()
     record = self.state.record

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax import programs as programs_lib
 from dipaco_jax import relocate
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax.grid import Coordinates
@@ -29,6 +30,8 @@ class Record:
   round: int = 0  # of sharding, that the losses below are of
   best_loss: list[float | None] = dataclasses.field(default_factory=list)  # on the hold-outs of its model, by path
   best_version: list[int] = dataclasses.field(default_factory=list)  # of the modules, by path
+  excluded: list[int] = dataclasses.field(default_factory=list)  # phases in a row, up to its last, by path
+  skipped: list[int] = dataclasses.field(default_factory=list)  # steps of the phase that were not finite, by path
   loss_sum: list[float] = dataclasses.field(default_factory=list)  # of the phase's steps, by path
   loss_steps: list[int] = dataclasses.field(default_factory=list)
   phase_s: float = 0.0  # of the phase's steps
@@ -42,18 +45,18 @@ class Record:
 def new_record(num_paths: int) -> Record:
   """Before the first update."""
   return Record(
-    best_loss=[None] * num_paths, best_version=[0] * num_paths, loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths
-  )
+    best_loss=[None] * num_paths, best_version=[0] * num_paths, excluded=[0] * num_paths, skipped=[0] * num_paths,
+    loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths,
+  )  # fmt: skip
 
 
 @dataclasses.dataclass
 class State:
-  """Of all paths. `params` is None between turns; sums and squares are zeros between phases."""
+  """Of all paths. `params` is None between turns; what is gathered are zeros between phases."""
 
   modules: Any
   outer: Any
-  sums: Any
-  squares: Any
+  gathered: Any
   inner: dict[int, Any]  # inner states by turn, of the paths that have one
   params: Any  # of the paths in flight
   record: Record
@@ -62,25 +65,25 @@ class State:
   def arrays(self) -> dict[str, Any]:
     """What a checkpoint holds: nothing that `begin` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
-    kept |= {'sums': self.sums, 'squares': self.squares} if self.record.turn else {}
+    kept |= {'gathered': self.gathered} if self.record.turn else {}
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
     return kept | ({'params': self.params} if self.params is not None else {})
 
 
 def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
   """Every path is the base model."""
-  modules, outer, sums, squares = programs.start(base)
-  return State(modules, outer, sums, squares, {}, None, new_record(programs.layout.grid.num_paths))
+  modules, outer, gathered = programs.start(base)
+  return State(modules, outer, gathered, {}, None, new_record(programs.layout.grid.num_paths))
 
 
 @functools.partial(jax.jit, donate_argnums=1)
-def choose(own, params, lost):
-  """In-flight parameters: `own` at positions where `lost` [m..] is true, else `params`."""
+def choose(these, others, where):
+  """In-flight arrays: `these` at positions where `where` [m..] is true, else `others`."""
 
-  def one(o, p):
-    return jnp.where(lost.reshape(*lost.shape, *(1,) * (p.ndim - lost.ndim)), o, p)
+  def one(x, y):
+    return jnp.where(where.reshape(*where.shape, *(1,) * (y.ndim - where.ndim)), x, y)
 
-  return jax.tree.map(one, own, params)
+  return jax.tree.map(one, these, others)
 
 
 def save(run_state: run_state_lib.RunState, updates: int, state: State, positions: Coordinates):
@@ -106,7 +109,7 @@ def restore(
   if found is None:
     return None
   arrays, meta = found
-  sums, squares = (arrays['sums'], arrays['squares']) if 'sums' in arrays else _zeros(programs)
+  gathered = arrays['gathered'] if 'gathered' in arrays else _zeros(programs)
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
@@ -115,18 +118,18 @@ def restore(
     inner = moved(inner, programs.waiting_shardings, lambda turn: first_state(begin(turn)))
     own = moved(own, programs.shardings(programs.params_spec), begin)
   record = Record(**meta['record'])
-  return State(arrays['modules'], arrays['outer'], sums, squares, inner, arrays.get('params'), record, own)
+  return State(arrays['modules'], arrays['outer'], gathered, inner, arrays.get('params'), record, own)
 
 
-def _zeros(programs: Programs) -> tuple[Any, Any]:
-  """Sums and squares between phases, without the modules and outer states that `start` would make beside them."""
+def _zeros(programs: Programs) -> programs_lib.Gathered:
+  """What is gathered between phases, without the modules and outer states that `start` would make beside them."""
 
   def one(struct, sharding):
     part = np.zeros(sharding.shard_shape(struct.shape), struct.dtype)
     return jax.make_array_from_callback(struct.shape, sharding, lambda _: part)
 
-  structs = jax.eval_shape(programs.start, programs.shapes)[2:]
-  return jax.tree.map(one, structs, programs.shardings((programs.sums_spec, programs.squares_spec)))
+  structs = jax.eval_shape(programs.start, programs.shapes)[2]
+  return jax.tree.map(one, structs, programs.shardings(programs.gathered_spec))
 
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None:
@@ -138,7 +141,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
   if positions != programs.placement.positions and (meta['in_turn'] or record.turn):
     logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
     return None
-  modules, outer, sums, squares = jax.eval_shape(programs.start, programs.shapes)
+  modules, outer, gathered = jax.eval_shape(programs.start, programs.shapes)
   params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
   inner = jax.eval_shape(programs.fresh_state, params)
   params, inner = (
@@ -146,7 +149,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     for tree in (params, inner)
   )
   structs = State(
-    modules, outer, sums, squares, dict.fromkeys(meta['turns'], inner), params if meta['in_turn'] else None, record,
+    modules, outer, gathered, dict.fromkeys(meta['turns'], inner), params if meta['in_turn'] else None, record,
     dict.fromkeys(meta['own'], params),
   )  # fmt: skip
   arrays = jax.tree.map(
@@ -160,15 +163,14 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
 
 def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> State:
   """Where the arrays of a checkpoint with this meta go; with other positions, near to where they will be."""
-  stacked = programs.modules_spec, programs.outer_spec, programs.sums_spec, programs.squares_spec
-  modules, outer, sums, squares = programs.shardings(stacked)
+  modules, outer, gathered = programs.shardings((programs.modules_spec, programs.outer_spec, programs.gathered_spec))
   waiting, (params, inner) = programs.waiting_shardings, programs.shardings((programs.params_spec, programs.state_spec))
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
     elsewhere = functools.partial(relocate.sharding, programs.placement, positions)
     waiting, params = jax.tree.map(elsewhere, (waiting, params))
   by_turn = {turn: inner if meta['in_turn'] and turn == record.turn else waiting for turn in meta['turns']}
   own = dict.fromkeys(meta['own'], params)
-  return State(modules, outer, sums, squares, by_turn, params if meta['in_turn'] else None, record, own)
+  return State(modules, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own)
 
 
 def _shapes(arrays) -> str:

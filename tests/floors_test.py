@@ -23,7 +23,7 @@ FLOORS = {
   'sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer hf_checkpoint '
   'model_card connections seldom excerpts_panel excerpts_text',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
-  'exact_sum hf chunks',
+  'exact_sum hf chunks screening',
   0: 'grid settings checks',
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}

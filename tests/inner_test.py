@@ -59,7 +59,7 @@ def test_first_step_of_adamw_is_the_sign_and_decays_matrices_only():
   eta = rate(20)
   np.testing.assert_allclose(params['matrix'], 2 - eta * (1 + 0.1 * 2), rtol=1e-6)
   np.testing.assert_allclose(params['scale'], 2 + eta, rtol=1e-6)
-  expected = {'loss': 1.5, 'grad_norm': (4 * 9 + 2 * 16) ** 0.5, 'learning_rate': eta}
+  expected = {'loss': 1.5, 'grad_norm': (4 * 9 + 2 * 16) ** 0.5, 'learning_rate': eta, 'skipped': 0}
   assert {k: float(v) for k, v in metrics.items()} == pytest.approx(expected)
 
 

@@ -10,6 +10,7 @@ import slow
 import small
 import twin
 
+from dipaco_jax import inner as inner_lib
 from dipaco_jax import loss, outer
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
@@ -41,7 +42,7 @@ def base_state(params):
   m = {name: rng.normal(0, 0.01, x.shape).astype('f') for name, x in params.items()}
   v = {name: rng.uniform(0, 0.001, x.shape).astype('f') for name, x in params.items()}
   theirs = (optax.ScaleByAdamState(np.int32(5), m, v), optax.MaskedState(optax.EmptyState()))
-  return {'m': m, 'v': v, 't': 5}, theirs
+  return {'m': m, 'v': v, 't': 5}, inner_lib.InnerState(theirs, np.int32(0))
 
 
 ALL = [*((case, 1) for case in CASES), ('three axes', 4), ('sampled', 4), ('lost', 4)]
@@ -88,7 +89,7 @@ def test_twin(case, devices, tmp_path):
     counts = {}
     for turn, inner in state.inner.items():
       where = made.placement.paths(made.placement.turns()[turn])
-      counts |= dict(zip(where, np.ravel(inner[0].count).tolist(), strict=True))
+      counts |= dict(zip(where, np.ravel(inner.optimizer[0].count).tolist(), strict=True))
     assert counts == {path: (states[path] or {'t': 0})['t'] for path in counts}
     assert all(path in counts for path in np.unique(np.concatenate(active)))
   moved = max(np.abs(x - job.base[name]).max() for params in modules.values() for name, x in params.items())

@@ -33,7 +33,7 @@ def trained(name):
   state = small.train(small.make_job(made, publish=True), workdir)
   moments = {}
   for turn, inner in state.inner.items():
-    found = small.fetched(inner[0])
+    found = small.fetched(inner.optimizer[0])
     for position in np.ndindex(*made.placement.positions):
       path = made.placement.path(made.placement.turns()[turn], position)
       moments[path] = {k: {n: x[position] for n, x in m.items()} for k, m in (('mu', found.mu), ('nu', found.nu))}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import outer
+from dipaco_jax import outer, programs
 from dipaco_jax.hlo import collectives
 
 GRID = {'a': 4, 'b': 2}
@@ -30,7 +30,7 @@ def compiled(name, data, shard_states=False, devices=8):
   arguments = {
     'begin': (stacked[0], turn),
     'steps': (params, state, rows, rows, np.int32(0), weights, turn),
-    'finish': (*stacked[2:], stacked[0], params, weights, turn),
+    'finish': (stacked[2], stacked[0], programs.usual(stacked[1]), params, weights, weights, *[np.int32(2)] * 2, turn),
     'outer': (*stacked, weights),
   }[name]
   return getattr(made, name).lower(*arguments).compile().as_text(), made
