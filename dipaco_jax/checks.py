@@ -68,6 +68,8 @@ def _check_range(name: str, value):
     raise ValueError(f'config.{name}={value} should be a finite number')
   if last in FRACTIONS and value >= 1:
     raise ValueError(f'config.{name}={value} should be below 1')
+  if name == 'outer.learning_rate' and value > 10:
+    raise ValueError(f'config.{name}={value} should be 10 or below; 0.7 is what the papers use')
   if last == 'final_fraction' and value > 1:
     raise ValueError(f'config.{name}={value} should be 1 (a constant rate) or below')
 

@@ -262,7 +262,7 @@ class Programs:
     """`outer(modules, outer_state, gathered, weights) -> (modules, outer_state, statistics)`.
 
     Donates modules and outer state. Statistics are, per level and module, the norm of Delta, `outer.cosine`, h of
-    screening.py before the step, and whether the new module and its state are finite; per path, who is excluded, and r
+    screening.py before the step, and whether the new module and its state are sound; per path, who is excluded, and r
     by level.
     """
 
@@ -280,7 +280,7 @@ class Programs:
         self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, gathered.moved,
         self.settings.inner.optimizer,
       )  # fmt: skip
-      of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'finite': self._finite(modules, state)}
+      of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
       return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
     specs = (self.modules_spec, self.outer_spec, self.gathered_spec)
@@ -304,11 +304,11 @@ class Programs:
     spec = self.shardings(self.gathered_spec)
     return jax.jit(clear, in_shardings=(spec,), out_shardings=spec, donate_argnums=0, keep_unused=True)
 
-  def _finite(self, modules, state) -> dict[str, jax.Array]:
-    """Whether each module and the state of its OuterOpt are finite, by level."""
+  def _sound(self, modules, state) -> dict[str, jax.Array]:
+    """Which modules are sound, by level, [K_a, ...]."""
 
     def one(module, state):
-      return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((module, state))]))
+      return screening.is_sound([x for x in jax.tree.leaves((module, state)) if jnp.issubdtype(x.dtype, jnp.floating)])
 
     return {
       level.name: outer_lib.vmap_modules(one, len(level.axes))(modules[level.name], state[level.name].optimizer)

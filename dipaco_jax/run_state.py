@@ -179,6 +179,11 @@ class RunState:
     self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}
     self._manager.reload()
 
+  def set_aside(self, after: int, why: str):
+    """Moves the checkpoints of more than so many updates away, when all are written: others are to go on from."""
+    self.wait()
+    self._move([updates for updates in self._manager.all_steps() if updates > after], why)
+
   def wait(self):
     """Until everything is written; raises what went wrong."""
     self._manager.wait_until_finished()

@@ -24,6 +24,8 @@ from dipaco_jax.checks import Diverged
 from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.modules import Layout
 
+MOST = 1e3  # root mean square of parameters or momentum; in models that work it is thousands of times less
+
 
 def first_usual(num_parameters: int, optimizer: str) -> float:
   """h before the first phase, of a module with so many parameters, by `inner.optimizer`."""
@@ -53,6 +55,11 @@ def next_usual(usual: jax.Array, moved: jax.Array, paths: jax.Array, first: floa
   least = first / 10 if math.isfinite(first) else 0.0
   after = jnp.where(jnp.isfinite(usual), jnp.maximum((usual + mean) / 2, least), mean)
   return jnp.where(paths > 0, after, usual)
+
+
+def is_sound(leaves: Sequence[jax.Array]) -> jax.Array:
+  """Whether a module and the state of its OuterOpt are finite, with no array whose root mean square is above `MOST`."""
+  return jnp.all(jnp.stack([jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)))) <= MOST for x in leaves]))
 
 
 def why(moved: Mapping[str, float], usual: Mapping[str, float], exclude_above: float) -> str:
@@ -113,9 +120,10 @@ def check(layout: Layout, heard: np.ndarray, excluded: np.ndarray, in_a_row: Seq
       raise Diverged(f'path {path} was excluded in {n} phases in a row, more than config.outer.max_excluded={most}')
 
 
-def check_modules(layout: Layout, finite: Mapping[str, np.ndarray]):
-  """Raises Diverged where an outer step has made what is not finite; `finite` is bool by level, [K_a, ...]."""
+def check_modules(layout: Layout, sound: Mapping[str, np.ndarray]):
+  """Raises Diverged where an outer step has made what is not sound; `sound` is bool by level, [K_a, ...]."""
   for level in layout.levels:
     for module in layout.grid.modules(level):
-      if not finite[level.name][module]:
-        raise Diverged(f'the outer step has made module {named(level, module)} or its momentum infinite')
+      if not sound[level.name][module]:
+        name = named(level, module)
+        raise Diverged(f'the outer step makes module {name} as large as no model that works is')

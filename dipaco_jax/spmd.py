@@ -323,8 +323,9 @@ class Trainer:
       self.journal.excluded(phase, job.global_step(phase + 1, 0), path, found[path])
     try:
       screening.check(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
-      screening.check_modules(layout, statistics['finite'])
+      screening.check_modules(layout, statistics['sound'])
     except Diverged as e:
+      self.run_state.set_aside(job.updates(phase, 0, 0), 'diverged')
       raise Diverged(f'{job.name} diverged in phase {phase + 1}: {e}') from e
     return found
 

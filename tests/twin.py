@@ -141,8 +141,9 @@ def outer_step(modules, momenta, new_params, weights, grid, levels, outer):
 
 
 def train(
-  params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps, lost=lambda phase: ()
-):
+  params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps, lost=lambda phase: (),
+  excluded=lambda phase: (),
+):  # fmt: skip
   """Algorithm 1, from the base model on.
 
   Args:
@@ -156,6 +157,7 @@ def train(
     config: Settings; `pretrain.steps`, `train.steps_per_phase`, `inner` and `outer` are looked at.
     total_steps: length of the cosine.
     lost: phase -> the paths whose outer gradient is lost, which go on from their own parameters.
+    excluded: phase -> the paths that take no part, and go on from the new modules with a fresh AdamW state.
 
   Returns:
     modules, momenta, {path: AdamW state}, and for each phase {path: [loss before each step]}.
@@ -178,6 +180,9 @@ def train(
       if not config.inner.keep_state:
         states[path] = None  # the base model's, if any, was for its first phase
     own = {path: new_params.pop(path) for path in lost(t)}
+    for path in excluded(t):
+      new_params.pop(path, None), own.pop(path, None)
+      states[path] = None
     modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer)
     history.append(losses)
   return modules, momenta, states, history
