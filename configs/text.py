@@ -24,6 +24,7 @@ def get_config(variant: str = 'grid') -> ConfigDict:
   c.routing.sample = 10_000
   c.checkpoint.every_steps = 200
   if variant == 'grid':
+    c.evaluate.control = True
     c.grid = ConfigDict({'a': 4, 'b': 4})
     c.levels = (
       ('shared', 'embed|final_norm', ()),

@@ -1,7 +1,9 @@
 """The smallest DiPaCo worth looking at: 2x2 paths of 1 M parameters, on text that every Python has.
 
     python -m dipaco_jax.main --config=configs/tiny.py --workdir=runs/tiny          the grid of paths
-    python -m dipaco_jax.main --config=configs/tiny.py:dense --workdir=runs/dense   its dense control
+    python -m dipaco_jax.main --config=configs/tiny.py:dense --workdir=runs/dense   its dense control, as a run
+
+The grid's run trains that control too, and compares itself with it.
 """
 
 from ml_collections import ConfigDict
@@ -21,6 +23,7 @@ def get_config(variant: str = 'grid') -> ConfigDict:
   c.inner.update(learning_rate=3e-3, warmup_steps=20)
   c.checkpoint.every_steps = 100
   if variant == 'grid':
+    c.evaluate.control = True
     c.grid = ConfigDict({'a': 2, 'b': 2})
     c.levels = (('shared', 'embed|final_norm', ()), ('low', 'block_[01]/', ('a',)), ('high', 'block_[23]/', ('b',)))
   elif variant == 'dense':

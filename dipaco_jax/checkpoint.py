@@ -204,23 +204,26 @@ def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Leve
       yield level, module, found[module]
 
 
-def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules):
+def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules, name: str = 'train'):
   """As `publish_module_files`: every process of a job writes the modules that are first on its own devices."""
-  publish_module_files(workdir, version, addressable_modules(layout, modules))
+  publish_module_files(workdir, version, addressable_modules(layout, modules), name)
 
 
 def publish_module_files(
-  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]]
+  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]], name: str = 'train'
 ):
   """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
 
   A version that is there already is replaced: a run that was killed and goes on makes it again, with the same bytes
   unless the config was lengthened or the devices changed.
+
+  Args:
+    name: of what is trained, by which the processes of a job tell their meetings apart.
   """
   aside = workdir / f'.version-{version}'
   if jax.process_index() == 0:
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-  barrier(f'version {version} begins')
+  barrier(f'{name}: version {version} begins')
   index = {}
   for level, module, arrays in modules:
     data = to_bytes(arrays)
@@ -228,12 +231,12 @@ def publish_module_files(
     write_file(file, data)
     index[f'{level.name}/{file.name}'] = hashlib.sha256(data).hexdigest()
   write_json(aside / 'modules' / str(version) / f'index-{jax.process_index()}.json', index)
-  barrier(f'version {version}')
+  barrier(f'{name}: version {version}')
   if jax.process_index() == 0:
     (workdir / 'modules').mkdir(exist_ok=True)
     put_in_place(aside / 'modules' / str(version), workdir / 'modules' / str(version))
     shutil.rmtree(aside)
-  barrier(f'version {version} is out')
+  barrier(f'{name}: version {version} is out')
 
 
 def barrier(name: str):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dipaco_jax import drawing, page, settings
+from dipaco_jax import drawing, headline, page, settings
 from dipaco_jax.pictures import count, size
 from dipaco_jax.progress import duration
 from dipaco_jax.report_page import PIXELS, fields
@@ -13,7 +13,11 @@ Rows = list[list[str]]
 
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
   ('perplexity', 'perplexity', lambda x: f'{x:.3f}'),
+  ('its 95% interval', 'perplexity_interval', lambda x: f'{x[0]:.3f} to {x[1]:.3f}'),
   ('base perplexity', 'base_perplexity', lambda x: f'{x:.3f}'),
+  ('change from the base', 'ratio_to_base', lambda x: headline.change(*x)),
+  ('control perplexity', 'control_perplexity', lambda x: f'{x:.3f}'),
+  ('change from the control', 'ratio_to_control', lambda x: headline.change(*x)),
   ('bits per byte', 'bits_per_byte', lambda x: f'{x:.4f}'),
   ('mutual information of paths and domains', 'domain_nmi', lambda x: f'{x:.3f}'),
   ('paths', 'paths', str),
@@ -60,6 +64,8 @@ def _value(report: Mapping[str, Any], name: str):
   if name == 'bytes':
     sent, phases = report['outer_bytes_per_phase'], report['phases']
     return None if sent is None or phases is None else sent * phases
+  if name.startswith('ratio_to_'):
+    return None if report[name] is None else (report[name], report[f'{name}_interval'])
   return report[name]
 
 

@@ -20,6 +20,7 @@ class History(NamedTuple):
   training: Curve  # each path's training loss, [T, P]
   holdout: Curve  # each path's loss on what its shard holds back, after each phase, [T, P]
   validation: Curve  # perplexity, routed
+  control: Curve  # of the dense control
   phases: np.ndarray  # [T] numbers of the phases that the following belong to
   norms: dict[str, np.ndarray]  # level: [T] median over modules of the outer gradient's norm
   cosines: dict[str, np.ndarray]  # level: [T] mean cosine between the paths' outer gradients
@@ -54,7 +55,7 @@ def read(workdir: pathlib.Path, num_paths: int) -> History:
   """Curves from metrics.jsonl; empty ones where there are no rows yet."""
   steps: dict[str, dict[int, np.ndarray]] = {'pretrain': {}, 'train': {}}
   phases: dict[int, Mapping[str, Any]] = {}
-  evaluations: dict[int, float] = {}
+  evaluations: dict[str, dict[int, float]] = {'train': {}, 'control': {}}
   for row in metrics.read_rows(workdir):
     if row['kind'] == 'step' and row['stage'] in steps:
       width = num_paths if row['stage'] == 'train' else 1
@@ -64,13 +65,13 @@ def read(workdir: pathlib.Path, num_paths: int) -> History:
     elif row['kind'] == 'phase' and row['stage'] == 'train':
       phases[row['phase']] = row
     elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
-      evaluations[row['step']] = row['perplexity']
+      evaluations['control' if row['stage'] == 'control' else 'train'][row['step']] = row['perplexity']
   base = _curve(steps['pretrain'], 1)
   return History(
     Curve(base.steps, base.values[:, 0]),
     _curve(steps['train'], num_paths),
     _holdout(phases.values(), num_paths),
-    Curve(np.array(list(evaluations), int), np.array(list(evaluations.values()), float)),
+    *(Curve(np.array(list(of), int), np.array(list(of.values()), float)) for of in evaluations.values()),
     np.array(list(phases), int),
     _by_level(phases.values(), 'outer_gradient_norm'),
     _by_level(phases.values(), 'cosine'),

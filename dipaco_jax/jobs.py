@@ -1,4 +1,4 @@
-"""What the two training stages train: the base model, and the grid of paths from it."""
+"""What is trained: the base model, the grid of paths from it, and a dense control for the comparison."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -43,6 +43,24 @@ def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
   )  # fmt: skip
 
 
+def control_job(run: run_lib.Run) -> spmd.Job:
+  """The base model for as many steps more as a path makes, of as many rows, on all text: plain AdamW, as it began.
+
+  Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
+  """
+  s, made = run.settings, run.control_programs
+  first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
+  batch = streams(run, 'base', s.train.batch_size)
+  return spmd.Job(
+    name=run_lib.CONTROL, programs=made, phases=s.train.phases, steps_per_phase=s.train.steps_per_phase,
+    steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
+    batch=lambda path, step: batch(path, first + step), weights=lambda phase: np.ones((), np.float32), base=run.base(),
+    base_state=base_state(run, made) if s.inner.inherit_state else None,
+    holdout=validation.control_holdout(run) if s.train.early_stopping else None,
+    validate=functools.partial(validation.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
+  )  # fmt: skip
+
+
 def lost(run: run_lib.Run) -> Callable[[int], np.ndarray]:
   """phase -> whose outer gradient is lost, shaped like the grid."""
   s = run.settings
@@ -67,10 +85,10 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
   return s.train.phases if number == s.rounds else (number + 1) * s.routing.phases_per_round
 
 
-def train(run: run_lib.Run, job: spmd.Job) -> state_lib.State:
-  """Runs a job to its end; a signal makes it save and raise spmd.Stopped."""
+def train(run: run_lib.Run, job: spmd.Job, folder: str = '') -> state_lib.State:
+  """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise spmd.Stopped."""
   c = run.settings.checkpoint
-  trainer = spmd.Trainer(job, run.workdir, c.every_steps, c.keep, run.metrics, run.stop_requested)
+  trainer = spmd.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
   with run.graceful():
     return trainer.train()
 

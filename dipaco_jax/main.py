@@ -300,14 +300,15 @@ def compilation_cache(workdir: pathlib.Path):
 
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
-  from dipaco_jax import run_report, trees
+  from dipaco_jax import headline, run_report, trees
 
   r = run_report.write(workdir)
   trees.tidy(workdir)
   if r['perplexity'] is None:
     raise checks.Diverged('training diverged: the perplexity is not finite')
   lines = [
-    f'perplexity    {r["perplexity"]:.2f}, the base model {r["base_perplexity"]:.2f}',
+    f'perplexity    {headline.figure(r["perplexity"], r["perplexity_interval"])}',
+    *(f'              {words}' for words in headline.changes(r)),
     f'bits per byte {r["bits_per_byte"]:.3f} on {r["validation_tokens"]:,} validation tokens',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',

@@ -69,7 +69,11 @@ def _validation(run: Run) -> Picture | None:
     words += (
       ' The ring is early stopping: each path taken from the phase where it was best on text held back from its shard.'
     )
-  return Picture(plots.perplexity_curves({'paths': curve}, {'base': r['base_perplexity']}, stopped), words)
+  curves = {'paths': curve}
+  if len(run.history.control.steps):
+    curves['dense'] = run.history.control
+    words += ' Dense is one model that goes on from the base, on all text, with as many rows in a step as one path.'
+  return Picture(plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped), words)
 
 
 def _by_domain(run: Run) -> Picture | None:
@@ -83,18 +87,19 @@ def _by_domain(run: Run) -> Picture | None:
 
 
 def _by_path(run: Run) -> Picture | None:
-  values, whole = run.report['perplexity_by_path'] or [], run.report['perplexity']
+  values = run.report['perplexity_by_path'] or []
   known = [v for v in values if v is not None]
-  if len(values) < 2 or not known or not whole:
+  if len(values) < 2 or not known:
     return None
   empty = len(values) - len(known)
   words = (
-    'Each path on the validation text that is routed to it, from the lowest to the highest. Paths read different '
-    'kinds of text, and some kinds are easier: the spread is not one of skill.'
+    'Each path, and the base model, on the validation text that is routed to that path, from the lowest to the '
+    'highest. Paths read different kinds of text, and some kinds are easier: the spread is not one of skill.'
   )
   if empty:
     words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
-  return Picture(plots.by_path(values, whole, run.report['base_perplexity'], labels(run.grid)), words)
+  base = run.report['base_perplexity_by_path'] or [None] * len(values)
+  return Picture(plots.by_path(values, base, labels(run.grid)), words)
 
 
 def _losses(run: Run) -> Picture | None:

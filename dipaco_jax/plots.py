@@ -66,9 +66,11 @@ def losses(base: Curve, training: Curve, holdout: Curve | None, labels: Sequence
 
 
 @styled
-def perplexity_curves(runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None):
+def perplexity_curves(
+  runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False
+):
   """Validation perplexity against steps; the base model's as a line across, that with early stopping as a ring."""
-  figure, ax = drawing.axes(HALF if len(runs) == 1 else WIDE, 3.6 if len(runs) == 1 else 4.4)
+  figure, ax = drawing.axes(WIDE if wide else HALF, 4.4 if wide else 3.6)
   ends = []
   for i, (name, curve) in enumerate(runs.items()):
     if len(curve.steps):
@@ -111,22 +113,18 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
 
 
 @styled
-def by_path(values: Sequence[float | None], whole: float, base: float | None, labels: Sequence[str]):
-  """Perplexity of each path on the validation text routed to it, from the lowest to the highest."""
-  known = sorted((v, label) for v, label in zip(values, labels, strict=True) if v is not None)
+def by_path(values: Sequence[float | None], base: Sequence[float | None], labels: Sequence[str]):
+  """Perplexity of each path, and of the base, on the validation text routed to it, from the lowest to the highest."""
+  known = sorted((v, b or np.nan, label) for v, b, label in zip(values, base, labels, strict=True) if v is not None)
   figure, ax = drawing.axes(HALF, 3.6)
-  x = np.arange(len(known))
-  ax.vlines(x, whole, [v for v, _ in known], color=FAINT, lw=min(3.5, 150 / max(len(known), 1)))
-  ax.plot(x, [v for v, _ in known], 'o', color=BLUE, ms=6 if len(known) <= NAMED else 3)
-  ends = [(whole, 'all', BLUE)]
-  ax.axhline(whole, color=BLUE, lw=1.2)
-  if base:
-    ax.axhline(base, color=ORANGE, lw=1.4, ls=(0, (5, 3)))
-    ends.append((base, 'base', ORANGE))
+  x, size = np.arange(len(known)), 6 if len(known) <= NAMED else 3
+  ax.vlines(x, [b for _, b, _ in known], [v for v, *_ in known], color=FAINT, lw=min(3.5, 150 / max(len(known), 1)))
+  ax.plot(x, [b for _, b, _ in known], 'o', color=ORANGE, ms=size, label='base')
+  ax.plot(x, [v for v, *_ in known], 'o', color=BLUE, ms=size, label='path')
   ax.set_xlim(-0.7, len(known) - 0.3)
   ax.margins(y=0.12)
-  drawing.label_ends(ax, ends)
-  _path_ticks(ax, [label for _, label in known])
+  ax.legend(loc='upper left', ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
+  _path_ticks(ax, [label for *_, label in known])
   ax.set(ylabel='perplexity', title='By path')
   return figure
 

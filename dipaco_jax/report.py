@@ -21,7 +21,7 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   curves = [history.read(w, reports[str(w)]['paths']).validation for w in workdirs]
   rows = comparison.table(reports, configs)
   bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
-  figure = plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases)
+  figure = plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)
   checkpoint.write_file(out / 'compare.png', drawing.to_png(figure))
   checkpoint.write_file(out / 'compare.html', comparison.make(rows, figure))
   return comparison.text(rows)

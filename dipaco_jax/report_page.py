@@ -2,7 +2,7 @@
 
 import json
 
-from dipaco_jax import checks, chunks, drawing, excerpts_panel, page, settings
+from dipaco_jax import checks, chunks, drawing, excerpts_panel, headline, page, settings
 from dipaco_jax.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
@@ -72,29 +72,22 @@ def _header(run: Run) -> str:
 
 
 def _lead(run: Run) -> str:
-  r, P = run.report, run.grid.num_paths
+  r = run.report
   if not r['perplexity'] or not r['base_perplexity']:
     done = ', '.join(run.results)
     return page.element('p', f'This run is not finished. Complete so far: {done}.', 'lead')
-  who = f'{P} paths, each as small as the base model, bring' if P > 1 else 'One path, trained on from the base, brings'
-  words = (
-    f'{who} the perplexity on unseen text from {r["base_perplexity"]:.2f} to {r["perplexity"]:.2f}, '
-    f'{_percent(r["base_perplexity"], r["perplexity"])}.'
-  )
-  return page.element('p', words, 'lead')
-
-
-def _percent(before: float, after: float) -> str:
-  """'24% lower'."""
-  change = 100 * (after / before - 1)
-  return f'{abs(change):.0f}% {"lower" if change <= 0 else "higher"}'
+  return page.element('p', headline.lead(r), 'lead')
 
 
 def _cards(run: Run) -> list[tuple[str, str]]:
   r = run.report
   found = []
   if r['perplexity'] and r['base_perplexity']:
-    found.append((f'{r["base_perplexity"]:.2f} → {r["perplexity"]:.2f}', 'validation perplexity: base → paths'))
+    words = 'validation perplexity of the paths'
+    found.append((headline.figure(r['perplexity'], r['perplexity_interval']), words))
+    if r['control_perplexity']:
+      found.append((headline.figure(r['control_perplexity'], r['control_perplexity_interval']), f'of {headline.DENSE}'))
+    found.append((headline.figure(r['base_perplexity'], r['base_perplexity_interval']), 'of the base model'))
   elif len(run.history.validation.steps):
     found.append((f'{run.history.validation.values[-1]:.2f}', 'validation perplexity so far'))
   if r['parameters_path']:

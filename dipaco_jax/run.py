@@ -23,6 +23,8 @@ from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
+CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -67,12 +69,21 @@ class Run:
   @functools.cached_property
   def base_programs(self) -> programs_lib.Programs:
     """Of the base model: the empty grid, and an outer step that only takes over what AdamW did."""
+    return self._programs(self._dense, 'pretrain')
+
+  @functools.cached_property
+  def control_programs(self) -> programs_lib.Programs:
+    """Of the dense control: those of the base model, unless the batches of a path are for other devices."""
+    made = self._programs(self._dense, 'train')
+    return self.base_programs if made.placement == self.base_programs.placement else made
+
+  @property
+  def _dense(self) -> settings_lib.Settings:
     s = self.settings
-    plain = dataclasses.replace(
+    return dataclasses.replace(
       s, grid=(), levels=(('all', '.*', ()),), outer=settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False),
       train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0),
     )  # fmt: skip
-    return self._programs(plain, 'pretrain')
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, model.shapes(self.model))
@@ -92,8 +103,8 @@ class Run:
     """Paths of the split's sequences, as the router of a round left them."""
     return np.load(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
-  def shards_meta(self, number: int) -> dict[str, Any]:
-    """What `shards.merge` tells of the shards of a round."""
+  def shards_meta(self, number: int | str) -> dict[str, Any]:
+    """What `shards.merge` tells of the shards of a round, or of the 'base'."""
     return json.loads((self.workdir / 'shards' / str(number) / 'meta.json').read_text())
 
   @property

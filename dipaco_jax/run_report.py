@@ -10,8 +10,11 @@ from dipaco_jax import grid as grids
 from dipaco_jax import settings
 
 EVALUATE = (
-  'perplexity perplexity_final perplexity_by_path perplexity_by_domain base_perplexity base_perplexity_by_domain '
-  'validation_tokens bits_per_byte base_bits_per_byte reroute mixture'
+  'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
+  'base_perplexity_interval base_perplexity_by_path base_perplexity_by_domain control_perplexity '
+  'control_perplexity_interval control_perplexity_by_path control_perplexity_by_domain ratio_to_base '
+  'ratio_to_base_interval ratio_to_control ratio_to_control_interval control_tokens validation_documents '
+  'validation_tokens validation_tokens_by_path bits_per_byte base_bits_per_byte reroute mixture'
 ).split()
 TRAIN = (
   'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
@@ -42,10 +45,19 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     'pretrain_tokens': pretrain.get('tokens'),
     'domain_nmi': route.get('domain_nmi'),
     'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
-    'wall_s': {name: stage['wall_s'] for name, stage in stages.items()},
+    'wall_s': _wall_s(stages),
     'config_sha256': settings.digest(s),
     'versions': versions(),
   }
+
+
+def _wall_s(stages: dict[str, dict[str, Any]]) -> dict[str, float]:
+  """Seconds by stage; those of the dense control, which is trained before it is evaluated, by themselves."""
+  found = {name: stage['wall_s'] for name, stage in stages.items()}
+  control_s = stages.get('evaluate', {}).get('result', {}).get('control_s')
+  if control_s is not None:
+    found |= {'control': control_s, 'evaluate': max(0.0, found['evaluate'] - control_s)}
+  return found
 
 
 def versions() -> dict[str, str]:

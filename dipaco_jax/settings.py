@@ -152,6 +152,7 @@ class Evaluate:
   seq_len: int = 0  # tokens of each document; 0: model.seq_len
   batch_size: int = 0  # rows; 0: train.batch_size
   every_phases: int = 1  # 0: only at the end
+  control: bool = False  # the base trained for as many steps more as a path, on all text, to compare the paths with
   matrix: bool = False  # every path's loss on every shard's hold-out, in the report
   reroute_every: tuple[int, ...] = ()  # tokens after which a path is chosen again [2.4.3], for instance (64, 32)
   chunk_router_steps: int = 0  # to train the learned chooser for, on router data; 2,000 in the paper; 0: none
@@ -228,7 +229,7 @@ STAGES = tuple(DEPENDS)  # in their order
 
 # Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
 MAY_CHANGE = (
-  'train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.matrix',
+  'train.phases', 'train.offload', 'checkpoint.every_steps', 'checkpoint.keep', 'evaluate.control', 'evaluate.matrix',
   'evaluate.reroute_every', 'evaluate.chunk_router_steps', 'evaluate.mixture',
 )  # fmt: skip
 

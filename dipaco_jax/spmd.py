@@ -345,7 +345,7 @@ class Trainer:
 
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
     """Modules, then the pointers to them, then what nobody points at goes: in this order no pointer ever dangles."""
-    checkpoint.publish_modules(self.workdir, version, self.job.programs.layout, modules)
+    checkpoint.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
     if jax.process_index() == 0:
       checkpoint.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
       checkpoint.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})

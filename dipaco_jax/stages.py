@@ -102,9 +102,18 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 
   And the beginnings of some, as the report shows them.
   """
+  trained = train_control(run) if run.settings.evaluate.control else {}
   result = validation.evaluate_all(run) | rerouting.figures(run)
   excerpts.write(run)
-  return result
+  return result | trained
+
+
+def train_control(run: run_lib.Run) -> dict[str, Any]:
+  """The dense model that the paths are compared with, from the base; goes on where it was, as all training does."""
+  routing.write_base_shards(run)  # one of many processes has none yet
+  with run_lib.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
+    record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record
+  return {'control_tokens': record.tokens, 'control_s': elapsed()}
 
 
 def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:

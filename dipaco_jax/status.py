@@ -14,11 +14,16 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, settings
+from dipaco_jax import command, headline, settings
 from dipaco_jax.history import read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import STAGES
 
+CONTROL = 'control'  # the dense one, trained before it is evaluated: its folder, and the stage of its rows
+AFTER = {
+  'train': ' after phase {phase}', 'pretrain': ' of the base model',
+  CONTROL: ' of the dense control after phase {phase}',
+}  # fmt: skip
 REGISTRY = 'registry.db'
 DOING = ('reading and tokenizing text', 'training the base model', 'routing', 'training the paths', 'evaluating')
 
@@ -35,6 +40,8 @@ def status(workdir: pathlib.Path) -> str:
   lines = [f'{workdir}: {_doing(stage, holder)}']
   if stage in ('pretrain', 'train'):
     lines += _training(workdir, stage, config, holder is not None)
+  elif stage == 'evaluate' and config.evaluate.control and (workdir / CONTROL).exists():
+    lines += ['first the dense control:', *_training(workdir, CONTROL, config, holder is not None)]
   lines += _quality(workdir, complete) + _checkpoint(workdir, stage)
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
@@ -103,11 +110,11 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     share = last['step'] / config.pretrain.steps
   else:
     phases, tau = config.train.phases, config.train.steps_per_phase
-    updates = phases * tau * math.prod(size for _, size in config.grid)
+    updates = phases * tau * (math.prod(size for _, size in config.grid) if stage == 'train' else 1)
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
     position += f'{config.pretrain.steps + phases * tau:,}'
     left, share = updates - last['updates'], last['updates'] / updates
-  lines = [f'{position}, {100 * share:.0f}% of this stage']
+  lines = [f'{position}, {100 * share:.0f}% of {"it" if stage == CONTROL else "this stage"}']
   losses = [loss for loss in last['loss'] if loss is not None]
   whose = whose_loss(last['paths'], math.prod(size for _, size in config.grid) if stage == 'train' else 1)
   words = whose.replace('_', ' ')
@@ -116,7 +123,7 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
   rate = _seconds_per_update(steps)
   if running and rate is not None:  # 0 where rows are written within a tick of the clock
-    figures.append(f'about {duration(left * rate)} to go in this stage')
+    figures.append(f'about {duration(left * rate)} to go {"with it" if stage == CONTROL else "in this stage"}')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
 
@@ -131,15 +138,20 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
   """Validation perplexity: the final one, else the last one measured in training."""
   result = complete.get('evaluate', {}).get('result', {})
   if result.get('perplexity') is not None:
-    return [f'validation perplexity {result["perplexity"]:.2f}, of the base model {result["base_perplexity"]:.2f}']
-  found: dict[str, str] = {}
+    of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.DENSE}')]
+    found = [
+      f'{words} {headline.figure(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
+      for name, words in of if result.get(f'{name}perplexity') is not None
+    ]  # fmt: skip
+    return [f'validation perplexity{"".join(found)}']
+  so_far: dict[str, str] = {}
   for row in rows_backwards(workdir):
-    if row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] not in found:
-      after = f' after phase {row["phase"]}' if row['stage'] == 'train' else ' of the base model'
-      found[row['stage']] = f'{row["perplexity"]:.2f}{after}'
-    if 'pretrain' in found or (row['kind'] == 'step' and row['stage'] == 'pretrain'):
+    if row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] not in so_far:
+      after = AFTER[row['stage']].format(phase=row['phase'])
+      so_far[row['stage']] = f'{row["perplexity"]:.2f}{after}'
+    if 'pretrain' in so_far or (row['kind'] == 'step' and row['stage'] == 'pretrain'):
       break  # what the base model came to is in its last rows
-  return [f'validation perplexity {", ".join(found.values())}'] if found else []
+  return [f'validation perplexity {", ".join(so_far.values())}'] if so_far else []
 
 
 def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:

@@ -1,13 +1,31 @@
 """Routed perplexity on validation documents, losses on hold-outs: the stage `evaluate`, and what training asks for."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, metrics, shards
+from dipaco_jax import bootstrap, checkpoint, evaluate, metrics, shards
 from dipaco_jax import run as run_lib
+from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
+
+
+def control_holdout(run: run_lib.Run) -> evaluate.Rows:
+  """What is held back of all text, `train.max_holdout_rows` or a few more, of every part as many."""
+  s, folder, counts = run.settings, run.workdir / 'shards' / 'base', run.shards_meta('base')['holdout_rows']
+  most = -(-s.train.max_holdout_rows // len(counts)) or max(counts)
+  ends = np.cumsum([min(rows, most) for rows in counts]).tolist()
+
+  def load(path, start, stop):
+    spans = [(k, max(start - begin, 0), min(stop, end) - begin) for k, (begin, end) in enumerate(pairwise([0, *ends]))]
+    files = ((str(folder / str(k) / 'holdout.array_record'), first, last) for k, first, last in spans if first < last)
+    found = [shards.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
+    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
+
+  return evaluate.Rows([ends[-1]], load, run.eval_batch, s.model.seq_len)
 
 
 def holdout_rows(run: run_lib.Run, number: int) -> evaluate.Rows:
@@ -33,15 +51,35 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
   return evaluate.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 
 
-def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
-  """Perplexity of validation documents, each under its path by the router of a round, or all under the only path."""
+class Measured(NamedTuple):
+  """Of every validation document, [N] each."""
+
+  nll: np.ndarray  # nats, over the targets that count
+  count: np.ndarray  # of those
+
+  def over(self, other: 'Measured') -> tuple[float, tuple[float, float] | None]:
+    """The ratio of the perplexity to another model's on the same documents, and its interval."""
+    nats = self.nll - other.nll
+    return float(np.exp(min(nats.sum() / self.count.sum(), 700.0))), bootstrap.interval(nats, self.count)
+
+
+def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
+  """Validation documents, each under the path that it is assigned to, or all under the only one."""
   found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
-  assignment = np.zeros(len(found), np.int32) if number is None else run.routed('validation', number)
+  assignment = np.zeros(len(found), np.int32) if assignment is None else assignment
   losses = evaluate.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
   nll, count = np.zeros(len(found)), np.zeros(len(found))
   for path in range(num_paths):
     nll[assignment == path], count[assignment == path] = losses.nll[path], losses.targets[path]
-  return summary(run, nll, count, assignment, num_paths)
+  return Measured(nll, count)
+
+
+def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
+  """Perplexity of validation documents, each under its path by the router of a round, or all under the only path."""
+  assignment = None if number is None else run.routed('validation', number)
+  measured = measure(run, made, params_of_turn, assignment)
+  assignment = np.zeros(len(measured.nll), np.int32) if assignment is None else assignment
+  return summary(run, *measured, assignment, made.layout.grid.num_paths)
 
 
 def summary(
@@ -57,24 +95,43 @@ def summary(
 
 
 def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
-  """The base, the last version of all paths, and each path at the version that early stopping chose."""
-  s = run.settings
-  single, made = run.base_programs, run.programs
-  base = validate(run, single, lambda turn: evaluate.in_flight(single, turn, lambda _: run.base()))
+  """The base, the control if there is one, the last version of all paths, and each at the version that was chosen."""
+  s, made = run.settings, run.programs
+  assignment, num_paths = run.routed('validation', s.rounds), made.layout.grid.num_paths
+
+  def told(measured: Measured) -> dict[str, Any]:
+    return summary(run, *measured, assignment, num_paths) | {
+      'perplexity_interval': bootstrap.interval(measured.nll, measured.count)
+    }
 
   def of_version(version: int | None):
-    def load(path):
-      return checkpoint.load_path(run.workdir, run.layout, path, version)
+    load = functools.partial(checkpoint.load_path, run.workdir, run.layout, version=version)
+    return measure(run, made, lambda turn: evaluate.in_flight(made, turn, load), assignment)
 
-    return lambda turn: evaluate.in_flight(made, turn, load)
-
-  final = validate(run, made, of_version(s.train.phases), s.rounds)
-  best = validate(run, made, of_version(None), s.rounds) if s.train.early_stopping else final
-  result = best | {
-    'perplexity_final': final['perplexity'], 'base_perplexity': base['perplexity'],
-    'base_bits_per_byte': base['bits_per_byte'], 'base_perplexity_by_domain': base['perplexity_by_domain'],
+  final = of_version(s.train.phases)
+  best = of_version(None) if s.train.early_stopping else final
+  result = told(best) | {
+    'perplexity_final': told(final)['perplexity'], 'validation_documents': int((best.count > 0).sum()),
+    'validation_tokens_by_path': np.bincount(assignment, best.count, num_paths).astype(int).tolist(),
   }  # fmt: skip
+  others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if s.evaluate.control else {})
+  for name, (made, params) in others.items():
+    other = measure(run, made, functools.partial(_of_one, made, params))
+    ratio, ratio_interval = best.over(other)
+    result |= {f'{name}_{key}': value for key, value in told(other).items() if key != 'validation_tokens'}
+    result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
   if s.evaluate.matrix:
     load = functools.partial(checkpoint.load_path, run.workdir, run.layout)
     result['loss_matrix'] = evaluate.matrix(made, load, holdout_rows(run, s.rounds))
   return result
+
+
+def control(run: run_lib.Run) -> tuple[Programs, Callable[[], dict[str, np.ndarray]]]:
+  """The dense control's programs, and what loads it at the version that early stopping chose, or at the last."""
+  s, made = run.settings, run.control_programs
+  version = None if s.train.early_stopping else s.train.phases
+  return made, lambda: checkpoint.load_path(run.workdir / run_lib.CONTROL, made.layout, 0, version)
+
+
+def _of_one(made: Programs, params: Callable[[], dict[str, np.ndarray]], turn: Coordinates) -> Any:
+  return evaluate.in_flight(made, turn, lambda _: params())

@@ -38,7 +38,10 @@ def test_finished(tmp_path):
   synthetic.make(tmp_path, phases=2)
   first, quality, last = status.status(tmp_path).splitlines()
   assert first == f'{tmp_path}: finished'
-  assert quality == 'validation perplexity 10.31, of the base model 13.52'
+  assert quality == (
+    'validation perplexity 10.31 (10.02 to 10.61), of the base model 13.52 (13.11 to 13.95), of one dense model '
+    'trained for as many steps 11.47 (11.15 to 11.79)'
+  )
   assert last.endswith('report.html')
 
 
@@ -55,6 +58,18 @@ def test_training_while_it_runs(tmp_path, held):
   assert lines[4].startswith('last checkpoint after 250 updates')
   assert lines[5] == f'held by process {held.pid} on island-1 since 2026-01-02 03:04:05'
   assert config.train.phases == 12
+
+
+def test_training_the_dense_control(tmp_path, held):
+  synthetic.make(tmp_path, stages=4, phases=3, tau=10)
+  (tmp_path / 'control').mkdir()
+  with metrics.Metrics(tmp_path) as writer:
+    writer.write('step', 'control', 15, step=315, phase=1, paths=[0], loss=[2.5], tokens_per_s=100.0)
+  lines = status.status(tmp_path).splitlines()
+  assert lines[:3] == [
+    f'{tmp_path}: evaluating (stage 5 of 5)', 'first the dense control:', 'phase 2 of 3, step 315 of 330, 50% of it'
+  ]  # fmt: skip
+  assert lines[3].startswith('loss 2.500, 100 tokens/s')
 
 
 def test_time_to_go_is_that_of_recent_steps(tmp_path, held):

@@ -46,6 +46,7 @@ def make_config(axes, phases, tau, pretrain_steps) -> settings.Settings:
     'pretrain': {'steps': pretrain_steps, 'batch_size': 32},
     'train': {'phases': phases, 'steps_per_phase': tau, 'batch_size': 32},
     'routing': {'method': 'kmeans' if axes else 'single'},
+    'evaluate': {'control': bool(axes)},
   })  # fmt: skip
 
 
@@ -68,6 +69,11 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
   names = parameter_shapes(config)
   owners = grids.assign(grids.make_levels(grid, config.levels), names)
   size = {name: math.prod(shape) for name, shape in names.items()}
+  control = {
+    'control_perplexity': 11.47, 'control_perplexity_interval': [11.15, 11.79], 'ratio_to_control': 10.31 / 11.47,
+    'ratio_to_control_interval': [0.889, 0.909], 'control_tokens': steps * 4096, 'control_s': 1.2,
+    'control_perplexity_by_path': [x and 1.11 * x for x in by_path],
+  } if config.evaluate.control else {}  # fmt: skip
   return {
     'tokenize': {'documents': 21_840, 'sequences': 48_211, 'tokens': 5_904_112, 'dropped_sequences': 911,
                  'validation_documents': 402, 'validation_tokens': 41_208, 'vocab_size': 256, 'domains': domains},
@@ -86,7 +92,11 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
               'parameters_total': sum(n * grid.num_modules(owners[name]) for name, n in size.items()), 'paths': P,
               'device': 'cpu, 2 cores', 'num_devices': 1},
     'evaluate': {'perplexity': 10.31, 'perplexity_final': 10.42, 'base_perplexity': 13.52,
-                 'perplexity_by_path': by_path,
+                 'perplexity_interval': [10.02, 10.61], 'base_perplexity_interval': [13.11, 13.95],
+                 'ratio_to_base': 10.31 / 13.52, 'ratio_to_base_interval': [0.751, 0.775],
+                 'perplexity_by_path': by_path, 'validation_documents': 402,
+                 'base_perplexity_by_path': [x and 1.31 * x * (1 + 0.05 * math.sin(x)) for x in by_path],
+                 'validation_tokens_by_path': [0 if x is None else 39_077 // P for x in by_path], **control,
                  'perplexity_by_domain': {n: p * g for (n, p), g in zip(base_by_domain.items(), gain, strict=True)},
                  'base_perplexity_by_domain': base_by_domain, 'validation_tokens': 39_077, 'bits_per_byte': 1.214,
                  'base_bits_per_byte': 1.355},
@@ -151,6 +161,9 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
     writer.write('evaluation', 'train', done * P, phase=phase + 1, step=start + done, perplexity=perplexity,
                  perplexity_by_path=[perplexity * math.exp(x) for x in level],
                  perplexity_by_domain={n: perplexity for n in results['tokenize']['domains']})  # fmt: skip
+    if config.evaluate.control and results.get('evaluate') and phases == config.train.phases:
+      writer.write('evaluation', 'control', done, phase=phase + 1, step=start + done,
+                   perplexity=11.47 + 2 * math.exp(-done / 150))  # fmt: skip
   writer.close()
   if train:
     write_json(workdir / 'paths' / 'best.json', {'version': version.tolist(), 'holdout_loss': best.tolist()})

@@ -1,0 +1,38 @@
+"""How far a measured perplexity is from chance: the bootstrap over documents. Pure.
+
+Documents are drawn again with replacement, as many as there are, RESAMPLES times; each time the perplexity is that of
+the documents drawn. The middle LEVEL of those perplexities is the interval (percentile bootstrap; B. Efron, 1979).
+
+    perplexity           exp(sum_i n_i / sum_i t_i)             n_i nats, t_i tokens of document i
+    ratio of two models  exp(sum_i (n_i - m_i) / sum_i t_i)     on the same documents, which are drawn together
+
+Two models agree on which documents are hard: their ratio is known far better than either perplexity. An interval says
+what other documents of the same source would do; it knows nothing of other sources, nor of other seeds.
+"""
+
+import numpy as np
+
+RESAMPLES = 2000
+LEVEL = 0.95
+MIN_DOCUMENTS = 8  # of fewer, an interval would pretend
+CELLS = 1 << 20  # draws that are in memory at one time
+
+
+def interval(nats_N: np.ndarray, tokens_N: np.ndarray, seed: int = 0) -> tuple[float, float] | None:
+  """Where exp(sum nats / sum tokens) lies; None for fewer than MIN_DOCUMENTS, or where a document is not finite.
+
+  Args:
+    nats_N: of each document; of a ratio, the difference of the two models'.
+    tokens_N: that count; documents without any are left out.
+    seed: of the draws.
+  """
+  nats_N, tokens_N = (np.asarray(x, np.float64)[np.asarray(tokens_N) > 0] for x in (nats_N, tokens_N))
+  count = len(tokens_N)
+  if count < MIN_DOCUMENTS or not np.isfinite(nats_N).all():
+    return None
+  rng, means = np.random.default_rng(seed), []
+  for start in range(0, RESAMPLES, rows := max(1, CELLS // count)):
+    drawn = rng.integers(count, size=(min(rows, RESAMPLES - start), count))
+    means.append(nats_N[drawn].sum(1) / tokens_N[drawn].sum(1))
+  low, high = np.exp(np.minimum(np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]), 700.0))
+  return float(low), float(high)

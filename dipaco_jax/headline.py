@@ -1,0 +1,54 @@
+"""What a report leads with, in words that its figures bear out: no difference is claimed that chance may have made.
+
+A figure is compared on the same documents (`bootstrap`): with the base that the paths started from, and with one dense
+model trained for as many steps more (`evaluate.control`), as paths that train longer than their base beat it anyway.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dipaco_jax import bootstrap
+
+DENSE = 'one dense model trained for as many steps'
+
+
+def figure(value: float, interval: Sequence[float] | None) -> str:
+  """'17.25 (16.80 to 17.71)'."""
+  return f'{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})' if interval else f'{value:.2f}'
+
+
+def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> str:
+  """'9% lower (7 to 11%) than the base', or that no difference is shown."""
+  than, off = (f' than {whom}', f' from {whom}') if whom else ('', '')
+  if interval is None:
+    return f'too few documents to tell a difference{off}'
+  low, high = (100 * (x - 1) for x in interval)
+  if low <= 0 <= high:
+    return f'no difference{off} is shown ({low:+.1f} to {high:+.1f}%)'
+  ends = sorted((abs(low), abs(high)))
+  digits = 0 if ends[1] >= 5 and ends[1] - ends[0] >= 1 else 1
+  nearer, further = (f'{x:.{digits}f}' for x in ends)
+  return f'{abs(100 * (ratio - 1)):.{digits}f}% {"lower" if high < 0 else "higher"} ({nearer} to {further}%){than}'
+
+
+def changes(report: Mapping[str, Any]) -> list[str]:
+  """The comparisons that were made, the fairest first."""
+  started = 'the base that they started from' if report['paths'] > 1 else 'the base that it started from'
+  return [
+    change(report[f'ratio_to_{name}'], report[f'ratio_to_{name}_interval'], whom)
+    for name, whom in (('control', DENSE), ('base', started))
+    if report[f'ratio_to_{name}'] is not None
+  ]
+
+
+def lead(report: Mapping[str, Any]) -> str:
+  """Of a run that has come to its end: one sentence, with what it does not compare."""
+  paths, who = report['paths'], 'one path, trained on from the base, reaches'
+  who = f'{paths} paths, each as small as the base model, reach' if paths > 1 else who
+  found = '; '.join(changes(report))
+  words = f'On unseen text {who} a perplexity of {report["perplexity"]:.2f}' + (f': {found}' if found else '')
+  if report['ratio_to_control'] is None:
+    more = f'{report["steps"]:,} steps fewer' if report['steps'] else 'fewer steps'
+    words += f', which was trained for {more}'
+    words += f', and with {DENSE} they were not compared' if paths > 1 else ''
+  return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.'

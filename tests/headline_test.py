@@ -1,0 +1,45 @@
+"""The words that a report leads with claim what its intervals bear out, and nothing else."""
+
+import pytest
+
+from dipaco_jax import headline
+
+REPORT = {
+  'paths': 4, 'steps': 96, 'perplexity': 17.25, 'perplexity_interval': [16.8, 17.71],
+  'ratio_to_base': 0.73, 'ratio_to_base_interval': [0.717, 0.744],
+  'ratio_to_control': 0.89, 'ratio_to_control_interval': [0.877, 0.902],
+}  # fmt: skip
+
+
+def test_the_fair_comparison_comes_first():
+  assert headline.lead(REPORT) == (
+    'On unseen text 4 paths, each as small as the base model, reach a perplexity of 17.25: 11% lower (10 to 12%) than '
+    'one dense model trained for as many steps; 27% lower (26 to 28%) than the base that they started from. In '
+    'brackets: 95% intervals over documents.'
+  )
+
+
+def test_without_a_control_it_says_what_it_does_not_compare():
+  found = headline.lead(REPORT | {'ratio_to_control': None, 'ratio_to_control_interval': None})
+  assert (
+    '27% lower (26 to 28%) than the base that they started from, which was trained for 96 steps fewer, and with one '
+    'dense model trained for as many steps they were not compared.'
+  ) in found
+  alone = headline.lead(REPORT | {'paths': 1, 'ratio_to_control': None, 'ratio_to_control_interval': None})
+  assert alone.startswith('On unseen text one path, trained on from the base, reaches') and 'not compared' not in alone
+
+
+@pytest.mark.parametrize(
+  ('ratio', 'interval', 'words'),
+  [
+    (0.9, [0.85, 0.95], '10% lower (5 to 15%) than it'),
+    (1.1, [1.04, 1.16], '10% higher (4 to 16%) than it'),
+    (0.98, [0.95, 1.01], 'no difference from it is shown (-5.0 to +1.0%)'),
+    (1.0, [1.0, 1.0], 'no difference from it is shown (+0.0 to +0.0%)'),
+    (0.994, [0.991, 0.997], '0.6% lower (0.3 to 0.9%) than it'),
+    (0.9, [0.898, 0.902], '10.0% lower (9.8 to 10.2%) than it'),
+    (0.7, None, 'too few documents to tell a difference from it'),
+  ],
+)
+def test_change(ratio, interval, words):
+  assert headline.change(ratio, interval, 'it') == words
