@@ -79,9 +79,9 @@ class Run:
 
   @property
   def _dense(self) -> settings_lib.Settings:
-    s = self.settings
+    s, takes_over = self.settings, settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
     return dataclasses.replace(
-      s, grid=(), levels=(('all', '.*', ()),), outer=settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False),
+      s, grid=(), levels=(('all', '.*', ()),), outer=takes_over,
       train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0),
     )  # fmt: skip
 

@@ -31,13 +31,15 @@ class Direct:
     paths = np.load(workdir / 'routing' / '0' / 'validation.npy')
     found = sequences.Sequences(workdir / 'sequences', 'validation')
     base = safetensors.numpy.load_file(workdir / 'base' / 'params.safetensors')
-    self.rows = {'best': [], 'final': [], 'base': []}
+    control = checkpoint.load_path(workdir / 'control', modules.make_layout((), (('all', '.*', ()),), base), 0)
+    self.rows = {'best': [], 'final': [], 'base': [], 'control': []}
     for i, path in enumerate(paths):
       sequence = found[i]
       tokens = sequence.tokens.astype(int)
       late = tokens[PREFIX:].tolist()
       size = len(pieces.decode(tokens.tolist()).encode()) - len(pieces.decode(tokens[:PREFIX].tolist()).encode())
-      for which, params in (('best', self.params(path)), ('final', self.params(path, s.train.phases)), ('base', base)):
+      models = {'best': self.params(path), 'final': self.params(path, s.train.phases), 'base': base, 'control': control}
+      for which, params in models.items():
         nats = plain_transformer.nll(params, tokens, s.model)[PREFIX - 1 :]
         assert len(nats) == len(late)
         self.rows[which].append((int(path), domains[sequence.domain], nats.sum(), len(late), size))
@@ -60,11 +62,27 @@ def test_perplexity(direct):
   assert direct.report['perplexity'] == pytest.approx(direct.perplexity('best'), rel=CLOSE)
   assert direct.report['perplexity_final'] == pytest.approx(direct.perplexity('final'), rel=CLOSE)
   assert direct.report['base_perplexity'] == pytest.approx(direct.perplexity('base'), rel=CLOSE)
+  assert direct.report['control_perplexity'] == pytest.approx(direct.perplexity('control'), rel=CLOSE)
+
+
+def test_ratios_are_of_the_same_documents(direct):
+  for other in ('base', 'control'):
+    expected = direct.perplexity('best') / direct.perplexity(other)
+    assert direct.report[f'ratio_to_{other}'] == pytest.approx(expected, rel=2 * CLOSE)
+    low, high = direct.report[f'ratio_to_{other}_interval']
+    assert low < expected < high
+  low, high = direct.report['perplexity_interval']
+  assert low < direct.report['perplexity'] < high
+  tokens = [sum(row[3] for row in direct.rows['best'] if row[0] == path) for path in range(4)]
+  assert direct.report['validation_tokens_by_path'] == tokens
+  assert direct.report['validation_documents'] == len(direct.rows['best'])
 
 
 def test_by_path(direct):
   for path, found in enumerate(direct.report['perplexity_by_path']):
     assert found == pytest.approx(direct.perplexity('best', lambda row, path=path: row[0] == path), rel=CLOSE)
+    base = direct.perplexity('base', lambda row, path=path: row[0] == path)
+    assert direct.report['base_perplexity_by_path'][path] == pytest.approx(base, rel=CLOSE)
 
 
 def test_by_domain(direct):
@@ -83,7 +101,7 @@ def test_bits_per_byte(direct):
 
 def test_validation_while_training_is_that_of_its_version(direct):
   rows = [json.loads(line) for line in (direct.workdir / 'metrics.jsonl').read_text().splitlines()]
-  last = [row for row in rows if row['kind'] == 'evaluation'][-1]
+  last = [row for row in rows if (row['kind'], row['stage']) == ('evaluation', 'train')][-1]
   assert last['phase'] == direct.settings.train.phases
   assert last['perplexity'] == pytest.approx(direct.perplexity('final'), rel=CLOSE)
 
@@ -91,7 +109,7 @@ def test_validation_while_training_is_that_of_its_version(direct):
 def test_packed_holdout_rows_count_every_sequence_as_if_alone(direct):
   s = direct.settings
   rows = [json.loads(line) for line in (direct.workdir / 'metrics.jsonl').read_text().splitlines()]
-  found = [row['holdout_loss_by_path'] for row in rows if row['kind'] == 'phase'][-1]
+  found = [row['holdout_loss_by_path'] for row in rows if (row['kind'], row['stage']) == ('phase', 'train')][-1]
   packed = 0
   for path in range(4):
     file = direct.workdir / 'shards' / '0' / str(path) / 'holdout.array_record'

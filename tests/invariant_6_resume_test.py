@@ -1,6 +1,5 @@
 """Invariant 6: stopped at any point, by whatever, and started again: the same modules, to the bit."""
 
-import functools
 import json
 import os
 import pathlib
@@ -13,7 +12,9 @@ import tiny_run
 
 from dipaco_jax import checkpoint, metrics
 
-start = functools.partial(tiny_run.start, own_cache=True)
+
+def start(config, workdir):
+  return tiny_run.start(config, workdir, tiny_run.CONTROL, own_cache=True)
 
 
 def rows(workdir):
@@ -24,10 +25,11 @@ def rows(workdir):
 
 def assert_same(workdir, undisturbed):
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(undisturbed)
-  key = lambda row: (row['stage'] != 'pretrain', row['updates'])  # noqa: E731
+  key = lambda row: (['pretrain', 'train', 'control'].index(row['stage']), row['updates'])  # noqa: E731
   assert sorted(rows(workdir), key=key) == sorted(rows(undisturbed), key=key)
   reports = [json.loads((w / 'report.json').read_text()) for w in (workdir, undisturbed)]
-  for name in ('perplexity', 'perplexity_by_path', 'perplexity_by_domain', 'train_tokens', 'parameters_total'):
+  same = 'perplexity control_perplexity perplexity_by_path perplexity_by_domain train_tokens parameters_total'
+  for name in same.split():
     assert reports[0][name] == reports[1][name]
 
 
@@ -54,7 +56,7 @@ def test_killed_in_every_stage(workdir, undisturbed):
     # Into the writing of a checkpoint, or of a version.
     lambda: tiny_run.updates(workdir, 'train') > early and any(checkpoints.glob('*tmp*')),
     lambda: tiny_run.updates(workdir, 'train') >= late and any(workdir.glob('.version-*')),
-    exists(draw.choice([workdir / 'stages' / 'train.json', workdir / 'stages' / 'evaluate.json'])),
+    lambda: tiny_run.updates(workdir, 'control') >= 10,
   ]
   for moment in moments:
     said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)

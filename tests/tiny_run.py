@@ -13,6 +13,7 @@ import numpy as np
 import dipaco_jax
 
 RARELY = '--config.checkpoint.every_steps=24'  # checkpoints: where nothing is stopped
+CONTROL = '--config.evaluate.control=True'
 PATIENCE_S = 240  # for a process, on a machine that does much else; then it hangs
 
 CONFIG = """
