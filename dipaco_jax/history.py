@@ -67,11 +67,13 @@ def read(workdir: pathlib.Path, num_paths: int) -> History:
     elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
       evaluations['control' if row['stage'] == 'control' else 'train'][row['step']] = row['perplexity']
   base = _curve(steps['pretrain'], 1)
+  validation, control = (Curve(np.array([*of], int), np.array([*of.values()], float)) for of in evaluations.values())
   return History(
     Curve(base.steps, base.values[:, 0]),
     _curve(steps['train'], num_paths),
     _holdout(phases.values(), num_paths),
-    *(Curve(np.array(list(of), int), np.array(list(of.values()), float)) for of in evaluations.values()),
+    validation,
+    control,
     np.array(list(phases), int),
     _by_level(phases.values(), 'outer_gradient_norm'),
     _by_level(phases.values(), 'cosine'),

@@ -55,12 +55,12 @@ class Measured(NamedTuple):
   """Of every validation document, [N] each."""
 
   nll: np.ndarray  # nats, over the targets that count
-  count: np.ndarray  # of those
+  targets: np.ndarray  # number of those
 
   def over(self, other: 'Measured') -> tuple[float, tuple[float, float] | None]:
     """The ratio of the perplexity to another model's on the same documents, and its interval."""
     nats = self.nll - other.nll
-    return float(np.exp(min(nats.sum() / self.count.sum(), 700.0))), bootstrap.interval(nats, self.count)
+    return float(np.exp(min(nats.sum() / self.targets.sum(), 700.0))), bootstrap.interval(nats, self.targets)
 
 
 def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
@@ -101,7 +101,7 @@ def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
 
   def told(measured: Measured) -> dict[str, Any]:
     return summary(run, *measured, assignment, num_paths) | {
-      'perplexity_interval': bootstrap.interval(measured.nll, measured.count)
+      'perplexity_interval': bootstrap.interval(measured.nll, measured.targets)
     }
 
   def of_version(version: int | None):
@@ -111,8 +111,8 @@ def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
   final = of_version(s.train.phases)
   best = of_version(None) if s.train.early_stopping else final
   result = told(best) | {
-    'perplexity_final': told(final)['perplexity'], 'validation_documents': int((best.count > 0).sum()),
-    'validation_tokens_by_path': np.bincount(assignment, best.count, num_paths).astype(int).tolist(),
+    'perplexity_final': told(final)['perplexity'], 'validation_documents': int((best.targets > 0).sum()),
+    'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }  # fmt: skip
   others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if s.evaluate.control else {})
   for name, (made, params) in others.items():
