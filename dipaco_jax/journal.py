@@ -1,6 +1,7 @@
 """What a training loop writes of itself: rows of metrics, the progress line, seconds and tokens for the report."""
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -124,6 +125,7 @@ class Journal:
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
+    self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
     norms = {
       level: {checkpoint.module_name(at): norm for at, norm in np.ndenumerate(x)}
@@ -137,6 +139,15 @@ class Journal:
     )  # fmt: skip
     record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
     record.skipped = [0] * len(means)
+
+  def _compare_with_guessing(self, means: list[float]):
+    """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""
+    guess, mean = math.log(self._programs.model.vocab_size), float(np.mean(means)) if means else 0.0
+    if mean > guess + 1:
+      logging.warning(
+        '%s, phase %d: the mean loss is %.2f nats, and guessing costs %.2f: the model gets worse, not better; a lower '
+        'learning rate may help', self._name, self._record.phase, mean, guess,
+      )  # fmt: skip
 
   def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
     """A row for a validation."""

@@ -300,7 +300,7 @@ def compilation_cache(workdir: pathlib.Path):
 
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
-  from dipaco_jax import headline, run_report, trees
+  from dipaco_jax import failures, headline, run_report, trees
 
   r = run_report.write(workdir)
   trees.tidy(workdir)
@@ -315,7 +315,7 @@ def finish(workdir: pathlib.Path):
     f'report        {workdir / "report.html"}',
     f'next          python -m dipaco_jax.status --workdir={workdir}',
   ]
-  print('\n'.join(lines))
+  print('\n'.join([*lines, *failures.words(failures.read(workdir))]))
 
 
 if __name__ == '__main__':

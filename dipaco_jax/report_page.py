@@ -2,7 +2,7 @@
 
 import json
 
-from dipaco_jax import checks, chunks, drawing, excerpts_panel, headline, page, settings
+from dipaco_jax import checks, chunks, drawing, excerpts_panel, failures, headline, page, settings
 from dipaco_jax.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
@@ -68,7 +68,14 @@ def _header(run: Run) -> str:
   train = run.results.get('train', {})
   known = (str(run.workdir), train.get('device', ''), f'dipaco_jax {r["versions"]["dipaco_jax"]}')
   quiet = ' · '.join(words for words in known if words)
-  return page.element('h1', name) + page.element('p', quiet, 'quiet') + _lead(run) + page.cards(_cards(run))
+  title = page.element('h1', name) + page.element('p', quiet, 'quiet')
+  return title + _lead(run) + _failures(run) + page.cards(_cards(run))
+
+
+def _failures(run: Run) -> str:
+  """What went wrong and was survived."""
+  told = failures.words(failures.read(run.workdir))
+  return page.box(''.join(page.element('p', line) for line in told)) if told else ''
 
 
 def _lead(run: Run) -> str:

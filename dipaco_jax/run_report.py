@@ -30,7 +30,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax import history
+  from dipaco_jax import failures, history
 
   workdir = pathlib.Path(workdir)
   s, stages = history.read_settings(workdir), history.read_stages(workdir)
@@ -39,7 +39,10 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   results = history.read_results(workdir)
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
+  failed = failures.read(workdir)
   return report | {
+    'excluded': failed.excluded,
+    'skipped_steps': sum(failed.skipped.values()),
     'paths': grids.Grid(s.grid).num_paths,
     'pretrain_steps': pretrain.get('steps'),
     'pretrain_tokens': pretrain.get('tokens'),

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, headline, settings
+from dipaco_jax import command, failures, headline, settings
 from dipaco_jax.history import read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import STAGES
@@ -42,7 +42,7 @@ def status(workdir: pathlib.Path) -> str:
     lines += _training(workdir, stage, config, holder is not None)
   elif stage == 'evaluate' and config.evaluate.control and (workdir / CONTROL).exists():
     lines += ['first the dense control:', *_training(workdir, CONTROL, config, holder is not None)]
-  lines += _quality(workdir, complete) + _checkpoint(workdir, stage)
+  lines += _quality(workdir, complete) + failures.words(failures.read(workdir)) + _checkpoint(workdir, stage)
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:

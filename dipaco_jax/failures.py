@@ -1,0 +1,56 @@
+"""What went wrong in a run that went on: paths that were left out of outer steps, and steps that were skipped."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+MARKS = b'"excluded": {', b'"skipped_by_path": ['
+
+
+class Failures(NamedTuple):
+  """Those of training."""
+
+  excluded: list[dict[str, Any]]  # phase (from 1), step, path, why, and in islands worker; in the order of phases
+  skipped: dict[int, int]  # inner steps that were not finite, by path
+
+
+def read(workdir: pathlib.Path) -> Failures:
+  """From the rows of phases in metrics.jsonl."""
+  excluded, skipped = [], dict[int, int]()
+  for row in _rows(workdir / 'metrics.jsonl'):
+    about = {'phase': row['phase'], 'step': row['step']}
+    for path, why in row.get('excluded', {}).items():
+      told = why if isinstance(why, dict) else {'why': why}
+      excluded.append(about | {'path': int(path)} | told)
+    for path, count in enumerate(row.get('skipped_by_path', [])):
+      if count:
+        skipped[path] = skipped.get(path, 0) + count
+  return Failures(excluded, skipped)
+
+
+def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Those that tell of failures; others are not parsed, since the file may be long."""
+  if not file.exists():
+    return
+  with open(file, 'rb') as f:
+    for line in f:
+      if any(mark in line for mark in MARKS):
+        with contextlib.suppress(ValueError):  # torn by a crash, or about to be written
+          yield json.loads(line)
+
+
+def words(found: Failures, most: int = 5) -> list[str]:
+  """A line for each failure, for people; the last ones, with how many there were before."""
+  lines = [
+    f'path {x["path"]} was left out of the outer step of phase {x["phase"]} (step {x["step"]:,}'
+    + (f', worker {x["worker"]}' if x.get('worker') else '') + f'): {x["why"]}'
+    for x in found.excluded
+  ]  # fmt: skip
+  if len(lines) > most:
+    lines = [f'{len(lines)} times a path was left out of an outer step; the last {most}:', *lines[-most:]]
+  if found.skipped:
+    paths = ', '.join(f'{count} of path {path}' for path, count in sorted(found.skipped.items())[:most])
+    lines.append(f'inner steps whose loss or gradient was not finite were skipped: {paths}')
+  return lines
