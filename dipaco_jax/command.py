@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from absl import app, flags
 
-from dipaco_jax import checks, settings
+from dipaco_jax import checks, plain, settings
 
 TRY_AGAIN = 75  # exit status where the disk is full
 DIVERGED = 65  # where training cannot go on
@@ -65,7 +65,16 @@ def quiet():
 
   absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs the errors that it raises
   logging.getLogger('jax').setLevel(logging.ERROR)
-  logging.basicConfig(format='dipaco_jax: %(message)s', level=logging.WARNING, force=True)
+  logging.basicConfig(level=logging.WARNING, force=True)
+  for handler in logging.getLogger().handlers:
+    handler.setFormatter(Plain('dipaco_jax: %(message)s'))
+
+
+class Plain(logging.Formatter):
+  """What is said of text from outside obeys nothing that stands in it."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    return plain.text(super().format(record))
 
 
 def keep_programs():
@@ -80,7 +89,7 @@ def keep_programs():
 
 def fail(words: str, status: int = 2) -> NoReturn:
   """One line on stderr, and out."""
-  print(f'dipaco_jax: {words}', file=sys.stderr)
+  print(plain.text(f'dipaco_jax: {words}'), file=sys.stderr)
   sys.exit(status)
 
 

@@ -1,12 +1,17 @@
 """One style for every picture: plain, light, safe for colour-blind eyes, lines labelled where they end."""
 
+import contextlib
 import functools
 import io
+import logging
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from dipaco_jax import plain
 
 WIDE, HALF = 10.0, 4.9  # inches; pages show 104 pixels an inch
 INK, GREY, FAINT = '#243b53', '#829ab1', '#d9e2ec'
@@ -14,6 +19,7 @@ BLUE, ORANGE = '#0072B2', '#D55E00'  # this run; the base model and other things
 COLOURS = (BLUE, '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#332288', '#882255', '#999933', '#44AA99', '#AA4499',
            '#117733', '#888888')  # fmt: skip
 NAMED = 32  # paths that an axis has room to name
+MAX_NAME = 32  # characters
 MAX_COLOURED = len(COLOURS)  # more paths are thin grey lines around their median
 STYLE: dict[Any, Any] = {
   'font.family': 'sans-serif',
@@ -41,6 +47,7 @@ STYLE: dict[Any, Any] = {
   'ytick.major.size': 0,
   'figure.facecolor': 'white',
   'svg.fonttype': 'none',
+  'text.parse_math': False,  # what others have named is text, dollars and all
   'figure.constrained_layout.use': True,
 }
 
@@ -59,10 +66,26 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
   def wrapper(*args, **kwargs):
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+      # A box stands for a character that no font has, in a png; in a page the reader's fonts may have it.
+      warnings.filterwarnings('ignore', r'Glyph \d+ .* missing from', UserWarning)
       return draw(*args, **kwargs)
 
   return wrapper
+
+
+@contextlib.contextmanager
+def left_out(name: str) -> Iterator[None]:
+  """A picture that cannot be drawn is left out: no run goes without a report for it."""
+  try:
+    yield
+  except Exception:
+    logging.exception('the picture %s is left out of the report, for it cannot be drawn', name)
+
+
+def short(name: str, most: int = MAX_NAME) -> str:
+  """What others have named, so that the picture beside it has room."""
+  return plain.name(name, most)
 
 
 def axes(width: float, height: float, columns: int = 1, **kwargs):

@@ -2,7 +2,7 @@
 
 import html
 
-from dipaco_jax import page
+from dipaco_jax import page, plain
 from dipaco_jax.chunks import Chunk, Excerpt, Excerpts
 from dipaco_jax.grid import Grid
 
@@ -17,8 +17,6 @@ HUES = (
   ('d1dbff', '7f93f8'), ('f6e277', 'b9a21c'), ('b3febf', '67ce7d'), ('fff1f5', 'de6d9d'), ('d3f3f8', '54bfd6'),
   ('f8dcc8', 'df8650'), ('ecdffb', 'b58ae8'), ('e8eaed', 'a3a9b3'),
 )  # fmt: skip
-# A terminal obeys control characters, and a page may have none: their pictures.
-PRINTABLE = {c: 0x2400 + c for c in range(32) if chr(c) not in '\n\t'} | {c: 0xFFFD for c in range(127, 160)}
 
 
 def colour(grid: Grid, path: int) -> str:
@@ -68,10 +66,6 @@ def changes(document: Excerpt) -> list[bool]:
   return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]
 
 
-def printable(text: str) -> str:
-  return text.translate(PRINTABLE)
-
-
 def _keys(found: Excerpts, grid: Grid) -> str:
   """All paths, or, of many, those that are met."""
   met = {chunk.path for document in found.documents for chunk in document.chunks}
@@ -91,7 +85,7 @@ def _document(found: Excerpts, document: Excerpt, grid: Grid) -> str:
   text = ''.join(
     _chunk(chunk, grid, changed) for chunk, changed in zip(document.chunks, changes(document), strict=True)
   )
-  name = page.element('b', printable(document.name)) if document.name else ''
+  name = page.element('b', document.name) if document.name else ''
   return page.box(f'{name}{page.element("p", figures(found, document), "quiet")}<div class="text">{text}</div>')
 
 
@@ -107,5 +101,5 @@ def _chunk(chunk: Chunk, grid: Grid, changed: bool) -> str:
   mark = f'<sup>{chunk.path}</sup>' if changed else ''
   return (
     f'<span class="{" ".join(kinds)}" style="background:{colour(grid, chunk.path)}" title="{html.escape(title)}">'
-    f'{mark}{html.escape(printable(chunk.text))}</span>'
+    f'{mark}{html.escape(plain.text(chunk.text))}</span>'
   )

@@ -12,22 +12,23 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax import command, plain
 from dipaco_jax.request import Request, check
 
 
 def stream(engine, texts):
   """Writes each text as it grows, those behind the first when their turn comes."""
+  shown = plain.text if sys.stdout.isatty() else str  # a terminal would obey what a model writes
   for text in texts:
     while not text.paths:
       engine.step()
     if len(texts) > 1:
       print(f'--- path {text.paths[0]}')
-    print(engine.run.tokenizer.decode(text.request.tokens), end='', flush=True)
+    print(shown(engine.run.tokenizer.decode(text.request.tokens)), end='', flush=True)
     while not text.finished:
       engine.step()
-      print(text.transcript.take(), end='', flush=True)
-    print(text.transcript.take(everything=True))
+      print(shown(text.transcript.take()), end='', flush=True)
+    print(shown(text.transcript.take(everything=True)))
 
 
 def summary(engine, texts, seconds: float) -> str:

@@ -43,8 +43,8 @@ class Grid:
     for name, size in self.sizes.items():
       if size < 1:
         raise ValueError(f'grid axis {name!r} has size {size}; it should be at least 1')
-      if not name.isidentifier() or name == 'data':
-        raise ValueError(f"grid axis {name!r}: use an identifier other than 'data' (the devices inside a path)")
+      if not name.isidentifier() or len(name) > 60 or name == 'data':
+        raise ValueError(f"grid axis {name!r}: use a short identifier other than 'data' (the devices inside a path)")
 
   def __repr__(self) -> str:
     return 'x'.join(f'{name}{size}' for name, size in self.sizes.items()) or 'single'
@@ -125,8 +125,9 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:
       raise ValueError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
-    if not re.fullmatch(r'\w+', name) or name in {level.name for level in levels}:
-      raise ValueError(f'level name {name!r}: use letters, digits and _, and each name once')
+    # Where files' names do not differ by case, or have 255 bytes at most, they are to be files' names, too.
+    if not re.fullmatch(r'\w{1,60}', name) or name.casefold() in {level.name.casefold() for level in levels}:
+      raise ValueError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
     try:
       re.compile(pattern)
     except re.error as e:

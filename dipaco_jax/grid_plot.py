@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dipaco_jax.drawing import GREY, INK, WIDE, styled
+from dipaco_jax.drawing import GREY, INK, WIDE, short, styled
 from dipaco_jax.grid import Grid, Level
 
 SLANT = 0.42  # how far the plane's back edge is to the right of its front edge, in widths of it
@@ -123,7 +123,7 @@ def _write_values(ax, index: np.ndarray, values: np.ndarray, plane: Plane, scale
 def _name(ax, storey: Storey, plane: Plane):
   """At its left: which level, and what of the network."""
   y = plane.height + plane.depth / 2
-  ax.text(0.04, y + 0.01, storey.level.name, ha='right', va='bottom', weight='bold')
+  ax.text(0.04, y + 0.01, short(storey.level.name), ha='right', va='bottom', weight='bold')
   ax.text(0.04, y - 0.01, storey.parts, ha='right', va='top', size=8, color=GREY)
 
 
@@ -156,9 +156,10 @@ def _axis_names(ax, grid: Grid, plane: Plane):
   columns //= rows
   if columns > 1:
     ax.annotate('', (0.3, -0.06), (0, -0.06), arrowprops=arrow)
-    ax.text(0.32, -0.06, f'{" and ".join(grid.names[len(grid.shape) > 1 :])}, 0 to {columns - 1}', va='center', size=8,
+    names = short(' and '.join(grid.names[len(grid.shape) > 1 :]))
+    ax.text(0.32, -0.06, f'{names}, 0 to {columns - 1}', va='center', size=8,
             color=GREY)  # fmt: skip
   if rows > 1:
     start, end = plane.place(0, 1.05), plane.place(0.45, 1.05)
     ax.annotate('', end, start, arrowprops=arrow)
-    ax.text(start[0], -0.06, f'{grid.names[0]}, 0 to {rows - 1}', ha='center', va='center', size=8, color=GREY)
+    ax.text(start[0], -0.06, f'{short(grid.names[0])}, 0 to {rows - 1}', ha='center', va='center', size=8, color=GREY)

@@ -21,7 +21,7 @@ import time
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from dipaco_jax import checks, command, processes
+from dipaco_jax import checks, command, plain, processes
 from dipaco_jax import settings as settings_lib
 
 FLAGS = flags.FLAGS
@@ -83,6 +83,8 @@ def parse(argv: list[str]) -> settings_lib.Settings:
       raise ValueError('--config is missing: for instance --config=configs/tiny.py')
     if not FLAGS.workdir and not FLAGS.compile_only:
       raise ValueError('--workdir is missing: name a directory to keep the run in')
+    plain.check('workdir', FLAGS.workdir or '', 4096)
+    plain.check('name', FLAGS.name)
     if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
       raise ValueError(
         f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
@@ -285,7 +287,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
         'from the start'
       )
   checkpoint.write_json(file, settings.to_dict())
-  checkpoint.write_file(workdir / 'command.txt', f'python -m dipaco_jax.main {shlex.join(sys.argv[1:])}\n')
+  checkpoint.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {shlex.join(sys.argv[1:])}\n'))
 
 
 def compilation_cache(workdir: pathlib.Path):

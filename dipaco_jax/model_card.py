@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax import outer, settings
+from dipaco_jax import outer, plain, settings
 
 PAGE = """---
 library_name: transformers
@@ -69,8 +69,13 @@ def make(f: Facts) -> str:
     title=f'Path {f.number} of {paths}' if paths > 1 else 'A model of one path', version=dipaco_jax.__version__,
     parameters=f'{f.parameters:,}', one_of=f'one of {paths} paths' if paths > 1 else 'the only path of a run',
     others=_others(f) if paths > 1 else '', seq_len=f'{f.settings.model.seq_len:,}', dtype=f.dtype,
-    training='\n'.join(f'| {name} | {value} |' for name, value in _training(f).items()), evaluation=_evaluation(f),
+    training='\n'.join(f'| {name} | {_cell(value)} |' for name, value in _training(f).items()),
+    evaluation=_evaluation(f),
   )  # fmt: skip
+
+
+def _cell(value: str) -> str:
+  return plain.name(value, 1000).replace('|', '\\|')
 
 
 def _others(f: Facts) -> str:

@@ -3,6 +3,8 @@
 import html
 from collections.abc import Iterable, Sequence
 
+from dipaco_jax import plain
+
 STYLE = """
 :root { color-scheme: light }
 * { box-sizing: border-box }
@@ -53,7 +55,7 @@ pre { background: #f5f7fa; border-radius: 8px; padding: 12px 16px; overflow-x: a
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-  return (
+  return plain.text(
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     f'<title>{html.escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n'

@@ -53,9 +53,9 @@ def make(run: Run) -> dict[str, Picture]:
   """By name, in the page's order; those whose data is not there yet are left out."""
   found = {}
   for name, draw in PICTURES.items():
-    picture = draw(run)
-    if picture:
-      found[name] = picture
+    with drawing.left_out(name):
+      if picture := draw(run):
+        found[name] = picture
   return found
 
 

@@ -76,7 +76,7 @@ def perplexity_curves(
     if len(curve.steps):
       colour = COLOURS[i % MAX_COLOURED]
       ax.plot(curve.steps, curve.values, color=colour, lw=2, marker='o', ms=3.5 if len(curve.steps) < 60 else 0)
-      ends.append((curve.values[-1], f'{name} {curve.values[-1]:.2f}', colour))
+      ends.append((curve.values[-1], f'{drawing.short(name)} {curve.values[-1]:.2f}', colour))
   for value in sorted({v for v in base.values() if v}):
     ax.axhline(value, color=ORANGE, lw=1.4, ls=(0, (5, 3)))
     ends.append((value, f'base {value:.2f}', ORANGE))
@@ -103,7 +103,7 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
   rows = np.arange(len(known))
   ax.plot([k[1] for k in known], rows, 'o', color=ORANGE, ms=6, label='base')
   ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
-  ax.set_yticks(rows, [k[0] for k in known])
+  ax.set_yticks(rows, [drawing.short(k[0], 20) for k in known])
   ax.set_ylim(-0.7, len(known) - 0.3)
   ax.margins(x=0.14)
   ax.grid(axis='y', visible=False)
@@ -160,7 +160,7 @@ def kinds_by_paths(counts: np.ndarray, kinds: Sequence[str], labels: Sequence[st
   order = np.argsort(-counts.sum(0), kind='stable')
   shown, rest = order[:limit], order[limit:]
   table = np.concatenate([counts[:, shown], counts[:, rest].sum(1, keepdims=True)[:, : len(rest)]], axis=1)
-  names = [kinds[i] for i in shown] + ([f'{len(rest)} others'] if len(rest) else [])
+  names = [drawing.short(kinds[i]) for i in shown] + ([f'{len(rest)} others'] if len(rest) else [])
   share = (table / np.maximum(table.sum(1, keepdims=True), 1)).T * 100
   if len(labels) > NAMED:
     share = share[:, np.lexsort((-share.max(0), share.argmax(0)))]
@@ -248,7 +248,7 @@ def outer_gradients(phases: np.ndarray, norms: Mapping[str, np.ndarray], cosines
     for i, name in enumerate(norms):
       if name in series:
         ax.plot(phases, series[name], color=COLOURS[i % MAX_COLOURED], lw=1.8, marker='o' if len(phases) < 3 else None)
-        ends.append((series[name][-1], name, COLOURS[i % MAX_COLOURED]))
+        ends.append((series[name][-1], drawing.short(name), COLOURS[i % MAX_COLOURED]))
     ax.margins(x=0.03, y=0.1)
     drawing.label_ends(ax, [e for e in ends if np.isfinite(e[0])])
     ax.set(title=title, xlabel='phase', ylabel='L2 norm, median over modules' if series is norms else 'cosine, mean')

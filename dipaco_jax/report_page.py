@@ -50,14 +50,13 @@ def _panels(run: Run) -> dict[str, str]:
 
 def _placed(found: list[tuple[str, Picture]]) -> list[str]:
   """Pictures of half the width stand in pairs."""
-  placed, waiting = [], []
+  placed: list[str] = []
+  waiting: list[str] = []
   for name, (figure, caption) in found:
     inches = figure.get_figwidth()
-    element = page.figure(drawing.to_svg(figure, name), inches * PIXELS * (1.15 if inches < 6 else 1), caption)
-    if inches < 6:
-      waiting.append(element)
-    else:
-      placed.append(element)
+    with drawing.left_out(name):
+      element = page.figure(drawing.to_svg(figure, name), inches * PIXELS * (1.15 if inches < 6 else 1), caption)
+      (waiting if inches < 6 else placed).append(element)
   return [page.row(waiting[i : i + 2]) for i in range(0, len(waiting), 2)] + placed
 
 
@@ -109,14 +108,15 @@ def _cards(run: Run) -> list[tuple[str, str]]:
 
 
 def _details(run: Run) -> list[str]:
-  r, command = run.report, run.workdir / 'command.txt'
+  r, file = run.report, run.workdir / 'command.txt'
   numbers = [(k.replace('_', ' '), _number(k, v)) for k, v in r.items() if isinstance(v, (int, float)) or v is None]
   chosen, default = fields(run.settings), fields(settings.Settings())
   changed = [(k, v, default[k]) for k, v in chosen.items() if v != default[k]]
   digests = [('config', r['config_sha256']), ('modules', r['modules_sha256'] or 'not known')]
   parts = [page.section('The run')]
-  if command.exists():
-    parts.append(page.box(page.element('b', 'Command') + page.element('pre', command.read_text().strip())))
+  if file.exists():
+    command = file.read_text(errors='replace').strip()
+    parts.append(page.box(page.element('b', 'Command') + page.element('pre', command)))
   changes = page.table(changed, ('field', 'this run', 'default'), 'left')
   return [
     *parts,

@@ -79,7 +79,8 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   run = _read_run(workdir, report)
   found = pictures.make(run)
   for name, picture in found.items():
-    checkpoint.write_file(workdir / 'plots' / f'{name}.png', drawing.to_png(picture.figure))
+    with drawing.left_out(name):
+      checkpoint.write_file(workdir / 'plots' / f'{name}.png', drawing.to_png(picture.figure))
   checkpoint.write_file(workdir / 'report.html', report_page.make(run, found))
   return report
 

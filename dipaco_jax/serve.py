@@ -11,11 +11,12 @@ import ipaddress
 import json
 import logging
 import os
+import shlex
 import socket
 
 from absl import flags
 
-from dipaco_jax import command, processes
+from dipaco_jax import command, plain, processes
 from dipaco_jax.request import Request
 
 
@@ -54,9 +55,9 @@ def greeting(name: str, num_paths: int, url: str) -> str:
   """Where it is, what it has, and what to type."""
   body = json.dumps({'model': name, 'prompt': 'The', 'max_tokens': 32})
   paths = f'{name}/path-0 to path-{num_paths - 1}'
-  return (
+  return plain.text(
     f'{name} is at {url}/v1, its paths are {paths}; Ctrl-C stops it\n'
-    f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
   )
 
 

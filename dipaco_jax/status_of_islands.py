@@ -4,6 +4,7 @@ import os
 import shutil
 from typing import Any, TextIO
 
+from dipaco_jax import plain
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.progress import duration
 
@@ -15,10 +16,10 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   counts, roles = registry.counts(), registry.roles()
   done = [f'{kind} {n.get("done", 0)} of {sum(n.values())}' for kind in KINDS if (n := counts.get(kind))]
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
-  rows += [row(role) for role in roles]
+  rows += [tuple(map(plain.name, row(role))) for role in roles]
   widths = [max(len(cells[i]) for cells in rows) for i in range(len(rows[0]))]
   table = ['  '.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-  stuck = [f'stuck: {why}' for role in roles if (why := role['about'].get('stuck'))]
+  stuck = [plain.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
   return ['tasks so far: ' + (', '.join(done) or 'none'), *table, *stuck]
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dipaco_jax import settings, sources, sources_files, sources_seqio, sources_stdlib, sources_tfds
+from dipaco_jax import plain, settings, sources, sources_files, sources_seqio, sources_stdlib, sources_tfds
 
 SOURCES = {
   'files': sources_files.items,
@@ -22,7 +22,7 @@ SOURCES = {
 
 
 class Document(NamedTuple):
-  """One text; `domain` is '' where the source names none."""
+  """One text; `domain`, a plain name, is '' where the source names none."""
 
   id: str
   text: str
@@ -45,7 +45,8 @@ def documents(data: settings.Data, split: str, part: sources.Part = sources.WHOL
   """
   item = None
   for item in _items(data, split, part):
-    yield Document(item.id, *item.read())
+    words, domain = item.read()
+    yield Document(item.id, words, plain.name(domain))
   if item or part != sources.WHOLE:
     return
   if split == 'validation':

@@ -78,7 +78,7 @@ def draw(found: dict[str, list[Task]]):
         ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=7.5, color='white')
   for kind, (colour, _) in COLOURS.items():
     ax.broken_barh([], (0, 0), facecolor=colour, label=kind)
-  ax.set_yticks(range(len(found)), list(reversed(found)))
+  ax.set_yticks(range(len(found)), [drawing.short(owner) for owner in reversed(found)])
   ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Who was at what')
   ax.grid(axis='y', visible=False)
   ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, handlelength=1, fontsize=9)

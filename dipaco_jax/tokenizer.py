@@ -106,6 +106,8 @@ class Tokenizer:
 
   def encode(self, text: str, eos: bool = True) -> np.ndarray:
     """int32 ids, with the end-of-text token behind a whole document."""
+    if not text.isascii() and re.search('[\ud800-\udfff]', text):
+      raise ValueError('the text has half a character (a lone surrogate): give it in UTF-8')
     return self.encode_batch([text], eos)[0]
 
   def encode_batch(self, texts: Sequence[str], eos: bool = True) -> list[np.ndarray]:

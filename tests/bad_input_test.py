@@ -42,7 +42,7 @@ def run(tmp_path, monkeypatch, capsys):
   for name in list(flags.FLAGS):
     if name.startswith('config.'):
       delattr(flags.FLAGS, name)
-  for name in ('config', 'workdir'):
+  for name in ('config', 'workdir', 'name'):
     flags.FLAGS[name].unparse()
   for number, handler in handlers.items():
     signal.signal(number, handler)
@@ -93,6 +93,12 @@ def test_options(run, options, words):
 
 def test_no_workdir(run):
   assert run(TINY) == (2, 'dipaco_jax: --workdir is missing: name a directory to keep the run in\n')
+
+
+@pytest.mark.parametrize('option', ['workdir=\x1b[2Jrun', 'workdir=half\udcff', 'name=worker\n0', 'name=' + 'x' * 201])
+def test_names_that_cannot_be_shown(run, option):
+  status, said = run(TINY, '--workdir=x', f'--{option}')
+  assert status == 2 and 'a name without control characters' in said and '\x1b' not in said and said.count('\n') == 1
 
 
 def test_a_bucket_is_no_workdir_of_one_job(run, tmp_path):

@@ -24,7 +24,7 @@ FLOORS = {
   'model_card connections seldom excerpts_panel excerpts_text headline failures',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
   'exact_sum hf chunks screening bootstrap',
-  0: 'grid settings checks',
+  0: 'grid settings checks plain',
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 FILES = sorted(path.stem for path in (ROOT / PACKAGE).glob('*.py'))

@@ -121,6 +121,8 @@ def test_levels_take_the_grids_order_of_axes():
     (('taken', '.*', ()), r"level name 'taken': .* each name once"),
     (('a/b', '.*', ()), "level name 'a/b': use letters"),
     (('', '.*', ()), "level name ''"),
+    (('Taken', '.*', ()), "level name 'Taken': .* each name once"),  # files' names may not differ by case
+    (('x' * 61, '.*', ()), 'use letters, digits and _, 60 at most'),  # nor have more than 255 bytes
   ],
 )
 def test_bad_levels(spec, message):
