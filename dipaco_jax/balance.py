@@ -1,8 +1,9 @@
 """Balanced assignment: each sequence to a path, no path over its capacity: SMALLTALK LM (arXiv 2410.03529). Pure.
 
-The paper has no capacities: its shards are as unequal as the text. Numpy: sorting and counting, once, on the host.
+And something for paths that no sequence was assigned to. The paper has no capacities: its shards are as unequal as the
+text. Numpy: sorting and counting, once, on the host.
 
-Dimensions: N sequences, P paths.
+Dimensions: N sequences, P paths, E of them empty.
 """
 
 import numpy as np
@@ -15,7 +16,8 @@ def quotas(num: int, share_P: np.ndarray) -> np.ndarray:
 
   Largest remainders, ties to the lower index: |quota_p - num share_p / sum(share)| < 1, and the sum is `num`.
   """
-  exact_P = num * np.asarray(share_P, np.float64) / np.sum(share_P, dtype=np.float64)
+  share_P = np.asarray(share_P, np.float64)  # before the sum, which an array of JAX would make in float32
+  exact_P = num * share_P / share_P.sum()
   quota_P = np.floor(exact_P).astype(np.int64)
   left = num - quota_P.sum()
   quota_P[np.argsort(quota_P - exact_P, kind='stable')[:left]] += 1
@@ -56,6 +58,27 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
       room_P -= np.bincount(choice[:holds], minlength=num_paths)
       todo = todo[holds:]
   return path_N
+
+
+def give(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarray, quota: int) -> list[np.ndarray]:
+  """Sequences for each of E empty paths, one path after another: those that suit it best, at most `quota`.
+
+  Args:
+    lack_NE: by how much a sequence's score for an empty path is below its highest.
+    owner_N: the path that gives a sequence away, which keeps `quota` itself.
+    count_P: the number of sequences of each path.
+    quota: 1 or more.
+  """
+  left_P, taken, found = np.array(count_P), np.zeros(len(owner_N), bool), []
+  for lack_N in lack_NE.T:
+    mine: list[int] = []
+    for n in np.argsort(lack_N, kind='stable'):
+      if len(mine) < quota and not taken[n] and left_P[owner_N[n]] > quota:
+        mine.append(n)
+        taken[n] = True
+        left_P[owner_N[n]] -= 1
+    found.append(np.array(mine, np.int64))
+  return found
 
 
 def _first_too_many(choice: np.ndarray, room_P: np.ndarray) -> int:

@@ -27,6 +27,7 @@ from dipaco_jax import loss as loss_lib
 from dipaco_jax import model as model_lib
 
 KERNEL = 'chooser/kernel'
+NONE = -1  # the label of a token where no path has finite losses, which is not learned from
 
 
 def make(base: Mapping[str, Any], num_paths: int) -> model_lib.Params:
@@ -39,6 +40,8 @@ def make(base: Mapping[str, Any], num_paths: int) -> model_lib.Params:
 def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
   """T: the best path for what follows each token, ties to the lower; [N, L] int32.
 
+  A path that has a loss among these that is not finite is never the best; where all have, it is NONE.
+
   Args:
     nll: nats at every target inside a sequence, those of the prefix too; P arrays [N, L] that may be memory maps.
     horizon: H, the targets that a label looks at; 0: to the sequence's end.
@@ -47,9 +50,17 @@ def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
   found_NL = np.zeros(nll[0].shape, np.int32)
   ends_L = np.minimum(np.arange(L) + (horizon or L), L)
   for rows, nll_BPL in reroute.blocks(nll):
-    upto_BPL = np.pad(nll_BPL.cumsum(axis=-1, dtype=np.float64), ((0, 0), (0, 0), (1, 0)))
-    found_NL[rows] = (upto_BPL[..., ends_L] - upto_BPL[..., :-1]).argmin(axis=1)
+    failed_BPL = np.isinf(nll_BPL)
+    nats_BPL = _following(np.where(failed_BPL, 0, nll_BPL), ends_L, np.float64)
+    nats_BPL[_following(failed_BPL, ends_L, np.int32) > 0] = np.inf
+    found_NL[rows] = np.where(nats_BPL.min(axis=1) < np.inf, nats_BPL.argmin(axis=1), NONE)
   return found_NL
+
+
+def _following(x_BPL: np.ndarray, ends_L: np.ndarray, dtype) -> np.ndarray:
+  """Sums from each target to before its end."""
+  upto_BPL = np.pad(x_BPL.cumsum(axis=-1, dtype=dtype), ((0, 0), (0, 0), (1, 0)))
+  return upto_BPL[..., ends_L] - upto_BPL[..., :-1]
 
 
 def logits(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
@@ -66,14 +77,14 @@ def choose(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, se
 
 
 def loss(model: model_lib.Transformer, params: model_lib.Params, rows: tuple, labels_BL) -> tuple[jax.Array, jax.Array]:
-  """(Summed cross-entropy in nats, number of tokens that another of their sequence follows).
+  """(Summed cross-entropy in nats, number of tokens that another of their sequence follows and that have a label).
 
   Args:
     rows: tokens and segment ids, [B, L] each.
     labels_BL: T.
   """
   tokens_BL, segments_BL = rows
-  _, followed_BL = loss_lib.targets(tokens_BL, segments_BL, 0)
+  followed_BL = loss_lib.targets(tokens_BL, segments_BL, 0)[1] * (labels_BL != NONE)
   log_p_BLP = jax.nn.log_softmax(logits(model, params, tokens_BL, segments_BL))
   nats_BL = -jnp.take_along_axis(log_p_BLP, labels_BL[..., None], axis=-1)[..., 0]
   return jnp.sum(nats_BL * followed_BL), followed_BL.sum()

@@ -60,10 +60,11 @@ def fit_classifier(
     tolerance: of the gradient's largest entry.
 
   Raises:
-    ValueError: a label is no path.
+    ValueError: a label is no path, or a feature is not finite.
   """
   if not (np.min(labels_N) >= 0 and np.max(labels_N) < num_paths):
     raise ValueError(f'labels go from {np.min(labels_N)} to {np.max(labels_N)}; paths from 0 to {num_paths - 1}')
+  router_lib.check_features(z_ND)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND, labels_N = (jnp.asarray(z_ND) - mean_D) / scale_D, jnp.asarray(labels_N)
   weight_N = jnp.ones(len(x_ND)) if weight_N is None else jnp.asarray(weight_N, jnp.float32)
@@ -77,7 +78,8 @@ def fit_classifier(
   if len(l2) > 1:
     is_held_N = jnp.zeros(len(x_ND)).at[split(split_key, len(x_ND), held_fraction)[1]].set(1.0)
     candidates = [train(weight_N * (1 - is_held_N), value) for value in l2]
-    best = l2[int(np.argmin([nats(c, x_ND, labels_N, weight_N * is_held_N) for c in candidates]))]
+    held_nats = np.array([nats(c, x_ND, labels_N, weight_N * is_held_N) for c in candidates])
+    best = l2[int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())]
   fitted = train(weight_N, best)
   centroids_PX = fitted.w / 2
   bias_P = fitted.b + jnp.sum(centroids_PX**2, axis=-1)
@@ -138,12 +140,12 @@ def accuracy(router: router_lib.Router, z_ND: jax.Array, labels_N: jax.Array) ->
   return float(np.mean(np.asarray(router_lib.route(router, z_ND))[:, 0] == np.asarray(labels_N)))
 
 
-def calibrate(router: router_lib.Router, z_ND: jax.Array, target_P: jax.Array) -> router_lib.Router:
+def calibrate(router: router_lib.Router, z_ND: jax.Array, target_P: jax.Array | np.ndarray) -> router_lib.Router:
   """The router with the bias by which routes of documents like these are distributed as the target: see below."""
   return router._replace(bias=router.bias + calibration(router_lib.scores(router, jnp.asarray(z_ND)), target_P))
 
 
-def calibration(scores_NP: jax.Array, target_P: jax.Array, iterations: int = 50) -> jax.Array:
+def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray, iterations: int = 50) -> jax.Array:
   """A bias [P] such that argmax_p (score_np + bias_p) is p for a share target_p of the documents [2.4.2, 7.2.1].
 
   The paper doesn't say how. With one temperature after another, from the spread of the scores down to 10^-4 of it,
@@ -162,7 +164,8 @@ def calibration(scores_NP: jax.Array, target_P: jax.Array, iterations: int = 50)
   Raises:
     ValueError: a share is not above 0.
   """
-  share_P = np.asarray(target_P, np.float64) / np.sum(target_P, dtype=np.float64)
+  share_P = np.asarray(target_P, np.float64)  # before the sum, which an array of JAX would make in float32
+  share_P = share_P / share_P.sum()
   if not (share_P > 0).all():
     raise ValueError(f'shares of paths {np.flatnonzero(~(share_P > 0)).tolist()} are not above 0: give each path one')
   return _calibration(jnp.asarray(scores_NP, jnp.float32), jnp.asarray(share_P, jnp.float32), iterations)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import checkpoint, evaluate, jobs, stages
+from dipaco_jax import checkpoint, evaluate, jobs, rounds, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.islands import Islands
@@ -166,5 +166,5 @@ def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
     'island_bytes': bytes_by_role(islands),
-    'rounds': [],
+    'rounds': [rounds.figures(run, number + 1) for number in range(s.rounds)],
   }

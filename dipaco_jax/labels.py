@@ -8,7 +8,8 @@ found from about sum_a K_a of the prod_a K_a scores:
     additive            argmax_p m_d + sum_a u_{d, a, p_a}, fitted by least squares to the paths that were scored
 
 Both are exact where no axis' term depends on another's coordinate. Documents do not depend on each other: a caller
-may hand them over in groups, since memory is that of N P scores. A score is asked for once.
+may hand them over in groups, since memory is that of N P scores. A score is asked for once. One that is not finite, as
+of a path that has diverged, is below all others; a document without a finite score has the label NONE.
 
 Dimensions: N documents, P paths, A axes, K size of an axis, M paths scored, F = 1 + sum_a K_a terms of a path.
 """
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 FIT_DOCUMENTS = 1024  # whose fits exist at one time
+NONE = -1
 
 # (documents [M], paths [M]) -> s [M] in nats, higher is better
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -30,11 +32,27 @@ class Labels(NamedTuple):
 
   paths: np.ndarray  # [N] int64
   scored: int  # pairs of a document and a path
+  failed: np.ndarray  # [P] int64: of those pairs, with scores that are not finite
 
 
-def exact(scores_NP: np.ndarray) -> np.ndarray:
-  """The best path of each document, ties to the lower: [N]."""
-  return np.asarray(scores_NP).argmax(axis=1)
+def exact(scores_NP: np.ndarray) -> Labels:
+  """The best path of each document, ties to the lower."""
+  labels_N, failed_P = np.empty(len(scores_NP), np.int64), np.zeros(scores_NP.shape[1], np.int64)
+  for start in range(0, len(labels_N), FIT_DOCUMENTS):
+    rows = slice(start, start + FIT_DOCUMENTS)
+    labels_N[rows] = _best(_comparable(scores_NP[rows]))
+    failed_P += (~np.isfinite(scores_NP[rows])).sum(axis=0)
+  return Labels(labels_N, scores_NP.size, failed_P)
+
+
+def _comparable(scores: np.ndarray) -> np.ndarray:
+  """-inf for those that are not finite."""
+  return np.where(np.isfinite(scores), scores, -np.inf)
+
+
+def _best(scores_NP: np.ndarray) -> np.ndarray:
+  """The path of each document's highest score, NONE where all are -inf."""
+  return np.where(scores_NP.max(axis=1) > -np.inf, scores_NP.argmax(axis=1), NONE)
 
 
 def coordinate_ascent(score: Score, start_N: np.ndarray, grid_shape: Sequence[int], sweeps: int) -> Labels:
@@ -47,9 +65,6 @@ def coordinate_ascent(score: Score, start_N: np.ndarray, grid_shape: Sequence[in
     start_N: paths to start from, for instance those of the generative router.
     grid_shape: sizes of the grid's axes; paths are in row-major order.
     sweeps: over all axes, at most; it ends where nothing moves.
-
-  Raises:
-    ValueError: a score is not finite.
   """
   coordinates_AN = np.stack(np.unravel_index(start_N, grid_shape))
   known_NP = np.full((len(start_N), math.prod(grid_shape)), np.nan)
@@ -58,10 +73,13 @@ def coordinate_ascent(score: Score, start_N: np.ndarray, grid_shape: Sequence[in
     for axis, size in enumerate(grid_shape):
       paths_NK = _line(coordinates_AN, axis, np.tile(np.arange(size), (len(start_N), 1)), grid_shape)
       _ask(score, known_NP, paths_NK)
-      coordinates_AN[axis] = np.take_along_axis(known_NP, paths_NK, 1).argmax(axis=1)
+      best_N = _best(np.take_along_axis(known_NP, paths_NK, 1))
+      coordinates_AN[axis] = np.where(best_N == NONE, coordinates_AN[axis], best_N)  # another axis may lead further
     if (coordinates_AN == before_AN).all():
       break
-  return Labels(np.ravel_multi_index(tuple(coordinates_AN), grid_shape), _num_scored(known_NP))
+  paths_N = np.ravel_multi_index(tuple(coordinates_AN), grid_shape)
+  found_N = np.take_along_axis(known_NP, paths_N[:, None], 1)[:, 0] > -np.inf
+  return _labels(np.where(found_N, paths_N, NONE), known_NP)
 
 
 def cross(start_N: np.ndarray, grid_shape: Sequence[int]) -> np.ndarray:
@@ -77,27 +95,29 @@ def cross(start_N: np.ndarray, grid_shape: Sequence[int]) -> np.ndarray:
 def additive(score: Score, paths_NM: np.ndarray, grid_shape: Sequence[int]) -> Labels:
   """The path with the highest fitted sum, whether it was scored or not; ties to the lower.
 
-  The fit is the shortest of those with the least squares: a coordinate that no scored path has gets the term 0.
+  The fit is the shortest of those with the least squares: a coordinate that no scored path has gets the term 0. A path
+  whose score is not finite is not in the fit, nor the label.
 
   Args:
     score: is asked once, for all pairs.
     paths_NM: paths to score of each document, for instance `cross`, or more of them, drawn at random.
     grid_shape: sizes of the grid's axes; paths are in row-major order.
-
-  Raises:
-    ValueError: a score is not finite.
   """
   terms_PF = _terms(grid_shape)
   known_NP = np.full((len(paths_NM), len(terms_PF)), np.nan)
   _ask(score, known_NP, paths_NM)
   scores_NM = np.take_along_axis(known_NP, paths_NM, 1)
+  found_NM = scores_NM > -np.inf
   labels_N = np.zeros(len(paths_NM), np.int64)
   for start in range(0, len(labels_N), FIT_DOCUMENTS):
     rows = slice(start, start + FIT_DOCUMENTS)
     # Singular values of a matrix of zeros and ones that should be 0 are so to rounding.
-    fit_BF1 = np.linalg.pinv(terms_PF[paths_NM[rows]], rcond=1e-9) @ scores_NM[rows][:, :, None]
-    labels_N[rows] = (fit_BF1[:, :, 0] @ terms_PF.T).argmax(axis=1)
-  return Labels(labels_N, _num_scored(known_NP))
+    terms_BMF = terms_PF[paths_NM[rows]] * found_NM[rows][:, :, None]
+    scores_BM = np.where(found_NM[rows], scores_NM[rows], 0)
+    fit_BF1 = np.linalg.pinv(terms_BMF, rcond=1e-9) @ scores_BM[:, :, None]
+    sums_BP = np.where(np.isneginf(known_NP[rows]), -np.inf, fit_BF1[:, :, 0] @ terms_PF.T)
+    labels_N[rows] = np.where(found_NM[rows].any(axis=1), sums_BP.argmax(axis=1), NONE)
+  return _labels(labels_N, known_NP)
 
 
 def agreement(labels_N: np.ndarray, exact_N: np.ndarray) -> float:
@@ -106,8 +126,8 @@ def agreement(labels_N: np.ndarray, exact_N: np.ndarray) -> float:
 
 
 def regret(scores_NP: np.ndarray, labels_N: np.ndarray) -> float:
-  """max_p s(d, p) - s(d, label), nats per document: what the labels lose against exact ones."""
-  scores_NP = np.asarray(scores_NP, np.float64)
+  """max_p s(d, p) - s(d, label), nats per document that has one: what the labels lose against exact ones."""
+  scores_NP, labels_N = _comparable(np.asarray(scores_NP, np.float64))[labels_N != NONE], labels_N[labels_N != NONE]
   return float(np.mean(scores_NP.max(axis=1) - np.take_along_axis(scores_NP, labels_N[:, None], 1)[:, 0]))
 
 
@@ -124,13 +144,12 @@ def _ask(score: Score, known_NP: np.ndarray, paths_NM: np.ndarray):
   np.put_along_axis(wanted_NP, paths_NM, True, axis=1)
   documents, paths = np.nonzero(wanted_NP & np.isnan(known_NP))
   if len(documents):
-    known_NP[documents, paths] = found = score(documents, paths)
-    if not np.isfinite(found).all():
-      raise ValueError(f'scores of paths {sorted(set(paths[~np.isfinite(found)].tolist()))} are not finite')
+    known_NP[documents, paths] = _comparable(score(documents, paths))
 
 
-def _num_scored(known_NP: np.ndarray) -> int:
-  return int(np.count_nonzero(~np.isnan(known_NP)))
+def _labels(paths_N: np.ndarray, known_NP: np.ndarray) -> Labels:
+  """With what they took: scores that were not asked for are NaN, those that failed are -inf."""
+  return Labels(paths_N, int(np.count_nonzero(~np.isnan(known_NP))), np.isneginf(known_NP).sum(axis=0))
 
 
 def _terms(grid_shape: Sequence[int]) -> np.ndarray:

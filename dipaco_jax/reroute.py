@@ -15,7 +15,8 @@ the path that chunk 1 chooses; with W = 64 the routed path scores the tokens to 
 The nats of the token at place t are at position t - 1, that of the token that predicts it; the first token has none.
 
 Token losses are a list of P arrays [N, L], one per path, that may be memory maps: sequences are read a block at a time.
-Nats beyond a sequence's end are 0. Results are sums over the targets that count, [N] float64.
+Nats beyond a sequence's end are 0; those that are not finite, of a path that has diverged, are inf: such a path is not
+chosen where another is left, and has no part in a posterior. Results are sums over the targets that count, [N] float64.
 
 Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T of the top paths.
 """
@@ -74,7 +75,7 @@ def hindsight(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int) -> np.nd
   """
   total_N = np.zeros(len(counts_NL))
   for rows, nll_BPL in blocks(nll):
-    total_N[rows] = _by_chunk(nll_BPL * counts_NL[rows][:, None], W).min(axis=1).sum(axis=1)
+    total_N[rows] = _by_chunk(_counted(nll_BPL, counts_NL[rows][:, None]), W).min(axis=1).sum(axis=1)
   return total_N
 
 
@@ -95,7 +96,7 @@ def mixture(nll: Sequence[np.ndarray], counts_NL: np.ndarray, scores_NP: np.ndar
     score_BT = np.take_along_axis(scores_BP, top_BT, 1)
     log_w_BT = score_BT - np.logaddexp.reduce(score_BT, axis=1, keepdims=True)
     log_p_BTL = log_w_BT[:, :, None] - np.take_along_axis(nll_BPL, top_BT[:, :, None], 1)
-    total_N[rows] = -(np.logaddexp.reduce(log_p_BTL, axis=1) * counts_NL[rows]).sum(axis=1)
+    total_N[rows] = _counted(-np.logaddexp.reduce(log_p_BTL, axis=1), counts_NL[rows]).sum(axis=1)
   return total_N
 
 
@@ -115,17 +116,26 @@ def posterior(nll: Sequence[np.ndarray], counts_NL: np.ndarray) -> np.ndarray:
     so_far_BPL = -np.cumsum(nll_BPL, axis=-1, dtype=np.float64)
     log_p_BL = np.logaddexp.reduce(so_far_BPL, axis=1)  # of all tokens up to here
     before_BL = np.pad(log_p_BL[:, :-1], ((0, 0), (1, 0)), constant_values=math.log(len(nll)))
-    total_N[rows] = ((before_BL - log_p_BL) * counts_NL[rows]).sum(axis=1)
+    gone_BL = np.isneginf(log_p_BL)  # no path is left
+    nats_BL = np.where(gone_BL, np.inf, before_BL - np.where(gone_BL, 0, log_p_BL))
+    total_N[rows] = _counted(nats_BL, counts_NL[rows]).sum(axis=1)
   return total_N
 
 
 def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-  """(which sequences, all paths' token losses on them [B, P, L] float32), in order."""
+  """(which sequences, all paths' token losses on them [B, P, L] float32, inf for any that is not finite), in order."""
   N, L = nll[0].shape
   size = max(1, BLOCK_BYTES // (4 * len(nll) * L))
   for start in range(0, N, size):
     rows = slice(start, min(start + size, N))
-    yield rows, np.stack([nll_NL[rows] for nll_NL in nll], axis=1)
+    nll_BPL = np.stack([nll_NL[rows] for nll_NL in nll], axis=1)
+    nll_BPL[~np.isfinite(nll_BPL)] = np.inf
+    yield rows, nll_BPL
+
+
+def _counted(nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """0 for targets that do not count."""
+  return np.where(counts, nats, 0)
 
 
 def _starts(W: int, L: int) -> list[int]:
@@ -143,5 +153,5 @@ def _by_chunk(nll_BPL: np.ndarray, W: int) -> np.ndarray:
 def _scored(nll_BPL, counts_BL, W: int, first_B, later_BC) -> np.ndarray:
   """Nats that count, [B], of the chunks under their paths: `first_B`'s on chunk 0, `later_BC`'s on those after it."""
   paths_BC = np.concatenate([first_B[:, None], later_BC], axis=1)
-  nats_BPC = _by_chunk(nll_BPL * counts_BL[:, None], W)
+  nats_BPC = _by_chunk(_counted(nll_BPL, counts_BL[:, None]), W)
   return np.take_along_axis(nats_BPC, paths_BC[:, None], 1).sum(axis=(1, 2))

@@ -102,11 +102,14 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
 
   start = chunk_router.make(run.base(), run.layout.grid.num_paths)
   params, _ = chunk_router.train(run.model, start, batch, s.evaluate.chunk_router_steps, s.inner)
-  kept = checkpoint.to_bytes({name: np.asarray(x) for name, x in params.items()})
+  found = {name: np.asarray(x) for name, x in params.items()}
+  if not all(np.isfinite(x).all() for x in found.values()):
+    raise ValueError('the chooser of paths diverged: set config.evaluate.chunk_router_steps=0, or fewer')
+  kept = checkpoint.to_bytes(found)
   checkpoint.write_file(file.with_name('chooser.safetensors'), kept)
   choose = jax.jit(lambda tokens, segments: chunk_router.choose(run.model, params, tokens, segments))
-  found, blocks = run.sequences('validation'), []
-  for begin in range(0, len(found), run.eval_batch):
-    chosen = np.arange(begin, min(begin + run.eval_batch, len(found)))
-    blocks.append(np.asarray(choose(*rows(found, chosen, run.eval_len))))
+  texts, blocks = run.sequences('validation'), []
+  for begin in range(0, len(texts), run.eval_batch):
+    chosen = np.arange(begin, min(begin + run.eval_batch, len(texts)))
+    blocks.append(np.asarray(choose(*rows(texts, chosen, run.eval_len))))
   checkpoint.write_array(file, np.concatenate(blocks))

@@ -9,30 +9,31 @@ so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`,
 
 import functools
 import json
+import logging
+import math
 from typing import Any
 
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, classifier, evaluate, labels, router, routing, shards
+from dipaco_jax import balance, checkpoint, classifier, evaluate, labels, router, routing, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
+GIVEN = 0.1  # of the mean shard, to a path that no text was routed to
+ATTEMPTS = 3  # at giving every path text
 
 
 def reroute(run: run_lib.Run, number: int, version: int):
   """Routes and shards of a round, by what the paths know at a version of their modules."""
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(routing.router_data(run))
-    if len(indices) < run.layout.grid.num_paths:
-      raise ValueError(
-        f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {len(indices)} sequences, fewer '
-        f'than the {run.layout.grid.num_paths} paths: raise it, or give more text'
-      )
     found = find_labels(run, number, version, indices)
-    routing.publish_router(run, number, functools.partial(_fit, run, number, indices, *found))
+    tell_of_failures(number, found, len(indices))
+    fit = functools.partial(_fit, run, number, indices, found)
+    routing.publish_router(run, number, fit, functools.partial(fill, run, number))
   routing.write_shards(run, number)
 
 
@@ -43,15 +44,25 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   return found | {'moved_fraction': float(np.mean(before != after))} | routing.sharded(run, number)
 
 
-def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-  """The best path of every router sequence, [N], and how many (sequence, path) pairs were scored for it."""
+def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> labels.Labels:
+  """The best path of every router sequence."""
   score = functools.partial(log_likelihoods, run, version, indices)
   if run.settings.routing.labels == 'coordinate':
     start_N = run.routed('train', number - 1)[indices, 0]
-    found = labels.coordinate_ascent(score, start_N, run.layout.grid.shape, SWEEPS)
-    return found.paths, {'scored_pairs': int(found.scored)}
-  scores_NP = all_scores(run, number, indices, score)
-  return labels.exact(scores_NP), {'scored_pairs': scores_NP.size}
+    return labels.coordinate_ascent(score, start_N, run.layout.grid.shape, SWEEPS)
+  return labels.exact(all_scores(run, number, indices, score))
+
+
+def tell_of_failures(number: int, found: labels.Labels, num_sequences: int):
+  """Names the paths with scores that are not finite; raises ValueError where no sequence has a label."""
+  if (found.paths == labels.NONE).all():
+    raise ValueError(f'round {number} of re-sharding: training diverged: no path has a finite score on router data')
+  if found.failed.any() and jax.process_index() == 0:
+    failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
+    logging.warning(
+      'round %d of re-sharding: scores are not finite of path %s of %d router sequences, which it is no label of',
+      number, failed, num_sequences,
+    )  # fmt: skip
 
 
 def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
@@ -96,25 +107,71 @@ def _file(folder, path: int):
   return folder / f'{path}.npy'
 
 
+def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndarray) -> dict[str, Any]:
+  """Gives each path that no training text was routed to what suits it best, so that it can go on.
+
+  Args:
+    fitted: the round's router, by whose scores text suits a path.
+    paths_NT: of the training sequences; changed in place.
+
+  Returns:
+    How many sequences each path was given, for the record.
+  """
+  given_P = np.zeros(run.layout.grid.num_paths, np.int64)
+  for _ in range(ATTEMPTS):  # since what is given away may change what is held back
+    dealt = routing.deal(run, paths_NT.copy(), len(given_P))
+    trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held
+    count_P = np.bincount(paths_NT[trains_N].reshape(-1), minlength=len(given_P))
+    if count_P.all():
+      break
+    for path, mine in _suitable(run, number, fitted, paths_NT, np.flatnonzero(trains_N), count_P):
+      paths_NT[mine, -1] = path  # instead of its worst
+      given_P[path] += len(mine)
+  if given_P.any():
+    each = ', '.join(f'{path} gets {given_P[path]}' for path in np.flatnonzero(given_P))
+    words = 'round %d of re-sharding: paths to which no training text was routed get sequences that suit them: path %s'
+    logging.warning(words, number, each)
+  return {'given_by_path': given_P.tolist()}
+
+
+def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, indices, count_P):
+  """(path, sequences) for each path without any: GIVEN of the mean shard, of `routing.sample` drawn from `indices`."""
+  drawn = np.random.default_rng([run.settings.seed, number]).permutation(indices)[: run.settings.routing.sample]
+  drawn, empty = np.sort(drawn), np.flatnonzero(count_P == 0)
+  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in routing.features(run, 'train', drawn))
+  scores_NP = np.concatenate([np.asarray(chunk) for chunk in chunks])
+  quota = max(1, math.floor(GIVEN * paths_NT.shape[1] * len(drawn) / len(count_P)))
+  lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
+  found = balance.give(lack_NE, paths_NT[drawn, -1], count_P, quota)
+  return [(path, drawn[mine]) for path, mine in zip(empty, found, strict=True)]
+
+
 def _fit(
-  run: run_lib.Run, number: int, indices: np.ndarray, labels_N: np.ndarray, cost: dict[str, Any]
+  run: run_lib.Run, number: int, indices: np.ndarray, found: labels.Labels
 ) -> tuple[router.Router, dict[str, Any]]:
   """The classifier with its bias, and what it is like."""
   s, num_paths = run.settings, run.layout.grid.num_paths
+  has_label = found.paths != labels.NONE
+  of_all, labels_N, indices = len(indices), found.paths[has_label], indices[has_label]
   z_ND = jax.numpy.concatenate(list(routing.features(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   documents, _ = run.sequences('train').columns()
-  tested = shards.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents, the rest is learned from
+  tested = shards.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents
+  tested &= not tested.all()  # from the rest is learned
   fitted = classifier.fit_classifier(key, z_ND[~tested], labels_N[~tested], num_paths, hidden=s.routing.hidden)
+
+  def accuracy() -> float | None:
+    return classifier.accuracy(fitted, z_ND[tested], labels_N[tested]) if tested.any() else None
+
   frequency_P = np.bincount(labels_N, minlength=num_paths) / len(labels_N)
-  meta = cost | {
-    'router_sequences': len(indices),
-    'accuracy': classifier.accuracy(fitted, z_ND[tested], labels_N[tested]),
+  meta = {
+    'scored_pairs': found.scored, 'not_finite_by_path': found.failed.tolist(), 'router_sequences': of_all,
+    'accuracy': accuracy(),
     'majority': float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, tested.sum())),
     'label_frequency_by_path': frequency_P.tolist(),
-  }
+  }  # fmt: skip
   if s.routing.calibrate:
     target_P = (frequency_P * len(labels_N) + 1) / (len(labels_N) + num_paths)  # no path is left without text
-    fitted = classifier.calibrate(fitted, z_ND, jax.numpy.asarray(target_P))
-    meta['calibrated_accuracy'] = classifier.accuracy(fitted, z_ND[tested], labels_N[tested])
+    fitted = classifier.calibrate(fitted, z_ND, target_P)
+    meta['calibrated_accuracy'] = accuracy()
   return fitted, meta

@@ -88,9 +88,14 @@ def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int],
       f'the router has {len(z_ND)} sequences to be fitted on, fewer than the {num_paths} paths of config.grid: '
       'make config.grid smaller, give more text or raise config.routing.sample'
     )
+  check_features(z_ND)
+  return FITS[method](key, jnp.asarray(z_ND, jnp.float32), tuple(grid_shape), config)
+
+
+def check_features(z_ND):
+  """Raises ValueError where one is not finite."""
   if not np.isfinite(z_ND).all():
     raise ValueError('the features of the base model are not finite: did it diverge? lower config.inner.learning_rate')
-  return FITS[method](key, jnp.asarray(z_ND, jnp.float32), tuple(grid_shape), config)
 
 
 def fit_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:

@@ -25,6 +25,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
   """Every sequence to its path, every path's sequences to its shard [2.4]."""
   routing = run.settings.routing
   method = routing.first if routing.method == 'discriminative' else routing.method
+  check_router_data(run)
   if method in router.FITS:
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
@@ -56,11 +57,17 @@ def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
   return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
 
-def publish_router(run: run_lib.Run, number: int, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
+def publish_router(
+  run: run_lib.Run,
+  number: int,
+  fit: Callable[[], tuple[router.Router, dict[str, Any]]],
+  mend: Callable[[router.Router, np.ndarray], dict[str, Any]] = lambda fitted, paths: {},
+):
   """A round's router, and where it sends the sequences of both splits: each process routes its share of them.
 
   Args:
     fit: the router and what is to be said of it; asked of the first process.
+    mend: is given the paths of the training sequences, [N, top_n], to change them; returns what is to be said of that.
   """
   if checkpoint.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
@@ -81,8 +88,11 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], tuple[router
     return np.concatenate([np.load(file) for file in _parts(run, folder, split)])
 
   def publish():
-    files: dict[str, checkpoint.Data] = {n: (folder / n).read_bytes() for n in ('router.safetensors', 'meta.json')}
-    publish_routes(run, number, assign, files)
+    paths = {split: assign(split, top_n) for split, top_n in top.items()}
+    meta = json.loads((folder / 'meta.json').read_text()) | mend(fitted, paths['train'])
+    files: dict[str, checkpoint.Data] = {'meta.json': json.dumps(meta).encode()}
+    files['router.safetensors'] = (folder / 'router.safetensors').read_bytes()
+    publish_routes(run, number, lambda split, _: paths[split], files)
 
   run_lib.only_first_process(publish, f'routed {number}')
 
@@ -189,6 +199,16 @@ def router_data(run: run_lib.Run) -> np.ndarray:
   return shards.drawn(documents, run.settings.seed, run.settings.routing.router_fraction, 'router data')
 
 
+def check_router_data(run: run_lib.Run):
+  """Before training: raises ValueError where router data is too little for a discriminative router."""
+  num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum()) if run.settings.rounds else 0
+  if run.settings.rounds and count < num_paths:
+    raise ValueError(
+      f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {count} sequences, fewer '
+      f'than the {num_paths} paths: raise it, or give more text'
+    )
+
+
 def write_shards(run: run_lib.Run, number: int):
   """`shards/<number>/` of the paths, as `routing/<number>/` says, whose parts are of no more use."""
   if jax.process_index() == 0:
@@ -216,6 +236,14 @@ def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable
   run_lib.only_first_process(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
 
 
+def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:
+  """Which training sequences are whose, and held back; router data is nobody's, which is written into `assignment`."""
+  s = run.settings
+  assignment[router_data(run)] = -1
+  fraction = s.data.holdout_fraction if s.train.early_stopping else 0.0
+  return shards.deal(run.sequences('train', open_parts=1), assignment, num_shards, s.seed, fraction)
+
+
 def write_shard_parts(
   run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
 ):
@@ -223,10 +251,7 @@ def write_shard_parts(
   missing = checkpoint.missing(folders, share)
   if not missing:
     return
-  s, assignment, found = run.settings, assign(), run.sequences('train', open_parts=1)
-  assignment[router_data(run)] = -1
-  fraction = s.data.holdout_fraction if s.train.early_stopping else 0.0
-  dealt = shards.deal(found, assignment, len(folders), s.seed, fraction)
+  s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
   progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
   for count, i in enumerate(missing, 1):
     with checkpoint.publish_directory(folders[i]) as aside:

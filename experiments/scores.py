@@ -39,14 +39,14 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
     'ascent': labels.coordinate_ascent(score, start_N, shape, SWEEPS),
     'additive': labels.additive(score, cross_NM, shape),
     'additive_more': labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
-    'first': labels.Labels(start_N, 0),
+    'first': labels.Labels(start_N, 0, np.zeros(math.prod(shape), np.int64)),
   }
-  exact_N = labels.exact(scores_NP)
+  exact_N = labels.exact(scores_NP).paths
   return {'router_sequences': len(start_N)} | {
     name: {
-      'agreement': labels.agreement(paths_N, exact_N),
-      'scored': scored / scores_NP.size,
-      'regret': labels.regret(scores_NP, paths_N),
+      'agreement': labels.agreement(of.paths, exact_N),
+      'scored': of.scored / scores_NP.size,
+      'regret': labels.regret(scores_NP, of.paths),
     }
-    for name, (paths_N, scored) in found.items()
+    for name, of in found.items()
   }  # fmt: skip

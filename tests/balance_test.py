@@ -88,3 +88,37 @@ def test_too_little_room():
 def test_a_score_that_is_no_number():
   with pytest.raises(ValueError, match='NaN'):
     balance.assign(np.array([[0, 1], [np.nan, 0]]), np.array([2, 2]))
+
+
+def test_shares_may_be_an_array_of_jax():
+  assert balance.quotas(10, jax.numpy.array([1.0, 2.0, 7.0])).tolist() == [1, 2, 7]
+
+
+def test_empty_paths_are_given_what_suits_them_best():
+  owner_N = np.array([0, 0, 0, 0, 1, 1, 1, 3])
+  count_P = np.bincount(owner_N, minlength=5)  # 2 and 4 are empty
+  lack_NE = np.array([[5, 1], [1, 2], [2, 3], [3, 9], [9, 9], [4, 8], [8, 9], [0, 0]], float)
+  found = balance.give(lack_NE, owner_N, count_P, 2)
+  # The last one suits both best, but its owner has no more; of path 0's four, two are given, and then of path 1's.
+  assert [mine.tolist() for mine in found] == [[1, 2], [5]]
+  assert [mine.tolist() for mine in balance.give(lack_NE, owner_N, count_P, 1)] == [[1], [0]]
+  assert [mine.tolist() for mine in balance.give(lack_NE[7:], owner_N[7:], np.array([0, 0, 0, 1, 0]), 1)] == [[], []]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.integers(2, 9))
+def test_no_path_stays_empty_where_there_is_a_sequence_for_each(seed, more, num_paths):
+  rng = np.random.default_rng(seed)
+  num, num_empty = num_paths + more, int(rng.integers(1, num_paths))
+  owner_N = rng.permutation(
+    np.concatenate(
+      [np.arange(num_paths - num_empty), rng.integers(0, num_paths - num_empty, num - num_paths + num_empty)]
+    )
+  )
+  count_P = np.bincount(owner_N, minlength=num_paths)
+  quota = max(1, num // (10 * num_paths))
+  found = balance.give(rng.normal(size=(num, num_empty)), owner_N, count_P, quota)
+  assert [len(mine) for mine in found] == [quota] * num_empty
+  given = np.concatenate(found)
+  assert len(set(given)) == len(given)
+  assert (count_P - np.bincount(owner_N[given], minlength=num_paths))[: num_paths - num_empty].min() >= 1

@@ -40,6 +40,34 @@ def test_labels_by_hand(horizon, monkeypatch):
       assert found[n, j] == np.argmin(sums), (n, j)
 
 
+@pytest.mark.parametrize('horizon', [0, 5])
+def test_a_path_that_has_diverged_is_no_label(horizon):
+  """From where it has; a token that no path has finite losses for has none."""
+  nll = [np.random.default_rng(path).gamma(2, 1, (3, LENGTH)).astype('f') for path in range(3)]
+  without = [nll[path].copy() for path in (0, 2)]
+  nll[1][:] = np.nan
+  nll[0][1, 9] = np.inf
+  for of_path in nll:
+    of_path[2, 4] = np.nan
+  found = chunk_router.labels(nll, horizon)
+  expected = np.array([0, 2])[chunk_router.labels(without, horizon)]
+  reach = horizon or LENGTH
+  expected[1, max(0, 9 - reach + 1) : 10] = 2
+  expected[2, max(0, 4 - reach + 1) : 5] = chunk_router.NONE
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_what_has_no_label_has_no_loss():
+  made = make()
+  tokens, segments, nll = draw(0)
+  params, labels = chunk_router.make(small.base(made), PATHS), chunk_router.labels(nll)
+  _, count = chunk_router.loss(made, params, (tokens, segments), labels)
+  labels[:, :3] = chunk_router.NONE
+  nats, fewer = chunk_router.loss(made, params, (tokens, segments), labels)
+  assert fewer == count - 3 * ROWS
+  np.testing.assert_allclose(nats / fewer, np.log(PATHS), rtol=ROWS * LENGTH * small.EPS)
+
+
 def test_a_new_chooser_likes_all_paths_as_well():
   made = make()
   tokens, segments, nll = draw(0)

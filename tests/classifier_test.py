@@ -158,3 +158,17 @@ def test_one_path_needs_no_bias():
 def test_a_share_of_nothing():
   with pytest.raises(ValueError, match=r'shares of paths \[1\] are not above 0'):
     classifier.calibration(np.ones((5, 3)), np.array([1, 0, 2]))
+
+
+def test_shares_are_summed_in_float64():
+  """Of an array of JAX too, which would sum in float32, and warn of it."""
+  scores_NP, target_P = skewed(500, 4, 'own'), np.arange(1, 5, dtype='f')
+  found = [classifier.calibration(scores_NP, target) for target in (target_P, jax.numpy.asarray(target_P))]
+  np.testing.assert_array_equal(*found)
+
+
+def test_features_that_are_not_finite():
+  z_ND = np.ones((4, 2), 'f')
+  z_ND[1, 1] = np.nan
+  with pytest.raises(ValueError, match='features of the base model are not finite'):
+    fit(z_ND, np.array([0, 1, 0, 1]), 2)

@@ -16,12 +16,9 @@ import tiny_run
 from backends import Backend
 from one_process import Faults, Machine, changed
 
-from dipaco_jax import islands, metrics, registry, stages
+from dipaco_jax import history_of_islands, islands, metrics, registry, stages
 
-pytestmark = [
-  pytest.mark.usefixtures('one_device'),
-  pytest.mark.filterwarnings('ignore:Explicitly requested dtype:UserWarning'),
-]
+pytestmark = pytest.mark.usefixtures('one_device')
 ROUNDS = {
   'routing': dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=1),
   'train': dict(phases=2),
@@ -77,6 +74,7 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
     file = run.workdir / 'modules' / str(s.train.phases) / level / f'{at}.safetensors'
     found, _ = islands.split(made.read(fact.uri, fact.sha256))
     small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
+  check_rounds(made, run)
   one_process.close(made)
 
 
@@ -109,6 +107,18 @@ def check_losses(facts: registry.Registry, run):
   assert found.keys() == expected.keys()
   for at, loss in found.items():
     assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
+
+
+def check_rounds(made: islands.Islands, run):
+  """What a round of re-sharding has found, as the report is told."""
+  made.publish(run.settings.train.phases)
+  told = history_of_islands.figures(made, made.run, history_of_islands.read(made))
+  expected = run.result('train')['rounds']
+  assert len(told['rounds']) == len(expected) == run.settings.rounds
+  for ours, theirs in zip(told['rounds'], expected, strict=True):
+    assert ours.keys() == theirs.keys()
+    for name in ('scored_pairs', 'not_finite_by_path', 'given_by_path', 'router_sequences'):
+      assert ours[name] == theirs[name]
 
 
 ALONE = """

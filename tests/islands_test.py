@@ -21,7 +21,6 @@ from dipaco_jax.registry import Fact
 
 pytestmark = [
   pytest.mark.usefixtures('one_device'),
-  pytest.mark.filterwarnings('ignore:Explicitly requested dtype:UserWarning'),
   pytest.mark.filterwarnings('ignore::ResourceWarning'),  # what is killed closes no files
 ]
 ROUNDS = {'routing': dict(method='discriminative', rounds=1, phases_per_round=1)}

@@ -54,7 +54,7 @@ def starts(shape, num: int = NUM) -> np.ndarray:
 
 
 def test_exact_takes_the_lower_of_equals():
-  assert labels.exact(np.array([[1, 3, 3], [2, 2, 1], [0, 0, 0], [1, 2, 3.5]])).tolist() == [1, 0, 0, 2]
+  assert labels.exact(np.array([[1, 3, 3], [2, 2, 1], [0, 0, 0], [1, 2, 3.5]])).paths.tolist() == [1, 0, 0, 2]
 
 
 @pytest.mark.parametrize('sweeps', [1, 2, 10])
@@ -72,7 +72,7 @@ def test_coordinate_ascent_by_hand(shape, noise, sweeps):
 @pytest.mark.parametrize('shape', [*GRIDS, (2, 3, 4)], ids=str)
 def test_without_interaction_both_are_exact(shape):
   scores_NP, start_N = drawn(shape, 0), starts(shape)
-  exact_N, cost = labels.exact(scores_NP), 1 + sum(size - 1 for size in shape)
+  exact_N, cost = labels.exact(scores_NP).paths, 1 + sum(size - 1 for size in shape)
   for found in (
     labels.coordinate_ascent(Table(scores_NP), start_N, shape, 1),
     labels.additive(Table(scores_NP), labels.cross(start_N, shape), shape),
@@ -86,7 +86,7 @@ def test_without_interaction_both_are_exact(shape):
 def test_with_interaction_most_labels_are_exact_at_a_part_of_the_cost(shape):
   """Terms of 10 nats, noise of 3. Ascent that settles beats one sweep, which beats the fit to as many scores."""
   scores_NP, start_N = drawn(shape, 3), starts(shape)
-  exact_N = labels.exact(scores_NP)
+  exact_N = labels.exact(scores_NP).paths
   settled, swept = (labels.coordinate_ascent(Table(scores_NP), start_N, shape, sweeps) for sweeps in (10, 1))
   fitted = labels.additive(Table(scores_NP), labels.cross(start_N, shape), shape)
   found = (settled, swept, fitted)
@@ -137,11 +137,42 @@ def test_groups_of_documents_have_the_same_labels(monkeypatch):
 def test_regret_and_agreement():
   scores_NP = np.array([[-5.0, -3, -4], [-1, -9, -2]])
   assert labels.regret(scores_NP, np.array([2, 0])) == 0.5
-  assert labels.agreement(np.array([2, 0]), labels.exact(scores_NP)) == 0.5
+  assert labels.agreement(np.array([2, 0]), labels.exact(scores_NP).paths) == 0.5
 
 
-def test_a_path_that_has_diverged():
-  scores_NP = drawn((4, 4), 5)
-  scores_NP[:, 6] = np.nan
-  with pytest.raises(ValueError, match=r'paths \[6\] are not finite'):
-    labels.additive(Table(scores_NP), labels.cross(np.full(NUM, 4), (4, 4)), (4, 4))
+BAD = [np.nan, np.inf, -np.inf]
+
+
+@pytest.mark.parametrize('bad', BAD)
+def test_a_path_that_has_diverged_is_no_label(bad):
+  """The others' labels are those of a grid without it; one document has no finite score."""
+  shape, gone = (4, 4), 6
+  scores_NP = drawn(shape, 0)
+  without_NP = scores_NP.copy()
+  without_NP[:, gone] = -np.inf
+  expected_N = without_NP.argmax(1)
+  assert 0 < (scores_NP.argmax(1) == gone).sum() < NUM
+  scores_NP[:, gone], scores_NP[7] = bad, bad
+  expected_N[7] = labels.NONE
+
+  found = labels.exact(scores_NP)
+  np.testing.assert_array_equal(found.paths, expected_N)
+  assert (found.failed[gone], found.failed.sum(), found.scored) == (NUM, NUM + 15, scores_NP.size)
+  assert np.isfinite(labels.regret(scores_NP, found.paths))
+
+  every_NP = np.tile(np.arange(16), (NUM, 1))
+  for ways in (
+    labels.coordinate_ascent(Table(scores_NP), np.full(NUM, gone), shape, 10),
+    labels.additive(Table(scores_NP), every_NP, shape),
+  ):
+    assert gone not in ways.paths and ways.failed[gone] == NUM
+    assert (ways.paths == labels.NONE).nonzero()[0].tolist() == [7]
+    # Where the best path of all is gone, ascent may end at one that no change of one coordinate makes better.
+    assert (ways.paths == expected_N).mean() > 0.95
+
+
+def test_ascent_leaves_a_line_of_which_no_score_is_finite():
+  scores_NP = np.array([[np.nan, np.nan, 1.0, 3.0], [np.nan, np.nan, np.nan, 2.0], [np.nan] * 4])
+  found = labels.coordinate_ascent(Table(scores_NP), np.zeros(3, int), (2, 2), 8)
+  assert found.paths.tolist() == [3, labels.NONE, labels.NONE]  # of the second, (0, 0)'s cross has none
+  assert found.failed.tolist() == [3, 3, 2, 0]

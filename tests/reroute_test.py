@@ -162,3 +162,40 @@ def test_a_chunk_of_one_token():
   drawn = Drawn()
   with pytest.raises(ValueError, match='use 2 or more'):
     reroute.oracle(drawn.nll, drawn.counts, 1, drawn.first)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+def test_a_path_that_has_diverged_is_not_chosen(bad):
+  """All is as without it, but for a mixture that it is in, which has its weight for nothing."""
+  drawn, gone = Drawn(), 2
+  others = [path for path in range(PATHS) if path != gone]
+  without = [drawn.nll[path] for path in others]
+  drawn.nll[gone][:] = np.where(drawn.nll[gone] > 0, bad, 0)
+  drawn.first[drawn.first == gone] = 0
+  first = np.searchsorted(others, drawn.first)
+  for history in (False, True):
+    found = reroute.oracle(drawn.nll, drawn.counts, 16, drawn.first, history)
+    np.testing.assert_array_equal(found, reroute.oracle(without, drawn.counts, 16, first, history))
+  found = reroute.hindsight(drawn.nll, drawn.counts, 16)
+  np.testing.assert_array_equal(found, reroute.hindsight(without, drawn.counts, 16))
+
+  # A path less shares the first token's weight, which is before any that counts.
+  found = reroute.posterior(drawn.nll, drawn.counts)
+  np.testing.assert_allclose(found, reroute.posterior(without, drawn.counts), rtol=1e-12)
+  weights = np.exp(drawn.scores)[:, others].sum(1) / np.exp(drawn.scores).sum(1)
+  alone = reroute.mixture(without, drawn.counts, drawn.scores[:, others], PATHS - 1)
+  found = reroute.mixture(drawn.nll, drawn.counts, drawn.scores, PATHS)
+  np.testing.assert_allclose(found, alone - drawn.counts.sum(1) * np.log(weights), rtol=1e-12)
+
+
+def test_where_all_have_diverged_nothing_is_flattered():
+  drawn = Drawn()
+  for nll in drawn.nll:
+    nll[-1, 40:] = np.nan
+  for found in (
+    reroute.oracle(drawn.nll, drawn.counts, 16, drawn.first),
+    reroute.hindsight(drawn.nll, drawn.counts, 16),
+    reroute.posterior(drawn.nll, drawn.counts),
+    reroute.mixture(drawn.nll, drawn.counts, drawn.scores, 3),
+  ):
+    assert np.isfinite(found[:-1]).all() and found[-1] == np.inf

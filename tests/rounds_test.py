@@ -1,6 +1,8 @@
 """Discriminative re-sharding: router data stays out of training, scores are the paths', a stop loses nothing."""
 
+import dataclasses
 import json
+import shutil
 import signal
 
 import numpy as np
@@ -8,7 +10,8 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax import checkpoint, model, modules, settings, shards, tokenizer
+from dipaco_jax import checkpoint, history, model, modules, rounds, settings, shards, tokenizer
+from dipaco_jax import run as run_lib
 from dipaco_jax.sequences import Sequences
 
 OPTIONS = [
@@ -70,6 +73,7 @@ def test_what_a_round_reports(rerouted):
   for found in rounds:
     assert 0 <= found['majority'] <= 1 and found['accuracy'] >= found['majority'] - 0.2
     assert sum(found['label_frequency_by_path']) == pytest.approx(1) and 0 <= found['moved_fraction'] <= 1
+    assert found['not_finite_by_path'] == found['given_by_path'] == [0] * 4
     assert min(found['shard_rows']) > 0 and found['scored_pairs'] == 4 * found['router_sequences']
   report = json.loads((rerouted / 'report.json').read_text())
   assert report['domain_nmi'] == rounds[-1]['domain_nmi'] and 0 <= report['router_accuracy'] <= 1
@@ -104,6 +108,35 @@ def test_early_stopping_begins_anew_with_new_shards(rerouted):
   phases = [row for row in rows if row['kind'] == 'phase' and row['stage'] == 'train']
   # The first phase of a round is the best so far of its own hold-outs, whatever earlier rounds had.
   assert [phases[n]['best_version_by_path'] for n in (0, 1, 2)] == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path, caplog):
+  """The first round again, from scores that are NaN of one path and partly of another."""
+  for name in ('sequences', 'stages', 'features', 'routing/0', 'shards/0', 'routing/1-scores'):
+    shutil.copytree(rerouted / name, tmp_path / name)
+  s = history.read_settings(rerouted)
+  run = run_lib.unattended(tmp_path, dataclasses.replace(s, routing=dataclasses.replace(s.routing, calibrate=False)))
+  kept = [np.load(file) for file in (tmp_path / 'routing' / '1-scores' / f'{path}.npy' for path in range(4))]
+  num, expected = len(kept[0]), np.stack([kept[0], kept[1], kept[3]]).argmax(0)
+  np.save(tmp_path / 'routing' / '1-scores' / '2.npy', np.full(num, np.nan))
+  one = np.flatnonzero(expected == 0)[0]
+  np.save(tmp_path / 'routing' / '1-scores' / '0.npy', np.where(np.arange(num) == one, np.inf, kept[0]))
+  expected[one] = np.stack([kept[1], kept[3]]).argmax(0)[one] + 1
+  with caplog.at_level('WARNING'):
+    rounds.reroute(run, 1, 1)
+  found = rounds.figures(run, 1)
+  counts = np.bincount(np.array([0, 1, 3])[expected], minlength=4)
+  np.testing.assert_allclose(found['label_frequency_by_path'], counts / num)
+  assert found['not_finite_by_path'] == [1, 0, num, 0]
+  assert found['given_by_path'][2] >= found['shard_sequences'][2] > 0 and min(found['shard_rows']) > 0
+  assert f'round 1 of re-sharding: scores are not finite of path 0 on 1, 2 on {num} of {num} router' in caplog.text
+
+  for path in range(4):
+    np.save(tmp_path / 'routing' / '1-scores' / f'{path}.npy', np.full(num, np.nan))
+  shutil.rmtree(tmp_path / 'routing' / '1')
+  with pytest.raises(ValueError, match='round 1 of re-sharding: training diverged'):
+    rounds.reroute(run, 1, 1)
+  run.metrics.close()
 
 
 @pytest.mark.slow

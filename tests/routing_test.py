@@ -1,12 +1,17 @@
 """Text is routed in parts, by any number of processes, and those that are there are not made again."""
 
+import dataclasses
+import functools
+import json
+import logging
 import shutil
 
 import jax
 import numpy as np
+import pytest
 import safetensors.numpy
 
-from dipaco_jax import history, router, routing
+from dipaco_jax import history, rounds, router, routing
 from dipaco_jax import run as run_lib
 
 
@@ -57,4 +62,45 @@ def test_what_is_routed_needs_no_features_and_its_parts_go(undisturbed, tmp_path
     shutil.copytree(killed, folder)  # as one leaves it who is killed before it goes
   for name in ('train.npy', 'validation.npy', 'meta.json'):
     assert (tmp_path / 'routing' / '0' / name).read_bytes() == (routed / name).read_bytes()
+  run.metrics.close()
+
+
+def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undisturbed, tmp_path, caplog):
+  run, fitted = opened(undisturbed, tmp_path, 'sequences', 'stages', 'features')
+  z_ND = jax.numpy.asarray(np.load(undisturbed / 'features' / 'train.npy'))
+  biased = fitted._replace(bias=fitted.bias - 1e4 * (np.arange(4) == 2))
+  routed = np.asarray(router.route(biased, z_ND))[:, 0]
+  assert 2 not in routed
+  alone = shutil.copytree(tmp_path, tmp_path / 'alone')
+  with caplog.at_level(logging.WARNING):
+    routing.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(rounds.fill, run, 1))
+    routing.write_shards(run, 1)
+
+  meta = json.loads((tmp_path / 'routing' / '1' / 'meta.json').read_text())
+  shard, trained = run.shards_meta(1), run.shards_meta(1)['shard_sequences']
+  assert meta == {'x': 1, 'given_by_path': [0, 0, meta['given_by_path'][2], 0]}
+  assert 'round 1 of re-sharding' in caplog.text and f'path 2 gets {meta["given_by_path"][2]}' in caplog.text
+  assert min(shard['shard_rows']) > 0 and 0 < trained[2] <= meta['given_by_path'][2] <= 0.1 * sum(trained) / 3
+  paths = run.routed('train', 1)[:, 0]
+  moved = np.flatnonzero(paths != routed)
+  assert set(paths[moved]) == {2} and len(moved) == meta['given_by_path'][2]
+  scores_NP = np.asarray(router.scores(biased, z_ND))
+  lack_N = scores_NP.max(1) - scores_NP[:, 2]
+  assert lack_N[moved].mean() < np.quantile(lack_N, 0.15)
+
+  other = run_lib.unattended(alone, run.settings)
+  routing.publish_router(other, 1, lambda: (biased, {}))
+  with pytest.raises(ValueError, match=r'no text was routed to paths \[2\]'):
+    routing.write_shards(other, 1)
+  for made in (run, other):
+    made.metrics.close()
+
+
+def test_too_little_router_data_is_said_before_training(undisturbed, tmp_path):
+  run, _ = opened(undisturbed, tmp_path, 'sequences', 'stages')
+  s = run.settings
+  few = dataclasses.replace(s.routing, method='discriminative', router_fraction=1e-4)
+  run = dataclasses.replace(run, settings=dataclasses.replace(s, routing=few))
+  with pytest.raises(ValueError, match=r'router_fraction=0.0001 keeps \d sequences, fewer than the 4 paths'):
+    routing.route(run)
   run.metrics.close()
