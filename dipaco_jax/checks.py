@@ -21,9 +21,10 @@ CHOICES = {
 MAY_BE_ZERO = (
   'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
   'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
-  'microbatch capacity router_fraction lost hidden chunk_router_steps mixture max_skipped exclude_above max_excluded'
+  'microbatch capacity router_fraction lost hidden chunk_router_steps mixture max_skipped exclude_above max_excluded '
+  'min_validation_tokens'
 ).split()
-FRACTIONS = ('validation_fraction', 'holdout_fraction', 'router_fraction', 'lost', 'b1', 'b2', 'momentum')
+FRACTIONS = 'validation_fraction max_validation_fraction holdout_fraction router_fraction lost b1 b2 momentum'.split()
 
 
 class Diverged(Exception):

@@ -311,7 +311,8 @@ def finish(workdir: pathlib.Path):
   lines = [
     f'perplexity    {headline.figure(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.changes(r)),
-    f'bits per byte {r["bits_per_byte"]:.3f} on {r["validation_tokens"]:,} validation tokens',
+    f'bits per byte {r["bits_per_byte"]:.3f}',
+    f'validated on  {r["validation_tokens"]:,} tokens of {r["validation_documents"]:,} documents',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
     f'report        {workdir / "report.html"}',

@@ -11,6 +11,8 @@ from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
 from dipaco_jax.progress import duration
 
+GREAT_GAP = 0.3  # nats between training and held-back loss, that are explained
+
 
 class Run(NamedTuple):
   """What a report is made from."""
@@ -102,6 +104,18 @@ def _by_path(run: Run) -> Picture | None:
   return Picture(plots.by_path(values, base, labels(run.grid)), words)
 
 
+def gap(history: History, steps: int) -> float | None:
+  """How far held-back loss lies above the training loss of the last so many steps: the median over the paths, nats."""
+  held, training = history.holdout, history.training
+  if not len(held.steps) or not len(training.steps):
+    return None
+  last = training.values[training.steps > held.steps[-1] - steps]
+  known = np.isfinite(last)
+  means = np.where(known, last, 0).sum(0) / np.maximum(known.sum(0), 1)
+  apart = (held.values[-1] - means)[known.any(0) & np.isfinite(held.values[-1])]
+  return float(np.median(apart)) if len(apart) else None
+
+
 def _losses(run: Run) -> Picture | None:
   h = run.history
   if not len(h.base.steps) and not len(h.training.steps):
@@ -112,6 +126,12 @@ def _losses(run: Run) -> Picture | None:
     words += ' One thin line per path; the thick one is their median.'
   if holdout:
     words += ' On the right, text of the same shard that the path never trains on: where it rises, the path overfits.'
+  if (apart := gap(h, run.settings.train.steps_per_phase)) and apart > GREAT_GAP:
+    words += (
+      f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
+      'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
+      'fewer steps would bring the two together.'
+    )
   return Picture(plots.losses(h.base, h.training, holdout, labels(run.grid)), words)
 
 

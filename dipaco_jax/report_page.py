@@ -82,7 +82,10 @@ def _lead(run: Run) -> str:
   if not r['perplexity'] or not r['base_perplexity']:
     done = ', '.join(run.results)
     return page.element('p', f'This run is not finished. Complete so far: {done}.', 'lead')
-  return page.element('p', headline.lead(r), 'lead')
+  told = headline.held_back(run.results.get('tokenize', {}))
+  short = headline.too_little(r['validation_tokens_by_path'] or [], run.settings.data.min_validation_tokens)
+  notes = [told, f'{short[:1].upper()}{short[1:]}.' if short else '']
+  return page.element('p', headline.lead(r), 'lead') + page.element('p', ' '.join(filter(None, notes)), 'quiet')
 
 
 def _cards(run: Run) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import math
 import pathlib
 import shutil
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import balance, checkpoint, classifier, metrics, model, router, shards
+from dipaco_jax import balance, checkpoint, classifier, headline, metrics, model, router, sequences, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 
@@ -37,7 +38,12 @@ def route(run: run_lib.Run) -> dict[str, Any]:
 def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   """What a round's shards and routes are like."""
   meta = run.shards_meta(number)
-  counts = np.bincount(run.routed('validation', number), minlength=run.layout.grid.num_paths).tolist()
+  routed, found, num_paths = run.routed('validation', number), run.sequences('validation'), run.layout.grid.num_paths
+  counts = np.bincount(routed, minlength=num_paths).tolist()
+  late = [len(x.tokens) - run.settings.routing.prefix_tokens for x in found.read(range(len(found)))]
+  tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
+  if jax.process_index() == 0 and (words := headline.too_little(tokens, run.settings.data.min_validation_tokens)):
+    logging.warning(words)
   nmi = metrics.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
@@ -195,8 +201,15 @@ def _features_program(transformer: model.Transformer):
 
 def router_data(run: run_lib.Run) -> np.ndarray:
   """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
-  documents, _ = run.sequences('train').columns()
-  return shards.drawn(documents, run.settings.seed, run.settings.routing.router_fraction, 'router data')
+  found, fraction = run.sequences('train'), run.settings.routing.router_fraction
+  documents, _ = found.columns()
+  return shards.drawn(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
+
+
+def router_pieces(found: sequences.Sequences, fraction: float) -> shards.Drawn | None:
+  """Of longer texts, what is router data; hold-outs lie before it."""
+  draws = found.draws()
+  return None if draws is None else shards.drawn_pieces(found.columns()[0], draws, fraction)
 
 
 def check_router_data(run: run_lib.Run):
@@ -240,8 +253,9 @@ def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.De
   """Which training sequences are whose, and held back; router data is nobody's, which is written into `assignment`."""
   s = run.settings
   assignment[router_data(run)] = -1
-  fraction = s.data.holdout_fraction if s.train.early_stopping else 0.0
-  return shards.deal(run.sequences('train', open_parts=1), assignment, num_shards, s.seed, fraction)
+  fraction, found = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)
+  pieces = router_pieces(found, s.routing.router_fraction)
+  return shards.deal(found, assignment, num_shards, s.seed, fraction, pieces.end if pieces else 0.0)
 
 
 def write_shard_parts(

@@ -44,6 +44,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
     'paths': grids.Grid(s.grid).num_paths,
+    'held_back': results.get('tokenize', {}).get('held_back'),
     'pretrain_steps': pretrain.get('steps'),
     'pretrain_tokens': pretrain.get('tokens'),
     'domain_nmi': route.get('domain_nmi'),

@@ -2,7 +2,8 @@
 
 A document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first tokens
 [2.4]. A record is one sequence with the number of its document, so that hold-outs are drawn by document, and the index
-of its domain. Nothing here imports JAX.
+of its domain. Pieces of longer texts have draws beside that, by which neighbours are held back together. Nothing here
+imports JAX.
 """
 
 import collections
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dipaco_jax import sources
 from dipaco_jax.records import fault, read_across, read_meta, record_reader, record_writer, write_meta
 
 BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
@@ -42,6 +44,7 @@ def write_part(
   seq_len: int,
   eval_len: int,
   prefix_tokens: int,
+  pieces: int = 1,
   part: tuple[int, int] = (0, 1),
   progress: Progress = lambda done, total: None,
   threads: int = 0,
@@ -49,13 +52,15 @@ def write_part(
   """Writes the sequences of a part of the text into a folder: both splits, and `meta.json`.
 
   `<split>.array_record` has them, documents in their order; `<split>.documents` and `<split>.domains` are arrays of
-  what is in their headers. A training document gives sequences of at most `seq_len` tokens, a validation document its
-  first `eval_len`; those of `prefix_tokens` or fewer are dropped, as no loss would count them. Memory does not grow
-  with the text.
+  what is in their headers, `<split>.draws` of documents' draws where any has one. A training document gives sequences
+  of at most `seq_len` tokens, a validation document its first `eval_len`, or, where it is a piece of a longer text,
+  some from all over it; those of `prefix_tokens` or fewer are dropped, as no loss would count them. Memory does not
+  grow with the text.
 
   Args:
-    make_documents: 'train' or 'validation' to the part's documents (id, text, domain).
+    make_documents: 'train' or 'validation' to the part's documents (id, text, domain, draw).
     tokenizer: has `encode_batch` and `vocab_size`.
+    pieces: sequences that a piece of a longer text gives in validation.
     part: (k, n): its documents have the numbers k, k + n, k + 2n..., which no other part's have.
     progress: called after each document with the number done, of both splits, and None.
     threads: that tokenize; 0: one per core. The result is the same.
@@ -70,12 +75,14 @@ def write_part(
   for split, length in (('train', seq_len), ('validation', eval_len)):
     count = counts.setdefault(split, no_counts())
     with _writer(os.path.join(out_dir, split)) as write:
-      for number, (domain, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
-        pieces = list(_cut(tokens, length)) if split == 'train' else [tokens[:length]]
-        kept = [piece.astype(dtype) for piece in pieces if len(piece) > prefix_tokens]
-        write(part[0] + part[1] * number, _index(domains, domain), kept)
-        tokens_kept = sum(map(len, kept))
-        count.update(documents=1, sequences=len(kept), tokens=tokens_kept, dropped=len(pieces) - len(kept))
+      for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
+        found = list(_cut(tokens, length)) if split == 'train' or document.draw >= 0 else [tokens[:length]]
+        kept = [sequence.astype(dtype) for sequence in found if len(sequence) > prefix_tokens]
+        dropped = len(found) - len(kept)
+        if split == 'validation' and document.draw >= 0:
+          kept = _spread(kept, pieces, document.id)
+        write(part[0] + part[1] * number, _index(domains, document.domain), document.draw, kept)
+        count.update(documents=1, sequences=len(kept), tokens=sum(map(len, kept)), dropped=dropped)
         progress(next(done), None)
   sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
   return write_meta(out_dir, counts | {'domains': list(domains), 'vocab_size': tokenizer.vocab_size} | sizes)
@@ -112,25 +119,40 @@ def no_counts() -> collections.Counter[str]:
 
 
 @contextlib.contextmanager
-def _writer(stem: str) -> Iterator[Callable[[int, int, list[np.ndarray]], None]]:
-  """Yields what writes (document, domain, sequences)."""
+def _writer(stem: str) -> Iterator[Callable[[int, int, float, list[np.ndarray]], None]]:
+  """Yields what writes (document, domain, draw, sequences)."""
+  have_draws = False
   with (
     record_writer(f'{stem}.array_record') as records,
     open(f'{stem}.documents', 'wb') as documents,
     open(f'{stem}.domains', 'wb') as domains,
+    open(f'{stem}.draws', 'wb') as draws,
   ):
 
-    def write(document: int, domain: int, sequences: list[np.ndarray]):
+    def write(document: int, domain: int, draw: float, sequences: list[np.ndarray]):
+      nonlocal have_draws
+      have_draws = have_draws or draw >= 0
       for tokens in sequences:
         records.write(HEADER.pack(document, domain, tokens.itemsize) + tokens.tobytes())
       documents.write(np.full(len(sequences), document, '<u4').tobytes())
       domains.write(bytes([domain]) * len(sequences))
+      draws.write(np.full(len(sequences), draw, '<f4').tobytes())
 
     yield write
+  if not have_draws:
+    os.remove(f'{stem}.draws')
 
 
 def _cut(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
   return (tokens[begin : begin + length] for begin in range(0, len(tokens), length))
+
+
+def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:
+  """So many of them, as far from each other as may be, from a place that follows from the name."""
+  if count >= len(sequences):
+    return sequences
+  first = sources.uniform(f'first of {name}')
+  return [sequences[int((first + i) * len(sequences) / count)] for i in range(count)]
 
 
 def _index(domains: dict[str, int], domain: str) -> int:
@@ -140,18 +162,19 @@ def _index(domains: dict[str, int], domain: str) -> int:
   return domains.setdefault(domain, len(domains))
 
 
-def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[str, np.ndarray]]:
-  """(domain, tokens) of each document. Threads suffice: SentencePiece releases Python's lock; nothing is orphaned."""
+def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[Any, np.ndarray]]:
+  """(document without its text, tokens) of each. Threads suffice: SentencePiece releases Python's lock."""
   threads = threads or os.cpu_count() or 1
   waiting: collections.deque = collections.deque()
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
     for batch in _batches(documents):
-      waiting.append(([d.domain for d in batch], pool.submit(tokenizer.encode_batch, [d.text for d in batch])))
+      future = pool.submit(tokenizer.encode_batch, [d.text for d in batch])
+      waiting.append(([d._replace(text='') for d in batch], future))
       if len(waiting) > 2 * threads:
-        names, future = waiting.popleft()
-        yield from zip(names, future.result(), strict=True)
-    for names, future in waiting:
-      yield from zip(names, future.result(), strict=True)
+        of, future = waiting.popleft()
+        yield from zip(of, future.result(), strict=True)
+    for of, future in waiting:
+      yield from zip(of, future.result(), strict=True)
 
 
 def _batches(documents: Iterable) -> Iterator[list]:
@@ -210,6 +233,17 @@ class Sequences:
       documents[begin:end] = _column(f'{stem}.documents', '<u4', count)
       domains[begin:end] = renumbered[_column(f'{stem}.domains', 'u1', count)]
     return documents, domains
+
+  def draws(self) -> np.ndarray | None:
+    """All sequences' documents' draws, float32 [N], -1 for those that have none; None where none has."""
+    stems = [stem for stem, count in zip(self._stems, self.counts, strict=True) if count]
+    if not any(os.path.exists(f'{stem}.draws') for stem in stems):
+      return None
+    parts = [
+      _column(f'{stem}.draws', '<f4', count) if os.path.exists(f'{stem}.draws') else np.full(count, -1, '<f4')
+      for stem, count in zip(self._stems, self.counts, strict=True)
+    ]
+    return np.concatenate(parts)
 
 
 def _column(file: str, dtype: str, count: int) -> np.ndarray:

@@ -22,17 +22,19 @@ class Data:
 
   source: str = 'stdlib'  # the running Python's own source and documentation; or 'files', 'tfds', 'seqio'
   train: tuple[str, ...] = ()  # globs of .txt, and .jsonl or .json with a document a line, as they are, .gz, .zst
-  validation: tuple[str, ...] = ()  # globs; none: documents whose id hashes below validation_fraction
+  validation: tuple[str, ...] = ()  # globs; none: part of the text, of .txt whole files or ends of files
   name: str = ''  # of tfds: a dataset and its version, as 'c4/en:3.0.1'; of seqio: a task or a mixture
   data_dir: str = ''  # where tfds has prepared datasets: a folder, or gs://
   module: str = ''  # that registers the task of seqio
-  validation_fraction: float = 0.02
-  max_validation_documents: int = 1000  # 0: all
+  validation_fraction: float = 0.02  # of the text, held back to validate on where the source has none for that
+  min_validation_tokens: int = 1000  # for each path, and at least 10 times that: more is held back for it; 0: no floor
+  max_validation_fraction: float = 0.1  # that is held back for that floor
+  max_validation_documents: int = 1000  # drawn from all of them; 0: all
   max_documents: int = 0  # 0: all; the first so many, of training and validation together
   parts: int = 1  # that text is tokenized in, by as many processes as there are; what is made depends on this alone
   text_key: str = 'text'
   domain_key: str = 'domain'
-  holdout_fraction: float = 0.01  # of the documents, held back from every shard for early stopping [2.7]
+  holdout_fraction: float = 0.01  # of the documents, held back from every shard for early stopping [2.7]; see shards.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Train:
   microbatch: int = 0  # rows on a device whose activations exist at one time, in pretraining too; 0: all
   steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
   early_stopping: bool = True  # each path, replicas as one, points at its version of lowest hold-out loss [2.7]
-  max_holdout_rows: int = 512  # of each path's hold-out, that early stopping looks at; 0: all
+  max_holdout_rows: int = 512  # of each path's hold-out, over all its documents, for early stopping; 0: all
   paths_per_phase: int = 0  # path sampling [2.6.2]: so many, drawn by (seed, phase); others' data wait; 0: all
   schedule: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (first phase, its paths); overrides paths_per_phase
   offload: bool = False  # AdamW state of waiting paths lives in host memory

@@ -23,6 +23,8 @@ BLOCK = 4096  # positions of a stream shuffled at one time
 BLOCK_SEQUENCES = 1 << 18  # that are dealt out at one time
 OPEN_ROWS = 64  # rows being packed
 MIN_DOCUMENTS = 8  # a path with so many has one for its hold-out, whatever the draw
+LEAST_PIECES = 16  # of longer texts, that are held back at least, up to MOST_PIECES
+MOST_PIECES = 0.1  # of them
 
 S = TypeVar('S')
 T = TypeVar('T')
@@ -31,30 +33,67 @@ T = TypeVar('T')
 class Dealt(NamedTuple):
   """Which sequences are whose, [N]; 2 bytes of each beside `assignment`, which is no copy."""
 
+  seed: int
+
   assignment: np.ndarray  # [N, top_n] paths, the best first; -1: it is not used
   held: np.ndarray  # bool: whether its document is held back
   domains: np.ndarray  # uint8
 
 
-def deal(sequences: Sequences, assignment: np.ndarray, num_paths: int, seed: int, holdout_fraction: float) -> Dealt:
+def deal(
+  sequences: Sequences, assignment: np.ndarray, num_paths: int, seed: int, holdout_fraction: float, after: float = 0.0
+) -> Dealt:
   """Draws the documents that are held back.
 
   A document is held back whole, from all paths [2.7]: its sequences are the hold-out of the path they are routed to
-  first, and every other sequence trains all its paths.
+  first, and every other sequence trains all its paths. Pieces of longer texts are held back by their own draws.
 
   Args:
     assignment: int [N, top_n] paths of each sequence, the best first; -1: it is not used.
     seed: of the draw of held-back documents.
     holdout_fraction: of the documents.
+    after: that is held back of longer texts already, see `Drawn`.
   """
-  documents, domains = sequences.columns()
-  return Dealt(assignment, held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction), domains)
+  (documents, domains), draws = sequences.columns(), sequences.draws()
+  pieces = None if draws is None else drawn_pieces(documents, draws, holdout_fraction, after)
+  held = held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
+  return Dealt(seed, assignment, held, domains)
+
+
+class Drawn(NamedTuple):
+  """Pieces of longer texts whose draws lie in a span: texts' ends, or whole texts, next to what is held back already.
+
+  Neighbours are on one side, where a hash of each would leave every held-back piece between two that are trained on.
+  """
+
+  draws: np.ndarray  # [N]; -1 for documents that are drawn by a hash
+  begin: float
+  end: float
+
+  def of(self, block: slice) -> np.ndarray:
+    """Those of a block, bool."""
+    return (self.draws[block] >= self.begin) & (self.draws[block] < self.end)
+
+
+def drawn_pieces(documents: np.ndarray, draws: np.ndarray, fraction: float, after: float = 0.0) -> Drawn:
+  """So many of the pieces, but at least LEAST_PIECES, if they are not more than MOST_PIECES of all."""
+  if not fraction:
+    return Drawn(draws, after, after)
+  near = [block.start + np.flatnonzero((draws[block] >= after) & (draws[block] < after + MOST_PIECES))
+          for block in blocks(len(draws))]  # fmt: skip
+  indices = np.concatenate(near) if near else np.zeros(0, np.int64)
+  indices = indices[np.argsort(draws[indices], kind='stable')]
+  _, first = np.unique(documents[indices], return_index=True)  # each document where it comes first
+  needed = np.sort(draws[indices[first]])[:LEAST_PIECES]
+  least = np.nextafter(needed[-1], np.float32(2)) if len(needed) else after
+  return Drawn(draws, after, float(max(after + fraction, least)))
 
 
 def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq_len: int) -> dict[str, Any]:
   """Writes a path's `train.array_record`, `holdout.array_record` and `meta.json`; returns what is in the last."""
   train = write_rows(f'{out_dir}/train.array_record', sequences, _mine(dealt, path, False), seq_len)
-  holdout = write_rows(f'{out_dir}/holdout.array_record', sequences, _mine(dealt, path, True), seq_len)
+  held = spread_out(sequences, _mine(dealt, path, True), dealt.seed)
+  holdout = write_rows(f'{out_dir}/holdout.array_record', sequences, held, seq_len, in_order=True)
   domains = np.zeros(len(sequences.domains), np.int64)
   for block in blocks(len(dealt.held)):
     domains += np.bincount(dealt.domains[block][dealt.assignment[block, 0] == path], minlength=len(domains))
@@ -82,35 +121,60 @@ def blocks(count: int) -> Iterator[slice]:
   return (slice(start, start + BLOCK_SEQUENCES) for start in range(0, count, BLOCK_SEQUENCES))
 
 
-def drawn(documents: np.ndarray, seed: int, fraction: float, purpose: str) -> np.ndarray:
-  """bool [N]: whether a hash of (seed, purpose, document) falls below `fraction`."""
+def drawn(
+  documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Drawn | None = None
+) -> np.ndarray:
+  """bool [N]: whether a hash of (seed, purpose, document) falls below `fraction`; of longer texts, those `pieces`."""
   key = int.from_bytes(purpose.encode()[:7], 'big')
   found = np.empty(len(documents), bool)
   for block in blocks(len(documents)):
     found[block] = _hash(seed, key, documents[block]) < np.uint64(fraction * 2**64)
+    if pieces is not None:
+      found[block] = np.where(pieces.draws[block] < 0, found[block], pieces.of(block))
   return found
 
 
-def held_out(documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float) -> np.ndarray:
+def held_out(
+  documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float, pieces: Drawn | None = None
+) -> np.ndarray:
   """bool [N]: whether a sequence's document is held back.
 
-  A document is drawn by a hash of (seed, its number). A path of MIN_DOCUMENTS or more that no draw hit gets its lowest.
+  A document is drawn by a hash of (seed, its number), a piece of a longer text by its own draw. A path of MIN_DOCUMENTS
+  or more that no draw hit gets its lowest.
 
   Args:
     documents, first: [N] document and first path of each sequence; -1: it is not used, nor held back.
+    pieces: of longer texts, that are held back.
   """
   held, hit = np.empty(len(documents), bool), np.zeros(num_paths, bool)
   for block in blocks(len(documents)):
-    held[block] = (_hash(seed, documents[block]) < np.uint64(fraction * 2**64)) & (first[block] >= 0)
+    held[block] = _below(seed, documents[block], fraction, pieces, block) & (first[block] >= 0)
     hit[first[block][held[block]]] = True
-  chosen: list[int] = []
+  chosen: list[int] = []  # documents
+  together: list[float] = []  # draws of those that are pieces
+
+  def lowest(path, mine: np.ndarray) -> int:
+    draws = np.full(len(mine), -1.0)
+    if pieces is not None:
+      draws = np.concatenate([pieces.draws[block][first[block] == path] for block in blocks(len(documents))])
+    at = int(np.where(draws < 0, _hash(seed, mine) / 2.0**64, draws).argmin())
+    together.extend(draws[at : at + 1][draws[at : at + 1] >= 0])
+    return int(mine[at])
+
   for path in np.flatnonzero(~hit) if fraction else ():
     mine = np.concatenate([documents[block][first[block] == path] for block in blocks(len(documents))])
     if not np.isin(mine, chosen).any() and len(np.unique(mine)) >= MIN_DOCUMENTS:
-      chosen.append(int(mine[_hash(seed, mine).argmin()]))
+      chosen.append(lowest(path, mine))
   for block in blocks(len(documents)) if chosen else ():
     held[block] |= np.isin(documents[block], chosen) & (first[block] >= 0)
+    if pieces is not None:  # of a text that is held back whole, all pieces
+      held[block] |= np.isin(pieces.draws[block], together) & (first[block] >= 0)
   return held
+
+
+def _below(seed: int, documents: np.ndarray, fraction: float, pieces: Drawn | None, block: slice) -> np.ndarray:
+  by_hash = _hash(seed, documents) < np.uint64(fraction * 2**64)
+  return by_hash if pieces is None else np.where(pieces.draws[block] < 0, by_hash, pieces.of(block))
 
 
 def _mine(dealt: Dealt, path: int, held: bool) -> Iterator[np.ndarray]:
@@ -122,7 +186,26 @@ def _mine(dealt: Dealt, path: int, held: bool) -> Iterator[np.ndarray]:
     yield from (indices[i : i + READ_RECORDS] for i in range(0, len(indices), READ_RECORDS))
 
 
-def write_rows(file: str, sequences: Sequences, chunks: Iterable[np.ndarray], seq_len: int) -> dict[str, int]:
+def spread_out(sequences: Sequences, chunks: Iterable[np.ndarray], seed: int) -> Iterator[np.ndarray]:
+  """The sequences at the indices, one of every document before any has its second, documents in a drawn order.
+
+  Early stopping looks at the first rows of a hold-out, and in the order of the text these would be of few documents.
+  """
+  both = [(indices, np.array([x.document for x in sequences.read(indices)], np.int64)) for indices in chunks]
+  if not both:
+    return
+  indices, documents = (np.concatenate(arrays) for arrays in zip(*both, strict=True))
+  order = np.lexsort((_hash(seed, 1, indices), documents))  # those of a document in a drawn order
+  starts = np.flatnonzero(np.diff(documents[order], prepend=-1))
+  rank = np.empty(len(order), np.int64)
+  rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
+  order = np.lexsort((_hash(seed, 2, documents), rank))
+  yield from (indices[order[i : i + READ_RECORDS]] for i in range(0, len(order), READ_RECORDS))
+
+
+def write_rows(
+  file: str, sequences: Sequences, chunks: Iterable[np.ndarray], seq_len: int, in_order: bool = False
+) -> dict[str, int]:
   """Packs the sequences at the indices; returns the numbers of sequences, of tokens and of rows."""
   counts = collections.Counter(sequences=0, tokens=0, rows=0)
 
@@ -132,7 +215,7 @@ def write_rows(file: str, sequences: Sequences, chunks: Iterable[np.ndarray], se
       yield from (sequence.tokens for sequence in sequences.read(indices))
 
   with record_writer(file) as writer:
-    for row in pack(tokens(), seq_len):
+    for row in pack_in_order(tokens(), seq_len) if in_order else pack(tokens(), seq_len):
       writer.write(row.tobytes())
       counts.update(tokens=int(np.count_nonzero(row[1])), rows=1)
   return counts
@@ -155,6 +238,21 @@ def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
     if len(open_rows) > OPEN_ROWS:
       yield _row(open_rows.pop(max(range(len(open_rows)), key=lambda i: open_rows[i][1]))[0], seq_len)
   for row, _ in open_rows:
+    yield _row(row, seq_len)
+
+
+def pack_in_order(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
+  """As `pack`, but rows come in the order of their first sequences, and may have more padding."""
+  waiting: collections.deque[tuple[list[np.ndarray], int]] = collections.deque()
+  for tokens in sequences:
+    fitting = (i for i, (_, used) in enumerate(waiting) if used + len(tokens) <= seq_len)
+    if (i := next(fitting, None)) is None:
+      waiting.append(([tokens], len(tokens)))
+    else:
+      waiting[i] = [*waiting[i][0], tokens], waiting[i][1] + len(tokens)
+    if len(waiting) > OPEN_ROWS:
+      yield _row(waiting.popleft()[0], seq_len)
+  for row, _ in waiting:
     yield _row(row, seq_len)
 
 

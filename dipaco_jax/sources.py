@@ -12,11 +12,23 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 class Item(NamedTuple):
-  """A document not yet read: its id, where its split's draw lies in [0, 1), and how to get (text, domain)."""
+  """A document not yet read: its id, its draw in [0, 1), and how to get (text, domain).
+
+  Validation text are those whose draw is lowest. Pieces of one long text are not drawn one by one, or each would have
+  neighbours on the other side: all have the text's draw, or theirs falls towards the text's end.
+  """
 
   id: str
   draw: float
   read: Callable[[], tuple[str, str]]
+  is_piece: bool = False
+
+
+class Side(NamedTuple):
+  """Of text that is validation text in part: what a source may leave out, for time, and has to cut apart."""
+
+  fraction: float  # that is for validation: items whose draw is below
+  is_validation: bool  # the side that is wanted
 
 
 def deal(files: Sequence[T], part: Part) -> tuple[Sequence[T], Part]:

@@ -1,16 +1,22 @@
-"""Documents in files: plain text, cut into pieces, and JSON with a document a line; on disk or in a bucket."""
+"""Documents in files: plain text, cut into pieces, and JSON with a document a line; on disk or in a bucket.
+
+Neighbouring pieces of a text say much of each other. So what is held back of plain text are whole files, where there
+are WHOLE_FILES or more of them, and of fewer a stretch at the end of each. A line of JSON is a text of its own.
+"""
 
 import codecs
+import dataclasses
 import errno
 import functools
 import glob
 import gzip
 import itertools
 import json
+import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from dipaco_jax import remote, settings, sources
@@ -18,12 +24,34 @@ from dipaco_jax import remote, settings, sources
 PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many
 CHUNK_BYTES = 1 << 20
 CHECK_BYTES = 1 << 20  # of each file are looked at before any work
+SMALL_BYTES = 64 << 20
+WHOLE_FILES = 20  # of plain text: of so many, whole ones are held back
+LARGE = 0.1  # of all plain text: a file that is more is not held back as a whole
+SHORT_CHARS = 200  # a piece is not cut into less
+EXTENSION = r'\.(txt|jsonl?)?(\.gz|\.zst)?$'
+NAMED_FILES = 20  # in one folder: so many are domains by their names, where documents name none
 
 
-def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
+def items(
+  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
+) -> Iterator[sources.Item] | None:
   """Those of the globs of a split; None for validation without any."""
   globs = data.validation if split == 'validation' else data.train
-  return _items(data, globs, part) if globs else None
+  if not globs:
+    return None
+  files = _find(globs)
+  draws, names = _draws(files), domains([path for _, path in files])
+  if draws and side:
+    draws = {path: draw for path, draw in draws.items() if (draw < side.fraction) == side.is_validation}
+    files = [(name, path) for name, path in files if path in draws or _is_json(path)]
+  mine, part = sources.deal(files, part)
+  return sources.take(_of_files(data, mine, draws, names, side.fraction if side else 0.0), part)
+
+
+def held_back(data: settings.Data) -> str:
+  """What of the text is validation text: of plain text 'files' or 'ends' of files, of JSON 'documents'."""
+  files = _find(data.train)
+  return 'documents' if all(_is_json(path) for _, path in files) else 'files' if _draws(files) else 'ends'
 
 
 def listing(data: settings.Data) -> list[tuple[str, int]]:
@@ -43,6 +71,11 @@ def check(data: settings.Data) -> None:
       _check_file(path, data)
 
 
+def is_small(data: settings.Data) -> bool:
+  """Whether all files can be read in a second or so."""
+  return sum(size or SMALL_BYTES for _, size in listing(data)) <= SMALL_BYTES
+
+
 def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
   """(name, path) of all files that the globs match, by name: the path below the glob's first wildcard."""
   found: dict[str, str] = {}
@@ -59,24 +92,100 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
   return sorted((name, path) for path, name in found.items())
 
 
-def _items(data: settings.Data, globs: tuple[str, ...], part: sources.Part) -> Iterator[sources.Item]:
-  files = _find(globs)
-  # A text's pieces stay on one side of the split, unless files are so few that a side could be left without any.
-  whole = len(files) * data.validation_fraction >= 5
-  mine, part = sources.deal(files, part)
-  return sources.take(_of_files(data, mine, whole), part)
+def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
+  """path -> draw of files of plain text, where they are enough to be held back whole: the share of text before them.
+
+  In the order of a hash of their names. Files that are LARGE come last, and are never drawn.
+  """
+  sizes = {(name, path): _size(path) for name, path in files if not _is_json(path)}
+  if len(sizes) < WHOLE_FILES:
+    return {}
+  total = sum(sizes.values())
+  large = {file for file, size in sizes.items() if size > LARGE * total}
+  order = sorted(sizes.keys() - large, key=lambda file: (sources.uniform(file[0]), file))
+  before = itertools.accumulate((sizes[file] for file in order), initial=0)
+  found = {path: size / total for (_, path), size in zip(order, before, strict=False)}
+  return found | {path: math.nextafter(1, 0) for _, path in large}
 
 
-def _of_files(data: settings.Data, files: Sequence[tuple[str, str]], whole: bool) -> Iterator[sources.Item]:
+def _size(path: str) -> int:
+  """Bytes, at least 1; in a bucket all files count alike."""
+  return 1 if remote.is_remote(path) else max(1, os.path.getsize(path))
+
+
+def domains(paths: Sequence[str]) -> dict[str, str]:
+  """path -> what stands for its domain where documents name none.
+
+  Of files in several folders the folder, from where they part; of NAMED_FILES or fewer in one folder the file; else
+  nothing.
+  """
+  folders = [os.path.dirname(path).split('/') for path in paths]
+  if len({*map(tuple, folders)}) > 1:
+    common = sum(1 for _ in itertools.takewhile(lambda names: len({*names}) == 1, zip(*folders, strict=False)))
+    names = ['/'.join(folder[common:] or folder[-1:]) for folder in folders]
+    return dict(zip(paths, names, strict=True))
+  few = 1 < len(paths) <= NAMED_FILES
+  return {path: re.sub(EXTENSION, '', os.path.basename(path)) if few else '' for path in paths}
+
+
+def _of_files(
+  data: settings.Data, files: Sequence[tuple[str, str]], draws: Mapping[str, float], names: Mapping[str, str],
+  fraction: float,
+) -> Iterator[sources.Item]:  # fmt: skip
   for name, path in files:
     if _is_json(path):
       for number, line in _lines(path):
-        read = functools.partial(_parse, path, number, line, data)
+        read = functools.partial(_parse, path, number, line, data, names[path])
         yield sources.Item(f'{name}:{number}', sources.spread(name, number), read)
     else:
-      for number, piece in enumerate(pieces(decode(path))):
-        draw = sources.uniform(name) if whole else sources.spread(name, number)
-        yield sources.Item(f'{name}#{number}', draw, functools.partial(sources.as_read, piece, ''))
+      whole = ((piece, draws[path]) for piece in pieces(decode(path))) if path in draws else None
+      for number, (piece, draw) in enumerate(whole or placed(path, fraction)):
+        read = functools.partial(sources.as_read, piece, names[path])
+        yield sources.Item(f'{name}#{number}', draw, read, is_piece=True)
+
+
+def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
+  """The pieces of a text, and which share of it lies behind the middle of each; it falls towards the text's end.
+
+  The piece in which the last `fraction` of the text begins is cut there: a short text has few pieces.
+  """
+  total, done, behind, read = length(path), 0, 1.0, Read()
+
+  def place(chars: float) -> float:
+    return chars * read.bytes / max(1, read.chars) / max(1, total)
+
+  for piece in pieces(decode(path, read)):
+    begin, end = place(done), place(done + len(piece))
+    parts = [piece]
+    if fraction and begin < 1 - fraction < end:
+      at = _break(piece, int(len(piece) * (1 - fraction - begin) / (end - begin)), len(piece))
+      parts = [piece[:at], piece[at:]] if SHORT_CHARS < at < len(piece) - SHORT_CHARS else parts
+    for part in parts:
+      # Bytes of a character may change from place to place, so that a place is not quite exact.
+      behind = min(behind, max(0.0, 1 - place(done + len(part) / 2)))
+      done += len(part)
+      yield part, behind
+
+
+def length(path: str) -> int:
+  """Bytes of a text, decompressed. What does not say is read for it, once."""
+  if remote.is_remote(path):
+    return _counted(path, 0)
+  found = os.stat(path)
+  return _counted(path, found.st_mtime_ns) if path.endswith(('.gz', '.zst')) else found.st_size
+
+
+@functools.lru_cache(64)
+def _counted(path: str, modified_ns: int) -> int:
+  return sum(map(len, _chunks(path)))
+
+
+@dataclasses.dataclass
+class Read:
+  """How far a text is read."""
+
+  bytes: int = 0
+  chars: int = 0
 
 
 def _is_json(path: str) -> bool:
@@ -112,8 +221,8 @@ def _chunks(path: str) -> Iterator[bytes]:
     raise ValueError(f'{path}: damaged or cut short ({e}); mend or leave out this file') from e
 
 
-def decode(path: str) -> Iterator[str]:
-  """The file's text, in chunks."""
+def decode(path: str, read: Read | None = None) -> Iterator[str]:
+  """The file's text, in chunks; `read` is told how far."""
   decoder = codecs.getincrementaldecoder('utf-8-sig')()
   offset = 0
   for chunk in itertools.chain(_chunks(path), [b'']):
@@ -124,8 +233,10 @@ def decode(path: str) -> Iterator[str]:
       text = decoder.decode(chunk, final=not chunk)
     except UnicodeDecodeError as e:
       raise ValueError(f'{path}: not UTF-8 at byte {start + e.start}: convert it, or leave out this file') from e
-    offset += len(chunk)
-    yield text.replace('\r\n', '\n')
+    offset, text = offset + len(chunk), text.replace('\r\n', '\n')
+    if read:
+      read.bytes, read.chars = offset, read.chars + len(text)
+    yield text
 
 
 def pieces(chunks: Iterator[str]) -> Iterator[str]:
@@ -134,13 +245,18 @@ def pieces(chunks: Iterator[str]) -> Iterator[str]:
   for chunk in chunks:
     rest, begin = rest + chunk, 0
     while len(rest) - begin >= 2 * PIECE_CHARS:
-      ends = (rest.find(mark, begin + PIECE_CHARS, begin + 2 * PIECE_CHARS) for mark in ('\n\n', '\n', ' '))
-      end = next((end + 1 for end in ends if end >= 0), begin + PIECE_CHARS)
+      end = _break(rest, begin + PIECE_CHARS, begin + 2 * PIECE_CHARS)
       yield rest[begin:end]
       begin = end
     rest = rest[begin:]
   if rest.strip():
     yield rest
+
+
+def _break(text: str, begin: int, end: int) -> int:
+  """Where to cut: after a blank line, else after a line, else after a space, else at `begin`."""
+  ends = (text.find(mark, begin, end) for mark in ('\n\n', '\n', ' '))
+  return next((at + 1 for at in ends if at >= 0), begin)
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
@@ -154,8 +270,8 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def _parse(path: str, number: int, line: bytes, data: settings.Data) -> tuple[str, str]:
-  """(text, domain) of one line of JSON."""
+def _parse(path: str, number: int, line: bytes, data: settings.Data, name: str = '') -> tuple[str, str]:
+  """(text, domain) of one line of JSON; one that names no domain has that of its file."""
   where = f'{path}:{number}'
   try:
     record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
@@ -169,7 +285,7 @@ def _parse(path: str, number: int, line: bytes, data: settings.Data) -> tuple[st
   # JSON can spell half of a surrogate pair, which no tokenizer takes.
   text = record[data.text_key].encode('utf-8', 'replace').decode()
   domain = record.get(data.domain_key)
-  return text, '' if domain is None else str(domain)
+  return text, name if domain is None else str(domain)
 
 
 def _check_file(path: str, data: settings.Data) -> None:

@@ -13,7 +13,9 @@ BATCH = 256  # examples read at one time
 SEED = 0  # of mixtures and of preprocessors that draw
 
 
-def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
+def items(
+  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
+) -> Iterator[sources.Item] | None:
   """Examples as the task makes them, unshuffled; None where it has no split for validation.
 
   An example's text is its feature `text_key` as it was before it was tokenized (`<text_key>_pretokenized`) where the

@@ -12,7 +12,9 @@ from dipaco_jax import settings, sources, sources_files
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
 
-def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
+def items(
+  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
+) -> Iterator[sources.Item] | None:
   """All documents, for training; None for validation: it has no such split."""
   return sources.take(_items(), part) if split == 'train' else None
 
@@ -32,7 +34,7 @@ def _items() -> Iterator[sources.Item]:
   for name in sorted(found, key=lambda name: sources.uniform(f'order of {name}')):  # not that of the split
     for number, piece in enumerate(sources_files.pieces(iter([found[name]()]))):
       read = functools.partial(sources.as_read, piece, _domain(name))
-      yield sources.Item(f'{name}#{number}', sources.uniform(name), read)
+      yield sources.Item(f'{name}#{number}', sources.uniform(name), read, is_piece=True)
 
 
 def _topics(path: str) -> Iterator[tuple[str, str]]:

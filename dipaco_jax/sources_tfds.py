@@ -18,7 +18,9 @@ READ_RECORDS = 256  # at one time
 BUFFER_BYTES = 8 << 20
 
 
-def items(data: settings.Data, split: str, part: sources.Part = sources.WHOLE) -> Iterator[sources.Item] | None:
+def items(
+  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
+) -> Iterator[sources.Item] | None:
   """Examples in the order of the dataset's files; None where it has no split for validation.
 
   A document's id is its number in the split, whatever format and files the dataset is kept in.

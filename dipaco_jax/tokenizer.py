@@ -6,6 +6,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -15,7 +16,7 @@ from dipaco_jax import remote
 SENTENCE_CHARS = 2000  # what the trainer sees at one time
 
 
-def sample(documents: Iterable[Sequence[str]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
+def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
   """(id, text) of about `sample_bytes`, those whose hash of (seed, id) is lowest: whatever the documents' order.
 
   A sample of samples of parts is one of the whole.

@@ -24,17 +24,17 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Documents to a tokenizer and to sequences of at most seq_len tokens."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
   check_init(s)
-  folder, share = run.workdir / _name(s), (jax.process_index(), jax.process_count())
+  folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), text.held(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
     run_lib.only_first_process(lambda: checkpoint.write_file(file, remote.read(given)), 'tokenizer')
   elif not checkpoint.any_process(file.exists(), 'tokenizer'):
-    _sample(s, folder, share)
+    _sample(s, folder, share, held)
     checkpoint.barrier('samples')
     run_lib.only_first_process(lambda: checkpoint.write_file(file, _train(s, folder)), 'trained tokenizer')
-  write_parts(run, folder / 'sequences', share)
+  write_parts(run, folder / 'sequences', share, held)
   checkpoint.barrier('sequences in parts')
-  run_lib.only_first_process(lambda: _publish(run, folder), 'sequences')
+  run_lib.only_first_process(lambda: _publish(run, folder, held), 'sequences')
   return json.loads((run.workdir / 'sequences' / 'meta.json').read_text())
 
 
@@ -47,10 +47,10 @@ def _samples(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / f'sample-{k}.json' for k in range(s.data.parts)]
 
 
-def _sample(s: settings.Settings, folder: Path, share: tuple[int, int]):
+def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: text.Held):
   files = _samples(s, folder)
   for k in checkpoint.missing(files, share):
-    documents = text.documents(s.data, 'train', (k, s.data.parts))
+    documents = text.documents(s.data, 'train', (k, s.data.parts), held.fraction)
     checkpoint.write_file(files[k], json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)))
 
 
@@ -79,7 +79,7 @@ def _folders(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / str(k) for k in range(s.data.parts)]
 
 
-def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int]):
+def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: text.Held):
   """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   s, parts = run.settings, run.settings.data.parts
   missing, done = checkpoint.missing(_folders(s, folder), share), 0
@@ -94,18 +94,20 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int]):
 
     with checkpoint.publish_directory(folder / str(k)) as aside:
       meta = sequences.write_part(
-        functools.partial(text.documents, s.data, part=(k, parts)), run.tokenizer, str(aside), part=(k, parts),
-        seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens, progress=show,
+        functools.partial(text.documents, s.data, part=(k, parts), fraction=held.fraction), run.tokenizer, str(aside),
+        part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
+        pieces=held.sequences, progress=show,
       )  # fmt: skip
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
 
 
-def _publish(run: run_lib.Run, folder: Path):
+def _publish(run: run_lib.Run, folder: Path, held: text.Held):
   """`sequences/`, of all parts; what is left of making them goes."""
   check_files(run.settings, folder)
   check_parts(_folders(run.settings, folder / 'sequences'))
   meta = sequences.merge(str(folder / 'sequences'), run.settings.data.parts)
+  meta |= {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
   checkpoint.write_json(folder / 'sequences' / 'meta.json', meta)
   checkpoint.put_in_place(folder / 'sequences', run.workdir / 'sequences')
@@ -125,7 +127,7 @@ def check_input(s: settings.Settings):
   if s.tokenizer.model_file:
     tokenizer.Tokenizer(s.tokenizer.model_file)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
-  for document in text.documents(s.data, 'train'):
+  for document in text.documents(s.data, 'train', fraction=text.held(s).fraction):
     most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
     if most >= needed:
       return

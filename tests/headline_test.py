@@ -43,3 +43,21 @@ def test_without_a_control_it_says_what_it_does_not_compare():
 )
 def test_change(ratio, interval, words):
   assert headline.change(ratio, interval, 'it') == words
+
+
+def test_validation_text_that_is_too_little_is_named():
+  assert headline.too_little([1000, 5000], 1000) == headline.too_little([], 1000) == headline.too_little([0], 0) == ''
+  assert headline.too_little([455, 9918, 7391, 0], 1000) == (
+    'validation text is short of config.data.min_validation_tokens=1,000 tokens for 2 of 4 paths (path 0 has 455, path '
+    '3 has 0): their figures may be chance; give more text, or fewer paths'
+  )
+  assert '(path 0 has 1, path 1 has 1, path 2 has 1, path 3 has 1, 60 more paths have fewer too)' in (
+    headline.too_little([1] * 64, 10)
+  )
+
+
+@pytest.mark.parametrize('how', headline.HELD_BACK)
+def test_the_page_says_what_was_held_back(how):
+  words = headline.held_back({'held_back': how, 'validation_fraction': 0.0471})
+  assert words.startswith('Validation text ') and ('4.7%' in words or how == 'given')
+  assert headline.held_back({}) == ''

@@ -18,6 +18,7 @@ from dipaco_jax import (
   grid_plot,
   history,
   metrics,
+  pictures,
   plots,
   report,
   report_page,
@@ -178,6 +179,22 @@ def test_rerouted_perplexities_stand_side_by_side():
     ['re-routed, learned, W = 16', '9.000', '-', '8.000'],
     ['re-routed, oracle, W = 16', '-', '-', '7.000'],
   ]
+
+
+def test_a_great_gap_is_explained(runs, tmp_path):
+  config = history.read_settings(runs('grid'))
+  tau = config.train.steps_per_phase
+  found = history.read(runs('grid'), 16)
+  apart = pictures.gap(found, tau)
+  assert apart == pytest.approx(0.3, abs=0.2)  # by the curves of synthetic.py, which end 0.15 to 0.45 nats apart
+  rise = found._replace(holdout=drawing.Curve(found.holdout.steps, found.holdout.values + 1))
+  assert pictures.gap(rise, tau) == pytest.approx(apart + 1)
+  nothing = drawing.Curve(np.zeros(0, int), np.zeros((0, 16)))
+  assert pictures.gap(found._replace(holdout=nothing), tau) is None
+  run = run_report._read_run(runs('grid'), run_report.build(runs('grid')))
+  for history_, words in ((found, ''), (rise, f'In the last phase it lies {apart + 1:.1f} nats above')):
+    caption = pictures._losses(run._replace(history=history_)).caption
+    assert words in caption and ('nats above' in caption) == bool(words or apart > pictures.GREAT_GAP)
 
 
 def test_short_names():

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import whole
 
+from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings, text
 from dipaco_jax.sequences import MAX_DOMAINS, Sequences
 from dipaco_jax.text import Document
@@ -58,13 +59,33 @@ def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
 
 
 def test_validation_is_the_beginning_of_each_document(tmp_path, tokenizer):
-  meta = write(tmp_path / 'a', tokenizer)
-  sequences = Sequences(tmp_path / 'a', 'validation')
-  wholes = [tokenizer.encode(d.text) for d in text.documents(DATA, 'validation')]
+  meta = write(tmp_path / 'a', tokenizer, plain)
+  found = Sequences(tmp_path / 'a', 'validation')
+  wholes = [tokenizer.encode(d.text) for d in plain('validation')]
   expected = [whole[:200] for whole in wholes if len(whole) > 32]
-  assert len(sequences) == len(expected) == meta['validation_documents'] > 5
-  assert all((sequences[i].tokens == expected[i]).all() for i in range(len(expected)))
+  assert len(found) == len(expected) == meta['validation_documents'] > 5
+  assert all((found[i].tokens == expected[i]).all() for i in range(len(expected)))
   assert meta['validation_tokens'] == sum(map(len, expected))
+
+
+def plain(split):
+  """As if none was a piece of a longer text."""
+  return (d._replace(draw=-1.0) for d in text.documents(DATA, split))
+
+
+@pytest.mark.parametrize('pieces', [1, 3, 1000])
+def test_a_piece_of_a_text_is_validated_all_over(tmp_path, tokenizer, pieces):
+  write(tmp_path / 'a', tokenizer, pieces=pieces)
+  found = Sequences(tmp_path / 'a', 'validation')
+  for number, document in enumerate(text.documents(DATA, 'validation')):
+    whole = tokenizer.encode(document.text).tolist()
+    cut = [whole[i : i + 200] for i in range(0, len(whole), 200)]
+    cut = [sequence for sequence in cut if len(sequence) > 32]
+    mine = [s.tokens.tolist() for s in found.read(range(len(found))) if s.document == number]
+    at = [cut.index(sequence) for sequence in mine]
+    assert len(at) == min(pieces, len(cut)) and at == sorted(set(at))
+  drawn = [sequences_lib._spread(list(range(10)), 2, str(i)) for i in range(300)]
+  assert {b - a for a, b in drawn} == {5} and {a for a, _ in drawn} == set(range(5)), 'from anywhere, and far apart'
 
 
 def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
@@ -73,7 +94,7 @@ def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
     write(tmp_path / str(threads), tokenizer, threads=threads)
     files = [f for f in (tmp_path / str(threads)).rglob('*') if f.is_file()]
     contents.append({str(f.relative_to(tmp_path / str(threads))): f.read_bytes() for f in files})
-  assert contents[0] == contents[1] and len(contents[0]) == 2 * 3 + 2
+  assert contents[0] == contents[1] and len(contents[0]) == 2 * 4 + 2
 
 
 def test_reading_at_random(tmp_path, tokenizer):

@@ -296,3 +296,87 @@ def wait_for(condition):
   while not condition() and time.monotonic() < deadline:
     time.sleep(0.001)
   assert condition()
+
+
+# -- hold-outs over documents, and of longer texts
+
+
+def test_a_hold_out_begins_with_every_document(tmp_path):
+  """In the order of the text, its first rows are of few: 20 documents of 30 sequences each."""
+  sequences = make_sequences(tmp_path / 'sequences', [30 * SEQ_LEN] * 20)
+  documents, _ = sequences.columns()
+  order = np.concatenate([*shards.spread_out(sequences, iter([np.arange(200), np.arange(200, 600)]), 0)])
+  assert sorted(order) == list(range(600))
+  for turn in range(30):
+    assert sorted(documents[order[20 * turn : 20 * turn + 20]]) == list(range(20))
+  firsts = order[:20]
+  assert (firsts % 30).std() > 5, 'of a document not its beginning'
+  assert (order != np.concatenate([*shards.spread_out(sequences, iter([np.arange(600)]), 1)])).any()
+  assert (order == np.concatenate([*shards.spread_out(sequences, iter([np.arange(600)]), 0)])).all()
+  assert list(shards.spread_out(sequences, iter([]), 0)) == []
+
+
+def test_the_first_rows_of_a_written_hold_out_are_of_all_its_documents(tmp_path):
+  lengths = np.random.default_rng(0).integers(5, 400, 300).tolist()
+  sequences = make_sequences(tmp_path / 'sequences', lengths)
+  meta = write(sequences, np.zeros((len(sequences), 1), int), 1, tmp_path / 'shards', holdout_fraction=0.1)
+  ends = np.cumsum([0, *lengths])
+  tokens, ids = read(tmp_path / 'shards' / '0' / 'holdout.array_record')
+  of_row = [set(np.searchsorted(ends, row[row_ids > 0], 'left') - 1) for row, row_ids in zip(tokens, ids, strict=True)]
+  everything = set().union(*of_row)
+  assert 20 <= len(everything) <= 40 and len(of_row) == meta['holdout_rows'][0] > 60
+  assert set().union(*of_row[: len(everything)]) == everything
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, SEQ_LEN), max_size=300))
+def test_packing_in_order(lengths):
+  ends = np.cumsum([0, *lengths]) + 1
+  sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
+  packed = np.array(list(shards.pack_in_order(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
+  assert sorted(segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
+  assert (np.diff(packed[:, 0, 0]) > 0).all(), 'rows come as their first sequences do'
+
+
+def texts(count, pieces):
+  """Documents, and draws of texts of so many pieces: the share of a text behind the middle of each."""
+  documents = np.repeat(np.arange(count * pieces), 3)
+  return documents, np.tile(np.repeat(1 - (np.arange(pieces) + 0.5) / pieces, 3), count).astype(np.float32)
+
+
+def test_of_longer_texts_the_ends_are_held_back():
+  documents, draws = texts(4, 500)
+  held = shards.held_out(documents, documents % 5, 5, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01))
+  assert np.flatnonzero(held[::3]).tolist() == [500 * i + n for i in range(4) for n in range(495, 500)]
+  router = shards.drawn_pieces(documents, draws, 0.02)
+  after = shards.held_out(documents, documents % 5, 5, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01, router.end))
+  assert np.flatnonzero(shards.drawn(documents, 0, 0.02, 'x', router)[:1500:3]).tolist() == [*range(490, 500)]
+  assert np.flatnonzero(after[:1500:3]).tolist() == [*range(485, 490)], 'next to what is held back already'
+
+
+def test_of_little_text_more_is_held_back_up_to_a_bound():
+  documents, draws = texts(2, 100)
+  held = shards.drawn_pieces(documents, draws, 0.01)
+  assert len(np.unique(documents[held.of(slice(None))])) == shards.LEAST_PIECES
+  documents, draws = texts(2, 20)
+  held = shards.drawn_pieces(documents, draws, 0.01)
+  assert len(np.unique(documents[held.of(slice(None))])) == 4  # a tenth
+  assert not shards.drawn_pieces(documents, draws, 0.0).of(slice(None)).any()
+
+
+def test_of_texts_that_are_drawn_whole_all_pieces_are_held_back():
+  documents, draws = np.arange(2000), np.repeat(np.arange(20) / 20, 100).astype(np.float32)
+  held = shards.held_out(documents, documents % 3, 3, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01))
+  assert np.flatnonzero(held).tolist() == list(range(100))
+  first = np.where(documents < 100, 0, 1 + documents % 2)  # no piece of it is another path's
+  held = shards.held_out(documents, first, 3, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01))
+  assert np.flatnonzero(held).tolist() == list(range(200)), 'those paths get the next text, whole'
+
+
+def test_documents_and_pieces_are_drawn_side_by_side():
+  documents, draws = texts(1, 1000)
+  documents = np.concatenate([documents, np.arange(10_000, 60_000)])
+  draws = np.concatenate([draws, np.full(50_000, -1, np.float32)])
+  first = np.zeros(len(documents), int)
+  held = shards.held_out(documents, first, 1, 0, 0.05, shards.drawn_pieces(documents, draws, 0.05))
+  assert held[:2850].sum() == 0 and held[2850:3000].all() and 0.045 < held[3000:].mean() < 0.055

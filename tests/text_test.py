@@ -55,11 +55,118 @@ def test_text_without_any_break_is_cut_too(tmp_path):
   assert max(len(d.text) for d in train + validation) < 2 * sources_files.PIECE_CHARS
 
 
-def test_pieces_of_a_file_stay_together_where_files_are_many(tmp_path):
-  for i in range(60):
-    (tmp_path / f'{i}.txt').write_text('some words\n\n' * 3000)
-  train, validation = ({d.id.split('#')[0] for d in split} for split in both(files(tmp_path, validation_fraction=0.2)))
-  assert validation and train and not train & validation
+def names(split):
+  return [d.id.split('#')[0] for d in split]
+
+
+@pytest.mark.parametrize('count', [sources_files.WHOLE_FILES, 60])
+@pytest.mark.parametrize('fraction', [0.02, 0.2])
+def test_whole_files_are_held_back_where_there_are_some(tmp_path, count, fraction):
+  for i in range(count):
+    (tmp_path / f'{i}.txt').write_text('some words\n\n' * (3000 if i else 300_000))  # the first is most of the text
+  train, validation = (set(names(split)) for split in both(files(tmp_path, validation_fraction=fraction)))
+  assert validation and not train & validation and len(train | validation) == count
+  sizes = {name: (tmp_path / name).stat().st_size for name in train | validation}
+  held, total, largest = sum(sizes[name] for name in validation), sum(sizes.values()), sorted(sizes.values())[-2]
+  assert '0.txt' in train
+  assert held <= fraction * total + largest and (held >= fraction * total or len(validation) == count - 1)
+
+
+def test_of_fewer_files_a_stretch_at_the_end_of_each(tmp_path):
+  """No held-back piece stands between two that are trained on, and each file has its part."""
+  for i, words in enumerate(('words ', 'wörter ', 'слова ')):
+    lines = (f'{words * 20}{n}\n\n' for n in range(3000 * (i + 1)))
+    (tmp_path / f'{i}.txt').write_text(''.join(lines))
+  train, validation = both(files(tmp_path, validation_fraction=0.05))
+  for name in ('0.txt', '1.txt', '2.txt'):
+    mine, held = ([d for d in split if d.id.startswith(name)] for split in (train, validation))
+    numbers = [[int(d.id.split('#')[1]) for d in side] for side in (mine, held)]
+    assert numbers[0] + numbers[1] == list(range(len(mine) + len(held)))
+    assert ''.join(d.text for d in mine + held) == (tmp_path / name).read_text()
+    chars = [sum(len(d.text) for d in side) for side in (mine, held)]
+    assert chars[1] / sum(chars) == pytest.approx(0.05, abs=0.003)
+    draws = [d.draw for d in mine]
+    assert 0 <= draws[-1] < 0.02 and draws[0] > 0.95 and draws == sorted(draws, reverse=True)
+
+
+def test_a_short_file_has_its_stretch_too(tmp_path):
+  for name in 'abc':
+    (tmp_path / f'{name}.txt').write_text('\n\n'.join(f'Paragraph {i} of a text.' for i in range(1000)))  # 3 pieces
+  train, validation = both(files(tmp_path, validation_fraction=0.1))
+  assert set(names(train)) == set(names(validation)) == {'a.txt', 'b.txt', 'c.txt'}
+  chars = [sum(len(d.text) for d in side) for side in (train, validation)]
+  assert chars[1] / sum(chars) == pytest.approx(0.1, abs=0.01)
+  assert all(d.text.lstrip().startswith('Paragraph') for d in validation)
+
+
+def test_compressed_text_is_split_as_plain_text_is(tmp_path):
+  content = ''.join(f'äöü {n} some words\n\n' for n in range(20_000)).encode()
+  found = []
+  for name, compress in {'txt': bytes, 'txt.gz': gzip.compress, 'txt.zst': zstandard.compress}.items():
+    (tmp_path / name).mkdir()
+    (tmp_path / name / f'a.{name}').write_bytes(compress(content))
+    sides = both(settings.Data(source='files', train=(f'{tmp_path}/{name}/*',), validation_fraction=0.1))
+    found.append([[d.text for d in side] for side in sides])
+  assert found[0] == found[1] == found[2] and found[0][1]
+
+
+def test_limits_leave_text_on_both_sides(tmp_path):
+  """The first pieces of all are of one file's beginning."""
+  for name in 'abc':
+    (tmp_path / f'{name}.txt').write_text('some words\n\n' * 50_000)
+  train, validation = both(files(tmp_path, max_documents=20, validation_fraction=0.1))
+  assert (len(train), len(validation)) == (18, 2)
+
+
+def test_a_limit_of_validation_draws_from_all_files(tmp_path):
+  for name in 'abcd':
+    (tmp_path / f'{name}.jsonl').write_bytes(lines(400))
+  few = both(files(tmp_path, validation_fraction=0.3, max_validation_documents=40))[1]
+  assert len(few) == 40 and {d.id[0] for d in few} == set('abcd')
+  everything = both(files(tmp_path, validation_fraction=0.3))[1]
+  assert set(few) < set(everything) and few == sorted(few, key=everything.index)
+
+
+@pytest.mark.parametrize(
+  ('paths', 'expected'),
+  [
+    (['/x/a.txt'], ['']),
+    (['/x/a.txt', '/x/b.jsonl.gz'], ['a', 'b']),
+    ([f'/x/{i}.txt' for i in range(21)], [''] * 21),
+    (['/x/law/a.txt', '/x/law/b.txt', '/x/news/old/c.txt'], ['law', 'law', 'news/old']),
+    (['/x/a.txt', '/x/law/b.txt'], ['x', 'law']),
+    (['gs://b/law/a.txt', 'gs://b/news/b.txt'], ['law', 'news']),
+  ],
+)
+def test_files_and_folders_are_domains_where_documents_name_none(paths, expected):
+  assert list(sources_files.domains(paths).values()) == expected
+
+
+def settings_of(tmp_path, **data):
+  values = {'data': {'source': 'files', 'train': (f'{tmp_path}/*.*',), **data}, 'model': {'seq_len': 256}}
+  return settings.from_dict(values | {'grid': {'a': 4, 'b': 4}})
+
+
+def test_more_is_held_back_of_little_text(tmp_path):
+  """First more of the pieces that are held back anyway, then more pieces, up to a bound."""
+  for name in 'abc':
+    (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 50_000)  # 3 MB, some 650,000 tokens that count
+  assert text.held(settings_of(tmp_path, min_validation_tokens=0)) == (0.02, 1, 'ends')
+  fraction, sequences, how = text.held(settings_of(tmp_path, min_validation_tokens=200))  # 6,400 in all
+  assert fraction == 0.02 and 1 < sequences < 20 and how == 'ends'
+  fraction, sequences, _ = text.held(settings_of(tmp_path))  # 32,000 in all
+  assert 0.04 < fraction < 0.06 and sequences == text.ALL
+  assert text.held(settings_of(tmp_path, min_validation_tokens=10_000))[0] == 0.1
+  assert text.held(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 3, 'ends')
+  for name in 'abc':
+    (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 5_000_000)
+  assert text.held(settings_of(tmp_path)) == (0.02, 1, 'ends')
+
+
+def test_of_lines_more_are_held_back(tmp_path):
+  (tmp_path / 'a.jsonl').write_bytes((json.dumps({'text': 'word ' * 200}) + '\n').encode() * 2000)  # 218 tokens count
+  assert text.held(settings_of(tmp_path)) == (pytest.approx(32_000 / 218 / 2000, rel=1e-3), text.ALL, 'documents')
+  assert text.held(settings_of(tmp_path, validation=f'{tmp_path}/a.jsonl')) == (0.02, 1, 'given')
 
 
 def test_names_do_not_depend_on_where_the_files_are(tmp_path):
@@ -194,11 +301,11 @@ def test_good_files_pass(tmp_path):
 
 def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(lines(60_000) + b'{"txt": 1}\n')
-  (tmp_path / 'b.txt').write_bytes(b'good text\n' * 300_000 + b'\xff')
   text.check(files(tmp_path))
   with pytest.raises(ValueError, match=r'a\.jsonl:60001: no text'):
     list(text.documents(files(tmp_path, validation_fraction=1e-9), 'train'))
   (tmp_path / 'a.jsonl').unlink()
+  (tmp_path / 'b.txt').write_bytes(b'good text\n' * 300_000 + b'\xff')
   with pytest.raises(ValueError, match=r'b\.txt: not UTF-8 at byte 3000000'):
     list(text.documents(files(tmp_path), 'train'))
 
