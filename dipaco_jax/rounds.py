@@ -19,6 +19,7 @@ import numpy as np
 from dipaco_jax import balance, checkpoint, classifier, evaluate, labels, router, routing, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
+from dipaco_jax.checks import Diverged
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
@@ -54,9 +55,9 @@ def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray
 
 
 def tell_of_failures(number: int, found: labels.Labels, num_sequences: int):
-  """Names the paths with scores that are not finite; raises ValueError where no sequence has a label."""
+  """Names the paths with scores that are not finite; raises Diverged where no sequence has a label."""
   if (found.paths == labels.NONE).all():
-    raise ValueError(f'round {number} of re-sharding: training diverged: no path has a finite score on router data')
+    raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
   if found.failed.any() and jax.process_index() == 0:
     failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
     logging.warning(
