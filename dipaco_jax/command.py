@@ -71,10 +71,10 @@ def quiet():
 
 
 class Plain(logging.Formatter):
-  """What is said of text from outside obeys nothing that stands in it."""
+  """What is said of text from outside obeys nothing that stands in it, and tells no passwords."""
 
   def format(self, record: logging.LogRecord) -> str:
-    return plain.text(super().format(record))
+    return plain.redacted(plain.text(super().format(record)))
 
 
 def keep_programs():
@@ -89,7 +89,7 @@ def keep_programs():
 
 def fail(words: str, status: int = 2) -> NoReturn:
   """One line on stderr, and out."""
-  print(plain.text(f'dipaco_jax: {words}'), file=sys.stderr)
+  print(plain.redacted(plain.text(f'dipaco_jax: {words}')), file=sys.stderr)
   sys.exit(status)
 
 

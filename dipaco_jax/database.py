@@ -8,6 +8,7 @@ import fcntl
 import logging
 import pathlib
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -70,15 +71,19 @@ def _(element, compiler, **kwargs):
 def connect(url: str) -> sa.Engine:
   """An engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
 
-  Raises ValueError for a URL of another kind of database.
+  Raises ValueError for a URL of another kind of database, or none: as any part may be the password, it is not told.
   """
-  with contextlib.suppress(sa.exc.ArgumentError):
+  with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # the other is of a port that is no number
     parsed = sa.make_url(url)
     if parsed.drivername == 'sqlite' and parsed.database:
       return _connect_sqlite(parsed)
-    if parsed.drivername == 'postgresql':
+    if parsed.drivername == 'postgresql' and not {*'@#?'} & {*f'{parsed.host}{parsed.database}'}:
       return _connect_postgresql(parsed)
-  raise ValueError(f'the registry {url.split("//")[0]!r} is none: give sqlite:////absolute/file.db or postgresql://...')
+  kind = re.match(r'\w+(?=://)', url)
+  raise ValueError(
+    f'the registry {f"{kind[0]}://... " if kind else ""}cannot be used: give sqlite:////ABSOLUTE/FILE.db or '
+    'postgresql://USER:PASSWORD@HOST/DATABASE, with %40 for an @ in the password'
+  )
 
 
 def _connect_sqlite(url: sa.URL) -> sa.Engine:

@@ -35,7 +35,7 @@ flags.DEFINE_string('coordinator', None, 'host:port of the first process; not ne
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
 flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
 flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator or monitor; see launch/README.md.')
-flags.DEFINE_string('registry', None, 'With --role: postgresql://... or sqlite:////FILE, by default in the workdir.')
+flags.DEFINE_string('registry', None, 'With --role: postgresql://..., sqlite:////FILE, file:PATH; or DIPACO_REGISTRY.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
 flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when its parent is no more this process.')
@@ -216,7 +216,7 @@ def run_role(settings: settings_lib.Settings):
   if FLAGS.parent:
     threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
   check_model(settings)
-  compilation_cache(roles.local_place(FLAGS.workdir))
+  compilation_cache(roles.make_local_place(FLAGS.workdir))
   roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
   )
@@ -287,7 +287,8 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
         'from the start'
       )
   checkpoint.write_json(file, settings.to_dict())
-  checkpoint.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {shlex.join(sys.argv[1:])}\n'))
+  words = shlex.join(map(plain.redacted, sys.argv[1:]))
+  checkpoint.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
 
 
 def compilation_cache(workdir: pathlib.Path):

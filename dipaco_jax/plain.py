@@ -4,15 +4,29 @@ Those are control characters, as escape sequences begin with; orders to write fr
 stands beside them; and lone surrogates, which no file can hold. Scripts, accents, emoji and their joiners stay.
 """
 
+import re
+
 MAX_NAME = 200  # characters
 TURNS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # what follows is written in another direction
 SHOWN = {c: 0x2400 + c for c in range(32) if chr(c) not in '\n\t'}  # their pictures
 SHOWN |= dict.fromkeys([*range(127, 160), 0x2028, 0x2029, *TURNS, *range(0xD800, 0xE000)], 0xFFFD)
 
+# What stands between a colon and an @, as passwords do in URLs; in the place of a port, but no number; and what follows
+# `password=`. A URL that is misspelt may have no scheme or no slashes, and a password an @ of its own.
+SECRET = re.compile(
+  r"""((?:://[^\s:/@[]*|[^\s:/@'"]):)(?!//)\S{1,256}(?=@)"""
+  r"""|(://[^\s:/@[]*:)(?![\d/])[^\s/'"]{1,256}|(password=)[^&\s'"]{1,256}"""
+)
+
 
 def text(words: str) -> str:
   """Lines as they are, of characters that only show themselves."""
   return words.translate(SHOWN)
+
+
+def redacted(words: str) -> str:
+  """Without passwords."""
+  return SECRET.sub(lambda found: f'{found[1] or found[2] or found[3]}***', words)
 
 
 def name(words: str, most: int = MAX_NAME) -> str:

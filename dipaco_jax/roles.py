@@ -1,6 +1,6 @@
 """The roles of an islands run [3]; each is one process, and there may be any number of them, coming and going.
 
-    python -m dipaco_jax.main --config=... --workdir=PLACE --registry=URL --role=ROLE
+    DIPACO_REGISTRY=URL python -m dipaco_jax.main --config=... --workdir=PLACE --role=ROLE
 
     worker      trains paths
     outer       makes outer steps
@@ -11,6 +11,7 @@ PLACE is a folder that all see, or s3://... or gs://...; URL is that of a databa
 enough, in any order. A role ends by itself when the run is finished.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -21,12 +22,24 @@ import pathlib
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 from typing import Any
 
 import jax
 
-from dipaco_jax import backup, checkpoint, checks, evaluator, leases, monitor, outer_executor, run_report, worker
+from dipaco_jax import (
+  backup,
+  checkpoint,
+  checks,
+  evaluator,
+  leases,
+  monitor,
+  outer_executor,
+  registry_url,
+  run_report,
+  worker,
+)
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
@@ -53,11 +66,10 @@ def run_role(
   hosts = Hosts()
   if role != 'worker' and not hosts.alone:
     raise ValueError(f'--distributed is for workers, of several hosts; --role={role} is one process')
-  storage, local = storage_lib.open_storage(workdir), local_place(workdir)
-  local.mkdir(parents=True, exist_ok=True)
+  storage, local = storage_lib.open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data)
-  registry = registry_lib.Registry(url or registry_url(local), lease_s)
+  registry = registry_lib.Registry(registry_url.given(url) or default_registry(local), lease_s)
   run_id = settle(registry, storage, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
   islands = Islands(run, registry, storage, name)
@@ -94,7 +106,24 @@ def local_place(workdir: str) -> pathlib.Path:
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
 
 
-def registry_url(local: pathlib.Path) -> str:
+def make_local_place(workdir: str) -> pathlib.Path:
+  """Makes `local_place`; raises ValueError where another user could have put something into it, or may.
+
+  Its name can be known before we come, and what is compiled there is run.
+  """
+  place = local_place(workdir)
+  if storage_lib.open_storage(workdir).local('here'):
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+  with contextlib.suppress(FileExistsError):
+    place.mkdir(mode=0o700)
+  found = place.lstat()
+  if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    raise ValueError(f'{place} is not a folder of this user alone (mode 700): remove it, or name another in TMPDIR')
+  return place
+
+
+def default_registry(local: pathlib.Path) -> str:
   """Of the registry that a run has where none is named."""
   return f'sqlite:///{(local / "registry.db").absolute()}'
 

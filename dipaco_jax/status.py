@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, failures, headline, settings
+from dipaco_jax import command, failures, headline, registry_url, settings
 from dipaco_jax.history import read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import STAGES
@@ -184,7 +184,9 @@ def main():
     raise ValueError('name a run with --workdir=DIR')
   workdir = pathlib.Path(flags.FLAGS.workdir)
   file = workdir / REGISTRY
-  url = flags.FLAGS.registry or (f'sqlite:///{file.absolute()}' if file.exists() else '')
+  is_mains = (workdir / 'command.txt').exists()  # whatever the environment names
+  named = '' if is_mains and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
+  url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
   if url and not (workdir / 'report.json').exists():
     print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://
   else:
@@ -193,5 +195,5 @@ def main():
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run.')
-  flags.DEFINE_string('registry', None, 'Of an islands run; by default registry.db in the workdir.')
+  flags.DEFINE_string('registry', None, 'Of an islands run, as for main; by default registry.db in the workdir.')
   command.run(main)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import registry, roles, status_of_islands
+from dipaco_jax import plain, registry, registry_url, roles, status_of_islands
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # that the monitor has, after the end
@@ -86,7 +86,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--config', required=True, help='as for dipaco_jax.main')
   parser.add_argument('--workdir', required=True, help='a folder, s3://BUCKET/... or gs://BUCKET/...')
-  parser.add_argument('--registry', help='postgresql://... or sqlite:////FILE; by default a file in the workdir')
+  parser.add_argument('--registry', help='postgresql://..., sqlite:////FILE, or file:PATH of a file with that; else\n'
+                      'DIPACO_REGISTRY has it; by default a file in the workdir')
   parser.add_argument('--workers', type=int, default=2, help='processes that train (2)')
   parser.add_argument('--backups', type=int, default=0, help='workers for what others leave lying or are late with (0)')
   parser.add_argument('--lease_s', type=float, default=30, help='after so long a silence a task goes to another (30)')
@@ -99,18 +100,19 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
   if options.backups < 0:
     parser.error(f'--backups={options.backups}: give 0 or more')
   if unknown := [flag for flag in rest if not flag.startswith('--config.')]:
-    parser.error(f'{unknown[0]}: there is no such option')
+    parser.error(f'{plain.redacted(unknown[0])}: there is no such option')
   return options, rest
 
 
 def main() -> int:
   options, rest = parse()
-  local = roles.local_place(options.workdir)
+  local = roles.make_local_place(options.workdir)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)
-  url = options.registry or roles.registry_url(local)
+  url = registry_url.given(options.registry) or roles.default_registry(local)
+  os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
-  command += [f'--registry={url}', f'--lease_s={options.lease_s}', *rest]
+  command += [f'--lease_s={options.lease_s}', *rest]
   stopping = []
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda n, frame: stopping.append(n))

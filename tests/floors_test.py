@@ -18,10 +18,10 @@ FLOORS = {
   'journal token_losses islands leases backup hosts roles history_of_islands dry_run roofline trained generation '
   'batch server driver tokenizing __init__ harness_model excerpts',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
-  'registry registry_schema database relocate processes metrics events progress history drift drawing plots grid_plot '
-  'timeline_plot pictures page report_page comparison trees places topology hlo remote sources sources_files '
-  'sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer hf_checkpoint '
-  'model_card connections seldom excerpts_panel excerpts_text headline failures',
+  'registry registry_schema registry_url database relocate processes metrics events progress history drift drawing '
+  'plots grid_plot timeline_plot pictures page report_page comparison trees places topology hlo remote sources '
+  'sources_files sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer '
+  'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
   'exact_sum hf chunks screening bootstrap',
   0: 'grid settings checks plain',

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dipaco_jax import command as command_lib
-from dipaco_jax import registry, roles, topology
+from dipaco_jax import registry, registry_url, roles, topology
 
 ROOT = pathlib.Path(__file__).parent.parent
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
@@ -163,6 +163,11 @@ def line_of(container: dict) -> list[str]:
 
 def test_command_lines_are_accepted():
   assert parsed(*(line_of(pod(manifest)['containers'][0]) for manifest in ROLES.values())) == list(ROLES)
+
+
+def test_no_command_line_has_the_registry():
+  assert registry_url.VARIABLE in told()
+  assert not [file for file in KUBERNETES.rglob('*.yaml') if '--registry' in file.read_text()]
 
 
 def test_every_executor_has_its_share():

@@ -1,0 +1,32 @@
+"""Which registry a user names: by an option, or where no list of processes shows it, the environment or a file."""
+
+import logging
+import os
+import pathlib
+
+from dipaco_jax import plain
+
+VARIABLE = 'DIPACO_REGISTRY'
+FILE = 'file:'
+
+
+def given(option: str | None) -> str:
+  """The URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of a file that has it.
+
+  Raises ValueError where there is no such file, or anything but a URL in it.
+  """
+  url = option or os.environ.get(VARIABLE, '')
+  if option and plain.redacted(option) != option:
+    words = 'whoever lists the processes of this machine can read the password in --registry: set %s, or name a file'
+    logging.warning(f'{words}, --registry=file:PATH', VARIABLE)
+  return _read(pathlib.Path(url.removeprefix(FILE))) if url.startswith(FILE) else url
+
+
+def _read(file: pathlib.Path) -> str:
+  try:
+    url = file.read_text().strip()
+  except (OSError, UnicodeDecodeError) as e:
+    raise ValueError(f'--registry={FILE}{file}: {getattr(e, "strerror", "it is not UTF-8")}') from e
+  if len(url.split()) != 1:
+    raise ValueError(f'--registry={FILE}{file}: the file should have one line, which is the URL')
+  return url
