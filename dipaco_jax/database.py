@@ -106,7 +106,10 @@ def _connect_sqlite(url: sa.URL) -> sa.Engine:
 
 def _connect_postgresql(url: sa.URL) -> sa.Engine:
   url = url.set(drivername='postgresql+psycopg', query=KEEPALIVE | dict(url.query))
-  engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED')
+  try:
+    engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED')
+  except ModuleNotFoundError as e:
+    raise ValueError(f"{e.name} is missing, which PostgreSQL needs: pip install 'dipaco_jax[postgres]'") from e
 
   @sa.event.listens_for(engine, 'connect')
   def _(connection, record):
@@ -177,9 +180,12 @@ class Database:
         with _turn(engine), engine.begin() as connection:
           return work(connection)
       except (sa.exc.DBAPIError, OSError) as e:
+        words = str(e).split('\n')[0]
+        if is_refused(e):
+          raise ValueError(f'the registry refuses us ({words}): see to its user, password and database') from e
         if not is_passing(e) or time.monotonic() > until:
           raise
-        logging.warning('the registry does not answer and is tried again: %s', str(e).split('\n')[0])
+        logging.warning('the registry does not answer and is tried again: %s', words)
       time.sleep(random.uniform(0, pause))  # at random, or all who wait would knock together
       pause = min(2 * pause, PAUSE_S[1])
 
@@ -195,6 +201,10 @@ def is_passing(error: sa.exc.DBAPIError | OSError) -> bool:
   code = getattr(error.orig, 'sqlite_errorcode', None)
   if code is not None:
     return code & 0xFF in SQLITE_PASSING
-  # A connection that is refused has no code: of what cannot mend itself, the text says so.
-  refused = any(words in str(error.orig) for words in ('authentication failed', 'does not exist'))
-  return error.connection_invalidated or (isinstance(error, sa.exc.OperationalError) and not refused)
+  return error.connection_invalidated or (isinstance(error, sa.exc.OperationalError) and not is_refused(error))
+
+
+def is_refused(error: sa.exc.DBAPIError | OSError) -> bool:
+  """Whether a connection was refused for what it asked for; it has no code, but says so."""
+  refusals = 'authentication failed', 'does not exist'
+  return isinstance(error, sa.exc.OperationalError) and any(words in str(error.orig) for words in refusals)

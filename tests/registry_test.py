@@ -298,5 +298,5 @@ def test_patience_ends(tmp_path):
 
 
 def test_a_database_that_is_not_there_is_not_waited_for(server):
-  with pytest.raises(sa.exc.OperationalError, match='does not exist'):
+  with pytest.raises(ValueError, match=r'refuses us .*does not exist.*: see to its user, password and database'):
     Registry(server.url('nobodys'))
