@@ -7,7 +7,7 @@ from typing import Any
 from dipaco_jax import drawing, headline, page, plain, settings
 from dipaco_jax.pictures import count, size
 from dipaco_jax.progress import duration
-from dipaco_jax.report_page import PIXELS, fields
+from dipaco_jax.report_page import fields
 
 Rows = list[list[str]]
 
@@ -94,8 +94,8 @@ def make(rows: Rows, figure) -> str:
   caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
   parts = [
     page.element('h1', f'{len(rows[0]) - 1} runs side by side'),
-    page.figure(drawing.to_svg(figure, 'compare'), figure.get_figwidth() * PIXELS, caption + (
-      ' They start from equally good base models.' if same_base else '')),
+    page.figure(drawing.to_svg(figure, 'compare'), 'compare', drawing.title(figure), caption + (
+      ' They start from equally good base models.' if same_base else ''), 'wide'),
     page.section('Figures'),
     page.box(page.table(rows[1:split], rows[0])),
   ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""One style for every picture: plain, light, safe for colour-blind eyes, lines labelled where they end."""
+"""One style for every picture: plain, safe for colour-blind eyes, lines labelled where they end."""
 
 import contextlib
 import functools
@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import plain
+from dipaco_jax import palette, plain
+from dipaco_jax.palette import BLUE, COLOURS, FAINT, GREY, INK, ORANGE, PAPER  # noqa: F401 for whoever draws
 
-WIDE, HALF = 10.0, 4.9  # inches; pages show 104 pixels an inch
-INK, GREY, FAINT = '#243b53', '#829ab1', '#d9e2ec'
-BLUE, ORANGE = '#0072B2', '#D55E00'  # this run; the base model and other things it is compared with
-COLOURS = (BLUE, '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#332288', '#882255', '#999933', '#44AA99', '#AA4499',
-           '#117733', '#888888')  # fmt: skip
+# Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.
+WIDE, HALF, HEIGHT = 9.6, 4.5, 3.2
+SMALL = 8.5  # points, of the smallest text
 NAMED = 32  # paths that an axis has room to name
 MAX_NAME = 32  # characters
 MAX_COLOURED = len(COLOURS)  # more paths are thin grey lines around their median
@@ -37,7 +36,7 @@ STYLE: dict[Any, Any] = {
   'axes.spines.right': False,
   'axes.axisbelow': True,
   'axes.grid': True,
-  'grid.color': '#edf2f7',
+  'grid.color': palette.RULE,
   'grid.linewidth': 0.8,
   'xtick.color': GREY,
   'ytick.color': GREY,
@@ -45,7 +44,7 @@ STYLE: dict[Any, Any] = {
   'ytick.labelcolor': INK,
   'xtick.major.size': 3,
   'ytick.major.size': 0,
-  'figure.facecolor': 'white',
+  'figure.facecolor': PAPER,
   'svg.fonttype': 'none',
   'text.parse_math': False,  # what others have named is text, dollars and all
   'figure.constrained_layout.use': True,
@@ -104,19 +103,56 @@ def to_png(figure) -> bytes:
 
 @styled
 def to_svg(figure, name: str) -> str:
-  """One <svg> element, to stand in a page beside others: its references are its own."""
+  """One <svg> element, to stand in a page beside others: its references are its own, its colours the page's."""
   import matplotlib
 
   data = io.StringIO()
   with matplotlib.rc_context({'svg.hashsalt': name}):
-    figure.savefig(data, format='svg', metadata={'Date': None, 'Creator': None, 'Format': None, 'Type': None})
+    metadata = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
+    figure.savefig(data, format='svg', metadata=metadata, transparent=True)
   svg = data.getvalue()
   svg = re.sub(r'<metadata>.*?</metadata>', '', svg[svg.index('<svg') :], flags=re.DOTALL)
-  return re.sub(r' id="[a-zA-Z][\w.]*_\d+"', '', svg)  # names of groups, which repeat from figure to figure
+  svg = re.sub(r' id="[a-zA-Z][\w.]*_\d+"', '', svg)  # names of groups, which repeat from figure to figure
+  return palette.themed(svg)
 
 
-def thousands(axis):
-  axis.set_major_formatter(lambda x, _: f'{x:,.0f}')
+def title(figure) -> str:
+  """What a picture is called: that of its first axes."""
+  return next((words for ax in figure.axes if (words := ax.get_title(loc='left'))), '')
+
+
+# -- axes
+
+
+def tick_words(ticks: Sequence[float]) -> list[str]:
+  """Evenly spaced numbers as words, with so many decimals that none is rounded; large ones in thousands, millions."""
+  largest, gap = max(map(abs, ticks), default=0.0), abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
+  scale, unit = next(((s, u) for s, u in ((1e9, ' B'), (1e6, ' M'), (1e3, ' K')) if largest >= 10 * s), (1, ''))
+  if largest < 1e5:
+    scale, unit = 1, ''
+  gap /= scale
+  decimals = next((n for n in range(12) if abs(gap * 10**n - round(gap * 10**n)) < 1e-6 * gap * 10**n), 12)
+  return [f'{x / scale:,.{decimals}f}{unit if x else ""}' for x in ticks]
+
+
+def numbers(axis, whole: bool = False, ticks: int = 5):
+  """Ticks that read as they are; `whole` ones of what is counted."""
+  from matplotlib import ticker
+
+  class Plain(ticker.Formatter):
+    def __call__(self, x, pos=None):
+      return f'{x:g}'
+
+    def format_ticks(self, values):
+      return tick_words(values)
+
+  axis.set_major_locator(ticker.MaxNLocator(ticks, integer=whole, steps=[1, 2, 2.5, 5, 10]))
+  axis.set_major_formatter(Plain())
+
+
+def steps(axis):
+  """Of training steps, or phases."""
+  numbers(axis, whole=True)
 
 
 def _spread(positions: Sequence[float], gap: float) -> np.ndarray:
@@ -134,13 +170,17 @@ def _spread(positions: Sequence[float], gap: float) -> np.ndarray:
   return result
 
 
-def label_ends(ax, ends: Sequence[tuple[float, str, str]], size: float = 8.5):
-  """Writes (y, text, colour) right of the axes, where lines end, none over another."""
+def label_ends(ax, ends: Sequence[tuple[float, str, str]], size: float = SMALL):
+  """Writes (y, text, colour) right of the axes, where lines end, none over another, each with a line to its own."""
   if not ends:
     return
   low, high = ax.get_ylim()
   height = ax.figure.get_figheight() * 0.75 * 72
-  places = _spread([min(max(y, low), high) for y, *_ in ends], (high - low) * size * 1.25 / height)
-  for (_, text, colour), y in zip(ends, places, strict=True):
-    ax.annotate(text, (1, y), (6, 0), xycoords=ax.get_yaxis_transform(), textcoords='offset points', va='center',
-                color=colour, size=size, annotation_clip=False)  # fmt: skip
+  lines = max(1 + text.count('\n') for _, text, _ in ends)
+  true = [min(max(y, low), high) for y, *_ in ends]
+  places = _spread(true, (high - low) * size * 1.3 * lines / height)
+  across = ax.get_yaxis_transform()
+  for (_, text, colour), y, place in zip(ends, true, places, strict=True):
+    ax.plot((1, 1.035), (y, place), transform=across, color=colour, lw=0.7, clip_on=False, scalex=False, scaley=False)
+    ax.annotate(text, (1.035, place), (3, 0), xycoords=across, textcoords='offset points', va='center', color=colour,
+                size=size, annotation_clip=False)  # fmt: skip

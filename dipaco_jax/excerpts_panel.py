@@ -1,8 +1,9 @@
 """Text coloured by the path that reads it, as a part of a page; the same in a terminal."""
 
 import html
+from typing import NamedTuple
 
-from dipaco_jax import page, plain
+from dipaco_jax import page, palette, plain
 from dipaco_jax.chunks import Chunk, Excerpt, Excerpts
 from dipaco_jax.grid import Grid
 
@@ -12,23 +13,41 @@ LEGEND = (
   'Underlined: the base model does better. In italics: the first {} tokens, which no loss counts.'
 )
 
-# From pale to strong. Of 4 x 4 paths no two are alike, whatever the eyes' cones lack; ink is legible on all of them.
+# Of more paths than pictures have colours for, from pale to strong. Of 4 x 4 paths no two are alike, whatever the eyes'
+# cones lack; ink is legible on all of them.
 HUES = (
   ('d1dbff', '7f93f8'), ('f6e277', 'b9a21c'), ('b3febf', '67ce7d'), ('fff1f5', 'de6d9d'), ('d3f3f8', '54bfd6'),
   ('f8dcc8', 'df8650'), ('ecdffb', 'b58ae8'), ('e8eaed', 'a3a9b3'),
 )  # fmt: skip
 
 
-def colour(grid: Grid, path: int) -> str:
-  """'#rrggbb' of a path: the first axis is the hue, as far as there are hues; all else is the shade."""
+class Colour(NamedTuple):
+  """'#rrggbb' that a path's text stands on."""
+
+  light: str
+  dark: str
+
+  @property
+  def style(self) -> str:
+    return f'--light:{self.light};--dark:{self.dark}'
+
+
+def colour(grid: Grid, path: int) -> Colour:
+  """That of the path's line in pictures, thinned; where lines have none, the first axis is the hue, the rest the shade.
+
+  As far as there are hues: then the shade goes on.
+  """
+  if grid.num_paths <= len(palette.COLOURS):
+    line = palette.COLOURS[path]
+    paper = palette.DARK[palette.PAPER]
+    return Colour(palette.mix(palette.PAPER, line, 0.3), palette.mix(paper, palette.DARK[line], 0.3))
   first = grid.shape[0] if grid.shape else 1
   along, other = divmod(path, grid.num_paths // first)
   hues = min(first, len(HUES))
   shades = -(-first // hues) * (grid.num_paths // first)
-  shade = along // hues * (grid.num_paths // first) + other
-  strength = shade / (shades - 1) * (1 if shades > 2 else 0.7) if shades > 1 else 0.5
-  ends = (bytes.fromhex(end) for end in HUES[along % hues])
-  return '#' + bytes(round(a + (b - a) * strength) for a, b in zip(*ends, strict=True)).hex()
+  strength = (along // hues * (grid.num_paths // first) + other) / (shades - 1) if shades > 1 else 0.5
+  pale, strong = (f'#{end}' for end in HUES[along % hues])
+  return Colour(palette.mix(pale, strong, strength), palette.mix('#17222d', strong, 0.14 + 0.33 * strength))
 
 
 def make(found: Excerpts, grid: Grid) -> str:
@@ -36,7 +55,7 @@ def make(found: Excerpts, grid: Grid) -> str:
   how = page.element('b', 'Text by the path that reads it') + page.element('p', words(found))
   how += page.element('p', LEGEND.format(found.prefix_tokens))
   documents = [_document(found, document, grid) for document in found.documents]
-  return page.box(how + _keys(found, grid)) + page.row(documents)
+  return page.box(how + _keys(found, grid)) + f'<div class="texts">{"".join(documents)}</div>'
 
 
 def words(found: Excerpts) -> str:
@@ -70,8 +89,7 @@ def _keys(found: Excerpts, grid: Grid) -> str:
   """All paths, or, of many, those that are met."""
   met = {chunk.path for document in found.documents for chunk in document.chunks}
   paths = range(grid.num_paths) if grid.num_paths <= MANY else sorted(met)
-  places = {p: f' = {",".join(map(str, grid.coordinates(p)))}' if len(grid.shape) > 1 else '' for p in paths}
-  keys = (f'<span style="background:{colour(grid, p)}">{p}{places[p]}</span>' for p in paths)
+  keys = (f'<span style="{colour(grid, p).style}" title="{html.escape(_name(grid, p))}">{p}</span>' for p in paths)
   return f'<p class="keys">Paths {" ".join(keys)}</p>'
 
 
@@ -100,6 +118,6 @@ def _chunk(chunk: Chunk, grid: Grid, changed: bool) -> str:
   title = '\n'.join([_name(grid, chunk.path), *losses])
   mark = f'<sup>{chunk.path}</sup>' if changed else ''
   return (
-    f'<span class="{" ".join(kinds)}" style="background:{colour(grid, chunk.path)}" title="{html.escape(title)}">'
+    f'<span class="{" ".join(kinds)}" style="{colour(grid, chunk.path).style}" title="{html.escape(title)}">'
     f'{mark}{html.escape(plain.text(chunk.text))}</span>'
   )

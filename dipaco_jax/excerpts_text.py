@@ -35,7 +35,7 @@ def _coloured(document: Excerpt, grid: Grid) -> str:
   """With the path's number, raised, where it changes."""
   text = ''
   for chunk, changed in zip(document.chunks, panel.changes(document), strict=True):
-    red, green, blue = bytes.fromhex(panel.colour(grid, chunk.path)[1:])
+    red, green, blue = bytes.fromhex(panel.colour(grid, chunk.path).light[1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
     words = str(chunk.path).translate(SUPERSCRIPT) * changed + plain.text(chunk.text)
     text += start + words.replace('\n', f'{end}\n{start}') + end  # else the colour goes on to the margin

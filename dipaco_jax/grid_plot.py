@@ -4,15 +4,20 @@ Every storey shows all paths, as points of the same plane; a module is the patch
 one axis is cut into strips, a shared one is whole, a path-specific one is cut into single paths [2.3].
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from dipaco_jax.drawing import GREY, INK, WIDE, short, styled
+from dipaco_jax import drawing
+from dipaco_jax.drawing import GREY, HALF, INK, PAPER, SMALL, short, styled
 from dipaco_jax.grid import Grid, Level
+from dipaco_jax.palette import PALE, RULE, shade
 
 SLANT = 0.42  # how far the plane's back edge is to the right of its front edge, in widths of it
+LEFT = 0.25  # of the front edge's left end, where names begin
+MANY = 1024  # modules of a level, which are too many for shapes of their own
 
 
 class Storey(NamedTuple):
@@ -20,7 +25,7 @@ class Storey(NamedTuple):
 
   level: Level
   parts: str  # what it holds, in words
-  values: tuple[np.ndarray, ...]  # one [K] per picture, in percent, nan where there is none
+  values: np.ndarray  # [K] in percent, nan where there is none
 
 
 class Plane(NamedTuple):
@@ -43,53 +48,31 @@ def modules_of_paths(grid: Grid, level: Level) -> np.ndarray:
 
 
 @styled
-def draw(grid: Grid, storeys: Sequence[Storey], titles: Sequence[str], colours: Sequence[str]):
-  """One picture per title, side by side, in colours of their own; one without any number is left out."""
-  from matplotlib.figure import Figure
-
-  kept = [i for i in range(len(titles)) if any(np.isfinite(s.values[i]).any() for s in storeys)] or [0]
+def draw(grid: Grid, storeys: Sequence[Storey], title: str, colour: str):
+  """The storeys, each module in a shade of 'blue' or 'orange'."""
   depth = 0.36 if len(storeys) <= 5 else 0.24
-  planes = [Plane(depth, k * (depth + 0.13)) for k in range(len(storeys))]
-  figure = Figure((WIDE if len(kept) > 1 else 6.1, 0.85 + 2.45 * (planes[-1].height + depth + 0.17)))
-  axes = figure.subplots(1, len(kept), squeeze=False)[0]
-  for ax, i in zip(axes, kept, strict=True):
-    first, last = i == kept[0], i == kept[-1]
-    values = [storey.values[i] for storey in storeys]
-    scale = _scale(colours[i], float(np.nanmax(np.concatenate([[0.0], *values]))))
-    ax.set_axis_off()
-    ax.set_aspect('equal')
-    ax.set_xlim(-0.5 if first else -0.03, 1 + SLANT + (0.5 if last else 0.03))
-    ax.set_ylim(-0.14, planes[-1].height + depth + 0.03)
-    for storey, plane, numbers in zip(storeys, planes, values, strict=True):
-      _storey(ax, modules_of_paths(grid, storey.level), numbers, plane, scale)
-      if first:
-        _name(ax, storey, plane)
-      if last:
-        _cut(ax, grid, storey, plane)
-    _one_path(ax, modules_of_paths(grid, storeys[0].level).shape, planes)
-    _axis_names(ax, grid, planes[0])
-    ax.set_title(titles[i])
-    bar = figure.colorbar(scale, ax=ax, orientation='horizontal', shrink=0.5, aspect=28, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.set_label('% of the norm of the base’s parameters', size=8.5)  # noqa: RUF001
+  planes = [Plane(depth, k * (depth + 0.08)) for k in range(len(storeys))]
+  wide, high = LEFT + 1 + SLANT + 0.04, planes[-1].height + depth + 0.18
+  figure, ax = drawing.axes(HALF, 0.45 + (HALF - 0.3) * high / wide)
+  ax.set_axis_off()
+  ax.set(aspect='equal', xlim=(-LEFT, 1 + SLANT + 0.04), ylim=(-0.15, planes[-1].height + depth + 0.03), title=title)
+  largest = float(np.nanmax(np.concatenate([[0.0], *(storey.values for storey in storeys)]))) or 1.0
+  for storey, plane in zip(storeys, planes, strict=True):
+    _storey(ax, modules_of_paths(grid, storey.level), storey.values, plane, colour, largest)
+    _name(ax, storey, plane)
+    _cut(ax, grid, storey, plane)
+  shape = modules_of_paths(grid, storeys[0].level).shape
+  _one_path(ax, shape, planes)
+  _axis_names(ax, grid, planes[0])
+  if not _written(shape):
+    _scale(ax, colour, largest)
   return figure
 
 
-def _scale(colour: str, high: float):
-  import matplotlib
-  from matplotlib import cm, colors
-
-  # Not from white: a module that has not moved is still seen.
-  shades = matplotlib.colormaps[colour](np.linspace(0.08, 0.95, 256))
-  return cm.ScalarMappable(colors.Normalize(0, high or 1), colors.LinearSegmentedColormap.from_list(colour, shades))
-
-
-def _storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, scale):
+def _storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, colour: str, largest: float):
   from matplotlib.collections import LineCollection, PolyCollection
 
   rows, columns = index.shape
-  values = numbers[index]
-  faces = np.where(np.isfinite(values)[..., None], scale.to_rgba(np.nan_to_num(values)), [0.93, 0.95, 0.97, 1])
   squares, borders = [], []
   for i, j in np.ndindex(rows, columns):
     corners = ((i, j), (i, j + 1), (i + 1, j + 1), (i + 1, j))
@@ -99,42 +82,63 @@ def _storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, scale):
       borders.append(squares[-1][1:3])
     if i + 1 < rows and index[i, j] != index[i + 1, j]:
       borders.append(squares[-1][2:4])
-  patches = faces.reshape(-1, 4)
-  many = rows * columns > 64
-  style = {'facecolors': patches, 'edgecolors': patches, 'linewidths': 0.9, 'rasterized': rows * columns > 1024}
-  ax.add_collection(PolyCollection(squares, **style))
-  ax.add_collection(LineCollection(borders, colors='white', linewidths=0.5 if many else 1.5))
+  shares = (numbers / largest)[index.ravel()]
+  if rows * columns > MANY:  # pixels, as in other pictures: seen through, they do on light and dark
+    faces = [(PALE[colour], float(np.nan_to_num(share))) for share in shares]
+    ax.add_collection(PolyCollection(squares, facecolors=faces, linewidths=0, antialiaseds=False, rasterized=True))
+  else:
+    shades = [shade(colour, 0.1 + 0.9 * share) if np.isfinite(share) else RULE for share in shares]
+    ax.add_collection(PolyCollection(squares, facecolors=shades, edgecolors=shades, linewidths=0.9))
+  ax.add_collection(LineCollection(borders, colors=PAPER, linewidths=0.5 if rows * columns > 64 else 1.5))
   outline = np.array([plane.place(v, u) for v, u in ((0, 0), (0, 1), (1, 1), (1, 0), (0, 0))])
   ax.plot(*outline.T, color=GREY, lw=0.8)
-  if rows <= 4 and columns <= 4:
-    _write_values(ax, index, values, plane, scale)
+  if _written(index.shape):
+    _write_values(ax, index, numbers, plane)
 
 
-def _write_values(ax, index: np.ndarray, values: np.ndarray, plane: Plane, scale):
+def _written(shape: tuple[int, int]) -> bool:
+  """Whether there is room for a number in each module."""
+  return max(shape) <= 4
+
+
+def _write_values(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane):
   for module in np.unique(index):
-    cells = np.argwhere(index == module)
-    value = values[tuple(cells[0])]
-    dark = np.isfinite(value) and np.mean(scale.to_rgba(value)[:3]) < 0.6
-    text = f'{value:.0f}%' if np.isfinite(value) else 'no siblings'
-    x, y = plane.place(*((cells.mean(0) + 0.5) / index.shape))
-    ax.text(x, y, text, ha='center', va='center', size=7.5, color='white' if dark else INK)
+    value = numbers[module]
+    text = 'no siblings' if np.isnan(value) else f'{value:.0f}%' if value >= 10 or not value else f'{value:.1f}%'
+    x, y = plane.place(*((np.argwhere(index == module).mean(0) + 0.5) / index.shape))
+    ax.text(x, y, text, ha='center', va='center', size=SMALL)
+
+
+def _scale(ax, colour: str, largest: float):
+  """What the shades mean, at the lower right."""
+  from matplotlib.collections import PolyCollection
+
+  left, width, parts = 0.86, 0.3, 12
+  x = np.linspace(left, left + width, parts + 1)
+  cells = [[(a, -0.13), (b, -0.13), (b, -0.09), (a, -0.09)] for a, b in itertools.pairwise(x)]
+  shades = [shade(colour, 0.1 + 0.9 * (k + 0.5) / parts) for k in range(parts)]
+  ax.add_collection(PolyCollection(cells, facecolors=shades, edgecolors=shades, linewidths=0.4))
+  ax.text(left - 0.01, -0.11, '0%', ha='right', va='center', size=SMALL)
+  ax.text(left + width + 0.01, -0.11, f'{largest:.3g}%', va='center', size=SMALL)
 
 
 def _name(ax, storey: Storey, plane: Plane):
-  """At its left: which level, and what of the network."""
-  y = plane.height + plane.depth / 2
-  ax.text(0.04, y + 0.01, short(storey.level.name), ha='right', va='bottom', weight='bold')
-  ax.text(0.04, y - 0.01, storey.parts, ha='right', va='top', size=8, color=GREY)
+  """In the corner that the slant leaves at its upper left: which level, and what of the network."""
+  top, corner = plane.height + plane.depth, {'textcoords': 'offset points', 'va': 'top'}
+  ax.annotate(short(storey.level.name, 24), (-LEFT, top), (0, -1), weight='bold', size=9, **corner)
+  ax.annotate(storey.parts, (-LEFT, top), (0, -13), size=SMALL, color=GREY, **corner)
 
 
 def _cut(ax, grid: Grid, storey: Storey, plane: Plane):
-  """At its right: how many modules it is cut into."""
-  x, y = 1 + SLANT - 0.03, plane.height + plane.depth / 2
+  """In the corner at its lower right: how many modules it is cut into."""
   count, shared = grid.num_modules(storey.level), grid.paths_through(storey.level)
-  ax.text(x, y + 0.01, f'{count} module{"s" if count > 1 else ""}', va='bottom')
+  right = 1 + SLANT + 0.03
   if grid.num_paths > 1:
     words = f'in {shared} paths' if count == 1 else f'each in {shared} paths' if shared > 1 else 'one per path'
-    ax.text(x, y - 0.01, words, va='top', size=8, color=GREY)
+    ax.annotate(words, (right, plane.height), textcoords='offset points', xytext=(0, 0), ha='right', va='bottom',
+                size=SMALL, color=GREY)  # fmt: skip
+  ax.annotate(f'{count} module{"s" if count > 1 else ""}', (right, plane.height), textcoords='offset points',
+              xytext=(0, 11 if grid.num_paths > 1 else 0), ha='right', va='bottom', size=SMALL)  # fmt: skip
 
 
 def _one_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):
@@ -146,7 +150,7 @@ def _one_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):
   places = [plane.place(v, u) for plane in planes]
   for (x, low), above in zip(places, planes[1:], strict=False):
     ax.plot([x, x], [low, above.height], color=INK, lw=1, zorder=3)
-  ax.plot(*np.array(places).T, 'o', color='white', mec=INK, mew=1, ms=4.5, zorder=4)
+  ax.plot(*np.array(places).T, 'o', color=PAPER, mec=INK, mew=1, ms=4.5, zorder=4)
 
 
 def _axis_names(ax, grid: Grid, plane: Plane):
@@ -155,11 +159,10 @@ def _axis_names(ax, grid: Grid, plane: Plane):
   rows, columns = (grid.shape[0] if len(grid.shape) > 1 else 1), grid.num_paths
   columns //= rows
   if columns > 1:
-    ax.annotate('', (0.3, -0.06), (0, -0.06), arrowprops=arrow)
     names = short(' and '.join(grid.names[len(grid.shape) > 1 :]))
-    ax.text(0.32, -0.06, f'{names}, 0 to {columns - 1}', va='center', size=8,
-            color=GREY)  # fmt: skip
+    ax.annotate('', (0.2, -0.05), (0, -0.05), arrowprops=arrow)
+    ax.text(0.22, -0.05, f'{names}, 0 to {columns - 1}', va='center', size=SMALL, color=GREY)
   if rows > 1:
-    start, end = plane.place(0, 1.05), plane.place(0.45, 1.05)
-    ax.annotate('', end, start, arrowprops=arrow)
-    ax.text(start[0], -0.06, f'{short(grid.names[0])}, 0 to {rows - 1}', ha='center', va='center', size=8, color=GREY)
+    ax.annotate('', plane.place(0.9, -0.05), plane.place(0.3, -0.05), arrowprops=arrow)
+    words = f'{short(grid.names[0], 12)}, 0 to {rows - 1}'
+    ax.text(-LEFT, plane.place(0.3, 0)[1], words, va='center', size=SMALL, color=GREY)

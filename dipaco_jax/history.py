@@ -1,5 +1,7 @@
 """What a workdir tells of its run: its settings, the results of complete stages, and curves from metrics.jsonl."""
 
+import contextlib
+import fcntl
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -7,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import metrics, settings
+from dipaco_jax import metrics, settings, timeline_plot
 from dipaco_jax.drawing import Curve
 
 POINTS = 200  # of a curve of training losses; the steps between are averaged
@@ -19,8 +21,14 @@ class History(NamedTuple):
   base: Curve  # the base model's training loss
   training: Curve  # each path's training loss, [T, P]
   holdout: Curve  # each path's loss on what its shard holds back, after each phase, [T, P]
+  base_norm: Curve  # of the base model's gradient, before clipping
+  norm: Curve  # of each path's, [T, P]
+  learning_rate: tuple[Curve, Curve]  # of the base model, and of the paths, [T, 1]
+  tokens_per_s: tuple[Curve, Curve]  # the same
   validation: Curve  # perplexity, routed
   control: Curve  # of the dense control
+  first: Mapping[str, Any]  # row of the base model's validation; empty where there is none
+  last: Mapping[str, Any]  # of the paths' newest
   phases: np.ndarray  # [T] numbers of the phases that the following belong to
   norms: dict[str, np.ndarray]  # level: [T] median over modules of the outer gradient's norm
   cosines: dict[str, np.ndarray]  # level: [T] mean cosine between the paths' outer gradients
@@ -51,33 +59,111 @@ def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
   return results
 
 
+def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
+  """What the run is made on; empty where that is not known."""
+  try:
+    return json.loads((workdir / 'environment.json').read_text())
+  except (OSError, ValueError):
+    return {}
+
+
+def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
+  """{stage: seconds so far} of one that is not complete."""
+  found = {}
+  for name in settings.STAGES:
+    with contextlib.suppress(OSError, ValueError):
+      found[name] = float((workdir / 'stages' / f'{name}.seconds').read_text())
+  return found
+
+
+def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
+  """Who did what when, in an islands run."""
+  file = workdir / 'timeline.json'
+  return [timeline_plot.Task(*task) for task in json.loads(file.read_text())['tasks']] if file.exists() else []
+
+
+def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
+  file = workdir / 'lock'
+  if not file.exists():
+    return None
+  with open(file) as f:
+    try:
+      fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+      try:
+        return json.loads(f.read())
+      except ValueError:
+        return {}  # it is writing its name
+  return None
+
+
 def read(workdir: pathlib.Path, num_paths: int) -> History:
   """Curves from metrics.jsonl; empty ones where there are no rows yet."""
-  steps: dict[str, dict[int, np.ndarray]] = {'pretrain': {}, 'train': {}}
+  return of_rows(metrics.read_rows(workdir), num_paths)
+
+
+def of_rows(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
+  """Curves from rows as metrics.jsonl has them."""
+  stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths)}
   phases: dict[int, Mapping[str, Any]] = {}
-  evaluations: dict[str, dict[int, float]] = {'train': {}, 'control': {}}
-  for row in metrics.read_rows(workdir):
-    if row['kind'] == 'step' and row['stage'] in steps:
-      width = num_paths if row['stage'] == 'train' else 1
-      # Paths that take turns have a row each for the same step.
-      losses = steps[row['stage']].setdefault(row['step'], np.full(width, np.nan, np.float32))
-      losses[row['paths'] if row['stage'] == 'train' else [0]] = _array(row['loss'])
+  evaluations: dict[int, Mapping[str, Any]] = {}
+  control: dict[int, float] = {}
+  for row in rows:
+    if row['kind'] == 'step' and row['stage'] in stages:
+      stages[row['stage']].add(row)
     elif row['kind'] == 'phase' and row['stage'] == 'train':
       phases[row['phase']] = row
+    elif row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] == 'control':
+      control[row['step']] = row['perplexity']
     elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
-      evaluations['control' if row['stage'] == 'control' else 'train'][row['step']] = row['perplexity']
-  base = _curve(steps['pretrain'], 1)
-  validation, control = (Curve(np.array([*of], int), np.array([*of.values()], float)) for of in evaluations.values())
+      evaluations[row['step']] = row
+  base, paths = stages.values()
   return History(
-    Curve(base.steps, base.values[:, 0]),
-    _curve(steps['train'], num_paths),
+    _only(base.curve('loss')),
+    paths.curve('loss'),
     _holdout(phases.values(), num_paths),
-    validation,
-    control,
+    _only(base.curve('grad_norm')),
+    paths.curve('grad_norm'),
+    (_only(base.curve('learning_rate')), paths.curve('learning_rate')),
+    (_only(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
+    Curve(np.array([*evaluations], int), np.array([row['perplexity'] for row in evaluations.values()], float)),
+    Curve(np.array([*control], int), np.array([*control.values()], float)),
+    next((row for row in evaluations.values() if row['stage'] == 'pretrain'), {}),
+    next((row for row in reversed(evaluations.values()) if row['stage'] == 'train'), {}),
     np.array(list(phases), int),
     _by_level(phases.values(), 'outer_gradient_norm'),
     _by_level(phases.values(), 'cosine'),
   )
+
+
+class _Steps:
+  """Figures of a stage's steps; paths that take turns have a row each for the same step."""
+
+  def __init__(self, num_paths: int):
+    self.by_path: dict[str, dict[int, np.ndarray]] = {'loss': {}, 'grad_norm': {}}  # by name and step, [P]
+    self.of_all: dict[str, dict[int, list[float]]] = {'learning_rate': {}, 'tokens_per_s': {}}  # of each turn
+    self.num_paths = num_paths
+
+  def add(self, row: Mapping[str, Any]):
+    for name, steps in self.by_path.items():
+      if name in row:
+        values = steps.setdefault(row['step'], np.full(self.num_paths, np.nan, np.float32))
+        values[row['paths'] if self.num_paths > 1 else [0]] = _array(row[name])
+    for name, found in self.of_all.items():
+      if row.get(name) is not None:
+        found.setdefault(row['step'], []).append(row[name])
+
+  def curve(self, name: str) -> Curve:
+    """[T, P], or [T, 1] of what is no path's."""
+    if name in self.by_path:
+      return _curve(self.by_path[name], self.num_paths)
+    return _curve({step: np.array([np.mean(turns)]) for step, turns in self.of_all[name].items()}, 1)
+
+
+def _only(curve: Curve) -> Curve:
+  """Of one line."""
+  return Curve(curve.steps, curve.values[:, 0])
 
 
 def _array(values: Iterable[float | None]) -> np.ndarray:

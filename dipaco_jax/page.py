@@ -1,66 +1,111 @@
-"""A page that stands alone: one HTML file with its style and pictures inside, nothing fetched."""
+"""A page that stands alone: one HTML file with its style and pictures inside, nothing fetched, for light and dark."""
 
 import html
 from collections.abc import Iterable, Sequence
 
-from dipaco_jax import plain
+from dipaco_jax import palette, plain
 
+# Names of colours, each light and dark: see palette.py.
+COLOURS = {
+  'ground': ('#f5f7fa', '#0e161e'),
+  'ink': (palette.INK, palette.DARK[palette.INK]),
+  'strong': ('#102a43', '#f5f8fb'),
+  'quiet': (palette.GREY, palette.DARK[palette.GREY]),
+  'accent': (palette.BLUE, palette.DARK[palette.BLUE]),
+  'paper': (palette.PAPER, palette.DARK[palette.PAPER]),
+  'edge': ('#dfe6ee', '#2b3b4b'),
+  'notice': ('#fff4e5', '#33261a'),
+}
 STYLE = """
-:root { color-scheme: light }
 * { box-sizing: border-box }
-body { margin: 0; background: #f5f7fa; color: #243b53; line-height: 1.55; font-size: 16px;
-  font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif }
+body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.55; font-size: 16px;
+  font-family: Inter, "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif; overflow-wrap: break-word }
 main { max-width: 1120px; margin: 0 auto; padding: 48px 32px 80px }
-h1 { font-size: 34px; line-height: 1.2; margin: 0 0 8px; letter-spacing: -.01em; color: #102a43 }
-h2 { font-size: 22px; margin: 56px 0 4px; color: #102a43 }
+h1 { font-size: 34px; line-height: 1.2; margin: 0 0 8px; letter-spacing: -.01em; color: var(--strong) }
+h2 { font-size: 22px; margin: 56px 0 16px; color: var(--strong) }
 p { max-width: 46em; margin: 8px 0 }
-.quiet { color: #627d98; font-size: 14px; margin: 0 }
+.quiet { color: var(--quiet); font-size: 14px; margin: 0; max-width: none; overflow-wrap: anywhere }
 .lead { font-size: 19px; margin: 20px 0 4px }
-.cards { display: flex; flex-wrap: wrap; gap: 16px; margin: 28px 0 20px }
-.card, figure, details, .box { background: #fff; border: 1px solid #e4e9f0; border-radius: 12px }
-.card { padding: 16px 20px; flex: 1 1 170px } .card.first { flex-grow: 1.6 }
-.card b { display: block; font-size: 27px; line-height: 1.25; color: #102a43; font-variant-numeric: tabular-nums;
-  white-space: nowrap; letter-spacing: -.01em }
-.card span { display: block; color: #627d98; font-size: 13.5px; line-height: 1.4; margin-top: 2px }
-.card.first b { color: #0072b2 }
-.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 16px; margin-top: 16px }
-figure { margin: 16px 0 0; padding: 18px 20px 14px }
-.row figure { margin: 0 }
-figure svg { display: block; width: 100%; height: auto; margin: 0 auto }
-figcaption { color: #52667a; font-size: 14px; margin-top: 10px; max-width: 60em }
-details, .box { padding: 12px 20px; margin-top: 16px }
+.notice { background: var(--notice); border: 1px solid var(--edge); border-radius: 12px; padding: 10px 20px;
+  max-width: none; margin: 20px 0 0 }
+.cards { display: flex; flex-wrap: wrap; gap: 16px; margin: 28px 0 16px }
+.card, figure, details, .box { background: var(--paper); border: 1px solid var(--edge); border-radius: 12px }
+.card { padding: 16px 18px; flex: 1 1 150px } .card.first { flex: 1.6 1 230px }
+.card b { display: block; font-size: 25px; line-height: 1.25; color: var(--strong); letter-spacing: -.01em;
+  font-variant-numeric: tabular-nums }
+.card span { display: block; color: var(--quiet); font-size: 13.5px; line-height: 1.4; margin-top: 2px }
+.card.first b { color: var(--accent) }
+.row { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; margin-top: 16px }
+figure { margin: 0; padding: 18px 20px 16px; min-width: 0 }
+figure > div { max-width: 500px; margin: 0 auto }
+figure svg { display: block; width: 100%; height: auto }
+figure.wide, .row > figure.alone { grid-column: 1 / -1 }
+figure.wide > div { max-width: none } figure.wide svg { min-width: 760px }
+figure.alone { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 40px; align-items: center }
+figcaption { color: var(--quiet); font-size: 14px; margin-top: 10px; max-width: 60em }
+details, .box { padding: 12px 20px; margin-top: 16px; min-width: 0 }
 summary { cursor: pointer; font-weight: 600 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px; margin: 12px 0 4px; font-size: 15px }
 dt { font-weight: 600 } dd { margin: 0; max-width: 44em }
 table { border-collapse: collapse; font-size: 14.5px; font-variant-numeric: tabular-nums; margin: 12px 0 4px }
-th, td { text-align: left; padding: 6px 28px 6px 0; border-bottom: 1px solid #edf1f5; vertical-align: top }
-th { font-weight: 600; color: #52667a }
+th, td { text-align: left; padding: 6px 28px 6px 0; border-bottom: 1px solid var(--edge); vertical-align: top;
+  overflow-wrap: anywhere; min-width: 6em }
+th { font-weight: 600; color: var(--quiet) }
 td + td, th + th { text-align: right } td:last-child, th:last-child { padding-right: 0 }
 .left td + td, .left th + th { text-align: left }
+.many td:first-child, .many th:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 16px }
 .scroll { overflow-x: auto }
+.scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 13.5px }
-pre { background: #f5f7fa; border-radius: 8px; padding: 12px 16px; overflow-x: auto; margin: 12px 0 4px }
-.row .box { margin: 0; min-width: 0 }
-.text { font: 12px/1.75 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; color: #102a43; margin: 10px 0 4px;
+pre { background: var(--ground); border-radius: 8px; padding: 12px 16px; margin: 12px 0 4px; white-space: pre-wrap;
+  overflow-wrap: anywhere }
+.texts { columns: 430px; column-gap: 16px; margin-top: 16px }
+.texts .box { margin: 0 0 16px; break-inside: avoid }
+.text { font: 12.5px/1.75 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; margin: 10px 0 4px;
   white-space: pre-wrap; overflow-wrap: anywhere; max-height: 32em; overflow-y: auto }
-.text span, .keys span { padding: 2px 0; -webkit-box-decoration-break: clone; box-decoration-break: clone }
+.text span, .keys span { background: var(--light); color: var(--strong) }
+.text span { padding: 2px 0; -webkit-box-decoration-break: clone; box-decoration-break: clone }
 .text sup { font: 600 10px/0 inherit; font-style: normal; padding: 0 2px; user-select: none }
 .text .prefix { font-style: italic }
 .text .worse { text-decoration: underline dotted 1.5px; text-underline-offset: 3px }
-.keys { display: flex; flex-wrap: wrap; gap: 4px; font-size: 13.5px } .keys span { min-width: 26px; text-align: center;
-  border-radius: 4px; padding: 0 6px; color: #102a43 }
-@media (max-width: 560px) { main { padding: 28px 14px } .row { grid-template-columns: 1fr } }
-@media print { body { background: #fff } figure, .card { break-inside: avoid } }
+.keys { display: flex; flex-wrap: wrap; gap: 4px; font-size: 13.5px; max-width: none }
+.keys span { min-width: 26px; text-align: center; border-radius: 4px; padding: 0 6px }
+@media (max-width: 860px) {
+  .row, figure.alone { grid-template-columns: minmax(0, 1fr) } figure.alone { display: block }
+}
+@media (max-width: 560px) {
+  main { padding: 28px 12px 48px } h1 { font-size: 28px } h2 { margin-top: 40px } .lead { font-size: 17px }
+  .cards { gap: 12px } .card { padding: 12px 14px; flex-basis: 40% } .card.first { flex-basis: 100% }
+  .card b { font-size: 20px } .card.first b { font-size: 25px }
+  figure { padding: 14px 12px } details, .box { padding: 12px 14px }
+  dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: 10px }
+  .pairs tr { display: block; border-bottom: 1px solid var(--edge); padding: 6px 0 }
+  .pairs th, .pairs td { display: block; border: 0; padding: 0; text-align: left !important }
+  .pairs td:first-child { color: var(--quiet); font-size: 13.5px }
+  .pairs tr:has(th) { display: none } .pairs td[data-of]::before { content: attr(data-of) ": "; color: var(--quiet) }
+  th, td { padding-right: 16px }
+}
+@media screen and (prefers-color-scheme: dark) { .text span, .keys span { background: var(--dark) } }
+@media print { figure, .card, .box { break-inside: avoid } }
 """
 
 
 def page(title: str, parts: Iterable[str]) -> str:
+  inside = '\n'.join(parts)
   return plain.text(
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f'<title>{html.escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n'
-    '<body>\n<main>\n' + '\n'.join(parts) + '\n</main>\n</body>\n</html>\n'
+    '<meta name="color-scheme" content="light dark">\n'
+    f'<title>{html.escape(title)}</title>\n<link rel="icon" href="data:,">\n'
+    f'<style>{_colours()}{palette.variables(inside)}{STYLE}</style>\n</head>\n'
+    f'<body>\n<main>\n{inside}\n</main>\n</body>\n</html>\n'
   )
+
+
+def _colours() -> str:
+  light, dark = (''.join(f'--{name}:{pair[i]};' for name, pair in COLOURS.items()) for i in (0, 1))
+  on_dark = f'@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}'
+  return f':root{{color-scheme:light dark;{light}}}\n{on_dark}\n'
 
 
 def element(tag: str, text: str, name: str = '') -> str:
@@ -81,21 +126,42 @@ def cards(found: Sequence[tuple[str, str]]) -> str:
   return f'<div class="cards">{inside}</div>'
 
 
-def figure(svg: str, width: float, caption: str) -> str:
-  """width: pixels that the picture has at most."""
-  svg = svg.replace('<svg ', f'<svg role="img" style="max-width:{width:.0f}px" ', 1)
-  return f'<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>'
+def figure(svg: str, name: str, title: str, caption: str, kind: str = '') -> str:
+  """A picture that is half as wide as the page; of kind 'alone', its caption beside it; 'wide', as wide as the page.
+
+  On a small screen a wide one can be scrolled, rather than be too small to read.
+  """
+  svg = svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
+  inside = scrolled(svg, title) if kind == 'wide' else f'<div>{svg}</div>'
+  style = f' class="{kind}"' if kind else ''
+  return f'<figure id="{name}"{style}>{inside}<figcaption>{html.escape(caption)}</figcaption></figure>'
+
+
+def scrolled(inside: str, title: str) -> str:
+  """What may be wider than the screen; keys scroll it too."""
+  return f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(title)}">{inside}</div>'
 
 
 def row(figures: Sequence[str]) -> str:
-  """Side by side, where the window is wide enough."""
+  """Side by side in two columns, where the window is wide enough."""
   return f'<div class="row">{"".join(figures)}</div>'
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), name: str = '') -> str:
+  """A table; on a small screen its rows stand as blocks, or, with more columns than three, it can be scrolled."""
+  few = max((len(cells) for cells in rows), default=0) <= 3
+  kind = ' '.join(filter(None, (name, 'pairs' if few else 'many')))
   top = f'<tr>{"".join(element("th", cell) for cell in head)}</tr>' if head else ''
-  body = ''.join(f'<tr>{"".join(element("td", cell) for cell in cells)}</tr>' for cells in rows)
-  return f'<div class="scroll"><table class="{name}">{top}{body}</table></div>'
+  body = ''.join(f'<tr>{"".join(_cells(cells, head))}</tr>' for cells in rows)
+  inside = f'<table class="{kind}">{top}{body}</table>'
+  return inside if few else scrolled(inside, 'table')
+
+
+def _cells(cells: Sequence[str], head: Sequence[str]) -> Iterable[str]:
+  """With the name of its column, where there are several to a name."""
+  for i, cell in enumerate(cells):
+    of = f' data-of="{html.escape(head[i])}"' if head and i else ''
+    yield f'<td{of}>{html.escape(cell)}</td>'
 
 
 def terms(found: Sequence[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax import drawing, drift, grid_plot, metrics, plots, settings, timeline_plot
+from dipaco_jax.drawing import Curve
 from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
 from dipaco_jax.progress import duration
@@ -25,6 +26,8 @@ class Run(NamedTuple):
   report: dict[str, Any]
   history: History
   drifts: list[tuple[drift.Slab, drift.Drift]]  # empty where no modules are published yet
+  tasks: list[timeline_plot.Task]  # of islands
+  notice: str  # how far a run is that is not finished
 
 
 class Picture(NamedTuple):
@@ -48,7 +51,8 @@ def size(n: float) -> str:
 
 
 def labels(grid: Grid) -> list[str]:
-  return [','.join(map(str, c)) or 'path' for c in grid.points()]
+  """What paths are called: the number that commands know them by."""
+  return [str(path) for path in range(grid.num_paths)] if grid.num_paths > 1 else ['path']
 
 
 def make(run: Run) -> dict[str, Picture]:
@@ -118,45 +122,89 @@ def gap(history: History, steps: int) -> float | None:
 
 def _losses(run: Run) -> Picture | None:
   h = run.history
-  if not len(h.base.steps) and not len(h.training.steps):
-    return None
-  holdout = h.holdout if np.isfinite(h.holdout.values).any() else None
   words = 'The base model first, then every path on its own shard, going on from the base’s step.'  # noqa: RUF001
-  if run.grid.num_paths > 1:
+  return _training(run, 'Training loss', 'nats per token', h.base, h.training, words)
+
+
+def _training(
+  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path: bool = True
+) -> Picture | None:
+  """A figure of the inner steps; none where there is no step yet."""
+  if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
+    return None
+  if by_path and run.grid.num_paths > 1:
     words += ' One thin line per path; the thick one is their median.'
-  if holdout:
-    words += ' On the right, text of the same shard that the path never trains on: where it rises, the path overfits.'
-  if (apart := gap(h, run.settings.train.steps_per_phase)) and apart > GREAT_GAP:
+  names = labels(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
+  return Picture(plots.training(title, ylabel, base, paths, names, settled=by_path), words)
+
+
+def _holdout(run: Run) -> Picture | None:
+  curve = run.history.holdout
+  if not np.isfinite(curve.values).any():
+    return None
+  words = 'On text of the same shard that the path never trains on: where it rises, the path overfits.'
+  if (pointers := _pointers(run)) and min(pointers[0]) == pointers[1]:
+    words += ' All paths were best after the last phase: none is taken from before it.'
+  if (apart := gap(run.history, run.settings.train.steps_per_phase)) and apart > GREAT_GAP:
     words += (
       f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
       'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
       'fewer steps would bring the two together.'
     )
-  return Picture(plots.losses(h.base, h.training, holdout, labels(run.grid)), words)
+  return Picture(plots.holdout(curve, labels(run.grid)), words)
+
+
+def _learning_rate(run: Run) -> Picture | None:
+  words = 'Of the inner optimizer: one schedule over the base model’s steps and the paths’.'  # noqa: RUF001
+  return _training(run, 'Learning rate', 'learning rate', *run.history.learning_rate, words, by_path=False)
+
+
+def _grad_norm(run: Run) -> Picture | None:
+  h, clip = run.history, run.settings.inner.clip_norm
+  words = f'Before it is clipped to {clip:g}.' if clip else 'It is not clipped.'
+  return _training(run, 'Norm of the inner gradient', 'L2 norm', h.base_norm, h.norm, words)
+
+
+def _tokens_per_s(run: Run) -> Picture | None:
+  of = 'a worker, in the mean' if run.report['island_bytes'] else 'all devices together'
+  words = f'Trained tokens a second, of {of}; what lies between dispatches counts.'
+  return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
 
 
 def _outer(run: Run) -> Picture | None:
   h = run.history
   if len(h.phases) < 2 or not h.norms:
     return None
-  words = 'An outer gradient is how far a phase moved a module, averaged over its paths.'
-  if h.cosines:
-    words += (
-      ' A cosine of 1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common. '
-      'A level with one module per path has nothing to agree on.'
-    )
-  return Picture(plots.outer_gradients(h.phases, h.norms, h.cosines), words)
+  words = 'How far a phase moved a module, averaged over its paths: of each level the median of its modules.'
+  return Picture(plots.by_level('Norm of the outer gradients', 'L2 norm', h.phases, h.norms, list(h.norms)), words)
 
 
-def _early_stopping(run: Run) -> Picture | None:
+def _agreement(run: Run) -> Picture | None:
+  h = run.history
+  if len(h.phases) < 2 or not h.cosines:
+    return None
+  words = '1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common.'
+  if len(h.cosines) < len(h.norms):
+    words += ' A level with one module per path has nothing to agree on.'
+  return Picture(plots.by_level('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms)), words)
+
+
+def _pointers(run: Run) -> tuple[list[int], int] | None:
+  """The version that each path is taken from, and the last; None where early stopping does not choose."""
   file = run.workdir / 'paths' / 'best.json'
   if run.grid.num_paths < 2 or not run.settings.train.early_stopping or not file.exists():
     return None
-  versions, last = json.loads(file.read_text())['version'], int(max(run.history.phases, default=0))
+  return json.loads(file.read_text())['version'], int(max(run.history.phases, default=0))
+
+
+def _early_stopping(run: Run) -> Picture | None:
+  if not (pointers := _pointers(run)):
+    return None
+  versions, last = pointers
   stopped = sum(v < last for v in versions)
-  words = (
-    f'{stopped or "No"} of {len(versions)} paths {"is" if stopped == 1 else "are"} taken from before the last phase.'
-  )
+  if not stopped:
+    return None  # the picture of the hold-outs says so
+  words = f'{stopped} of {len(versions)} paths {"is" if stopped == 1 else "are"} taken from before the last phase.'
   return Picture(plots.early_stopping(versions, last, labels(run.grid)), words)
 
 
@@ -181,7 +229,8 @@ def _kinds(run: Run) -> Picture | None:
   top = (table / np.maximum(table.sum(1, keepdims=True), 1)).max(1)
   mostly = int((top > 0.5).sum())
   words = (
-    f'What each path reads. The router never saw these names; {mostly} of {len(table)} paths read mostly one. '
+    f'What each path reads. The router never saw these names; {mostly or "none"} of {len(table)} paths '
+    f'{"reads" if mostly <= 1 else "read"} mostly one. '
     f'Normalized mutual information between paths and kinds: {metrics.normalized_mutual_information(table):.2f}.'
   )
   return Picture(plots.kinds_by_paths(table, kinds, labels(run.grid)), words)
@@ -191,25 +240,32 @@ def _matrix(run: Run) -> Picture | None:
   matrix = run.results.get('evaluate', {}).get('loss_matrix')
   if not matrix or len(matrix) < 2:
     return None
-  words = 'Each column is a shard, each row a path. Red: worse than the path whose shard it is.'
+  words = (
+    'Each column is a shard, each row a path: nats per token above the path whose shard it is. Orange is worse, blue '
+    'better.'
+  )
   values = np.array([[np.nan if v is None else v for v in row] for row in matrix], float)
   return Picture(plots.loss_matrix(values, labels(run.grid)), words)
 
 
 def _grid(run: Run) -> Picture | None:
-  if not run.drifts:
-    return None
-  storeys = [
-    grid_plot.Storey(slab.level, slab.parts, (100 * d.from_base, 100 * d.from_siblings)) for slab, d in run.drifts
-  ]
-  titles = ('Distance from the base model', 'Distance from the siblings')
   words = 'The network from its bottom to its top. Each patch is a module, shared by the paths that it covers. '
   if run.grid.num_paths > 1:
-    words += (
-      'The line is one path: it goes up through one module of every storey. Left, how far each module has moved from '
-      'the base model; right, how far it is from the mean of its level’s modules.'  # noqa: RUF001
-    )
-  return Picture(grid_plot.draw(run.grid, storeys, titles, ('Blues', 'Oranges')), words)
+    words += 'The line is one path: it goes up through one module of every storey. '
+  words += 'How far each module has moved from the base model, in % of the norm of the base’s parameters.'  # noqa: RUF001
+  return _drifts(run, [100 * d.from_base for _, d in run.drifts], 'Distance from the base model', 'blue', words)
+
+
+def _siblings(run: Run) -> Picture | None:
+  words = 'How far each module is from the mean of its level’s modules, in % of the same norm.'  # noqa: RUF001
+  return _drifts(run, [100 * d.from_siblings for _, d in run.drifts], 'Distance from the siblings', 'orange', words)
+
+
+def _drifts(run: Run, values: list[np.ndarray], title: str, colour: str, words: str) -> Picture | None:
+  if not any(np.isfinite(v).any() for v in values):
+    return None
+  storeys = [grid_plot.Storey(slab.level, slab.parts, v) for (slab, _), v in zip(run.drifts, values, strict=True)]
+  return Picture(grid_plot.draw(run.grid, storeys, title, colour), words)
 
 
 def _time(run: Run) -> Picture | None:
@@ -220,7 +276,7 @@ def _time(run: Run) -> Picture | None:
     rows.append((name, parts, duration(wall_s)))
   words = f'{duration(sum(run.report["wall_s"].values()))} in all.'
   if train.get('outer_s') is not None:
-    words += f' Exchange between paths, in orange, took {train["outer_s"]:.2g} s a phase.'
+    words += f' Exchange between paths, striped, took {train["outer_s"]:.2g} s a phase.'
   return Picture(plots.bars('Time by stage', rows), words)
 
 
@@ -242,15 +298,13 @@ def _bytes(run: Run) -> Picture | None:
 
 
 def _timeline(run: Run) -> Picture | None:
-  file = run.workdir / 'timeline.json'
-  tasks = [timeline_plot.Task(*task) for task in json.loads(file.read_text())['tasks']] if file.exists() else []
-  if not tasks:
+  if not run.tasks:
     return None
-  rows = timeline_plot.rows(tasks)
+  rows = timeline_plot.rows(run.tasks)
   words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
   shared = next((level.name for level in run.levels if not level.axes), None)
   words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever others are at.'
-  if (phases := timeline_plot.phases_at_once(tasks)) > 1:
+  if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
     words += f' At one moment, {phases} different phases were trained.'
   shown = timeline_plot.shown(rows)
   if hidden := len(rows) - len(shown):
@@ -266,7 +320,7 @@ def _island_bytes(run: Run) -> Picture | None:
     (role, [(m['in'], drawing.BLUE), (m['out'], drawing.ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
     for role, m in sorted(moved.items())
   ]
-  words = 'Read from storage, in blue, and written to it, in orange. Processes of islands send each other nothing else.'
+  words = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
   return Picture(plots.bars('Bytes by role', rows), words)
 
 
@@ -276,11 +330,17 @@ PICTURES = {
   'perplexity_by_path': _by_path,
   'early_stopping': _early_stopping,
   'losses': _losses,
+  'holdout_losses': _holdout,
+  'learning_rate': _learning_rate,
+  'gradient_norm': _grad_norm,
+  'tokens_per_s': _tokens_per_s,
   'outer_gradients': _outer,
+  'agreement': _agreement,
   'shard_sizes': _shards,
   'loss_matrix': _matrix,
   'kinds_by_paths': _kinds,
   'grid': _grid,
+  'siblings': _siblings,
   'time_by_stage': _time,
   'bytes_sent': _bytes,
   'timeline': _timeline,

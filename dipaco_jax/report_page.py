@@ -1,13 +1,12 @@
 """The page of one run: what came out, the pictures, what it was made with."""
 
 import json
+from typing import Any
 
 from dipaco_jax import checks, chunks, drawing, excerpts_panel, failures, headline, page, settings
 from dipaco_jax.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
-
-PIXELS = 104  # per inch of a picture
 
 GLOSSARY = (
   ('Base model', 'One small language model, trained first and alone. Every path starts as a copy of it.'),
@@ -21,12 +20,14 @@ GLOSSARY = (
 
 SECTIONS = (
   ('Quality', ('validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping')),
-  ('Training', ('losses', 'outer_gradients')),
+  ('Training', ('losses', 'holdout_losses', 'gradient_norm', 'learning_rate', 'tokens_per_s', 'outer_gradients',
+                'agreement')),
   ('Who reads what', ('shard_sizes', 'loss_matrix', 'kinds_by_paths', 'excerpts')),
-  ('The grid', ('grid',)),
+  ('The grid', ('grid', 'siblings')),
   ('Cost', ('time_by_stage', 'bytes_sent')),
   ('Islands', ('timeline', 'island_bytes')),
-)
+)  # fmt: skip
+ALIKE = 1.3  # that much higher may the one be of two pictures that stand side by side
 
 
 def make(run: Run, found: dict[str, Picture]) -> str:
@@ -49,25 +50,33 @@ def _panels(run: Run) -> dict[str, str]:
 
 
 def _placed(found: list[tuple[str, Picture]]) -> list[str]:
-  """Pictures of half the width stand in pairs."""
+  """Pictures of half the width stand in pairs; one that is left, or is much higher, has its caption beside it."""
   placed: list[str] = []
-  waiting: list[str] = []
-  for name, (figure, caption) in found:
-    inches = figure.get_figwidth()
-    with drawing.left_out(name):
-      element = page.figure(drawing.to_svg(figure, name), inches * PIXELS * (1.15 if inches < 6 else 1), caption)
-      (waiting if inches < 6 else placed).append(element)
-  return [page.row(waiting[i : i + 2]) for i in range(0, len(waiting), 2)] + placed
+  narrow = [one for one in found if one[1].figure.get_figwidth() < 6]
+  narrow.sort(key=lambda one: one[1].figure.get_figheight() > ALIKE * drawing.HEIGHT)
+  while narrow:
+    pair, narrow = narrow[:2], narrow[2:]
+    heights = [picture.figure.get_figheight() for _, picture in pair]
+    if len(pair) == 2 and max(heights) > ALIKE * min(heights):
+      narrow.insert(0, pair.pop())
+    placed.append(page.row([_figure(*one, 'alone' if len(pair) == 1 else '') for one in pair]))
+  return placed + [page.row([_figure(*one, 'wide')]) for one in found if one[1].figure.get_figwidth() >= 6]
+
+
+def _figure(name: str, picture: Picture, kind: str) -> str:
+  with drawing.left_out(name):
+    figure = picture.figure
+    return page.figure(drawing.to_svg(figure, name), name, drawing.title(figure), picture.caption, kind)
+  return ''
 
 
 def _header(run: Run) -> str:
   r, P = run.report, run.grid.num_paths
   shape = ' × '.join(map(str, run.grid.shape))  # noqa: RUF001
   name = f'{P} paths on a grid of {shape}' if len(run.grid.shape) > 1 else f'{P} paths' if P > 1 else 'One path'
-  train = run.results.get('train', {})
-  known = (str(run.workdir), train.get('device', ''), f'dipaco_jax {r["versions"]["dipaco_jax"]}')
-  quiet = ' · '.join(words for words in known if words)
+  quiet = ' · '.join(words for words in (str(run.workdir), _when(r), _devices(run)) if words)
   title = page.element('h1', name) + page.element('p', quiet, 'quiet')
+  title += page.element('p', run.notice, 'notice') if run.notice else ''
   return title + _lead(run) + _failures(run) + page.cards(_cards(run))
 
 
@@ -77,15 +86,43 @@ def _failures(run: Run) -> str:
   return page.box(''.join(page.element('p', line) for line in told)) if told else ''
 
 
+def _when(r: dict[str, Any]) -> str:
+  """'2026-11-22 17:53 to 18:05 +01:00'."""
+  if not r['began']:
+    return ''
+  day, began, offset = r['began'][:10], r['began'][11:16], r['began'][19:]
+  if not r['ended']:
+    return f'since {day} {began} {offset}'
+  ended = r['ended'][11:16] if r['ended'][:10] == day else r['ended'][:16]
+  return f'{day} {began} to {ended} {offset}'
+
+
+def _devices(run: Run) -> str:
+  """'4 × TPU v5 lite · bfloat16 · dipaco_jax 0.1.0, jax 0.7.2'."""
+  r = run.report
+  number = f'{r["num_devices"]} × ' if (r['num_devices'] or 1) > 1 else ''  # noqa: RUF001
+  dtype = r['dtype'] or (run.settings.model.dtype if run.settings.model.dtype != 'auto' else '')
+  versions = f'dipaco_jax {r["versions"]["dipaco_jax"]}, jax {r["versions"]["jax"]}'
+  return ' · '.join(words for words in (number + r['device'] if r['device'] else '', dtype, versions) if words)
+
+
 def _lead(run: Run) -> str:
   r = run.report
   if not r['perplexity'] or not r['base_perplexity']:
-    done = ', '.join(run.results)
-    return page.element('p', f'This run is not finished. Complete so far: {done}.', 'lead')
+    return page.element('p', _lead_so_far(run), 'lead')
   told = headline.held_back(run.results.get('tokenize', {}))
   short = headline.too_little(r['validation_tokens_by_path'] or [], run.settings.data.min_validation_tokens)
   notes = [told, f'{short[:1].upper()}{short[1:]}.' if short else '']
   return page.element('p', headline.lead(r), 'lead') + page.element('p', ' '.join(filter(None, notes)), 'quiet')
+
+
+def _lead_so_far(run: Run) -> str:
+  """Of a run that is not finished."""
+  base, last = run.report['base_perplexity'], run.history.last
+  if not base:
+    return f'Complete so far: {", ".join(run.results)}.'
+  after = f', the paths have {last["perplexity"]:.2f} after phase {last["phase"]}' if last else ''
+  return f'The base model has a validation perplexity of {base:.2f}{after}.'
 
 
 def _cards(run: Run) -> list[tuple[str, str]]:
@@ -105,6 +142,10 @@ def _cards(run: Run) -> list[tuple[str, str]]:
       found.append((count(r['parameters_total']), 'parameters in all modules together'))
   if r['train_tokens']:
     found.append((count(r['train_tokens']), 'training tokens, those of the base included'))
+  elif len(run.history.phases):
+    found.append((f'{max(run.history.phases):,} of {run.settings.train.phases:,}', 'phases are done'))
+  if not run.results.get('train') and len(speed := run.history.tokens_per_s[1].values):
+    found.append((f'{speed[-1, 0]:,.0f}', 'tokens a second, lately'))
   span = 'from text to evaluation' if 'evaluate' in run.results else 'so far'
   found.append((duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
   return found
@@ -126,9 +167,16 @@ def _details(run: Run) -> list[str]:
     page.box(page.element('b', 'What differs from the defaults') + changes),
     page.folded('All fields', page.table(list(chosen.items()), name='left')),
     page.folded('All figures', page.table(numbers)),
+    page.folded('Paths', page.table(_paths(run), ('path', f'its place: {", ".join(run.grid.names)}'), 'left'))
+    if len(run.grid.shape) > 1
+    else '',
     page.folded('Versions', page.table(list(r['versions'].items()), name='left')),
     page.folded('Digests (sha256)', page.table(digests, name='left')),
   ]
+
+
+def _paths(run: Run) -> list[tuple[str, str]]:
+  return [(str(i), ', '.join(map(str, at))) for i, at in enumerate(run.grid.points())]
 
 
 def fields(s: settings.Settings) -> dict[str, str]:

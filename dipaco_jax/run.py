@@ -153,7 +153,8 @@ def is_done(run: Run, name: str) -> bool:
 
 def write_record(run: Run, name: str, wall_s: float, result: dict[str, Any]):
   """Marks a stage as done; its artefacts are there already."""
-  record = {'digest': digest(run.settings, name), 'wall_s': wall_s, 'result': metrics.plain(result)}
+  about = {'digest': digest(run.settings, name), 'wall_s': wall_s, 'ended': time.time()}
+  record = about | {'result': metrics.plain(result)}
   checkpoint.write_json(record_file(run.workdir, name), record)
   seconds_file(run.workdir, name).unlink(missing_ok=True)
 

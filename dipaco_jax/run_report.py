@@ -1,8 +1,10 @@
 """The report of a run: report.json, report.html and plots/*.png, from what is in its workdir."""
 
+import datetime
 import importlib.metadata
 import pathlib
 import platform
+import time
 from typing import Any
 
 import dipaco_jax
@@ -19,8 +21,10 @@ EVALUATE = (
 TRAIN = (
   'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
   'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
-  'goodput modules_sha256 island_bytes'
+  'goodput modules_sha256 island_bytes device num_devices dtype'
 ).split()
+ENVIRONMENT = {'device': 'device', 'num_devices': 'devices'}  # by its name in environment.json
+DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate': 'being evaluated'}
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
@@ -38,6 +42,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     raise ValueError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
   results = history.read_results(workdir)
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
+  timed = [stage for stage in stages.values() if 'ended' in stage]
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
   failed = failures.read(workdir)
   return report | {
@@ -50,6 +55,8 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     'domain_nmi': route.get('domain_nmi'),
     'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
     'wall_s': _wall_s(stages),
+    'began': _when(min((stage['ended'] - stage['wall_s'] for stage in timed), default=None)),
+    'ended': _when(max((stage['ended'] for stage in timed), default=None)),
     'config_sha256': settings.digest(s),
     'versions': versions(),
   }
@@ -70,6 +77,11 @@ def versions() -> dict[str, str]:
   return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
 
 
+def _when(unix_s: float | None) -> str | None:
+  """A time as ISO 8601 has it, to the second, with the offset of this machine's clock."""
+  return None if unix_s is None else datetime.datetime.fromtimestamp(unix_s).astimezone().isoformat(' ', 'seconds')
+
+
 def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
   from dipaco_jax import checkpoint, drawing, pictures, report_page
@@ -77,7 +89,7 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   workdir = pathlib.Path(workdir)
   report = build(workdir)
   checkpoint.write_json(workdir / 'report.json', report)
-  run = _read_run(workdir, report)
+  run = read_run(workdir, report)
   found = pictures.make(run)
   for name, picture in found.items():
     with drawing.left_out(name):
@@ -86,20 +98,56 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   return report
 
 
-def _read_run(workdir: pathlib.Path, report: dict[str, Any]):
+def page_so_far(workdir: pathlib.Path, **known: Any) -> str:
+  """The page of a run that is not finished; `known` are fields of pictures.Run that its workdir does not tell.
+
+  Raises:
+    ValueError: as `build`.
+  """
+  from dipaco_jax import pictures, report_page
+
+  run = read_run(workdir, build(workdir))._replace(**known)
+  return report_page.make(run, pictures.make(run))
+
+
+def read_run(workdir: pathlib.Path, report: dict[str, Any]):
+  """What the page is made from; of a run that is not finished, with the figures that there are so far."""
   from dipaco_jax import checkpoint, drift, history, pictures
 
   s = history.read_settings(workdir)
   grid = grids.Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
+  results, curves = history.read_results(workdir), history.read(workdir, grid.num_paths)
   published = checkpoint.versions(workdir)
+  notice = ''
+  if 'evaluate' not in results:
+    report = so_far(workdir, report, curves)
+    notice = unfinished(s, results, curves, history.owner(workdir) is not None)
+  drifts = drift.measure(workdir, published[-1], grid, levels) if published else []
   return pictures.Run(
-    workdir,
-    s,
-    grid,
-    levels,
-    history.read_results(workdir),
-    report,
-    history.read(workdir, grid.num_paths),
-    drift.measure(workdir, published[-1], grid, levels) if published else [],
+    workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice
   )
+
+
+def so_far(workdir: pathlib.Path, report: dict[str, Any], curves) -> dict[str, Any]:
+  """The report with what training has measured until now, where the stage that measures it in the end is not done."""
+  from dipaco_jax import history
+
+  found = {name: curves.last.get(name) for name in ('perplexity_by_path', 'perplexity_by_domain')}
+  found['base_perplexity'] = curves.first.get('perplexity')
+  found['base_perplexity_by_domain'] = curves.first.get('perplexity_by_domain')
+  report = report | {name: value for name, value in found.items() if report.get(name) is None}
+  environment = history.read_environment(workdir)
+  report |= {name: report[name] or environment.get(as_) for name, as_ in ENVIRONMENT.items()}
+  return report | {'wall_s': report['wall_s'] | history.read_seconds(workdir), 'ended': None}
+
+
+def unfinished(s: settings.Settings, results: dict[str, Any], curves, is_running: bool) -> str:
+  """How far a run is, and when this was written."""
+  doing = next(name for name in settings.STAGES if name not in results)
+  how = f'is still {DOING.get(doing, "at work")}' if is_running else 'is not finished, and no process works on it'
+  done = int(max(curves.phases, default=0))
+  if doing == 'train':
+    how += f': {f"phase {done}" if done else "none"} of {s.train.phases}{"" if done else " phases"} is done'
+  now = _when(time.time())
+  return f'This run {how}. Written at {now}.'

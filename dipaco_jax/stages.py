@@ -141,6 +141,7 @@ def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[s
     'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
+    'dtype': run.model.dtype.name,
     'compilations': sum(run.compilations[name] for name in programs_lib.NAMES),
     'modules_sha256': checkpoint.modules_sha256(run.workdir, job.phases),
   }  # fmt: skip

@@ -1,7 +1,6 @@
 """Where a run is: `python -m dipaco_jax.status --workdir=DIR`. Works while it runs, on the same machine or another."""
 
 import contextlib
-import fcntl
 import itertools
 import json
 import math
@@ -15,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax import command, failures, headline, registry_url, settings
-from dipaco_jax.history import read_settings, read_stages
+from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import STAGES
 
@@ -69,22 +68,6 @@ def of_islands(workdir: str, url: str) -> str:
     words = 'training diverged' if fact.meta['perplexity'] is None else f'perplexity {fact.meta["perplexity"]:.2f}'
     lines = [f'{workdir}: finished, {words}', *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
-
-
-def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
-  file = workdir / 'lock'
-  if not file.exists():
-    return None
-  with open(file) as f:
-    try:
-      fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-      try:
-        return json.loads(f.read())
-      except ValueError:
-        return {}  # it is writing its name
-  return None
 
 
 def _doing(stage: str | None, holder: dict[str, Any] | None) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax import drawing
+from dipaco_jax.palette import shade
 
 COLOURS = {  # of odd and even phases
-  'train': (drawing.BLUE, '#5AA3D0'),
-  'outer': (drawing.ORANGE, '#EE9A5F'),
-  'evaluate': ('#009E73', '#5CC2A5'),
+  kind: (shade(colour, 1), shade(colour, 0.6))
+  for kind, colour in (('train', 'blue'), ('outer', 'orange'), ('evaluate', 'green'))
 }
 MAX_ROWS = 32  # of a kind of task, that a picture has room for
 MAX_BARS = 1000  # more of a row are pixels in an svg, too
@@ -69,16 +69,17 @@ def draw(found: dict[str, list[Task]]):
     wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge
     ax.broken_barh(
       [(task.start / scale, (task.end - task.start) / scale) for task in row], (y - 0.38, 0.76), facecolor=colours,
-      edgecolor=['white' if w else c for w, c in zip(wide, colours, strict=True)], lw=0.4,
+      edgecolor=[drawing.PAPER if w else c for w, c in zip(wide, colours, strict=True)], lw=0.4,
       rasterized=len(row) > MAX_BARS,
     )  # fmt: skip
     for task in row:
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale
-        ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=7.5, color='white')
+        ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=8.5)
   for kind, (colour, _) in COLOURS.items():
     ax.broken_barh([], (0, 0), facecolor=colour, label=kind)
   ax.set_yticks(range(len(found)), [drawing.short(owner) for owner in reversed(found)])
+  drawing.numbers(ax.xaxis, ticks=8)
   ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Who was at what')
   ax.grid(axis='y', visible=False)
   ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, handlelength=1, fontsize=9)

@@ -23,6 +23,9 @@ from dipaco_jax import (
   excerpts,
   excerpts_panel,
   excerpts_text,
+  page,
+  palette,
+  pictures,
   report_page,
   run_report,
   settings,
@@ -65,8 +68,8 @@ def test_a_run_shows_its_validation_text(undisturbed):
       assert getattr(document, name) == pytest.approx(expected.mean(), rel=1e-4) and document.counted == len(expected)
   assert {document.name for document in found.documents} == {'vowels', 'consonants'}
   assert len({document.path for document in found.documents}) == len(set(routed))
-  page = (undisturbed / 'report.html').read_text()
-  assert page.count('<div class="text">') == excerpts.DOCUMENTS
+  text = (undisturbed / 'report.html').read_text()
+  assert text.count('<div class="text">') == excerpts.DOCUMENTS
 
 
 @pytest.mark.parametrize('levels', [(('all', '.*', ()),), made_run.LEVELS], ids=['one', 'many'])
@@ -85,13 +88,13 @@ def test_nothing_is_shown_where_all_paths_are_one_model(levels, tmp_path):
 
 def test_older_runs_have_no_panel(tmp_path):
   synthetic.make(tmp_path, (('a', 2), ('b', 2)), phases=2)
-  run = run_report._read_run(tmp_path, run_report.build(tmp_path))
+  run = run_report.read_run(tmp_path, run_report.build(tmp_path))
   without = report_page.make(run, {})
   synthetic.write_json(tmp_path / chunks.FILE, FOUND.to_dict())
-  page = report_page.make(run, {})
+  text = report_page.make(run, {})
   assert '<div class="text">' not in without and 'Who reads what' not in without
-  assert page.index('Who reads what') < page.index('<div class="text">')
-  report_test.Page(page)
+  assert text.index('Who reads what') < text.index('<div class="text">')
+  report_test.Page(text)
 
 
 class Spans(report_test.Page):
@@ -117,8 +120,9 @@ def test_the_panel_is_escaped_and_coloured():
   assert 'script' not in panel.tags and panel.tags.count('b') == 2 and 'code <b>' in panel.words
   keys, parts = panel.spans[:4], panel.spans[4:]
   assert [''.join(words) for _, words in parts] == ['if a < b:\n', '<script>alert("x")</script>␛[31m', ' & so on']
-  assert [''.join(words) for _, words in keys] == ['0 = 0,0', '1 = 0,1', '2 = 1,0', '3 = 1,1']  # as in the pictures
-  colours = [f'background:{excerpts_panel.colour(FOUR, path)}' for path in range(4)]
+  assert [''.join(words) for _, words in keys] == pictures.labels(FOUR) == ['0', '1', '2', '3']  # one name everywhere
+  assert [attrs['title'] for attrs, _ in keys][3] == 'path 3: a 1, b 1'
+  colours = [excerpts_panel.colour(FOUR, path).style for path in range(4)]
   assert [attrs['style'] for attrs, _ in keys] == colours and len(set(colours)) == 4
   assert [attrs['style'] for attrs, _ in parts] == [colours[1], colours[3], colours[3]]
   assert [attrs['class'] for attrs, _ in parts] == ['prefix', '', 'worse']
@@ -153,20 +157,22 @@ def test_losses_that_are_no_numbers():
   assert '- ' in excerpts_text.make(FOUND._replace(documents=[nothing]), FOUR, False)
 
 
-def luminance(colour: str) -> float:
-  """As WCAG has it."""
-  c = np.frombuffer(bytes.fromhex(colour[1:]), 'u1') / 255
-  return float(np.dot(np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4), (0.2126, 0.7152, 0.0722)))
-
-
 @pytest.mark.parametrize(
   'axes', [{}, {'a': 1}, {'a': 2, 'b': 2}, {'a': 4, 'b': 4}, {'w': 16}, {'a': 2, 'b': 2, 'c': 4}, {'a': 16, 'b': 16}]
 )
 def test_every_path_has_a_colour_that_ink_is_legible_on(axes):
   grid = Grid(axes)
   colours = [excerpts_panel.colour(grid, path) for path in range(grid.num_paths)]
-  assert len(set(colours)) == grid.num_paths
-  assert min((luminance(c) + 0.05) / (luminance('#102a43') + 0.05) for c in colours) > 4.5
+  inks = page.COLOURS['strong']
+  for i, of_screen in enumerate(zip(*colours, strict=True)):  # light, and dark
+    assert len(set(of_screen)) == grid.num_paths
+    assert min(palette.contrast(inks[i], c) for c in of_screen) > 4.5
+
+
+def test_a_path_has_the_colour_of_its_line():
+  for path in range(4):
+    found, line = excerpts_panel.colour(FOUR, path), palette.COLOURS[path]
+    assert found.light == palette.mix('#ffffff', line, 0.3)
 
 
 # -- in a terminal
@@ -178,7 +184,7 @@ def test_plain_text_and_colours():
   assert re.search(r'^ +4 +3 +2\.250 +3\.000 +-0\.750$', plain, re.MULTILINE)
   assert re.search(r'^ +0 +1 +2\.000 +2\.500 +-0\.500  not counted$', plain, re.MULTILINE)
   coloured = excerpts_text.make(FOUND, FOUR, True)
-  blue = ';'.join(str(c) for c in bytes.fromhex(excerpts_panel.colour(FOUR, 1)[1:]))
+  blue = ';'.join(str(c) for c in bytes.fromhex(excerpts_panel.colour(FOUR, 1).light[1:]))
   assert f'48;2;{blue}m¹if a < b:\x1b[0m\n' in coloured  # the line's rest is not coloured
   assert '³<script>' in coloured and '³ & so on' not in coloured
   assert re.sub(r'\x1b\[[\d;]*m', '', coloured).count('\x1b') == 0

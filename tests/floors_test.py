@@ -21,7 +21,7 @@ FLOORS = {
   'registry registry_schema registry_url database relocate processes metrics events progress history drift drawing '
   'plots grid_plot timeline_plot pictures page report_page comparison trees places topology hlo remote sources '
   'sources_files sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer '
-  'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures',
+  'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures palette',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
   'exact_sum hf chunks screening bootstrap',
   0: 'grid settings checks plain',

@@ -1,9 +1,11 @@
 """The report of synthetic runs of every shape: its figures are the artefacts', its page stands alone."""
 
+import datetime
 import html.parser
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -12,12 +14,14 @@ import pytest
 import synthetic
 
 from dipaco_jax import (
+  checkpoint,
   comparison,
   drawing,
   drift,
   grid_plot,
   history,
   metrics,
+  palette,
   pictures,
   plots,
   report,
@@ -26,6 +30,7 @@ from dipaco_jax import (
   settings,
 )
 from dipaco_jax import grid as grids
+from dipaco_jax import page as page_lib
 
 FIELDS = (
   'perplexity perplexity_by_path perplexity_by_domain base_perplexity validation_tokens bits_per_byte train_tokens '
@@ -77,12 +82,13 @@ class Page(html.parser.HTMLParser):
 
   def __init__(self, text):
     super().__init__()
-    self.tags, self.open, self.fetched, self.words = [], [], [], []
+    self.tags, self.open, self.fetched, self.words, self.unlabelled = [], [], [], [], 0
     self.feed(text)
     assert not self.open
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
+    self.unlabelled += tag == 'svg' and not dict(attrs).get('aria-label')
     self.fetched += [v for k, v in attrs if k in ('src', 'href', 'xlink:href') and not v.startswith(('data:', '#'))]
     if tag not in self.VOID:
       self.open.append(tag)
@@ -110,13 +116,14 @@ def test_report(reports, name):
   pictures = sorted(p.name for p in (workdir / 'plots').iterdir())
   assert all(p.endswith('.png') for p in pictures)
   assert page.tags.count('figure') == page.tags.count('svg') == len(pictures)
-  assert page.tags.count('h1') == 1
+  assert page.tags.count('h1') == 1 and not page.unlabelled
 
 
 def test_pictures_of_a_grid(reports):
   workdir, *_ = reports('grid')
   expected = {'validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
-              'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent'}  # fmt: skip
+              'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent',
+              'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'siblings'}  # fmt: skip
   assert {p.stem for p in (workdir / 'plots').iterdir()} == expected
 
 
@@ -191,15 +198,125 @@ def test_a_great_gap_is_explained(runs, tmp_path):
   assert pictures.gap(rise, tau) == pytest.approx(apart + 1)
   nothing = drawing.Curve(np.zeros(0, int), np.zeros((0, 16)))
   assert pictures.gap(found._replace(holdout=nothing), tau) is None
-  run = run_report._read_run(runs('grid'), run_report.build(runs('grid')))
+  run = run_report.read_run(runs('grid'), run_report.build(runs('grid')))
   for history_, words in ((found, ''), (rise, f'In the last phase it lies {apart + 1:.1f} nats above')):
-    caption = pictures._losses(run._replace(history=history_)).caption
+    caption = pictures._holdout(run._replace(history=history_)).caption
     assert words in caption and ('nats above' in caption) == bool(words or apart > pictures.GREAT_GAP)
 
 
 def test_short_names():
   assert comparison.short_names(['runs/a', 'runs/b/']) == ['a', 'b']
   assert comparison.short_names(['x/run', 'y/run']) == ['x/run', 'y/run']
+
+
+# -- on light and dark, on large and small screens
+
+
+def test_text_is_legible_on_light_and_dark():
+  for colour in (palette.INK, palette.GREY, palette.ORANGE, *palette.COLOURS):
+    assert palette.contrast(colour, palette.PAPER) > 4.5
+    assert palette.contrast(palette.DARK[colour], palette.DARK[palette.PAPER]) > 4.5
+  for shade in (palette.shade(name, share) for name in palette.PALE for share in np.linspace(0, 1, 51)):
+    assert palette.contrast(palette.INK, shade) > 4.5
+    assert palette.contrast(palette.DARK[palette.INK], palette.DARK[shade]) > 4.5
+  light, dark = ({name: pair[i] for name, pair in page_lib.COLOURS.items()} for i in (0, 1))
+  for theme in (light, dark):
+    for ink in ('ink', 'strong', 'quiet', 'accent'):
+      assert min(palette.contrast(theme[ink], theme[ground]) for ground in ('ground', 'paper', 'notice')) > 4.5
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_pictures_have_the_pages_colours_and_text_that_a_telephone_shows_large_enough(reports, name):
+  text = reports(name)[2]
+  style, body = text.split('</style>', 1)
+  svgs = [part.split('</svg>')[0] for part in body.split('<svg')[1:]]
+  for svg in svgs:
+    written = re.sub(r'base64,[^"]*', '', svg)
+    assert not set(re.findall('#[0-9a-f]{6}', written)) - {'#000000'}
+    assert f'{re.findall("--c[0-9a-f]{6}", written)[0]}:' in style
+    width = float(re.search(r'viewBox="0 0 ([0-9.]+)', svg)[1])
+    on_400 = 760 if width > 6 * 72 else 400 - 24 - 24 - 2  # pixels: a wide one is scrolled
+    sizes = [float(size) for size in re.findall(r'font-size: ([0-9.]+)px', svg)]
+    assert sizes and min(sizes) * on_400 / width > 9
+
+
+@pytest.mark.parametrize(
+  ('ticks', 'words'),
+  [
+    ([40, 42.5, 45, 47.5], ['40.0', '42.5', '45.0', '47.5']),
+    ([0, 500, 1000], ['0', '500', '1,000']),
+    ([0, 0.0005, 0.001], ['0.0000', '0.0005', '0.0010']),
+    ([0, 250_000, 500_000], ['0', '250 K', '500 K']),
+    ([1e6, 1.5e6], ['1,000 K', '1,500 K']),
+    ([2e7, 2.5e7], ['20 M', '25 M']),
+    ([3.0], ['3']),
+    ([], []),
+  ],
+)
+def test_ticks_neither_repeat_nor_round(ticks, words):
+  assert drawing.tick_words(ticks) == words
+
+
+def test_phases_and_steps_are_whole():
+  curve = drawing.Curve(np.array([100, 101]), np.array([[3.0], [2.0]]))
+  ax = plots.holdout(curve, ['path']).axes[0]
+  ax.figure.canvas.draw()
+  shown = [t.get_text() for t in ax.get_xticklabels()]
+  assert len({*shown}) == len(shown) and all(word.isdigit() for word in shown) and {'100', '101'} <= {*shown}
+
+
+def test_a_table_is_never_cut_off():
+  few, many = page_lib.table([('a', 'b')]), page_lib.table([('a', 'b', 'c', 'd')], ('', 'x', 'y', 'z'))
+  assert 'class="pairs"' in few and 'scroll' not in few  # its rows become blocks on a small screen
+  assert many.startswith('<div class="scroll" role="region" tabindex="0"')
+
+
+def test_a_picture_that_is_alone_has_its_caption_beside_it(reports):
+  for name in RUNS:
+    for row in reports(name)[2].split('<div class="row">')[1:]:
+      figures = row.split('</figure></div>')[0].count('<figure')
+      assert figures == 2 or 'class="alone"' in row or 'class="wide"' in row
+
+
+def test_early_stopping_that_stops_nothing_is_a_sentence(tmp_path):
+  synthetic.make(tmp_path, (('a', 2), ('b', 2)), phases=3)
+  synthetic.write_json(tmp_path / 'paths' / 'best.json', {'version': [3] * 4})
+  found = pictures.make(run_report.read_run(tmp_path, run_report.build(tmp_path)))
+  assert 'early_stopping' not in found and 'All paths were best after the last phase' in found['holdout_losses'].caption
+  synthetic.write_json(tmp_path / 'paths' / 'best.json', {'version': [3, 1, 3, 3]})
+  found = pictures.make(run_report.read_run(tmp_path, run_report.build(tmp_path)))
+  assert found['early_stopping'].caption == '1 of 4 paths is taken from before the last phase.'
+
+
+def test_the_header_says_when_on_what_and_in_what_precision(tmp_path):
+  synthetic.make(tmp_path, axes=(), phases=2)
+  for number, name in enumerate(settings.STAGES):
+    file = tmp_path / 'stages' / f'{name}.json'
+    about = {'ended': 1_700_000_000 + 60 * number, 'wall_s': 30.0}
+    result = {'device': 'TPU v5 lite', 'num_devices': 4, 'dtype': 'bfloat16'} if name == 'train' else {}
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | about | {'result': record['result'] | result}))
+  found = run_report.write(tmp_path)
+  assert (found['device'], found['num_devices'], found['dtype']) == ('TPU v5 lite', 4, 'bfloat16')
+  times = [datetime.datetime.fromisoformat(found[name]).timestamp() for name in ('began', 'ended')]
+  assert times == [1_700_000_000 - 30, 1_700_000_000 + 240]
+  words = ''.join(Page((tmp_path / 'report.html').read_text()).words)
+  assert '4 × TPU v5 lite · bfloat16 · dipaco_jax' in words and '2023-11-1' in words  # noqa: RUF001
+
+
+# -- of a run that trains
+
+
+def test_a_run_that_trains_has_a_page_that_says_so(tmp_path):
+  synthetic.make(tmp_path, stages=3)
+  text = run_report.page_so_far(tmp_path)
+  words = ' '.join(''.join(Page(text).words).split())
+  assert 'This run is not finished, and no process works on it: phase 6 of 12 is done. Written at 20' in words
+  with checkpoint.hold(tmp_path):
+    words = ''.join(Page(run_report.page_so_far(tmp_path)).words)
+  assert 'This run is still training: phase 6 of 12 is done. Written at 20' in words
+  assert 'id="perplexity_by_path"' in text and 'id="losses"' in text and '6 of 12phases are done' in words
+  assert not (tmp_path / 'report.json').exists()  # which says that a run is finished
 
 
 # -- what it is made from
@@ -283,7 +400,7 @@ def test_labels_do_not_overlap():
 
 def test_every_picture_of_odd_data():
   nowhere = drawing.Curve(np.zeros(0, int), np.zeros((0, 2)))
-  plots.losses(drawing.Curve(np.zeros(0, int), np.zeros(0)), nowhere, None, ['0', '1'])
+  plots.training('Loss', 'nats', drawing.Curve(np.zeros(0, int), np.zeros(0)), nowhere, ['0', '1'])
   plots.perplexity_curves({'a': drawing.Curve(np.zeros(0, int), np.zeros(0))}, {'a': None})
   plots.loss_matrix(np.array([[1.0, np.nan], [2.0, 1.0]]), ['0', '1'])
   kinds = plots.kinds_by_paths(np.arange(300).reshape(3, 100), [f'kind {i}' for i in range(100)], ['0', '1', '2'])

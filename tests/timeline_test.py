@@ -85,7 +85,7 @@ def test_pictures(tmp_path):
 def test_the_caption_says_what_waits_for_all(tmp_path):
   synthetic.make(tmp_path, axes=(('a', 2),), phases=1)
   (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': [Task('w', 'train', 1, 0, 2)]}))
-  run = run_report._read_run(tmp_path, run_report.build(tmp_path))
+  run = run_report.read_run(tmp_path, run_report.build(tmp_path))
   shared = [level.name for level in run.levels if not level.axes]
   caption = pictures.make(run)['timeline'].caption
   assert shared and f'{shared[0]} is a module of all paths' in caption and 'different phases' not in caption
