@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from absl import app, flags
 
-from dipaco_jax import checks, plain, settings
+from dipaco_jax import checks, display, plain, processes, settings, stopping
 
 TRY_AGAIN = 75  # exit status where the disk is full
 DIVERGED = 65  # where training cannot go on
@@ -47,7 +47,9 @@ def run(main: Callable[[], int | None]):
         raise
       fail(str(e))  # in our words: an object of a run is missing or corrupt
 
-  app.run(guarded, flags_parser=parse)
+  display.STDERR.only_terminal = True  # their output goes to other programs
+  with processes.ending(), stopping.listening():
+    app.run(guarded, flags_parser=parse)
 
 
 def path_named(words: str) -> int | tuple[int, ...]:
@@ -59,7 +61,7 @@ def path_named(words: str) -> int | tuple[int, ...]:
 
 
 def quiet():
-  """Keeps the libraries' chatter off the screen; our own warnings stay."""
+  """Keeps the libraries' chatter off the display; our own warnings stay."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   from absl import logging as absl_logging
 
@@ -74,7 +76,7 @@ class Plain(logging.Formatter):
   """What is said of text from outside obeys nothing that stands in it, and tells no passwords."""
 
   def format(self, record: logging.LogRecord) -> str:
-    return plain.redacted(plain.text(super().format(record)))
+    return display.STDERR.cleared + plain.redacted(plain.text(super().format(record)))
 
 
 def keep_programs():
@@ -89,7 +91,7 @@ def keep_programs():
 
 def fail(words: str, status: int = 2) -> NoReturn:
   """One line on stderr, and out."""
-  print(plain.redacted(plain.text(f'dipaco_jax: {words}')), file=sys.stderr)
+  stopping.say(plain.redacted(plain.text(words)))
   sys.exit(status)
 
 

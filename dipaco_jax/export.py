@@ -8,7 +8,7 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax import command, display
 
 
 def check_out(out: pathlib.Path):
@@ -71,7 +71,8 @@ def main():
     check_out(folder)
   for number, folder in folders.items():
     version = run.best_versions[number] if options.version is None else options.version
-    export(run, number, version, folder.resolve(), options.dtype)  # a link stays one
+    with display.doing(f'writing path {number}', tells=False):
+      export(run, number, version, folder.resolve(), options.dtype)  # a link stays one
     print(f'{folder}: path {number} at version {version}')
 
 

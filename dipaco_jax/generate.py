@@ -12,7 +12,7 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command, plain
+from dipaco_jax import command, display, plain
 from dipaco_jax.request import Request, check
 
 
@@ -59,25 +59,21 @@ def requests(tokenizer, max_length: int) -> list[Request]:
   return found
 
 
-def main() -> int | None:
+def main():
   f = flags.FLAGS
   if not f.workdir or not f.prompt:
     raise ValueError('name a run with --workdir=DIR, and a text with --prompt=TEXT, or --prompt=- to read it')
   command.quiet()
-  from dipaco_jax import generation, trained
+  with display.doing('loading JAX and the run', tells=False):
+    from dipaco_jax import generation, trained
 
-  run = trained.Trained(f.workdir)
-  command.keep_programs()
-  engine = generation.Engine(run, version=f.version)
+    run = trained.Trained(f.workdir)
+    command.keep_programs()
+    engine = generation.Engine(run, version=f.version)
   texts = [engine.start(request) for request in requests(run.tokenizer, engine.max_length)]
   started = time.monotonic()
-  try:
-    stream(engine, texts)
-  except KeyboardInterrupt:
-    print()
-    return 130
+  stream(engine, texts)
   print(summary(engine, texts, time.monotonic() - started), file=sys.stderr)
-  return None
 
 
 if __name__ == '__main__':

@@ -7,10 +7,10 @@ processes starts them again.
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 LONG_MS = 10 * 24 * 3600 * 1000  # without a word from the first host; if it dies, we are ended
+LEAVE_S = 10  # after a signal, for the first to end us
 SAID, LEAVING = 'dipaco/said', 'dipaco/leaving'
 
 
@@ -27,8 +28,8 @@ class Hosts:
   def __init__(self):
     self.alone, self.first = jax.process_count() == 1, jax.process_index() == 0
     self.count = 0  # of words
-    if not self.alone:
-      threading.Thread(target=self._heed, daemon=True).start() if self.first else signal.signal(signal.SIGTERM, _leave)
+    if self.first and not self.alone:
+      threading.Thread(target=self._heed, daemon=True).start()
 
   def say(self, words: dict[str, Any]):
     """To the others, once all have come to `meet` after the words before."""
@@ -65,7 +66,7 @@ class Hosts:
     except BaseException:
       if self.alone:
         raise
-      traceback.print_exc()
+      logging.exception('a host of this worker ends')
       os._exit(1)
 
   def _heed(self):
@@ -74,10 +75,15 @@ class Hosts:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _leave(number, frame):
-  """Tells the first, whose end is ours too."""
-  with contextlib.suppress(Exception):  # another has told it
-    _client().key_value_set(LEAVING, 'yes')
+def leaving(number: int) -> bool:
+  """Tells the first, whose end is ours too; whether that is to come."""
+  if number == signal.SIGTERM:
+    late = threading.Timer(LEAVE_S, os._exit, (128 + number,))
+    late.daemon = True
+    late.start()
+    with contextlib.suppress(Exception):  # another has told it
+      _client().key_value_set(LEAVING, 'yes')
+  return number == signal.SIGTERM
 
 
 def _awaited(key: str) -> str:

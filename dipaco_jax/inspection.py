@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax import command, display
 
 
 def text_of(words: str | None, file: str | None) -> str:
@@ -38,10 +38,11 @@ def main():
     raise ValueError('name a run with --workdir=DIR')
   text = text_of(options.text, options.file)
   command.quiet()
-  from dipaco_jax import checkpoint, excerpts, excerpts_panel, excerpts_text, page, trained
+  with display.doing('loading JAX and the run', tells=False):
+    from dipaco_jax import checkpoint, excerpts, excerpts_panel, excerpts_text, page, trained
 
-  run = trained.Trained(options.workdir)
-  command.keep_programs()
+    run = trained.Trained(options.workdir)
+    command.keep_programs()
   every = excerpts.every(run.settings) if options.every is None else options.every
   found = excerpts.of_text(run, text, every, options.path, options.version)
   grid = run.layout.grid

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import mesh, modules, outer, shards, spmd, validation
+from dipaco_jax import display, mesh, modules, outer, shards, spmd, validation
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
@@ -88,8 +88,9 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
 def train(run: run_lib.Run, job: spmd.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise spmd.Stopped."""
   c = run.settings.checkpoint
-  trainer = spmd.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
-  with run.graceful():
+  with display.doing('looking for a checkpoint to go on from'):
+    trainer = spmd.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
+  with run.graceful(trainer.has_news):
     return trainer.train()
 
 

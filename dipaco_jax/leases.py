@@ -10,17 +10,14 @@ import contextlib
 import logging
 import os
 import random
-import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax import backup
+from dipaco_jax import backup, stopping
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.islands import Islands
@@ -30,6 +27,8 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
 SIGN_OF_LIFE_S = 5.0
 ASK_AGAIN_S = 1.0  # for a next task, where there was none
 LOOK_AROUND_S = 8.0  # whether something was left lying, or all is done: by those who find nothing to do
+GIVE_BACK_S = 2.0  # after a signal
+CLOSE_S = 30.0  # after an error
 FAILURES = 3  # one after another: this role is not fit to go on
 MARGIN = 1.5  # the next task is claimed when what is left of this one takes so many times what its own fetch took
 
@@ -235,8 +234,7 @@ class Role:
       time.sleep(random.uniform(0.5, 1.5))
     except Exception as e:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
-      logging.warning('%s failed: %s', lease.about['task'], words)
-      traceback.print_exc(file=sys.stderr)
+      logging.warning('%s failed: %s', lease.about['task'], words, exc_info=True)
       lease.release(words)
       self.drop(lease)
       self.failures += 1
@@ -281,26 +279,20 @@ class Role:
   def handing_over(self) -> Iterator[None]:
     """SIGTERM and SIGINT give back what is held, at once, and end the process."""
 
-    def end(number):
-      with self.claiming:
-        self.give_back()
-        os._exit(128 + number)
-
-    def stop(number, frame):  # in a thread that may be inside a transaction, or between a claim and its lease
-      threading.Thread(target=end, args=(number,), daemon=True).start()
-      late = threading.Timer(2, os._exit, (128 + number,))
+    def give_back(number: int) -> bool:
+      late = threading.Timer(GIVE_BACK_S, os._exit, (128 + number,))
       late.daemon = True
       late.start()
+      with self.claiming:  # not between a claim and its lease
+        self.give_back()
+      return False
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with stopping.listening() as signals, stopping.closing(CLOSE_S) as opened:
+      opened.enter_context(signals.answered(give_back))
+      opened.callback(self.give_back)  # the next task, where this one has failed
+      opened.callback(self.fetcher.shutdown, cancel_futures=True)
+      opened.callback(self.publisher.shutdown)
       yield
-    finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
-      self.publisher.shutdown()
-      self.fetcher.shutdown()
-      self.give_back()  # the next task, where this one has failed
 
 
 def moved(islands: Islands) -> dict[str, int]:

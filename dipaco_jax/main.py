@@ -2,8 +2,9 @@
 
 Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
 Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is
-gone (start all of them again); 75 the disk is full (run it again when there is space); 130 stopped by Ctrl-C and 143 by
-SIGTERM, with everything saved.
+gone (start all of them again); 75 the disk is full or gone (run it again when there is space); 130 stopped by Ctrl-C,
+143 by SIGTERM and 129 by its terminal's end, with everything saved. Where nobody reads what it says any more, it goes
+on in silence.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import time
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from dipaco_jax import checks, command, plain, processes
+from dipaco_jax import checks, command, display, plain, processes, stopping
 from dipaco_jax import settings as settings_lib
 
 FLAGS = flags.FLAGS
@@ -45,34 +46,6 @@ OPTIONS = (
   'config', 'workdir', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes', 'process_id',
   'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
-
-
-class Signals:
-  """SIGINT and SIGTERM: at once, or inside `graceful` after the next dispatch and saving; a second one at once."""
-
-  def __init__(self):
-    self.received: int | None = None
-    self._wait = False
-    signal.signal(signal.SIGINT, self._receive)
-    signal.signal(signal.SIGTERM, self._receive)
-
-  def _receive(self, number, frame):
-    again, self.received = self.received is not None, number
-    if again or not self._wait:
-      raise KeyboardInterrupt
-
-  def requested(self) -> bool:
-    return self.received is not None
-
-  @contextlib.contextmanager
-  def graceful(self):
-    self._wait = True
-    try:
-      yield
-    finally:
-      self._wait = False
-    if self.requested():  # behind the last dispatch, where nobody asked any more
-      raise KeyboardInterrupt
 
 
 def parse(argv: list[str]) -> settings_lib.Settings:
@@ -103,15 +76,14 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 
 
 def main(argv: list[str] | None = None):
-  with processes.together():
-    guarded(sys.argv if argv is None else argv)
+  with processes.together(), stopping.listening('stopped; the same command goes on from here') as signals:
+    guarded(sys.argv if argv is None else argv, signals)
 
 
-def guarded(argv: list[str]):
+def guarded(argv: list[str], signals: stopping.Signals):
   """All of it; what is the user's to mend ends in one line."""
   if any(a in ('--help', '-h', '-help', '--helpfull') for a in argv[1:]):
     return help_and_exit()
-  signals = Signals()
   try:
     settings = parse(argv)
     if FLAGS.compile_only:
@@ -120,7 +92,7 @@ def guarded(argv: list[str]):
       return run_role(settings)
     run_in(pathlib.Path(FLAGS.workdir), settings, signals)
   except KeyboardInterrupt:
-    stopped(signals)
+    signals.leave()
   except Exception as e:
     if command.disk_is_full(e):
       words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
@@ -130,13 +102,6 @@ def guarded(argv: list[str]):
     if not checks.is_input_error(e):
       raise
     command.fail(' '.join(str(e).split()))
-
-
-def stopped(signals: Signals):
-  """130 for Ctrl-C, 143 for SIGTERM; the process ends here, whatever threads are still at."""
-  print('dipaco_jax: stopped; the same command goes on from here', file=sys.stderr)
-  sys.stdout.flush()
-  os._exit(128 + (signals.received or signal.SIGINT))
 
 
 def help_and_exit():
@@ -149,31 +114,38 @@ def help_and_exit():
     print(f'    {name:34} {value!r}')
 
 
-def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Signals):
+def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals):
   """Checks everything that can be checked, then runs the stages."""
   command.quiet()
-  if FLAGS.distributed:
-    processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-  import jax
+  with display.doing('loading JAX', tells=False, at_once=True):
+    if FLAGS.distributed:
+      processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+    import jax
 
-  from dipaco_jax import checkpoint, metrics, progress, reuse, spmd, stages, text, tokenizing  # JAX: not for --help
-  from dipaco_jax import run as run_lib
+    from dipaco_jax import checkpoint, metrics, reuse, spmd, stages, text, tokenizing  # JAX: not for --help
+    from dipaco_jax import run as run_lib
 
-  first = jax.process_index() == 0
-  progress.Progress.silent = not first
+  with display.doing('looking for devices'):
+    first = jax.process_index() == 0
+  display.STDERR.silent = not first
   if not finished_tokenizing(workdir):
-    text.check(settings.data)
-    tokenizing.check_input(settings)
-  check_model(settings)
-  with kept(workdir), checkpoint.hold(workdir) if first else contextlib.nullcontext():
+    with display.doing('looking at the text'):
+      text.check(settings.data)
+      tokenizing.check_input(settings)
+  with display.doing('looking at the model'):
+    check_model(settings)
+  with contextlib.ExitStack() as open_:
+    open_.enter_context(kept(workdir))
     if first:
+      open_.enter_context(checkpoint.hold(workdir))
       settle_config(workdir, settings)
     checkpoint.barrier('config')
     compilation_cache(workdir)
     run = run_lib.Run(
-      workdir, settings, metrics.Metrics(workdir, first), metrics.count_compilations(), signals.requested,
-      signals.graceful,
+      workdir, settings, open_.enter_context(metrics.Metrics(workdir, first)), metrics.count_compilations(),
+      signals.requested, signals.graceful,
     )  # fmt: skip
+    metrics.tell_compilations()
     run_lib.note_environment(run)
     if FLAGS.reuse and first:
       reuse.take(run, pathlib.Path(FLAGS.reuse))
@@ -182,7 +154,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: Sign
       stages.run_all(run)
     except spmd.Stopped:
       checkpoint.barrier('stopped')  # the first process takes the coordinator with it
-      raise KeyboardInterrupt from None
+      raise
     run.metrics.close()
     if first:
       finish(workdir)
@@ -195,9 +167,13 @@ def compile_only(settings: settings_lib.Settings):
     raise ValueError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
-  from dipaco_jax import dry_run, metrics, topology
+  with display.doing('loading JAX', tells=False, at_once=True):
+    from dipaco_jax import dry_run, metrics, topology
 
-  found = dry_run.run(settings, topology.find(FLAGS.topology))
+    there = topology.find(FLAGS.topology)
+  metrics.tell_compilations()
+  with display.doing(f'compiling for {FLAGS.topology}', tells=False):
+    found = dry_run.run(settings, there)
   print(dry_run.table(found))
   print(json.dumps(metrics.plain(found)))
 
@@ -205,7 +181,8 @@ def compile_only(settings: settings_lib.Settings):
 def run_role(settings: settings_lib.Settings):
   """One process of an islands run."""
   command.quiet()
-  from dipaco_jax import roles
+  with display.doing('loading JAX', tells=False, at_once=True):
+    from dipaco_jax import roles
 
   if FLAGS.role not in roles.ROLES:
     raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
@@ -220,8 +197,6 @@ def run_role(settings: settings_lib.Settings):
   roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
   )
-  for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)  # nothing is left to stop
 
 
 def follow(parent: int):
@@ -244,10 +219,23 @@ def kept(workdir: pathlib.Path):
     raise ValueError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
   try:
     yield
-  except ValueError:
-    if new and not finished_tokenizing(workdir) and not any(workdir.glob('tokenize-*/sequences/*')):
+  except Exception as e:
+    if not is_there(workdir / 'lock'):
+      words = f'--workdir={workdir} is gone; run the same command again when it is there'
+      command.fail(words, command.TRY_AGAIN)
+    has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
+    if isinstance(e, ValueError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)
     raise
+
+
+def is_there(file: pathlib.Path) -> bool:
+  """Also not where its file server, or the disk, does not answer."""
+  try:
+    file.stat()
+  except OSError:
+    return False
+  return True
 
 
 def finished_tokenizing(workdir: pathlib.Path) -> bool:
@@ -305,8 +293,9 @@ def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
   from dipaco_jax import failures, headline, run_report, trees
 
-  r = run_report.write(workdir)
-  trees.tidy(workdir)
+  with display.doing('writing the report'):
+    r = run_report.write(workdir)
+    trees.tidy(workdir)
   if r['perplexity'] is None:
     raise checks.Diverged('training diverged: the perplexity is not finite')
   lines = [
@@ -319,8 +308,10 @@ def finish(workdir: pathlib.Path):
     f'report        {workdir / "report.html"}',
     f'next          python -m dipaco_jax.status --workdir={workdir}',
   ]
-  print('\n'.join([*lines, *failures.words(failures.read(workdir))]))
+  with contextlib.suppress(OSError):  # nobody reads it any more
+    print('\n'.join([*lines, *failures.words(failures.read(workdir))]), flush=True)
 
 
 if __name__ == '__main__':
-  main()
+  with processes.ending():
+    main()

@@ -11,14 +11,21 @@ import os
 import pathlib
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dipaco_jax import events, settings
+from dipaco_jax import display, events, settings
 from dipaco_jax.topology import CHIPS
+
+WORDS = {  # of programs
+  'init': 'the first parameters', 'start': 'the first modules', 'begin': 'the paths', 'fresh_state': 'the AdamW state',
+  'steps': 'the inner step', 'finish': 'the outer gradient', 'outer': 'the outer step', 'evaluate': 'the evaluation',
+  '<lambda>': 'a program',
+}  # fmt: skip
 
 
 class Metrics:
@@ -148,6 +155,25 @@ def count_compilations() -> collections.Counter[str]:
 
   monitoring.register_event_duration_secs_listener(listen)
   return counts
+
+
+def tell_compilations():
+  """Says on the display what XLA compiles, from now on."""
+  from jax import monitoring
+
+  compiling: dict[int, display.Activity] = {}  # by thread
+
+  def listen(event: str, duration_secs: float, **about: str | int):
+    thread = threading.get_ident()
+    if event == '/jax/core/compile/jaxpr_to_mlir_module_duration':  # which comes before
+      if thread in compiling:  # and was not compiled
+        display.end(compiling.pop(thread))
+      name = str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')
+      compiling[thread] = display.begin(f'compiling {WORDS.get(name, name)}')
+    elif event == '/jax/core/compile/backend_compile_duration' and thread in compiling:
+      display.end(compiling.pop(thread))
+
+  monitoring.register_event_duration_secs_listener(listen)
 
 
 def summarize(

@@ -1,13 +1,13 @@
 """Several processes of one job, joined by jax.distributed: they start together, and where one ends all do."""
 
 import contextlib
-import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
 
-from dipaco_jax import checks
+from dipaco_jax import checks, plain, stopping
 
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 GONE = 69  # exit status where another process is gone; the runtime's own is 134
@@ -32,9 +32,39 @@ def together() -> Iterator[None]:
     if not joined():
       raise
     end_if_another_is_gone(e)
-    if not isinstance(e, SystemExit):
-      traceback.print_exception(e)
-    leave((e.code or 0) if isinstance(e, SystemExit) else 1)
+    tell(e)
+    stopping.leave(status(e))
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+  """The process ends with this block, with its status, whatever its threads are at."""
+  code = 0
+  try:
+    yield
+    if joined():
+      sys.modules['jax'].distributed.shutdown()  # together with the others
+  except BaseException as e:
+    code = status(e)
+    tell(e)
+  stopping.leave(code)
+
+
+def status(error: BaseException) -> int:
+  """Of a process that ends with this."""
+  if isinstance(error, BrokenPipeError):
+    return 128 + signal.SIGPIPE  # as any tool whose output is piped into `head`
+  code = error.code if isinstance(error, SystemExit) else 1
+  return code if isinstance(code, int) else int(code is not None)
+
+
+def tell(error: BaseException):
+  """What Python says of an error that nobody caught, if there is somebody to read it."""
+  with contextlib.suppress(OSError, ValueError):
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+      print(error.code, file=sys.stderr)
+    elif not isinstance(error, (SystemExit, BrokenPipeError)):
+      print(plain.redacted(''.join(traceback.format_exception(error))), end='', file=sys.stderr)
 
 
 def joined() -> bool:
@@ -48,12 +78,4 @@ def end_if_another_is_gone(error: BaseException):
   theirs = isinstance(error, (RuntimeError, ValueError)) and not checks.is_input_error(error)
   if joined() and theirs and OF_ANOTHER.search(str(error)):
     words = str(error).splitlines()[0]
-    print(f'dipaco_jax: another process of the run is gone ({words}): start all of them again', file=sys.stderr)
-    leave(GONE)
-
-
-def leave(status):
-  """Ends the process without what is done at exit."""
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(status)
+    stopping.leave(GONE, f'another process of the run is gone ({words}): start all of them again')

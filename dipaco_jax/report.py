@@ -8,7 +8,7 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command, run_report
+from dipaco_jax import command, display, run_report
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
@@ -32,7 +32,8 @@ def main():
   if not workdirs:
     raise ValueError('name a run with --workdir=DIR, or several to compare them')
   if len(workdirs) == 1:
-    run_report.write(workdirs[0])
+    with display.doing('writing the report', tells=False):
+      run_report.write(workdirs[0])
     print(f'{workdirs[0] / "report.html"}, beside it report.json and plots/')
   else:
     out = pathlib.Path(flags.FLAGS.out or workdirs[0])

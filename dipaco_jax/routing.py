@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import balance, checkpoint, classifier, headline, metrics, model, router, sequences, shards
+from dipaco_jax import balance, checkpoint, classifier, display, headline, metrics, model, router, sequences, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 
@@ -106,7 +106,8 @@ def publish_router(
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
   """Fits it, unless a run that was stopped has; the features that are kept are there then."""
   if not (folder / 'router.safetensors').exists():
-    fitted, meta = fit()
+    with display.doing('fitting the router'):
+      fitted, meta = fit()
     checkpoint.write_file(folder / 'meta.json', json.dumps(meta))
     arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
     checkpoint.write_file(folder / 'router.safetensors', checkpoint.to_bytes(arrays))

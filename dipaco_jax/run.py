@@ -35,7 +35,8 @@ class Run:
   metrics: metrics.Metrics
   compilations: collections.Counter[str]
   stop_requested: Callable[[], bool]
-  graceful: Callable[[], contextlib.AbstractContextManager]  # inside it, a signal only sets stop_requested
+  # Inside it, a signal only sets stop_requested, where there is something to save.
+  graceful: Callable[[Callable[[], bool]], contextlib.AbstractContextManager]
   num_devices: int = 0  # that are used, the first ones; 0: all
 
   def record(self, name: str) -> dict[str, Any] | None:
@@ -193,7 +194,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
     yield elapsed
   finally:
     done.set()
-    thread.join()
+    thread.join(5)  # or later would be noted what has come to its end; a place that is away holds nobody up
 
 
 def only_first_process(function: Callable[[], None], name: str):

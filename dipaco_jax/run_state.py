@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, trees
+from dipaco_jax import checkpoint, display, trees
 
 
 def own_share(names: Iterable[str]) -> list[str]:
@@ -64,7 +64,8 @@ class RunState:
     args = self._ocp.args
     items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
     self._tidy_seals()  # a run that was killed may have left that of an earlier one of this name
-    self._manager.save(updates, args=items, force=True)
+    with display.doing('waiting for the checkpoint before'):
+      self._manager.save(updates, args=items, force=True)
     self._sealer.submit(self._seal, updates)
 
   def _seal(self, updates: int):
@@ -189,8 +190,10 @@ class RunState:
     self._manager.wait_until_finished()
 
   def close(self):
-    """After the last write."""
-    self._manager.close()
-    self._closing.set()
-    self._sealer.shutdown()
-    self._tidy_seals()
+    """After the last write. Each step whatever befalls the one before: a sealer that was not told waits for ever."""
+    with contextlib.ExitStack() as steps:  # the last first
+      steps.callback(self._tidy_seals)
+      steps.callback(self._sealer.shutdown)
+      steps.callback(self._closing.set)
+      steps.enter_context(display.doing('writing the last checkpoint'))
+      steps.callback(self._manager.close)

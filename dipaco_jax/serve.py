@@ -16,7 +16,7 @@ import socket
 
 from absl import flags
 
-from dipaco_jax import command, plain, processes
+from dipaco_jax import command, plain, stopping
 from dipaco_jax.request import Request
 
 
@@ -62,14 +62,8 @@ def greeting(name: str, num_paths: int, url: str) -> str:
 
 
 def main() -> int:
-  try:
-    return serve(flags.FLAGS)
-  except KeyboardInterrupt:  # before the server listens to signals
-    return 130
-
-
-def serve(f) -> int:
   """Until a signal, whose exit status it is."""
+  f = flags.FLAGS
   check(f)
   listener = listen(f.host, f.port)
   command.quiet()
@@ -99,7 +93,7 @@ def serve(f) -> int:
     lambda: print(greeting(name, num_paths, url), flush=True), f.max_waiting, f.grace_s,
     os.environ.get('DIPACO_API_KEY', ''), limits,
   )  # fmt: skip
-  processes.leave(served.run(listener, f.access_log))  # at once: the engine's thread may be at a long compilation
+  stopping.leave(served.run(listener, f.access_log))  # at once: the engine's thread may be at a long compilation
   raise AssertionError
 
 

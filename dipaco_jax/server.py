@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dipaco_jax import connections, openai_api, seldom
+from dipaco_jax import connections, openai_api, seldom, stopping
 from dipaco_jax.driver import Driver, Metrics, News, Ticket
 from dipaco_jax.generation import Engine
 from dipaco_jax.openai_api import Asked, Refused
@@ -124,7 +123,7 @@ class Server:
     self.signal = number
     if self.open:
       words = f'{len(self.open)} answers come to their ends, in {self.grace_s:g} s at most; once more ends at once'
-      print(f'dipaco_jax: stopping: {words}', file=sys.stderr, flush=True)
+      stopping.say(f'stopping: {words}')
     self._drain = asyncio.get_running_loop().create_task(self._finish())  # kept: the loop itself forgets tasks
 
   async def _finish(self):

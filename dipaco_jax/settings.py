@@ -228,6 +228,7 @@ DEPENDS = {
   'evaluate': ('evaluate',),
 }  # fmt: skip
 STAGES = tuple(DEPENDS)  # in their order
+DOING = ('reading and tokenizing text', 'training the base model', 'routing', 'training the paths', 'evaluating')
 
 # Fields that may change when a run goes on: they only lengthen it, or say how to run it, not what it computes.
 MAY_CHANGE = (

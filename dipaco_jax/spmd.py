@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, screening, shards
+from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, screening, shards, stopping
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import state as state_lib
@@ -24,8 +24,9 @@ from dipaco_jax.checks import Diverged
 from dipaco_jax.grid import Coordinates, largest_divisor
 from dipaco_jax.programs import Programs
 
+CLOSE_S = 30  # after an error, for what was begun to be written
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
   """The run was asked to stop, and its state is saved."""
 
 
@@ -187,6 +188,11 @@ class Trainer:
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas.items()}
     self.unsaved = 0  # steps since the last checkpoint
+    self.dispatched = False  # since there is a state that is not the one it began with, or may be
+
+  def has_news(self) -> bool:
+    """Whether something would be lost if the process ended now; others would wait for one of several."""
+    return self.dispatched or processes.joined()
 
   def train(self) -> state_lib.State:
     """To the end of the round's last phase.
@@ -195,6 +201,13 @@ class Trainer:
       Stopped: after saving, when asked to stop.
       Diverged: nothing is saved then that was not there before.
     """
+    with stopping.closing(CLOSE_S) as opened:
+      opened.callback(self.run_state.close)
+      opened.callback(self.publisher.shutdown)
+      opened.callback(self.journal.close)
+      return self._to_the_end()
+
+  def _to_the_end(self) -> state_lib.State:
     record = self.state.record
     todo = dispatches(self.job, record.phase, record.turn, record.step)
     try:
@@ -216,10 +229,6 @@ class Trainer:
     except Exception as e:
       processes.end_if_another_is_gone(e)
       raise
-    finally:
-      self.journal.close()
-      self.publisher.shutdown()
-      self.run_state.close()
 
   # -- inner
 
@@ -241,6 +250,7 @@ class Trainer:
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
     )
+    self.dispatched = True
     state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
     self.unsaved += job.dispatch_steps
     self.journal.dispatched(

@@ -13,6 +13,7 @@ import numpy as np
 
 from dipaco_jax import (
   checkpoint,
+  display,
   excerpts,
   hf_checkpoint,
   jobs,
@@ -41,7 +42,8 @@ def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
     if not run_lib.is_done(run, name):
       if jax.process_index() == 0:
         run_lib.reopen(run, name)
-      with run_lib.stopwatch(run.workdir, name) as elapsed:
+      words = settings_lib.DOING[settings_lib.STAGES.index(name)]
+      with display.doing(words, tells=False), run_lib.stopwatch(run.workdir, name) as elapsed:
         result = stage(run)
         if name in ('train', 'evaluate'):
           result = result | {'phases': run.settings.train.phases}

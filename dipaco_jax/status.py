@@ -16,7 +16,7 @@ from absl import flags
 from dipaco_jax import command, failures, headline, registry_url, settings
 from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
-from dipaco_jax.settings import STAGES
+from dipaco_jax.settings import DOING, STAGES
 
 CONTROL = 'control'  # the dense one, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {
@@ -24,7 +24,6 @@ AFTER = {
   CONTROL: ' of the dense control after phase {phase}',
 }  # fmt: skip
 REGISTRY = 'registry.db'
-DOING = ('reading and tokenizing text', 'training the base model', 'routing', 'training the paths', 'evaluating')
 
 
 def status(workdir: pathlib.Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, hf_checkpoint, progress, remote, sequences, settings, text, tokenizer
+from dipaco_jax import checkpoint, display, hf_checkpoint, progress, remote, sequences, settings, text, tokenizer
 from dipaco_jax import run as run_lib
 from dipaco_jax.grid import Grid
 
@@ -49,9 +49,10 @@ def _samples(s: settings.Settings, folder: Path) -> list[Path]:
 
 def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: text.Held):
   files = _samples(s, folder)
-  for k in checkpoint.missing(files, share):
-    documents = text.documents(s.data, 'train', (k, s.data.parts), held.fraction)
-    checkpoint.write_file(files[k], json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)))
+  with display.doing('reading text for the tokenizer'):
+    for k in checkpoint.missing(files, share):
+      documents = text.documents(s.data, 'train', (k, s.data.parts), held.fraction)
+      checkpoint.write_file(files[k], json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)))
 
 
 def _train(s: settings.Settings, folder: Path) -> bytes:
@@ -60,7 +61,8 @@ def _train(s: settings.Settings, folder: Path) -> bytes:
   check_parts(files)
   documents = (document for file in files for document in json.loads(file.read_text()))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
-  return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
+  with display.doing('training the tokenizer'):
+    return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
 
 
 def check_files(s: settings.Settings, folder: Path):

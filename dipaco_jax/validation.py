@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import bootstrap, checkpoint, evaluate, metrics, shards
+from dipaco_jax import bootstrap, checkpoint, display, evaluate, metrics, shards
 from dipaco_jax import run as run_lib
 from dipaco_jax.grid import Coordinates
 from dipaco_jax.programs import Programs
@@ -67,7 +67,8 @@ def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.nda
   """Validation documents, each under the path that it is assigned to, or all under the only one."""
   found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
   assignment = np.zeros(len(found), np.int32) if assignment is None else assignment
-  losses = evaluate.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
+  with display.doing('validating'):
+    losses = evaluate.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
   nll, count = np.zeros(len(found)), np.zeros(len(found))
   for path in range(num_paths):
     nll[assignment == path], count[assignment == path] = losses.nll[path], losses.targets[path]

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages, storage
+from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages, stopping, storage
 from dipaco_jax import run as run_lib
-from dipaco_jax.hosts import Hosts
+from dipaco_jax.hosts import Hosts, leaving
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
@@ -38,11 +38,12 @@ def perform(islands: Islands, task: Task, lease: Lease, hosts: Hosts | None = No
 
 def follow(islands: Islands, hosts: Hosts):
   """Another host than the first: trains with it until it says no more."""
-  while words := hosts.hear():
-    with hosts.together():
-      job, has_inner = make_job(islands, islands.round(words['phase'])), words.pop('has_inner')
-      inner_steps(islands, job, **words, arrays=hosts.share(blank(job, has_inner)), done=lambda *_: None)
-      hosts.meet()
+  with stopping.listening() as signals, signals.answered(leaving):
+    while words := hosts.hear():
+      with hosts.together():
+        job, has_inner = make_job(islands, islands.round(words['phase'])), words.pop('has_inner')
+        inner_steps(islands, job, **words, arrays=hosts.share(blank(job, has_inner)), done=lambda *_: None)
+        hosts.meet()
 
 
 # -- a phase of a path

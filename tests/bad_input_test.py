@@ -4,7 +4,6 @@ import contextlib
 import errno
 import logging
 import pathlib
-import signal
 import sys
 
 import jax
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarni
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
   """`run(option, ...)` runs the command in this process; returns (status, stderr)."""
-  handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
   monkeypatch.setattr(logging.root, 'handlers', [])  # the command sets its own
   monkeypatch.setattr(sys, 'dont_write_bytecode', True)  # of config files, beside them
   monkeypatch.chdir(tmp_path)
@@ -44,14 +42,14 @@ def run(tmp_path, monkeypatch, capsys):
       delattr(flags.FLAGS, name)
   for name in ('config', 'workdir', 'name'):
     flags.FLAGS[name].unparse()
-  for number, handler in handlers.items():
-    signal.signal(number, handler)
 
 
 def refused(run, *options: str, workdir: str = 'new') -> str:
   """What is said of the options; fails where that is more than a line, or anything was written."""
   before = sorted(pathlib.Path().rglob('*'))
   status, said = run(*options, f'--workdir={workdir}')
+  *waiting, said = said.splitlines(keepends=True)
+  assert all(line.startswith(('loading JAX', 'looking ')) for line in waiting), waiting
   assert status == 2 and said.startswith('dipaco_jax: ') and said.count('\n') == 1 and len(said) < 400, said
   assert sorted(pathlib.Path().rglob('*')) == before
   return said

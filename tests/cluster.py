@@ -13,7 +13,20 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import backup, command, islands, leases, main, monitor, places, registry, roles, storage, trees
+from dipaco_jax import (
+  backup,
+  command,
+  islands,
+  leases,
+  main,
+  monitor,
+  places,
+  registry,
+  roles,
+  stopping,
+  storage,
+  trees,
+)
 from dipaco_jax import settings as settings_lib
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
@@ -42,12 +55,12 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
   backup.LOOK_S = 0.5
-  main.Signals()
   command.quiet()
   try:
-    main.compilation_cache(folder.parent)
-    role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
-    roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
+    with stopping.listening():
+      main.compilation_cache(folder.parent)
+      role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
+      roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
   except BaseException:
     traceback.print_exc()
     os._exit(1)

@@ -33,6 +33,7 @@ def pytest_addoption(parser):
   parser.addoption('--chaos_s', type=float, default=10, help='how long faults come in islands_chaos_test.py (10)')
   parser.addoption('--chaos_on', default='', help='postgresql,folder or sqlite,s3 ...: else runs take turns')
   parser.addoption('--slow', action='store_true', help='those too that CI leaves out for their time')
+  parser.addoption('--stops', type=int, default=20, help='signals in stopping_test.py (20)')
   parser.addoption('--protocol_runs', type=int, default=1, help='of each kind in protocol_test.py (1)')
   parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
   parser.addoption('--islands_on', help='where tests of islands run: all, or one of backends.py, as postgresql,s3')

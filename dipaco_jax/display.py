@@ -1,0 +1,180 @@
+"""What a command shows of its work on stderr, and what it is at where there is nothing else to show.
+
+On a terminal one line changes; elsewhere lines follow each other, few where work is long. Nothing here ever raises: who
+reads may go, and the work goes on.
+"""
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+QUICK_S = 1.0  # what is done sooner gets no word
+TOLD_S = 2.5  # what takes longer is said to be done
+TICK_S = 0.2
+LATE = 1.15  # by so much, what shows how far it is may be, before it is said for it what is done
+
+
+def pause_s(elapsed_s: float) -> float:
+  """Between lines that are no terminal's, of work that has taken so long."""
+  return 2.5 if elapsed_s < 60 else 10 if elapsed_s < 600 else 30
+
+
+class Display:
+  """A stream, by default what stderr is at the time."""
+
+  def __init__(self, stream=None):
+    self._given, self._lock, self._open = stream, threading.RLock(), False
+    self.stands = False  # on a terminal, a line that says how far the work is
+    self.silent = self.only_terminal = False
+    self.written = time.monotonic()  # when something last was
+
+  @property
+  def stream(self):
+    return sys.stderr if self._given is None else self._given
+
+  @property
+  def is_terminal(self) -> bool:
+    try:
+      return self.stream.isatty() and os.environ.get('TERM') != 'dumb'
+    except (AttributeError, ValueError):  # there is none, or it is closed
+      return False
+
+  def show(self, line: str, stands: bool = False):
+    """In one write; on a terminal in place of the line before, no longer than it is wide, and nothing blinks."""
+    self.stands = stands
+    if self.is_terminal:
+      self._write(f'\r{line[: max(self._width() - 1, 1)]}\x1b[K', True)
+    elif not self.only_terminal:
+      self._write(f'{line}\n', False)
+
+  def leave(self):
+    """The line that is shown stays."""
+    self.stands = False
+    if self._open:
+      self._write('\n', False)
+
+  def clear(self):
+    """The line that is shown goes."""
+    if self._open:
+      self._write(self.cleared, False)
+
+  @property
+  def cleared(self) -> str:
+    """What takes a terminal's line away."""
+    return '\r\x1b[K' if self.is_terminal else ''
+
+  def _write(self, words: str, is_open: bool):
+    with self._lock, contextlib.suppress(OSError, ValueError, AttributeError):
+      self._open, self.written = is_open, time.monotonic()
+      if not self.silent:
+        self.stream.write(words)
+        self.stream.flush()
+
+  def _width(self) -> int:
+    with contextlib.suppress(OSError, ValueError):  # this stream's terminal, where it has one of its own
+      if width := os.get_terminal_size(self.stream.fileno()).columns:
+        return width
+    return shutil.get_terminal_size().columns
+
+
+STDERR = Display()
+
+
+class Activity:
+  """Something that takes time, from `begin` to `end`."""
+
+  def __init__(self, words: str, tells: bool):
+    self.words, self.tells, self.started, self.told = words, tells, time.monotonic(), False
+
+  def tick(self, display: Display):
+    """Says what it is, after a second in which nothing was shown, and then from time to time."""
+    now = time.monotonic()
+    elapsed, silence = now - self.started, now - max(display.written, self.started)
+    due = QUICK_S if display.is_terminal or not self.told else LATE * pause_s(elapsed)
+    if display.stands and not self.tells:  # a line says more than we could
+      due = math.inf if display.is_terminal else 2 * pause_s(elapsed)
+    if silence >= due:
+      self.say(display)
+
+  def say(self, display: Display):
+    words = f'{self.words} {duration(time.monotonic() - self.started)}' if self.told else f'{self.words} ...'
+    self.told = True
+    display.show(words)
+
+  def end(self, display: Display):
+    elapsed = time.monotonic() - self.started
+    if self.tells and self.told and elapsed >= TOLD_S:
+      display.show(f'{self.words}: {duration(elapsed)}')
+      display.leave()
+    elif self.told:
+      display.clear()
+
+
+class Activities:
+  """What is being done, the innermost last; a thread says it while there is any."""
+
+  def __init__(self, display: Display):
+    self._display, self._all, self._some = display, list[Activity](), threading.Event()
+    self._lock = threading.Lock()
+    self._thread = threading.Thread(target=self._tick, name='says what is done', daemon=True)
+
+  def begin(self, words: str, tells: bool = True, at_once: bool = False) -> Activity:
+    made = Activity(words, tells)
+    with self._lock:
+      if at_once:
+        made.say(self._display)
+      self._all.append(made)
+      self._some.set()
+      if self._thread.ident is None:
+        self._thread.start()
+    return made
+
+  def end(self, activity: Activity):
+    with self._lock:
+      self._all.remove(activity)
+      if not self._all:
+        self._some.clear()
+      activity.end(self._display)
+
+  def _tick(self):
+    while self._some.wait():
+      with self._lock:
+        if self._all:
+          self._all[-1].tick(self._display)
+      time.sleep(TICK_S)
+
+
+_activities = Activities(STDERR)
+begin, end = _activities.begin, _activities.end
+
+
+@contextlib.contextmanager
+def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[None]:
+  """This takes the block's time.
+
+  Args:
+    tells: also, where that was long, that it is over.
+    at_once: says so now, not only after a second.
+  """
+  activity = begin(words, tells, at_once)
+  try:
+    yield
+  finally:
+    end(activity)
+
+
+def duration(seconds: float) -> str:
+  """'7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
+  s = round(seconds)
+  if s < 60:
+    return f'{s} s'
+  if s < 3600:
+    return f'{s // 60}:{s % 60:02d}'
+  if s < 86_400:
+    return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}'
+  return f'{s // 86_400} d {s // 3600 % 24} h'

@@ -1,0 +1,148 @@
+"""How a process is stopped, and how it ends: within seconds, whatever its threads are at.
+
+A thread hears the signals, wherever the main thread is: in an import, in a callback that would swallow an exception, in
+XLA's compiler. It ends the process at once, for a workdir is whole at every moment, unless somebody answers the signal,
+for instance to save first. A second one ends the process at once in any case.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from dipaco_jax import display
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any more
+
+Answer = Callable[[int], bool]  # whether the process goes on for now; called by the thread that hears
+
+
+def say(words: str):
+  """A line on stderr, if there is somebody to read it."""
+  with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed terminal, a full disk
+    print(f'{display.STDERR.cleared}dipaco_jax: {words}', file=sys.stderr, flush=True)
+
+
+def leave(status: int, words: str = ''):
+  """Ends the process without what is done at exit, such as to wait for its threads."""
+  late = threading.Timer(LAST_WORDS_S, os._exit, (status,))
+  late.daemon = True
+  with contextlib.suppress(RuntimeError):  # no thread can be started any more
+    late.start()
+  if words:
+    say(words)
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+      stream.flush()
+  os._exit(status)
+
+
+@contextlib.contextmanager
+def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
+  """What is to be closed at the end of the block, each thing whatever befalls the others.
+
+  After an error that takes no longer than `limit_s`, or the process ends.
+  """
+  with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
+    try:
+      yield opened
+    except Exception as e:
+      late = threading.Timer(limit_s, _overdue, (e, limit_s))
+      late.daemon = True
+      late.start()
+      after.callback(late.cancel)
+      raise
+
+
+def _overdue(error: Exception, limit_s: float):
+  logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
+  leave(1)
+
+
+class Signals:
+  """SIGINT, SIGTERM and SIGHUP, as a thread hears them; see `listening`."""
+
+  def __init__(self, words: str):
+    self.received = 0  # the number of the last one
+    self._words = words  # of those who leave
+    self._answer: Answer = lambda number: False
+
+  @contextlib.contextmanager
+  def answered(self, answer: Answer) -> Iterator[None]:
+    """In here the first signal does this."""
+    before, self._answer = self._answer, answer
+    try:
+      yield
+    finally:
+      self._answer = before
+
+  @contextlib.contextmanager
+  def graceful(self, has_news: Callable[[], bool]) -> Iterator[None]:
+    """In here a signal only sets `received`, where there is something to save; where it did, KeyboardInterrupt follows.
+
+    Raises:
+      KeyboardInterrupt: at the end of the block, where nobody has looked since.
+    """
+
+    def answer(number: int) -> bool:
+      if news := has_news():
+        words = 'stopping: what was trained is saved; a second signal ends at once'
+        threading.Thread(target=say, args=(words,), daemon=True).start()  # a pipe that nobody reads may hold it up
+      return news
+
+    with self.answered(answer):
+      yield
+    if self.received:
+      raise KeyboardInterrupt
+
+  def requested(self) -> bool:
+    return bool(self.received)
+
+  def leave(self):
+    """Ends the process as the signal that was received asks, or as Ctrl-C."""
+    leave(128 + (self.received or signal.SIGINT), self._words)
+
+  def hear(self, numbers: int):
+    """Until the pipe is closed, into which the system writes the number of each signal."""
+    while heard := os.read(numbers, 1):
+      if heard[0] in NUMBERS:
+        again, self.received = self.requested(), heard[0]
+        if again or not self._answer(self.received):
+          self.leave()
+    os.close(numbers)
+
+
+_listening: Signals | None = None  # signals are the process's
+
+
+@contextlib.contextmanager
+def listening(words: str = '') -> Iterator[Signals]:
+  """Signals are heard in this block, which the main thread enters; in another such, by the same.
+
+  Args:
+    words: said where one ends the process.
+  """
+  global _listening
+  if _listening:
+    yield _listening
+    return
+  _listening = signals = Signals(words)
+  reading, writing = os.pipe()
+  os.set_blocking(writing, False)
+  before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+  threading.Thread(target=signals.hear, args=(reading,), name='signals', daemon=True).start()
+  # Python's own part of a handler has nothing to do. A command that is to outlive its terminal (nohup) does.
+  heard = [n for n in NUMBERS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+  handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
+  try:
+    yield signals
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
+    signal.set_wakeup_fd(before)
+    os.close(writing)  # which ends the thread
+    _listening = None
