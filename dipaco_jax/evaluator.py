@@ -5,7 +5,18 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import checkpoint, evaluate, history_of_islands, metrics, run, run_report, stages, trees, validation
+from dipaco_jax import (
+  checkpoint,
+  evaluate,
+  headline,
+  history_of_islands,
+  metrics,
+  run,
+  run_report,
+  stages,
+  trees,
+  validation,
+)
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
@@ -65,4 +76,6 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
       if islands.storage.local(name) is None and (own.workdir / name).exists():
         islands.storage.write(name, (own.workdir / name).read_bytes())
     trees.tidy(own.workdir)
-  return [Fact('finished', '', 0, '', found['modules_sha256'], {'perplexity': found['perplexity']})]
+  about = {name: found[name] for name in ('perplexity', 'perplexity_interval')}
+  about['changes'] = headline.changes(found)
+  return [Fact('finished', '', 0, '', found['modules_sha256'], about)]

@@ -58,6 +58,13 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
   return f'{abs(100 * (ratio - 1)):.{digits}f}% {"lower" if high < 0 else "higher"} ({nearer} to {further}%){than}'
 
 
+def finished(about: Mapping[str, Any]) -> list[str]:
+  """What islands say at their end, by the fact of it."""
+  if about['perplexity'] is None:
+    return ['training diverged']
+  return [f'perplexity {figure(about["perplexity"], about.get("perplexity_interval"))}', *about.get('changes', [])]
+
+
 def changes(report: Mapping[str, Any]) -> list[str]:
   """The comparisons that were made, the fairest first."""
   started = 'the base that they started from' if report['paths'] > 1 else 'the base that it started from'

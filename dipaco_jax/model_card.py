@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax import outer, plain, settings
+from dipaco_jax import headline, outer, plain, settings
 
 PAGE = """---
 library_name: transformers
@@ -130,6 +130,8 @@ def _evaluation(f: Facts) -> str:
     'all paths, each document under its own': _figure(report['perplexity']),
     'the base model, on all documents': _figure(report['base_perplexity']),
   }
+  if report.get('control_perplexity') is not None:
+    rows[f'{headline.DENSE}, on all documents'] = _figure(report['control_perplexity'])
   if not f.measured:
     rows['this path, on the documents routed to it'] = 'measured of another version only'
   table = '\n'.join(f'| {name} | {x} |' for name, x in rows.items())

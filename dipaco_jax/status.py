@@ -64,8 +64,8 @@ def of_islands(workdir: str, url: str) -> str:
   tasks = registry.Registry(url, patience_s=5)
   lines = status_of_islands.lines(tasks)
   for fact in tasks.facts('finished'):
-    words = 'training diverged' if fact.meta['perplexity'] is None else f'perplexity {fact.meta["perplexity"]:.2f}'
-    lines = [f'{workdir}: finished, {words}', *lines, f'the report: {workdir}/report.html']
+    words, *more = headline.finished(fact.meta)
+    lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
 
 

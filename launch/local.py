@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import plain, registry, registry_url, roles, status_of_islands
+from dipaco_jax import headline, plain, registry, registry_url, roles, status_of_islands
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # that the monitor has, after the end
@@ -141,7 +141,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     if found := facts.facts('finished'):
       screen.close()
       perplexity = found[0].meta['perplexity']
-      print('training diverged' if perplexity is None else f'perplexity {perplexity:.2f}', flush=True)
+      print('\n'.join(headline.finished(found[0].meta)), flush=True)
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
       return 2 if perplexity is None else 0  # as main
     time.sleep(PAUSE_S)

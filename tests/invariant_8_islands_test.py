@@ -135,7 +135,8 @@ one_process.Machine(settings.from_dict(found['get_config']().to_dict()), {}).to_
 def test_three_workers_as_one_process(tmp_path):
   """Processes of one fake device each, unlike this one: eight share a pool of threads, and round otherwise."""
   file = tiny_run.write_config(tmp_path)
-  file.write_text(file.read_text().replace('phases=4', 'phases=2'))
+  shorter = file.read_text().replace('phases=4', 'phases=2')
+  file.write_text(shorter.replace('  c.grid', '  c.evaluate.control = True\n  c.grid'))
   tests = pathlib.Path(__file__).parent
   flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   env = os.environ | {
@@ -155,4 +156,5 @@ def test_three_workers_as_one_process(tmp_path):
   assert tiny_run.modules_sha256(three) == tiny_run.modules_sha256(alone)
   reports = [json.loads((place / 'report.json').read_text()) for place in (alone, three)]
   assert reports[0]['perplexity'] == reports[1]['perplexity']
+  assert reports[0]['control_perplexity'] == reports[1]['control_perplexity'] > 1
   assert f'perplexity {reports[1]["perplexity"]:.2f}' in done.stdout
