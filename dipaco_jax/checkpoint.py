@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import trees
+from dipaco_jax import seals, trees
 from dipaco_jax.grid import Coordinates, Level
 from dipaco_jax.modules import Layout, Modules
 
@@ -74,21 +74,30 @@ def sync(path: Path):
     os.close(handle)
 
 
+def write_sealed(path: Path, data: Data):
+  """As `write_file`, after a seal beside it: where nothing but the seal is new, the file is made again."""
+  write_file(path.with_name(f'{path.name}.sha256'), seals.line(path.name, hashlib.sha256(data).hexdigest()))
+  write_file(path, data)
+
+
 def write_array(path: Path, array: np.ndarray):
-  """As `write_file`: an .npy file."""
+  """As `write_sealed`: an .npy file."""
   data = io.BytesIO()
   np.save(data, array)
-  write_file(path, data.getvalue())
+  write_sealed(path, data.getbuffer())
 
 
 def write_json(path: Path, value: Any):
-  """As `write_file`; keys in the order given."""
-  write_file(path, json.dumps(value, indent=1) + '\n')
+  """As `write_file`, with the seal inside; keys in the order given."""
+  write_file(path, seals.dumps(value))
 
 
 @contextlib.contextmanager
-def publish_directory(path: Path) -> Iterator[Path]:
-  """Yields a directory aside, and renames it to `path` if the block ends well. Leftovers of killed runs are removed."""
+def publish_directory(path: Path, sealed: bool = True) -> Iterator[Path]:
+  """Yields a directory aside, and renames it to `path` if the block ends well. Leftovers of killed runs are removed.
+
+  `sealed`: a seal of its files is written; else it is a copy, which has that of the original.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   for leftover in path.parent.iterdir():
     if leftover != path and trees.written_as(leftover) == path and leftover.is_dir():
@@ -100,14 +109,16 @@ def publish_directory(path: Path) -> Iterator[Path]:
   except BaseException:
     shutil.rmtree(aside, ignore_errors=True)
     raise
+  if sealed and (sums := seals.sums(aside)):
+    (aside / seals.SUMS).write_text(sums)
   for written in (*aside.rglob('*'), aside):
     sync(written)
   put_in_place(aside, path)
 
 
 def missing(paths: Sequence[Path], share: tuple[int, int]) -> list[int]:
-  """Of the parts of share (k, n), which are k, k + n, k + 2n..., those that are not there."""
-  return [i for i in range(len(paths))[share[0] :: share[1]] if not paths[i].exists()]
+  """Of the parts of share (k, n), which are k, k + n, k + 2n..., those that are not there as they were written."""
+  return [i for i in range(len(paths))[share[0] :: share[1]] if not (paths[i].is_dir() or seals.is_whole(paths[i]))]
 
 
 def put_in_place(aside: Path, path: Path):
@@ -230,11 +241,13 @@ def publish_module_files(
     file = module_file(aside, version, level, module)
     write_file(file, data)
     index[f'{level.name}/{file.name}'] = hashlib.sha256(data).hexdigest()
-  write_json(aside / 'modules' / str(version) / f'index-{jax.process_index()}.json', index)
+  here = aside / 'modules' / str(version)
+  write_file(here / f'index-{jax.process_index()}.json', json.dumps(index, indent=1) + '\n')
   barrier(f'{name}: version {version}')
   if jax.process_index() == 0:
+    write_file(here / seals.SUMS, seals.sums(here))
     (workdir / 'modules').mkdir(exist_ok=True)
-    put_in_place(aside / 'modules' / str(version), workdir / 'modules' / str(version))
+    put_in_place(here, workdir / 'modules' / str(version))
     shutil.rmtree(aside)
   barrier(f'{name}: version {version} is out')
 
@@ -264,15 +277,35 @@ def any_process(flag: bool, occasion: str) -> bool:
 
 
 def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
-  """A module's parameters; raises OSError naming the file that is missing or whose sha256 is not the recorded one."""
+  """A module's parameters. Raises seals.Damaged."""
   file = module_file(workdir, version, level, module)
-  data = file.read_bytes()
+  check_module(file)
+  return read_arrays(file)
+
+
+def check_module(file: Path):
+  """Raises seals.Damaged where a published module's sha256 is not the recorded one."""
+  seals.check(file, recorded_modules(file.parent.parent).get(f'{file.parent.name}/{file.name}', seals.UNKNOWN))
+
+
+def recorded_modules(folder: Path) -> dict[str, str]:
+  """{module's file: sha256} of a version; every process of a job has noted its own. Raises seals.Damaged."""
   recorded: dict[str, str] = {}
-  for index in file.parent.parent.glob('index-*.json'):
-    recorded |= json.loads(index.read_text())
-  if hashlib.sha256(data).hexdigest() != recorded.get(f'{level.name}/{file.name}'):
-    raise OSError(f'{file} is corrupt: its sha256 is not the one in {file.parent.parent}/index-*.json')
-  return safetensors.numpy.load(data)
+  for index in folder.glob('index-*.json'):
+    recorded |= seals.read_json(index)
+  return recorded
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+  """What a safetensors file of the workdir holds. Raises seals.Damaged."""
+  with seals.reading(file):
+    return safetensors.numpy.load_file(file)
+
+
+def read_array(file: Path, **how) -> np.ndarray:
+  """What an .npy file of the workdir holds. Raises seals.Damaged."""
+  with seals.reading(file):
+    return np.load(file, **how)
 
 
 def load_path(workdir: Path, layout: Layout, path: int, version: int | None = None) -> dict[str, np.ndarray]:
@@ -287,7 +320,7 @@ def load_path(workdir: Path, layout: Layout, path: int, version: int | None = No
 
 def best_versions(workdir: Path) -> list[int]:
   """The version that each path points at."""
-  return json.loads((workdir / 'paths' / 'best.json').read_text())['version']
+  return seals.read_json(workdir / 'paths' / 'best.json', 'version')['version']
 
 
 def versions(workdir: Path) -> list[int]:
@@ -309,7 +342,8 @@ def modules_sha256(workdir: Path, version: int) -> str:
   """sha256 over the parameters' bytes of all modules, by level, module and name in sorted order."""
   total = hashlib.sha256()
   for file in sorted((workdir / 'modules' / str(version)).glob('*/*.safetensors')):
-    for name, array in sorted(safetensors.numpy.load(file.read_bytes()).items()):
+    check_module(file)
+    for name, array in sorted(read_arrays(file).items()):
       total.update(f'{file.parent.name}/{file.stem}/{name}'.encode())
       total.update(array.tobytes())
   return total.hexdigest()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import palette, plain
+from dipaco_jax import palette, plain, seals
 from dipaco_jax.palette import BLUE, COLOURS, FAINT, GREY, INK, ORANGE, PAPER  # noqa: F401 for whoever draws
 
 # Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.
@@ -78,6 +78,8 @@ def left_out(name: str) -> Iterator[None]:
   """A picture that cannot be drawn is left out: no run goes without a report for it."""
   try:
     yield
+  except seals.Damaged:
+    raise  # what it would show is not what there was
   except Exception:
     logging.exception('the picture %s is left out of the report, for it cannot be drawn', name)
 

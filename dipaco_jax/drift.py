@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 
 from dipaco_jax import grid as grids
+from dipaco_jax import seals
 from dipaco_jax.grid import Grid, Level
 
 
@@ -64,9 +65,9 @@ def _words(parts: Sequence[str]) -> str:
 
 
 def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Level]) -> list[tuple[Slab, Drift]]:
-  """Every slab's drift at a published version; raises OSError where a file is missing."""
+  """Every slab's drift at a published version. Raises seals.Damaged."""
   base = workdir / 'base' / 'params.safetensors'
-  with safetensors.safe_open(base, 'np') as f:
+  with seals.reading(base), safetensors.safe_open(base, 'np') as f:
     names = list(f.keys())
   return [(slab, _measure(workdir, version, base, grid, slab)) for slab in slabs(levels, names)]
 
@@ -75,6 +76,8 @@ def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid
   from dipaco_jax import checkpoint  # imports jax
 
   files = [checkpoint.module_file(workdir, version, slab.level, m) for m in grid.modules(slab.level)]
+  for file in files:
+    checkpoint.check_module(file)
   own, mutual, norm = np.zeros(len(files)), np.zeros(len(files)), 0.0
   for name in slab.names:
     start = _read(base, name)

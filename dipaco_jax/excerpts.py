@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import safetensors.numpy
 
 from dipaco_jax import checkpoint, chunk_router, chunks, metrics, router, settings, shards, token_losses
 from dipaco_jax import model as model_lib
@@ -158,7 +157,7 @@ def of_text(run: trained_lib.Trained, text: str, W: int, path: int | None, versi
 
 def _reader_of_trained(run: trained_lib.Trained, routes: bool, version: int | None) -> Reader:
   _ = run.best_versions  # raises where no path is there yet
-  base: Any = run.router.base if routes else jax.device_put(run.parameters('base/params.safetensors'))
+  base: Any = run.router.base if routes else jax.device_put(run.base)
   return Reader(
     model_lib.make(run.settings.model, len(base['embed/tokens'])), base, lambda path: run.path(path, version).params,
     run.router.fitted if routes else None, run.chooser if routes else None, run.tokenizer,
@@ -209,9 +208,9 @@ def _reader_of_run(run: run_lib.Run) -> Reader:
   """With the learned chooser, where the run re-routes by one, else with the last round's router, where it has one."""
   s, fitted, chooser = run.settings, None, None
   if s.evaluate.reroute_every and s.evaluate.chunk_router_steps:
-    chooser = jax.device_put(safetensors.numpy.load_file(run.workdir / 'evaluation' / 'chooser.safetensors'))
+    chooser = jax.device_put(checkpoint.read_arrays(run.workdir / 'evaluation' / 'chooser.safetensors'))
   elif (found := run.workdir / 'routing' / str(s.rounds) / 'router.safetensors').exists():
-    fitted = router.Router(**jax.device_put(safetensors.numpy.load_file(found)))
+    fitted = router.Router(**jax.device_put(checkpoint.read_arrays(found)))
 
   def params(path: int):
     return jax.device_put(checkpoint.load_path(run.workdir, run.layout, path))

@@ -44,10 +44,10 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     'path': number, 'coordinates': list(facts.coordinates), 'version': version,
     'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
   }  # fmt: skip
-  files = hf_checkpoint.files(params, run.settings.model, bytes(run.storage.fetch('tokenizer.model')), dtype, about)
+  files = hf_checkpoint.files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.make(facts).encode()
   try:
-    with checkpoint.publish_directory(out) as aside:
+    with checkpoint.publish_directory(out, sealed=False) as aside:
       for name, data in files.items():
         (aside / name).write_bytes(data)
   except OSError as e:

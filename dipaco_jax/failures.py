@@ -1,10 +1,10 @@
 """What went wrong in a run that went on: paths that were left out of outer steps, and steps that were skipped."""
 
-import contextlib
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from dipaco_jax import metrics
 
 MARKS = b'"excluded": {', b'"skipped_by_path": ['
 
@@ -36,9 +36,8 @@ def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
     return
   with open(file, 'rb') as f:
     for line in f:
-      if any(mark in line for mark in MARKS):
-        with contextlib.suppress(ValueError):  # torn by a crash, or about to be written
-          yield json.loads(line)
+      if any(mark in line for mark in MARKS) and (row := metrics.from_line(line)):  # else torn, or damaged
+        yield row
 
 
 def words(found: Failures, most: int = 5) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import metrics, settings, timeline_plot
+from dipaco_jax import metrics, seals, settings, timeline_plot
 from dipaco_jax.drawing import Curve
 
 POINTS = 200  # of a curve of training losses; the steps between are averaged
@@ -40,15 +40,21 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   if not file.exists():
     raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
   try:
-    return settings.from_dict(json.loads(file.read_text()))
+    if (values := seals.loads(file.read_bytes())) is None:
+      raise ValueError('it is not as it was written')
+    return settings.from_dict(values)
   except (ValueError, AttributeError, TypeError) as e:
-    raise ValueError(f'--workdir={workdir}: its config.json is not that of a run ({e}); name another directory') from e
+    raise ValueError(
+      f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another directory, or, if it '
+      'was that of a run, remove it, and the command of the run makes it again'
+    ) from e
 
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
   """{stage: {'digest', 'wall_s', 'result'}} of the stages that are complete, in their order."""
   files = {name: workdir / 'stages' / f'{name}.json' for name in settings.STAGES}
-  return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+  found = {name: file for name, file in files.items() if file.exists()}
+  return {name: seals.read_json(file, 'digest', 'wall_s', 'result') for name, file in found.items()}
 
 
 def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -62,8 +68,8 @@ def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
   """What the run is made on; empty where that is not known."""
   try:
-    return json.loads((workdir / 'environment.json').read_text())
-  except (OSError, ValueError):
+    return seals.read_json(workdir / 'environment.json')
+  except seals.Damaged:
     return {}
 
 
@@ -79,7 +85,7 @@ def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
 def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
   """Who did what when, in an islands run."""
   file = workdir / 'timeline.json'
-  return [timeline_plot.Task(*task) for task in json.loads(file.read_text())['tasks']] if file.exists() else []
+  return [timeline_plot.Task(*task) for task in seals.read_json(file, 'tasks')['tasks']] if file.exists() else []
 
 
 def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -92,9 +98,10 @@ def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
       fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
       try:
-        return json.loads(f.read())
+        found = json.loads(f.read())
       except ValueError:
-        return {}  # it is writing its name
+        found = None  # it is writing its name
+      return found if isinstance(found, dict) else {}
   return None
 
 

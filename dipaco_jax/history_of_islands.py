@@ -1,6 +1,5 @@
 """What an islands run tells of itself: pointers of early stopping, rows of metrics.jsonl, figures for the report."""
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -74,7 +73,7 @@ def holdout_losses(islands: Islands, version: int) -> tuple[list[float | None], 
 
 def write_rows(islands: Islands, run: run_lib.Run, told: Told):
   """What the stage leaves in the workdir: its rows, as SPMD writes them, and who did what when."""
-  checkpoint.write_file(run.workdir / 'timeline.json', json.dumps(timeline(islands)))
+  checkpoint.write_json(run.workdir / 'timeline.json', timeline(islands))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):

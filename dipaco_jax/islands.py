@@ -22,12 +22,14 @@ import functools
 import hashlib
 import itertools
 import json
+import pathlib
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dipaco_jax import checkpoint, jobs, model, outer
+from dipaco_jax import checkpoint, jobs, model, outer, seals
 from dipaco_jax import modules as modules_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
@@ -104,6 +106,12 @@ class Islands:
     for tree in trees:
       self.storage.upload_tree(self.run.workdir / tree, tree)
     return fact
+
+  def look_again(self, e: seals.Damaged):
+    """A file of this machine's is not as it was fetched: everything is compared anew when it is next asked for."""
+    self.storage.whole.clear()
+    if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
+      shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 
   def fetch_tokenizer(self):
     """Makes it be on this machine. Raises Gone."""

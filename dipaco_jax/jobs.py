@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from dipaco_jax import display, mesh, modules, outer, shards, spmd, validation
+from dipaco_jax import checkpoint, display, mesh, modules, outer, shards, spmd, validation
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
@@ -39,7 +38,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
     base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
     holdout=validation.holdout_rows(run, number) if s.train.early_stopping else None,
     validate=functools.partial(validation.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
-    publish=True, lost=lost(run) if s.outer.lost else None,
+    publish=True, lost=lost(run) if s.outer.lost else None, begin=round_end(s, number - 1) if number else 0,
   )  # fmt: skip
 
 
@@ -122,5 +121,5 @@ def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
 
 def base_state(run: run_lib.Run, made: Programs) -> Any:
   """Inner state of the base model as `named_leaves` has kept it; None where it was not trained."""
-  arrays = safetensors.numpy.load_file(run.workdir / 'base' / 'inner.safetensors')
+  arrays = checkpoint.read_arrays(run.workdir / 'base' / 'inner.safetensors')
   return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None

@@ -17,7 +17,7 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax import backup, stopping
+from dipaco_jax import backup, seals, stopping
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.islands import Islands
@@ -228,8 +228,10 @@ class Role:
     except registry_lib.Lost:
       logging.warning('%s went to another while we were at it', lease.about['task'])
       self.drop(lease)
-    except islands_lib.Later as e:
+    except (islands_lib.Later, seals.Damaged) as e:
       logging.warning('%s has to wait: %s', lease.about['task'], e)
+      if isinstance(e, seals.Damaged):
+        self.islands.look_again(e)
       self.send_back(lease, e)
       time.sleep(random.uniform(0.5, 1.5))
     except Exception as e:
@@ -242,7 +244,7 @@ class Role:
         raise
       time.sleep(random.uniform(0.5, 1.5))
 
-  def send_back(self, lease: Lease, error: islands_lib.Later):
+  def send_back(self, lease: Lease, error: OSError):
     """What is gone is made again by the task that made it."""
     registry = self.islands.registry
     if isinstance(error, islands_lib.Gone):

@@ -6,13 +6,16 @@ and values. `rewind` takes back what a resumed run is about to do again, so that
 
 import collections
 import json
+import logging
 import math
 import os
 import pathlib
+import re
 import resource
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ import numpy as np
 from dipaco_jax import display, events, settings
 from dipaco_jax.topology import CHIPS
 
+SEALED = re.compile(rb'(.*), "seal": "([0-9a-f]{8})"}\n?', re.DOTALL)
 WORDS = {  # of programs
   'init': 'the first parameters', 'start': 'the first modules', 'begin': 'the paths', 'fresh_state': 'the AdamW state',
   'steps': 'the inner step', 'finish': 'the outer gradient', 'outer': 'the outer step', 'evaluate': 'the evaluation',
@@ -47,7 +51,7 @@ class Metrics:
       return
     row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3)}
     row |= {name: plain(value) for name, value in values.items()}
-    line = json.dumps(row, allow_nan=False).encode() + b'\n'
+    line = to_line(row)
     if self._file.write(line) != len(line):
       raise OSError(f'no space for a row of {len(line)} bytes in {self._file.name}')
     if stage not in self._events:
@@ -70,7 +74,7 @@ class Metrics:
       for row in read_rows(self._workdir):
         if row['stage'] == stage and row['updates'] > updates:
           continue
-        f.write(json.dumps(row).encode() + b'\n')
+        f.write(to_line(row))
         if row['stage'] == stage and row['kind'] == 'phase':
           ended, since = events.position(row), []
         elif row['stage'] == stage and events.position(row) > ended:
@@ -101,18 +105,37 @@ class Metrics:
 
 
 def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
-  """Rows of metrics.jsonl, oldest first; none where there is no file; a line torn by a crash is passed over."""
-  path = pathlib.Path(workdir) / 'metrics.jsonl'
+  """Rows of metrics.jsonl, oldest first; none where there is no file; a damaged or torn line is passed over."""
+  path, damaged = pathlib.Path(workdir) / 'metrics.jsonl', 0
   if not path.exists():
     return
   with open(path, 'rb') as f:
     for line in f:
-      try:
-        row = json.loads(line)
-      except ValueError:
-        continue
-      if isinstance(row, dict) and {'kind', 'stage', 'updates', 'time'} <= row.keys():
+      if row := from_line(line):
         yield row
+      elif line.endswith(b'\n'):  # else it is being written
+        damaged += 1
+  if damaged:
+    logging.warning('%s: %d lines are not as they were written, and are passed over', path, damaged)
+
+
+def to_line(row: Mapping[str, Any]) -> bytes:
+  """A line of metrics.jsonl; `seal` is the CRC-32 of the row without it."""
+  text = json.dumps(row, allow_nan=False)
+  return f'{text[:-1]}, "seal": "{zlib.crc32(text.encode()):08x}"}}\n'.encode()
+
+
+def from_line(line: bytes) -> dict[str, Any] | None:
+  """The inverse; None where the line is not as it was written. One of an older run, without a seal, is as it is."""
+  if sealed := SEALED.fullmatch(line):
+    line = sealed[1] + b'}'
+    if int(sealed[2], 16) != zlib.crc32(line):
+      return None
+  try:
+    row = json.loads(line)
+  except ValueError:
+    return None
+  return row if isinstance(row, dict) and {'kind', 'stage', 'updates', 'time'} <= row.keys() else None
 
 
 def plain(value: Any) -> Any:

@@ -1,12 +1,11 @@
 """What a report shows: every picture with a caption that says what is to be seen in it."""
 
-import json
 import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, metrics, plots, settings, timeline_plot
+from dipaco_jax import drawing, drift, grid_plot, metrics, plots, seals, settings, timeline_plot
 from dipaco_jax.drawing import Curve
 from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
@@ -194,7 +193,7 @@ def _pointers(run: Run) -> tuple[list[int], int] | None:
   file = run.workdir / 'paths' / 'best.json'
   if run.grid.num_paths < 2 or not run.settings.train.early_stopping or not file.exists():
     return None
-  return json.loads(file.read_text())['version'], int(max(run.history.phases, default=0))
+  return seals.read_json(file, 'version')['version'], int(max(run.history.phases, default=0))
 
 
 def _early_stopping(run: Run) -> Picture | None:

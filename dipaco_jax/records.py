@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+
+from dipaco_jax import seals
 
 READ_RECORDS = 2048  # read at one time
 
@@ -26,20 +29,22 @@ def record_writer(file: str) -> Iterator[ArrayRecordWriter]:
 
 
 def record_reader(file: str) -> ArrayRecordReader:
-  """Reads records at random; ValueError for a missing or damaged file."""
+  """Reads records at random. Raises seals.Damaged."""
   try:
     reader = ArrayRecordReader(file, 'readahead_buffer_size:0,max_parallelism:0')
     if reader.ok():
       return reader
   except (RuntimeError, ValueError):
     pass
-  raise ValueError(fault(file))
+  raise seals.Damaged(seals.fault(file), file)
 
 
-def fault(file: str) -> str:
-  """What to say of a file that cannot be read."""
-  found = 'damaged' if os.path.exists(file) else 'missing'
-  return f'{file} is {found}: remove its folder, and its stage in stages/, to have it made again'
+def read_records(file: str, reader: ArrayRecordReader, *which) -> list[bytes]:
+  """`reader.read(*which)`, which looks at the checksum of every record. Raises seals.Damaged."""
+  try:
+    return reader.read(*which)
+  except (RuntimeError, IndexError, ValueError) as e:
+    raise seals.Damaged(seals.fault(file), file) from e
 
 
 def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[int, list[int]], list[T]]) -> list[T]:
@@ -62,10 +67,5 @@ def write_meta(folder: str, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_meta(folder: str) -> dict[str, Any]:
-  """What is in `meta.json`; ValueError where it is missing or damaged."""
-  file = os.path.join(folder, 'meta.json')
-  try:
-    with open(file) as f:
-      return json.load(f)
-  except (OSError, ValueError) as e:
-    raise ValueError(fault(file)) from e
+  """What is in `meta.json`. Raises seals.Damaged."""
+  return seals.read_json(pathlib.Path(folder) / 'meta.json')

@@ -31,6 +31,7 @@ def main():
   workdirs = [pathlib.Path(name) for name in flags.FLAGS.workdir]
   if not workdirs:
     raise ValueError('name a run with --workdir=DIR, or several to compare them')
+  command.quiet()
   if len(workdirs) == 1:
     with display.doing('writing the report', tells=False):
       run_report.write(workdirs[0])

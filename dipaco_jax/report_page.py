@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dipaco_jax import checks, chunks, drawing, excerpts_panel, failures, headline, page, settings
+from dipaco_jax import checks, chunks, drawing, excerpts_panel, failures, headline, page, seals, settings
 from dipaco_jax.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
@@ -46,7 +46,7 @@ def _panels(run: Run) -> dict[str, str]:
   file = run.workdir / chunks.FILE
   if not file.exists():
     return {}
-  return {'excerpts': excerpts_panel.make(chunks.Excerpts.from_dict(json.loads(file.read_text())), run.grid)}
+  return {'excerpts': excerpts_panel.make(chunks.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)}
 
 
 def _placed(found: list[tuple[str, Picture]]) -> list[str]:

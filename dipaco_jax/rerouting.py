@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from dipaco_jax import checkpoint, chunk_router, reroute, router, routing, shards, token_losses, validation
+from dipaco_jax import checkpoint, chunk_router, reroute, router, routing, seals, shards, token_losses, validation
 from dipaco_jax import run as run_lib
 
 
@@ -72,7 +71,7 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
   folder, num_paths = run.workdir / 'routing' / str(run.settings.rounds), run.layout.grid.num_paths
   if not (folder / 'router.safetensors').exists():
     return np.zeros((len(run.sequences('validation')), num_paths), np.float32)
-  arrays = safetensors.numpy.load_file(folder / 'router.safetensors')
+  arrays = checkpoint.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
   chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in routing.features(run, 'validation'))
   found = np.concatenate([np.asarray(chunk) for chunk in chunks])
@@ -84,8 +83,8 @@ def learned_choices(run: run_lib.Run) -> np.ndarray:
   scored = score(run, 'train')
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
-  run_lib.only_first_process(lambda: None if file.exists() else _learn(run, scored, file), 'chosen')
-  return np.load(file)
+  run_lib.only_first_process(lambda: None if seals.is_whole(file) else _learn(run, scored, file), 'chosen')
+  return checkpoint.read_array(file)
 
 
 def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
@@ -106,7 +105,7 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   if not all(np.isfinite(x).all() for x in found.values()):
     raise ValueError('the chooser of paths diverged: set config.evaluate.chunk_router_steps=0, or fewer')
   kept = checkpoint.to_bytes(found)
-  checkpoint.write_file(file.with_name('chooser.safetensors'), kept)
+  checkpoint.write_sealed(file.with_name('chooser.safetensors'), kept)
   choose = jax.jit(lambda tokens, segments: chunk_router.choose(run.model, params, tokens, segments))
   texts, blocks = run.sequences('validation'), []
   for begin in range(0, len(texts), run.eval_batch):

@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 
-from dipaco_jax import checkpoint, metrics
+from dipaco_jax import checkpoint, metrics, seals, trees
 from dipaco_jax import history as history_lib
 from dipaco_jax import run as run_lib
 
@@ -16,6 +16,8 @@ ARTEFACTS = {
   'route': ('features', 'routing/0', 'shards/0'),
 }
 
+OPTIONAL = ('features', 'shards/base')  # of no more use, or made again when they are asked for
+
 
 def take(run: run_lib.Run, other: pathlib.Path):
   """Links the stages that `other` has finished with the same settings, up to the first that differs or is here.
@@ -24,6 +26,7 @@ def take(run: run_lib.Run, other: pathlib.Path):
 
   Raises:
     ValueError: there is no run in `other`.
+    seals.Damaged: what would be taken is not as it was written.
   """
   theirs = history_lib.read_settings(other)
   for stage, names in ARTEFACTS.items():
@@ -33,7 +36,10 @@ def take(run: run_lib.Run, other: pathlib.Path):
     same = record and record['digest'] == run_lib.digest(run.settings, stage)
     if not record or not same or (stage != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
       return
+    if not all((other / name).exists() for name in names if name not in OPTIONAL):
+      return
     for name in names:
+      _check(other / name)
       _link(other / name, run.workdir / name)
     for row in list(metrics.read_rows(other)):
       if row['stage'] == stage:
@@ -41,11 +47,17 @@ def take(run: run_lib.Run, other: pathlib.Path):
     checkpoint.write_json(run_lib.record_file(run.workdir, stage), record)
 
 
+def _check(source: pathlib.Path):
+  """Records too, which are else looked at one by one: damage would be found here, and mended here in vain."""
+  for file in [source] if source.is_file() else trees.files(source):
+    (seals.read_json if file.suffix == '.json' else seals.check)(file)
+
+
 def _link(source: pathlib.Path, target: pathlib.Path):
   if source.is_file():
-    checkpoint.write_file(target, source.read_bytes())
+    checkpoint.write_sealed(target, source.read_bytes())
   elif source.is_dir():
-    with checkpoint.publish_directory(target) as aside:
+    with checkpoint.publish_directory(target, sealed=False) as aside:
       shutil.copytree(source, aside, copy_function=_link_file, dirs_exist_ok=True)
 
 

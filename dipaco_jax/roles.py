@@ -33,6 +33,7 @@ from dipaco_jax import (
   checkpoint,
   checks,
   evaluator,
+  history,
   leases,
   monitor,
   outer_executor,
@@ -148,7 +149,7 @@ def settle(
     logging.warning('this run was begun with %s, unlike here: its bits may depend on who does what', ', '.join(unlike))
   if not (file := local / 'config.json').exists():
     checkpoint.write_json(file, settings.to_dict())
-  elif words := changes(json.loads(file.read_text()), settings):
+  elif words := changes(history.read_settings(local).to_dict(), settings):
     raise ValueError(f'{local} holds a run with another config ({words}): use another --workdir')
   if storage.agree(OWNER, fact.meta['id'].encode()).decode() != fact.meta['id']:
     raise ValueError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')

@@ -8,7 +8,6 @@ so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`,
 """
 
 import functools
-import json
 import logging
 import math
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import balance, checkpoint, classifier, evaluate, labels, router, routing, shards
+from dipaco_jax import balance, checkpoint, classifier, evaluate, labels, router, routing, seals, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.checks import Diverged
@@ -41,7 +40,7 @@ def reroute(run: run_lib.Run, number: int, version: int):
 def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   """What a round found, for the report."""
   before, after = (run.routed('train', n)[:, 0] for n in (number - 1, number))
-  found = json.loads((run.workdir / 'routing' / str(number) / 'meta.json').read_text())
+  found = seals.read_json(run.workdir / 'routing' / str(number) / 'meta.json')
   return found | {'moved_fraction': float(np.mean(before != after))} | routing.sharded(run, number)
 
 
@@ -89,7 +88,8 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   """S [N, P]; each turn of paths is scored once and kept, whatever stops the run."""
   placement, num_paths = run.programs.placement, run.layout.grid.num_paths
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
-  missing = [turn for turn in placement.turns() if not all(_file(folder, p).exists() for p in placement.paths(turn))]
+  there = {path: seals.is_whole(_file(folder, path)) for path in range(num_paths)}
+  missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
   checkpoint.barrier(f'what is missing in {folder.name}')
   progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
   for i, turn in enumerate(missing):
@@ -101,7 +101,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
     progress.update(i + 1)
   progress.close()
   checkpoint.barrier(f'{folder.name} are there')
-  return np.stack([np.load(_file(folder, path)) for path in range(num_paths)], axis=1)
+  return np.stack([checkpoint.read_array(_file(folder, path)) for path in range(num_paths)], axis=1)
 
 
 def _file(folder, path: int):

@@ -1,7 +1,6 @@
 """Every sequence to its path, and every path's sequences to its shard [2.4]: the stage `route`."""
 
 import functools
-import json
 import logging
 import math
 import pathlib
@@ -11,9 +10,20 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from dipaco_jax import balance, checkpoint, classifier, display, headline, metrics, model, router, sequences, shards
+from dipaco_jax import (
+  balance,
+  checkpoint,
+  classifier,
+  display,
+  headline,
+  metrics,
+  model,
+  router,
+  seals,
+  sequences,
+  shards,
+)
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 
@@ -79,7 +89,7 @@ def publish_router(
     return
   folder = _parts_folder(run, number)
   run_lib.only_first_process(lambda: _keep_router(run, folder, fit), f'fitted {number}')
-  arrays = safetensors.numpy.load_file(folder / 'router.safetensors')
+  arrays = checkpoint.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
   top = {'train': run.settings.routing.top_n, 'validation': 1}
   capacity = {'train': run.settings.routing.capacity, 'validation': 0.0}
@@ -91,13 +101,13 @@ def publish_router(
   def assign(split: str, top_n: int) -> np.ndarray:
     if capacity[split]:
       return _assign_within(run, fitted, split, capacity[split])
-    return np.concatenate([np.load(file) for file in _parts(run, folder, split)])
+    return np.concatenate([checkpoint.read_array(file) for file in _parts(run, folder, split)])
 
   def publish():
     paths = {split: assign(split, top_n) for split, top_n in top.items()}
-    meta = json.loads((folder / 'meta.json').read_text()) | mend(fitted, paths['train'])
-    files: dict[str, checkpoint.Data] = {'meta.json': json.dumps(meta).encode()}
-    files['router.safetensors'] = (folder / 'router.safetensors').read_bytes()
+    meta = seals.read_json(folder / 'meta.json') | mend(fitted, paths['train'])
+    files: dict[str, checkpoint.Data] = {'meta.json': seals.dumps(meta).encode()}
+    files['router.safetensors'] = seals.read(folder / 'router.safetensors')
     publish_routes(run, number, lambda split, _: paths[split], files)
 
   run_lib.only_first_process(publish, f'routed {number}')
@@ -105,12 +115,12 @@ def publish_router(
 
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
   """Fits it, unless a run that was stopped has; the features that are kept are there then."""
-  if not (folder / 'router.safetensors').exists():
+  if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):
     with display.doing('fitting the router'):
       fitted, meta = fit()
-    checkpoint.write_file(folder / 'meta.json', json.dumps(meta))
+    checkpoint.write_json(folder / 'meta.json', meta)
     arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-    checkpoint.write_file(folder / 'router.safetensors', checkpoint.to_bytes(arrays))
+    checkpoint.write_sealed(folder / 'router.safetensors', checkpoint.to_bytes(arrays))
   for split in ('train', 'validation'):
     keep_features(run, split)
 
@@ -168,14 +178,14 @@ def features(run: run_lib.Run, split: str, indices: np.ndarray | None = None) ->
   if (file := keep_features(run, split)) is None:
     yield from _compute_features(run, split, indices)
     return
-  kept = np.load(file, mmap_mode='r')
+  kept = checkpoint.read_array(file, mmap_mode='r')
   yield from (kept[indices[start : start + FEATURE_ROWS]] for start in range(0, len(indices), FEATURE_ROWS))
 
 
 def keep_features(run: run_lib.Run, split: str) -> pathlib.Path | None:
   """`features/<split>.npy`, made if it is not there; None where it would be larger than MAX_FEATURE_BYTES."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
-  if not file.exists():
+  if not seals.is_whole(file):
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
       return None
     checkpoint.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import os
 import pathlib
 import threading
@@ -15,9 +16,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from dipaco_jax import checkpoint, mesh, metrics, model, modules
+from dipaco_jax import checkpoint, history, mesh, metrics, model, modules, seals
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import settings as settings_lib
@@ -41,18 +41,17 @@ class Run:
 
   def record(self, name: str) -> dict[str, Any] | None:
     """What a finished stage left, None where it isn't finished."""
-    try:
-      return json.loads(record_file(self.workdir, name).read_text())
-    except FileNotFoundError:
-      return None
+    file = record_file(self.workdir, name)
+    return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
 
   def result(self, name: str) -> dict[str, Any]:
     """What a finished stage found."""
-    return json.loads(record_file(self.workdir, name).read_text())['result']
+    return seals.read_json(record_file(self.workdir, name), 'result')['result']
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:
-    return tokenizer_lib.Tokenizer(self.workdir / 'tokenizer.model')
+    with seals.reading(self.workdir / 'tokenizer.model') as file:
+      return tokenizer_lib.Tokenizer(file)
 
   @functools.cached_property
   def model(self) -> model.Transformer:
@@ -98,15 +97,15 @@ class Run:
 
   def base(self) -> dict[str, np.ndarray]:
     """Parameters of the base model."""
-    return dict(sorted(safetensors.numpy.load_file(self.workdir / 'base' / 'params.safetensors').items()))
+    return dict(sorted(checkpoint.read_arrays(self.workdir / 'base' / 'params.safetensors').items()))
 
   def routed(self, split: str, number: int) -> np.ndarray:
     """Paths of the split's sequences, as the router of a round left them."""
-    return np.load(self.workdir / 'routing' / str(number) / f'{split}.npy')
+    return checkpoint.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
     """What `shards.merge` tells of the shards of a round, or of the 'base'."""
-    return json.loads((self.workdir / 'shards' / str(number) / 'meta.json').read_text())
+    return seals.read_json(self.workdir / 'shards' / str(number) / 'meta.json', 'shard_tokens', 'holdout_rows')
 
   @property
   def eval_len(self) -> int:
@@ -173,11 +172,25 @@ def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
   return workdir / 'stages' / f'{name}.seconds'
 
 
+def _seconds(file: pathlib.Path) -> float:
+  """What the file says; 0 where it says nothing of the kind, which is not worth an end."""
+  try:
+    found = float(file.read_text())
+  except FileNotFoundError:
+    return 0.0
+  except ValueError:
+    found = math.nan
+  if not (math.isfinite(found) and found >= 0):
+    logging.warning('%s is no number of seconds: time counts from here', file)
+    return 0.0
+  return found
+
+
 @contextlib.contextmanager
 def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]:
   """Seconds that a stage has taken, those of interrupted runs of it too (noted every few seconds)."""
   file = seconds_file(workdir, name)
-  before = float(file.read_text()) if file.exists() else 0.0
+  before = _seconds(file)
   started, done = time.monotonic(), threading.Event()
 
   def elapsed() -> float:
@@ -211,9 +224,12 @@ def note_environment(run: Run):
     'cpus': len(os.sched_getaffinity(0)), 'jax': jax.__version__,
   }  # fmt: skip
   file = run.workdir / 'environment.json'
-  then = json.loads(file.read_text()) if file.exists() else now
+  then = history.read_environment(run.workdir)
+  if not then and file.exists():
+    logging.warning('%s is not as it was written: nobody knows whether this run began on the same devices', file)
+  then = then or now
   changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]
   if changed:
     logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
   if jax.process_index() == 0:
-    checkpoint.write_json(file, now)
+    checkpoint.write_file(file, json.dumps(now, indent=1) + '\n')

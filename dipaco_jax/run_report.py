@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import logging
 import pathlib
 import platform
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import dipaco_jax
 from dipaco_jax import grid as grids
-from dipaco_jax import settings
+from dipaco_jax import seals, settings
 
 EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
@@ -84,12 +85,18 @@ def _when(unix_s: float | None) -> str | None:
 
 def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
-  from dipaco_jax import checkpoint, drawing, pictures, report_page
+  from dipaco_jax import checkpoint, chunks, drawing, pictures, report_page
 
   workdir = pathlib.Path(workdir)
   report = build(workdir)
   checkpoint.write_json(workdir / 'report.json', report)
-  run = read_run(workdir, report)
+  run, best = read_run(workdir, report), workdir / 'paths' / 'best.json'
+  if report['phases'] and not best.exists():
+    raise seals.Damaged(seals.fault(best), best)
+  if 'evaluate' in run.results and any(level.axes for level in run.levels) and not (workdir / chunks.FILE).exists():
+    logging.warning('%s', seals.fault(workdir / chunks.FILE))
+  if gaps := {*range(1, (report['phases'] or 0) + 1)} - {*run.history.phases.tolist()}:
+    logging.warning('%s has no rows of %d phases: the curves have gaps', workdir / 'metrics.jsonl', len(gaps))
   found = pictures.make(run)
   for name, picture in found.items():
     with drawing.left_out(name):

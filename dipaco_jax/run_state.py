@@ -76,7 +76,8 @@ class RunState:
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
-        checkpoint.write_json(self._seals / str(updates) / f'{jax.process_index()}.json', trees.digests(here, names))
+        found = json.dumps(trees.digests(here, names), indent=1) + '\n'
+        checkpoint.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
 
   def _newer_than(self, updates: int) -> bool:
     """Whether there is a checkpoint that was begun after this one had its name."""

@@ -12,14 +12,15 @@ import contextlib
 import functools
 import itertools
 import os
+import pathlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import sources
-from dipaco_jax.records import fault, read_across, read_meta, record_reader, record_writer, write_meta
+from dipaco_jax import seals, sources
+from dipaco_jax.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
 BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
 MAX_DOMAINS = 256  # further ones count as 'other'
@@ -194,7 +195,7 @@ class Sequences:
   """Random access to all sequences of a split, those of one part after those of another; a grain data source."""
 
   def __init__(self, folder: str | os.PathLike, split: str, open_parts: int | None = None):
-    """Files are opened when they are first read; a ValueError names what is missing or damaged.
+    """Files are opened when they are first read. Raises seals.Damaged.
 
     Args:
       folder: has `meta.json`, and a folder for each part.
@@ -222,7 +223,8 @@ class Sequences:
     return read_across(self.counts, indices, self._read_part)
 
   def _read_part(self, k: int, numbers: list[int]) -> list[Sequence]:
-    return [_decode(record, self._domains[k]) for record in self._reader(k).read(numbers)]
+    records = read_records(f'{self._stems[k]}.array_record', self._reader(k), numbers)
+    return [_decode(record, self._domains[k]) for record in records]
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
     """All sequences' documents, uint32 [N], and domains, uint8 [N]."""
@@ -237,19 +239,20 @@ class Sequences:
   def draws(self) -> np.ndarray | None:
     """All sequences' documents' draws, float32 [N], -1 for those that have none; None where none has."""
     stems = [stem for stem, count in zip(self._stems, self.counts, strict=True) if count]
-    if not any(os.path.exists(f'{stem}.draws') for stem in stems):
+    if not any(seals.is_expected(pathlib.Path(f'{stem}.draws')) for stem in stems):
       return None
     parts = [
-      _column(f'{stem}.draws', '<f4', count) if os.path.exists(f'{stem}.draws') else np.full(count, -1, '<f4')
-      for stem, count in zip(self._stems, self.counts, strict=True)
+      _column(file, '<f4', count) if seals.is_expected(pathlib.Path(file)) else np.full(count, -1, '<f4')
+      for file, count in zip([f'{stem}.draws' for stem in self._stems], self.counts, strict=True)
     ]
     return np.concatenate(parts)
 
 
 def _column(file: str, dtype: str, count: int) -> np.ndarray:
-  found = np.fromfile(file, dtype) if os.path.exists(file) else np.empty(0)
+  with seals.reading(pathlib.Path(file)):
+    found = np.fromfile(file, dtype)
   if len(found) != count:
-    raise ValueError(fault(file))
+    raise seals.Damaged(seals.fault(file), file)
   return found
 
 

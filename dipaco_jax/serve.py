@@ -6,7 +6,6 @@ The router chooses a path for each text, unless a request is for model NAME/path
 answers come to their ends, the second does not. Where the environment has DIPACO_API_KEY, requests must bring it.
 """
 
-import contextlib
 import ipaddress
 import json
 import logging
@@ -16,7 +15,7 @@ import socket
 
 from absl import flags
 
-from dipaco_jax import command, plain, stopping
+from dipaco_jax import command, plain, seals, stopping
 from dipaco_jax.request import Request
 
 
@@ -46,8 +45,12 @@ def warm(engine):
   """The engine, with paths in memory and its first programs compiled."""
   num_paths, start = engine.run.layout.grid.num_paths, (engine.run.tokenizer.eos_id,)
   engine.generate([Request(start, 2, path, until_eos=False) for path in range(min(num_paths, engine.max_paths))])
-  with contextlib.suppress(ValueError):  # where there is no router; requests will hear of it
+  try:
     engine.run.router.path(start)
+  except seals.Damaged:
+    raise
+  except ValueError:  # there is no router; requests will hear of it
+    pass
   return engine
 
 

@@ -243,6 +243,8 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
   Raises:
     ValueError: a field is unknown (the nearest one is named), of a wrong type or out of range.
   """
+  if isinstance(values, Mapping):
+    values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
   settings = _build(Settings, values, '')
   checks.check(settings)
   return settings

@@ -16,7 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax.records import READ_RECORDS, read_across, read_meta, record_reader, record_writer, write_meta
+from dipaco_jax.records import (
+  READ_RECORDS,
+  read_across,
+  read_meta,
+  read_records,
+  record_reader,
+  record_writer,
+  write_meta,
+)
 from dipaco_jax.sequences import Sequences
 
 BLOCK = 4096  # positions of a stream shuffled at one time
@@ -280,7 +288,7 @@ def _cached_reader(file: str, modified_ns: int) -> ArrayRecordReader:
 
 
 def cached_reader(file: str) -> ArrayRecordReader:
-  """A reader that stays open for a while; ValueError for a missing or damaged file."""
+  """A reader that stays open for a while. Raises seals.Damaged."""
   modified_ns = os.stat(file).st_mtime_ns if os.path.exists(file) else 0
   return _cached_reader(os.path.abspath(file), modified_ns)
 
@@ -291,7 +299,7 @@ class Shard:
   def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
     """Of one file, or of several, one after the other.
 
-    Raises ValueError for a missing or damaged file, or where there are no rows.
+    Raises seals.Damaged; ValueError where there are no rows.
     """
     self._files, self._batch_size, self._seq_len, self._seed, self._path = files, batch_size, seq_len, seed, path
     self._order = functools.lru_cache(2)(self._shuffle)
@@ -314,14 +322,14 @@ class Shard:
     return _unpack(read_across(self._counts, rows[begin:end], self._read), self._seq_len)
 
   def _read(self, file: int, rows: list[int]) -> list[bytes]:
-    return cached_reader(self._files[file]).read(rows)
+    return read_records(self._files[file], cached_reader(self._files[file]), rows)
 
 
 def read_rows(file: str, start: int, stop: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and segment ids of the rows from `start` to before `stop`, or to the last, int32 [rows, L] each."""
   reader = cached_reader(file)
   stop = min(stop, reader.num_records())
-  return _unpack(reader.read(start, stop) if start < stop else [], seq_len)
+  return _unpack(read_records(file, reader, start, stop) if start < stop else [], seq_len)
 
 
 def _unpack(records: list[bytes], seq_len: int) -> tuple[np.ndarray, np.ndarray]:

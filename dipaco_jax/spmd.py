@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, screening, shards, stopping
+from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, screening, seals, shards, stopping
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import state as state_lib
@@ -51,6 +51,7 @@ class Job:
   validate_every: int = 0  # phases; 0: after the last
   publish: bool = False  # modules, for others to read
   round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
+  begin: int = 0  # the phase that this round begins with
   until: int | None = None  # the phase before which this round ends; None: it is the last
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
@@ -178,6 +179,9 @@ class Trainer:
     restored = state_lib.restore(self.run_state, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
+    if record.phase < job.begin:  # else all phases would train on the shards of this round
+      self.run_state.close()
+      raise seals.Damaged(seals.lost(workdir), workdir / 'checkpoints' / job.name)
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows

@@ -59,8 +59,10 @@ def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """The base model: one path on all text [2.6]."""
-  routing.write_base_shards(run)
   params, about = first_parameters(run)
+  if checkpoint.any_process((run.workdir / 'base').exists(), 'base'):
+    return _pretrained(run) | about
+  routing.write_base_shards(run)
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
     state = jobs.train(run, jobs.base_job(run, params))
@@ -72,6 +74,13 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
       (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(inner))
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate} | about
+
+
+def _pretrained(run: run_lib.Run) -> dict[str, Any]:
+  """What the record of a base that is there says, if nothing but the record is gone; how fast it was is not known."""
+  s = run.settings
+  tokens = s.pretrain.steps * s.pretrain.batch_size * s.model.seq_len
+  return {'steps': s.pretrain.steps, 'tokens': tokens, 'tokens_per_s': None}
 
 
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -90,13 +99,25 @@ def train(run: run_lib.Run) -> dict[str, Any]:
   if jax.process_index() == 0:
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   for number in range(run.settings.rounds):
-    if not (run.workdir / 'shards' / str(number + 1)).exists():
+    made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
+    if not checkpoint.any_process(all(made), f'round {number + 1} is there'):
       jobs.train(run, jobs.paths_job(run, number))
       rounds.reroute(run, number + 1, jobs.round_end(run.settings, number))
     checkpoint.barrier(f'round {number + 1}')
   job = jobs.paths_job(run, run.settings.rounds)
-  result = figures(run, job, jobs.train(run, job).record)
+  state = jobs.train(run, job)
+  _publish_again(run, job, state)
+  result = figures(run, job, state.record)
   return result | {'rounds': [rounds.figures(run, number + 1) for number in range(run.settings.rounds)]}
+
+
+def _publish_again(run: run_lib.Run, job: spmd.Job, state: state_lib.State):
+  """What the last phase has published, where it was taken away since: the last checkpoint has it."""
+  best, losses = state.record.best_version, state.record.best_loss
+  if not checkpoint.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
+    checkpoint.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.whole(state.modules))
+  if jax.process_index() == 0 and not (run.workdir / 'paths' / 'best.json').exists():
+    checkpoint.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
 
 
 def evaluate(run: run_lib.Run) -> dict[str, Any]:

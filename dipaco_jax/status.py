@@ -1,8 +1,6 @@
 """Where a run is: `python -m dipaco_jax.status --workdir=DIR`. Works while it runs, on the same machine or another."""
 
-import contextlib
 import itertools
-import json
 import math
 import mmap
 import pathlib
@@ -13,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, failures, headline, registry_url, settings
+from dipaco_jax import command, failures, headline, metrics, registry_url, settings
 from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import DOING, STAGES
@@ -156,8 +154,8 @@ def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     end = len(text)
     while end > 0:
       start = text.rfind(b'\n', 0, end) + 1
-      with contextlib.suppress(ValueError):  # the end of the file, or a line that is half written
-        yield json.loads(text[start:end])
+      if row := metrics.from_line(text[start:end]):  # else the end of the file, or one that is torn or damaged
+        yield row
       end = start - 1
 
 

@@ -130,7 +130,7 @@ class Storage:
       raise Corrupt(f'{self.where(index_name)} is corrupt: {e}') from e
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
       raise Corrupt(f'{self.where(index_name)} is corrupt: its sha256 is not {sha256}')
-    with checkpoint.publish_directory(folder) as aside:
+    with checkpoint.publish_directory(folder, sealed=False) as aside:
 
       def download(name: str):
         data = self.read(f'{prefix}/{name}', index[name])

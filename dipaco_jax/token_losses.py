@@ -6,6 +6,7 @@ A folder holds a set of N sequences, at most L tokens of each:
                                         sequence, those of the prefix too; 0 where there is none
     counts.npy        [N, L] bool       which of them count for perplexity: those after the prefix
     meta.json                           what the files were made from
+    *.sha256                            seals
 
 A file is published whole, and a turn whose paths all have theirs is not made again: a run that was killed goes on with
 the next. Files of paths whose parameters have changed since are removed first. A path's file is written by the process
@@ -15,7 +16,6 @@ whose device holds the path; memory is that of a few batches of the paths in fli
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import checkpoint, evaluate, loss, modules, shards
+from dipaco_jax import checkpoint, evaluate, loss, modules, seals, shards, trees
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.grid import Coordinates
@@ -52,9 +52,9 @@ class TokenLosses(NamedTuple):
 
 
 def read(folder: pathlib.Path, num_paths: int) -> TokenLosses:
-  """What `write` has left; raises FileNotFoundError where it has not come to its end."""
-  nll = [np.load(nll_file(folder, path), mmap_mode='r') for path in range(num_paths)]
-  return TokenLosses(nll, np.load(folder / 'counts.npy', mmap_mode='r'))
+  """What `write` has left. Raises seals.Damaged, also where it has not come to its end."""
+  nll = [checkpoint.read_array(nll_file(folder, path), mmap_mode='r') for path in range(num_paths)]
+  return TokenLosses(nll, checkpoint.read_array(folder / 'counts.npy', mmap_mode='r'))
 
 
 def nll_file(folder: pathlib.Path, path: int) -> pathlib.Path:
@@ -102,8 +102,7 @@ def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[
 
   @functools.cache
   def recorded(version: int) -> dict[str, str]:
-    files = (workdir / 'modules' / str(version)).glob('index-*.json')
-    return {name: digest for file in files for name, digest in json.loads(file.read_text()).items()}
+    return checkpoint.recorded_modules(workdir / 'modules' / str(version))
 
   def source(path: int, version: int) -> str:
     total = hashlib.sha256()
@@ -127,7 +126,7 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
   for leftover in folder.glob('.*'):
     leftover.unlink()
   meta = folder / 'meta.json'
-  old = json.loads(meta.read_text()) if meta.exists() else {}
+  old = seals.read_json(meta, 'rows', 'sources') if seals.is_whole(meta) else {}
   if old.get('rows') != about:
     for stale in folder.glob('*.npy'):
       stale.unlink()
@@ -137,7 +136,9 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
         nll_file(folder, path).unlink(missing_ok=True)
   # After the stale files are gone: a run killed in between removes the rest.
   checkpoint.write_json(meta, {'rows': about, 'sources': list(sources)})
-  if not (folder / 'counts.npy').exists():
+  for path in range(len(sources)):  # what is not as it was written is taken away, before all look what there is
+    seals.is_whole(nll_file(folder, path))
+  if not seals.is_whole(folder / 'counts.npy'):
     with _array_file(folder / 'counts.npy', np.dtype(bool), rows) as f:
       for start in range(0, len(rows.indices), rows.batch_size):
         tokens_BL, segments_BL = map(jnp.asarray, _block(rows, start))
@@ -198,6 +199,8 @@ def _array_file(file: pathlib.Path, dtype: np.dtype, rows: Rows) -> Iterator[IO[
       yield f
       f.flush()
       os.fsync(f.fileno())
+    sha256 = trees.digests(aside.parent, [aside.name])[aside.name]
+    checkpoint.write_file(file.with_name(f'{file.name}.sha256'), seals.line(file.name, sha256))
     os.replace(aside, file)
   finally:
     aside.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, display, hf_checkpoint, progress, remote, sequences, settings, text, tokenizer
+from dipaco_jax import checkpoint, display, hf_checkpoint, progress, remote, seals, sequences, settings, text, tokenizer
 from dipaco_jax import run as run_lib
 from dipaco_jax.grid import Grid
 
@@ -27,15 +27,16 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), text.held(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
-    run_lib.only_first_process(lambda: checkpoint.write_file(file, remote.read(given)), 'tokenizer')
+    run_lib.only_first_process(lambda: checkpoint.write_sealed(file, remote.read(given)), 'tokenizer')
   elif not checkpoint.any_process(file.exists(), 'tokenizer'):
     _sample(s, folder, share, held)
     checkpoint.barrier('samples')
-    run_lib.only_first_process(lambda: checkpoint.write_file(file, _train(s, folder)), 'trained tokenizer')
-  write_parts(run, folder / 'sequences', share, held)
-  checkpoint.barrier('sequences in parts')
-  run_lib.only_first_process(lambda: _publish(run, folder, held), 'sequences')
-  return json.loads((run.workdir / 'sequences' / 'meta.json').read_text())
+    run_lib.only_first_process(lambda: checkpoint.write_sealed(file, _train(s, folder)), 'trained tokenizer')
+  if not checkpoint.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
+    write_parts(run, folder / 'sequences', share, held)
+    checkpoint.barrier('sequences in parts')
+    run_lib.only_first_process(lambda: _publish(run, folder, held), 'published sequences')
+  return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
 
 
 def _name(s: settings.Settings) -> str:
@@ -52,14 +53,15 @@ def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: te
   with display.doing('reading text for the tokenizer'):
     for k in checkpoint.missing(files, share):
       documents = text.documents(s.data, 'train', (k, s.data.parts), held.fraction)
-      checkpoint.write_file(files[k], json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)))
+      found = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
+      checkpoint.write_sealed(files[k], found.encode())
 
 
 def _train(s: settings.Settings, folder: Path) -> bytes:
   files = _samples(s, folder)
   check_files(s, folder)
   check_parts(files)
-  documents = (document for file in files for document in json.loads(file.read_text()))
+  documents = (document for file in files for document in json.loads(seals.read(file)))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   with display.doing('training the tokenizer'):
     return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)

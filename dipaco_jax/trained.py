@@ -12,10 +12,10 @@ memory once.
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
-import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, modules, router
+from dipaco_jax import checkpoint, modules, router, seals
 from dipaco_jax import model as model_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import storage as storage_lib
@@ -38,7 +38,7 @@ def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None
 
   Raises:
     ValueError: there is no run, path or version, with what there is.
-    OSError: an object is missing or is not as it was written.
+    seals.Damaged: an object is missing or is not as it was written.
   """
   return Trained(workdir).path(path, version)
 
@@ -126,18 +126,29 @@ class Trained:
     """Raises ValueError where there is no run."""
     self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
     try:
-      self.settings = settings_lib.from_dict(json.loads(bytes(self.storage.fetch('config.json'))))
+      if (values := seals.loads(bytes(self.storage.fetch('config.json')))) is None:
+        raise ValueError('it is not as it was written')
+      self.settings = settings_lib.from_dict(values)
     except storage_lib.Missing as e:
       raise ValueError(f'--workdir={workdir}: there is no run: {e}') from e
     except OSError as e:
       raise ValueError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
     except (ValueError, AttributeError, TypeError) as e:
-      raise ValueError(f'--workdir={workdir}: its config.json is not that of a run ({e}); name another') from e
+      raise ValueError(
+        f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another, or, if it was '
+        'that of a run, remove it, and the command of the run makes it again'
+      ) from e
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:
-    return tokenizer_lib.Tokenizer(bytes(self.storage.fetch('tokenizer.model')))
+    return tokenizer_lib.Tokenizer(self.tokenizer_model)
+
+  @functools.cached_property
+  def tokenizer_model(self) -> bytes:
+    """SentencePiece's own file."""
+    with self._naming('tokenizer.model'):
+      return self._read('tokenizer.model')
 
   @functools.cached_property
   def layout(self) -> modules.Layout:
@@ -149,15 +160,17 @@ class Trained:
     """The version that each path points at now: a run that goes on removes what none does. Raises ValueError where
     nothing is published yet."""
     try:
-      return json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
+      return self._read_json('paths/best.json', 'version')['version']
     except storage_lib.Missing as e:
+      if self.storage.exists('stages/train.json'):
+        raise seals.Damaged(self._fault('paths/best.json'), 'paths/best.json') from e
       raise ValueError(f'--workdir={self.storage.url}: no path is published yet ({e}): let the run train on') from e
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:
     """What report.json holds; nothing where the run has not come to its report."""
     try:
-      return json.loads(bytes(self.storage.fetch('report.json')))
+      return self._read_json('report.json')
     except storage_lib.Missing:
       return {}
 
@@ -176,7 +189,7 @@ class Trained:
     for level in self.layout.levels:
       module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
       key = f'{checkpoint.module_key(level, module)}.safetensors'
-      found[level.name] = f'modules/{version}/{key}', recorded[key]
+      found[level.name] = f'modules/{version}/{key}', recorded.get(key, seals.UNKNOWN)
     return found
 
   def number(self, path: int | Sequence[int]) -> int:
@@ -193,8 +206,10 @@ class Trained:
 
   def parameters(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
     """Arrays of a safetensors object."""
-    data = self.storage.read(name, sha256) if sha256 else self.storage.fetch(name)
-    return safetensors.numpy.load(bytes(data))
+    try:
+      return safetensors.numpy.load(self._read(name, sha256))
+    except safetensors.SafetensorError as e:
+      raise seals.Damaged(self._fault(name), name) from e
 
   @property
   def router(self) -> Router:
@@ -214,9 +229,15 @@ class Trained:
     if arrays is None:
       return None
     fitted = router.Router(**{name: jnp.asarray(x) for name, x in arrays.items()})
-    base = self.parameters('base/params.safetensors')
+    base = self.base
     made = model_lib.make(s.model, len(base['embed/tokens']))
     return Router(fitted, made, _ready(base, made), s.routing.prefix_tokens, self.tokenizer)
+
+  @property
+  def base(self) -> dict[str, np.ndarray]:
+    """Parameters of the base model."""
+    with self._naming('base/params.safetensors'):
+      return self.parameters('base/params.safetensors')
 
   @functools.cached_property
   def chooser(self) -> model_lib.Params | None:
@@ -226,12 +247,45 @@ class Trained:
     except storage_lib.Missing:
       return None
 
+  def _read(self, name: str, sha256: str = '') -> bytes:
+    """An object as it was written, by its seal if no sha256 is given. Raises storage.Missing, seals.Damaged."""
+    folder, _, own = f'./{name}'.rpartition('/')
+
+    def text(beside: str) -> str | None:
+      try:
+        return bytes(self.storage.fetch(f'{folder}/{beside}'[2:])).decode(errors='replace')
+      except storage_lib.Missing:
+        return None
+
+    data = bytes(self.storage.fetch(name))
+    expected = sha256 or seals.recorded(own, text)
+    if expected and hashlib.sha256(data).hexdigest() != expected:
+      raise seals.Damaged(self._fault(name), name)
+    return data
+
+  def _read_json(self, name: str, *needed: str) -> dict[str, Any]:
+    if (found := seals.loads(self._read(name), *needed)) is None:
+      raise seals.Damaged(self._fault(name), name)
+    return found
+
+  def _fault(self, name: str) -> str:
+    file = self.storage.local(name)
+    return seals.fault(file) if file else f'{self.storage.where(name)} is missing or not as it was written'
+
+  @contextlib.contextmanager
+  def _naming(self, name: str) -> Iterator[None]:
+    """For what a finished stage has left."""
+    try:
+      yield
+    except storage_lib.Missing as e:
+      raise seals.Damaged(self._fault(name), name) from e
+
   def _recorded(self, version: int) -> dict[str, str]:
     """{object: sha256} of a version's modules; each process of a job has written an index."""
     recorded: dict[str, str] = {}
     for process in itertools.count():
       try:
-        recorded |= json.loads(bytes(self.storage.fetch(f'modules/{version}/index-{process}.json')))
+        recorded |= self._read_json(f'modules/{version}/index-{process}.json')
       except storage_lib.Missing as e:
         if not recorded:
           raise ValueError(f'--workdir={self.storage.url}: there is no version {version} ({e})') from e

@@ -109,10 +109,14 @@ def inner_steps(
   return to_host(programs, {PARAMS: params, INNER: inner})
 
 
-@functools.lru_cache(1)
 def make_job(islands: Islands, number: int) -> spmd.Job:
-  """What is trained on in a round, with all that it needs on this machine; read once, as it was compared."""
+  """What is trained on in a round, with all that it needs on this machine."""
   islands.fetch('base', f'shards/{number}')
+  return _job(islands, number)
+
+
+@functools.lru_cache(1)
+def _job(islands: Islands, number: int) -> spmd.Job:
   return jobs.paths_job(islands.run, number)
 
 

@@ -12,7 +12,7 @@ import safetensors.numpy
 import small
 import tiny_run
 
-from dipaco_jax import checkpoint, modules, trees
+from dipaco_jax import checkpoint, modules, seals, trees
 from dipaco_jax import run_state as run_state_lib
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
@@ -54,7 +54,7 @@ def test_load_path_reads_its_own_files_only(workdir):
     if '/'.join(file.parts[-3:]) not in {f'3/{name}' for name in mine}:
       file.unlink()
   assert set(checkpoint.load_path(workdir, LAYOUT, 2)) == set(SHAPES)
-  with pytest.raises(FileNotFoundError, match=r'3/low/0\.safetensors'):
+  with pytest.raises(seals.Damaged, match=r'3/low/0\.safetensors is missing'):
     checkpoint.load_path(workdir, LAYOUT, 1, version=3)
 
 
@@ -64,7 +64,7 @@ def test_a_flipped_bit_in_a_module_is_named(workdir, at):
   data = bytearray(file.read_bytes())
   data[at] ^= 1
   file.write_bytes(data)
-  with pytest.raises(OSError, match=r'low/0\.safetensors is corrupt'):
+  with pytest.raises(OSError, match=r'low/0\.safetensors is not as it was written'):
     checkpoint.load_path(workdir, LAYOUT, 0)
   checkpoint.load_path(workdir, LAYOUT, 2)
 
@@ -105,10 +105,10 @@ def test_digest_is_of_parameters_and_where_they_are(workdir, tmp_path_factory):
   checkpoint.publish_modules(other, 7, LAYOUT, numbered(3))
   assert checkpoint.modules_sha256(other, 7) == checkpoint.modules_sha256(workdir, 3)
   assert checkpoint.modules_sha256(workdir, 2) != checkpoint.modules_sha256(workdir, 3)
-  low = other / 'modules' / '7' / 'low'
-  for a, b in (('0', 'aside'), ('1', '0'), ('aside', '1')):
-    os.replace(low / f'{a}.safetensors', low / f'{b}.safetensors')
-  assert checkpoint.modules_sha256(other, 7) != checkpoint.modules_sha256(workdir, 3)
+  found = checkpoint.addressable_modules(LAYOUT, numbered(3))
+  swapped = [(level, (1 - m[0],) if level.name == 'low' else m, x) for level, m, x in found]
+  checkpoint.publish_module_files(other, 8, swapped)
+  assert checkpoint.modules_sha256(other, 8) != checkpoint.modules_sha256(workdir, 3)
 
 
 # -- files
@@ -157,7 +157,7 @@ def test_publish_directory_is_whole_or_not_at_all(tmp_path):
   (tmp_path / '.published.1').mkdir()  # of a killed run
   with checkpoint.publish_directory(final) as aside:
     (aside / 'file').write_text('three')
-  assert os.listdir(final) == ['file'] and os.listdir(tmp_path) == ['published']
+  assert sorted(os.listdir(final)) == [seals.SUMS, 'file'] and os.listdir(tmp_path) == ['published']
 
 
 # -- run state

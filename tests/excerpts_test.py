@@ -1,7 +1,6 @@
 """What a run shows of its validation text, on its page and in a terminal; the command `inspect`."""
 
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -28,6 +27,7 @@ from dipaco_jax import (
   pictures,
   report_page,
   run_report,
+  seals,
   settings,
   trained,
 )
@@ -50,7 +50,7 @@ FOUND = chunks.Excerpts(4, 4, 'router', [
 
 
 def test_a_run_shows_its_validation_text(undisturbed):
-  found = chunks.Excerpts.from_dict(json.loads((undisturbed / chunks.FILE).read_text()))
+  found = chunks.Excerpts.from_dict(seals.read_json(undisturbed / chunks.FILE))
   run = trained.Trained(str(undisturbed))
   all_of_them = Sequences(undisturbed / 'sequences', 'validation')
   texts = [run.tokenizer.decode(x.tokens) for x in all_of_them.read(range(len(all_of_them)))]
@@ -78,7 +78,7 @@ def test_nothing_is_shown_where_all_paths_are_one_model(levels, tmp_path):
   checkpoint.write_json(run_lib.record_file(tmp_path, 'tokenize'), {'result': {'vocab_size': 330, 'domains': ['']}})
   alone = run_lib.unattended(tmp_path, s, 1)
   alone.metrics.close()
-  looks_for_text = pytest.raises(ValueError, match=r'meta\.json is missing')
+  looks_for_text = pytest.raises(ValueError, match=r'meta\.json, made by the stage tokenize, is missing')
   with looks_for_text if levels is made_run.LEVELS else contextlib.nullcontext():
     excerpts.write(alone)
 

@@ -19,7 +19,7 @@ FLOORS = {
   'batch server driver tokenizing __init__ harness_model excerpts',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema registry_url database relocate processes metrics events progress history drift drawing '
-  'plots grid_plot timeline_plot pictures page report_page comparison trees places topology hlo remote sources '
+  'plots grid_plot timeline_plot pictures page report_page comparison trees seals places topology hlo remote sources '
   'sources_files sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer '
   'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures palette display stopping',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '

@@ -37,16 +37,18 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   made = model.make(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
   checkpoint.write_json(workdir / 'config.json', s.to_dict())
-  checkpoint.write_file(workdir / 'tokenizer.model', tokenizer_bytes())
+  checkpoint.write_sealed(workdir / 'tokenizer.model', tokenizer_bytes())
   base = small.base(made, seed)
-  checkpoint.write_file(workdir / 'base' / 'params.safetensors', checkpoint.to_bytes(base))
+  with checkpoint.publish_directory(workdir / 'base') as aside:
+    (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(base))
   num_paths, width = layout.grid.num_paths, s.model.width
   fitted = {
     'mean': np.zeros(width), 'scale': np.ones(width), 'hidden': np.zeros((width, 0)), 'hidden_bias': np.zeros(0),
     'centroids': rng.normal(size=(num_paths, width)), 'bias': np.zeros(num_paths),
   }  # fmt: skip
   fitted = {name: x.astype('f') for name, x in fitted.items()}
-  checkpoint.write_file(workdir / 'routing' / '0' / 'router.safetensors', checkpoint.to_bytes(fitted))
+  with checkpoint.publish_directory(workdir / 'routing' / '0') as aside:
+    (aside / 'router.safetensors').write_bytes(checkpoint.to_bytes(fitted))
   for version in (1, 2):
     found = []
     for level in layout.levels:
@@ -59,7 +61,7 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   if chooser:
     drawn = {name: np.asarray(x) for name, x in chunk_router.make(base, num_paths).items()}
     drawn[chunk_router.KERNEL] = rng.normal(size=drawn[chunk_router.KERNEL].shape).astype('f')
-    checkpoint.write_file(workdir / 'evaluation' / 'chooser.safetensors', checkpoint.to_bytes(drawn))
+    checkpoint.write_sealed(workdir / 'evaluation' / 'chooser.safetensors', checkpoint.to_bytes(drawn))
   return str(workdir)
 
 

@@ -37,7 +37,7 @@ def test_rows_are_plain_json(tmp_path, opened):
   writer = opened()
   writer.write('step', 'train', 1, loss=np.array([1.5, np.nan], np.float32), worst=float('inf'), best=np.float64(2))
   (row,) = rows(tmp_path)
-  assert row.pop('time') > 1e9
+  assert row.pop('time') > 1e9 and len(row.pop('seal')) == 8
   expected = {'kind': 'step', 'stage': 'train', 'updates': 1, 'loss': [1.5, None], 'worst': None, 'best': 2.0}
   assert row == expected
 

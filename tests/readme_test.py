@@ -64,7 +64,7 @@ def test_every_figure_of_the_report_is_explained():
 
 
 def test_what_a_run_leaves_is_explained(undisturbed):
-  rows = README.split('## What is in the workdir')[1].split('`report.json` holds')[0]
+  rows = README.split('## What is in the workdir')[1].split('What a stage leaves')[0]
   explained = {name.split('/')[0] for name in re.findall(r'`([\w./]+)`', rows)}
   assert {path.name for path in undisturbed.iterdir()} == explained
 

@@ -27,6 +27,7 @@ from dipaco_jax import (
   report,
   report_page,
   run_report,
+  seals,
   settings,
 )
 from dipaco_jax import grid as grids
@@ -109,7 +110,7 @@ class Page(html.parser.HTMLParser):
 @pytest.mark.parametrize('name', RUNS)
 def test_report(reports, name):
   workdir, found, text = reports(name)
-  assert json.loads((workdir / 'report.json').read_text()) == found
+  assert seals.read_json(workdir / 'report.json') == found
   assert set(FIELDS) <= set(found)
   page = Page(text)
   assert not page.fetched

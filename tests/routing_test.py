@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import logging
 import shutil
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import history, rounds, router, routing
+from dipaco_jax import checkpoint, history, rounds, router, routing, seals
 from dipaco_jax import run as run_lib
 
 
@@ -34,11 +33,11 @@ def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
 
   for share, there in (((2, 3), {2}), ((0, 3), {0, 2, 3}), ((1, 3), {0, 1, 2, 3})):
     routing.route_parts(run, fitted, folder, 'train', 1, share)
-    assert {path.name for path in folder.iterdir()} == {f'train-{i}.npy' for i in there}
+    assert {path.name for path in folder.glob('*.npy')} == {f'train-{i}.npy' for i in there}
   np.testing.assert_array_equal(np.concatenate([np.load(folder / f'train-{i}.npy') for i in range(4)]), expected)
   assert not (tmp_path / 'features').exists()
 
-  np.save(folder / 'train-1.npy', np.full((128, 1), 7, np.int32))
+  checkpoint.write_array(folder / 'train-1.npy', np.full((128, 1), 7, np.int32))
   (folder / 'train-2.npy').unlink()
   routing.route_parts(run, fitted, folder, 'train', 1, (0, 1))
   assert (np.load(folder / 'train-1.npy') == 7).all()
@@ -49,7 +48,7 @@ def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
 def test_what_is_routed_needs_no_features_and_its_parts_go(undisturbed, tmp_path, monkeypatch):
   run, fitted = opened(undisturbed, tmp_path, 'sequences', 'stages')  # no base model, of which features are made
   routed, folder = undisturbed / 'routing' / '0', tmp_path / 'routing' / '0-parts'
-  shutil.copytree(routed, folder)
+  shutil.copytree(routed, folder, ignore=shutil.ignore_patterns(seals.SUMS))
   for split in ('train', 'validation'):
     np.save(folder / f'{split}-0.npy', np.load(routed / f'{split}.npy').reshape(len(run.sequences(split)), -1))
   killed = shutil.copytree(folder, tmp_path / 'as it was')
@@ -76,7 +75,7 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
     routing.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(rounds.fill, run, 1))
     routing.write_shards(run, 1)
 
-  meta = json.loads((tmp_path / 'routing' / '1' / 'meta.json').read_text())
+  meta = seals.read_json(tmp_path / 'routing' / '1' / 'meta.json')
   shard, trained = run.shards_meta(1), run.shards_meta(1)['shard_sequences']
   assert meta == {'x': 1, 'given_by_path': [0, 0, meta['given_by_path'][2], 0]}
   assert 'round 1 of re-sharding' in caplog.text and f'path 2 gets {meta["given_by_path"][2]}' in caplog.text

@@ -5,6 +5,7 @@ import math
 import pathlib
 
 import numpy as np
+import tiny_run
 from safetensors import numpy as safetensors
 
 from dipaco_jax import checkpoint, metrics, settings
@@ -119,7 +120,7 @@ def write_modules(workdir, config, grid, version, rng):
   (workdir / 'base').mkdir()
   safetensors.save_file(base, workdir / 'base' / 'params.safetensors')
   levels = grids.make_levels(grid, config.levels)
-  owners = grids.assign(levels, shapes)
+  owners, index = grids.assign(levels, shapes), {}
   for level in levels:
     folder = workdir / 'modules' / str(version) / level.name
     folder.mkdir(parents=True)
@@ -130,6 +131,8 @@ def write_modules(workdir, config, grid, version, rng):
       name = '-'.join(map(str, module)) or 'shared'
       values = {n: v.astype(np.float32) for n, v in values.items()}
       safetensors.save_file(values, folder / f'{name}.safetensors')
+      index |= {f'{level.name}/{name}.safetensors': tiny_run.sha256(folder / f'{name}.safetensors')}
+  write_json(workdir / 'modules' / str(version) / 'index-0.json', index)
 
 
 def write_metrics(workdir, config, grid, phases, results, rng, train=True):

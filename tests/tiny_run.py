@@ -1,5 +1,6 @@
 """A whole run of the command, small enough for a test: text, config, process."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -120,3 +121,7 @@ def record(workdir: pathlib.Path, stage: str) -> dict:
 
 def modules_sha256(workdir: pathlib.Path) -> str:
   return record(workdir, 'train')['result']['modules_sha256']
+
+
+def sha256(file: pathlib.Path) -> str:
+  return hashlib.sha256(file.read_bytes()).hexdigest()

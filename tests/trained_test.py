@@ -10,7 +10,7 @@ import object_server
 import pytest
 
 import dipaco_jax
-from dipaco_jax import model, storage, trained
+from dipaco_jax import checkpoint, model, storage, trained
 from dipaco_jax.sequences import Sequences
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_beside(workdir, tmp_path):
   shutil.copytree(workdir, copy)
   config = json.loads((copy / 'config.json').read_text())
   config['routing'] |= {'method': 'discriminative', 'router_fraction': 0.2, 'rounds': 1, 'phases_per_round': 1}
-  (copy / 'config.json').write_text(json.dumps(config))
+  checkpoint.write_json(copy / 'config.json', config)
   run = trained.Trained(str(copy))
   run.path(0)
   assert 0 <= run.router.path('The lazy dog') < 4
@@ -127,6 +127,6 @@ def test_damaged_modules_are_noticed(workdir, tmp_path):
   data = bytearray(file.read_bytes())
   data[-3] ^= 1
   file.write_bytes(data)
-  with pytest.raises(OSError, match=r'low/0.safetensors is corrupt'):
+  with pytest.raises(OSError, match=r'low/0.safetensors, made by the stage train, is not as it was written'):
     dipaco_jax.load(str(tmp_path / 'copy'), 0)
   assert json.loads((tmp_path / 'copy' / 'paths' / 'best.json').read_text())['version'] == [2, 2, 2, 1]
