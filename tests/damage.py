@@ -1,6 +1,6 @@
 """Damages each file that a finished run has left, in several ways, and looks at what the commands say and do then.
 
-    python tests/damage.py --workdir=DIR --config=FILE [--only=PART] [--damages=flip,remove] [--every=N]
+    python tests/damage.py [--only=PART] [--damages=flip,remove] [--every=N]
 
 Each case is a copy of the run with one file damaged: all commands are given one after the other, in this process, as a
 user would; then what they say is to be removed is removed, and the run goes on for a phase more. Wrong is a traceback;
@@ -302,13 +302,17 @@ def run_all(workdir: Path, config: Path, chosen: list[Case], readers_only: bool 
 
 if __name__ == '__main__':
   parser = argparse.ArgumentParser()
-  parser.add_argument('--workdir', type=Path)
-  parser.add_argument('--config', type=Path)
+  parser.add_argument('--workdir', type=Path, help='of a finished run of tiny_run, with DECAY; by default one is made')
+  parser.add_argument('--config', type=Path, help='of that run')
   parser.add_argument('--only', default='', help='of cases, a part of what is printed of them')
   parser.add_argument('--damages', default='', help='as flip,remove; by default all')
   parser.add_argument('--readers_only', action='store_true', help='not main, nor what it makes again')
   parser.add_argument('--every', type=int, default=1, help='one of so many cases')
   args = parser.parse_args()
+  if not args.workdir:
+    made = Path(tempfile.mkdtemp())
+    args.config, args.workdir = tiny_run.write_config(made), made / 'run'
+    tiny_run.run(args.config, args.workdir, DECAY, own_cache=True)
   os.environ['JAX_PLATFORMS'] = 'cpu'
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(args.workdir / 'cache'))

@@ -9,6 +9,7 @@ import subprocess
 import made_run
 import numpy as np
 import pytest
+import small
 
 from dipaco_jax import checkpoint, checks, history, metrics, records, reuse, seals, trained
 from dipaco_jax import run as run_lib
@@ -262,6 +263,13 @@ def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path,
       assert (elapsed() >= 12) == (data == b'12')
   assert caplog.text.count('train.seconds is no number') == 3 and caplog.text.count('environment.json is not as') == 4
   run.metrics.close()
+
+
+def test_a_round_without_the_checkpoints_that_its_shards_were_made_from(tmp_path):
+  (tmp_path / 'shards' / '1').mkdir(parents=True)
+  job = small.make_job(small.make_programs(small.settings()), begin=2)
+  with pytest.raises(seals.Damaged, match=rf'no checkpoint that can be read.*: remove .*{tmp_path}/shards/1, and'):
+    small.train(job, tmp_path)
 
 
 # -- commands that read
