@@ -174,20 +174,6 @@ def test_a_tree_that_is_spoiled_is_made_again(name, damage, far, machine, prepar
   assert found.items() <= undisturbed[0].items() and 'checkpoint 1 0' in found
 
 
-CHANGED = 'shards/0/3/train.array_record', 'stages/tokenize.json', 'base/params.safetensors'
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', CHANGED)
-def test_what_changes_after_it_was_fetched_is_fetched_again(name, machine, prepared, undisturbed, tmp_path, caplog):
-  place, far = tmp_path / 'run', tmp_path / 'far'
-  machine.backend.copy(prepared, place)
-  faults = Faults(['after complete train 0 0'], strike=lambda: tiny_run.flip_a_bit(far / '0' / name))
-  machine.to_the_end(place, faults, far=far)
-  assert len(faults.hit) == 1 and machine.backend.outcome(place) == undisturbed[0]
-  assert f'{far}/0/{name}' in caplog.text or name.startswith('base')  # which it has in memory until it evaluates
-
-
 def test_what_another_machine_makes_otherwise_changes_nothing(machine, prepared, tmp_path):
   place = tmp_path / 'run'
   machine.backend.copy(prepared, place)
