@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -147,7 +148,12 @@ def _check_schedule(s, num_paths: int):
 
 
 def is_input_error(error: BaseException) -> bool:
-  """Whether it is for the user to mend: a ValueError that our own code states with `raise`; any other is a bug."""
+  """Whether it is for the user to mend: a ValueError that our own code states with `raise`; any other is a bug.
+
+  Ours is this package, and the script that was started.
+  """
   place = traceback.extract_tb(error.__traceback__)[-1]
-  ours = os.path.dirname(place.filename) == os.path.dirname(__file__)
+  ours = os.path.dirname(os.path.abspath(place.filename)) in (
+    os.path.dirname(os.path.abspath(file)) for file in (__file__, sys.argv[0])
+  )
   return isinstance(error, ValueError) and ours and (place.line or '').startswith('raise ')

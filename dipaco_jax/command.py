@@ -4,14 +4,15 @@ import difflib
 import errno
 import logging
 import os
+import pathlib
 import re
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from absl import app, flags
 
+import dipaco_jax
 from dipaco_jax import checks, display, plain, processes, settings, stopping
 
 TRY_AGAIN = 75  # exit status where the disk is full
@@ -20,6 +21,8 @@ AFTER_DIVERGENCE = (
   'the same command goes on from the last checkpoint, which is from before: that helps where a machine was at fault; '
   'else use another --workdir and a lower learning rate'
 )
+# What is wrong with a file that is the user's to mend.
+NAMES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def run(main: Callable[[], int | None]):
@@ -27,13 +30,13 @@ def run(main: Callable[[], int | None]):
 
   def parse(argv: list[str]) -> list[str]:
     try:
-      rest = flags.FLAGS(argv)
+      rest = flags.FLAGS(['--help' if arg == '-h' else arg for arg in argv])
     except flags.Error as e:
-      fail(str(e))
+      fail(explain(e, {}))
     except SystemExit:  # --help was printed, which absl takes for a failure
       sys.exit(0)
     if rest[1:]:
-      fail(f'{" ".join(rest[1:])}: every option starts with --')
+      fail(f'{rest[1]!r} is not an option: write --name=value, in quotes where there are spaces')
     return rest
 
   def guarded(argv: list[str]) -> int | None:
@@ -41,15 +44,26 @@ def run(main: Callable[[], int | None]):
     try:
       return main()
     except ValueError as e:
-      fail(str(e))
-    except OSError as e:
-      if e.errno is not None:
+      if not checks.is_input_error(e):
         raise
-      fail(str(e))  # in our words: an object of a run is missing or corrupt
+      fail(' '.join(str(e).split()))
+    except OSError as e:
+      if e.errno is None:
+        fail(str(e))  # in our words: an object of a run is missing or corrupt
+      if disk_is_full(e):
+        fail(f'{e.filename or "the disk"}: {e.strerror}; run it again when there is space', TRY_AGAIN)
+      if e.filename is None and e.strerror and '://' in e.strerror:
+        fail(e.strerror)  # of storage, in our words
+      if e.errno not in NAMES:
+        raise
+      fail(f'{e.filename2 or e.filename}: {e.strerror}; see to its name and permissions')
 
   display.STDERR.only_terminal = True  # their output goes to other programs
   with processes.ending(), stopping.listening():
-    app.run(guarded, flags_parser=parse)
+    if '--version' in sys.argv and 'version' not in flags.FLAGS:  # else it is that of a run's modules
+      print(f'dipaco_jax {dipaco_jax.__version__}')
+    else:
+      app.run(guarded, flags_parser=parse)
 
 
 def path_named(words: str) -> int | tuple[int, ...]:
@@ -58,6 +72,29 @@ def path_named(words: str) -> int | tuple[int, ...]:
   if not all(part.strip().isdecimal() for part in parts):
     raise ValueError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
   return tuple(map(int, parts)) if len(parts) > 1 else int(words)
+
+
+def check_out(option: str, file: str | None):
+  """Before any work: raises ValueError where a file that an option names cannot be written."""
+  if not file:
+    return
+  path = pathlib.Path(file)
+  there = next(folder for folder in (path.absolute().parent, *path.absolute().parents) if folder.exists())
+  if '://' in file or path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+    raise ValueError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
+
+
+def devices():
+  """Raises ValueError where JAX has none: what is said of that comes in many words, or none."""
+  import jax
+
+  try:
+    jax.devices()
+  except (RuntimeError, AssertionError) as e:
+    named = os.environ.get('JAX_PLATFORMS', '')
+    why = (str(e).splitlines() or ['it has no such platform'])[0].partition(' (set JAX_PLATFORMS')[0]
+    fix = 'unset it to take what there is, or set it to cpu' if named else 'JAX_PLATFORMS=cpu does without'
+    raise ValueError(f'JAX_PLATFORMS={named}: JAX has no device: {why}; {fix}') from e
 
 
 def quiet():
@@ -110,42 +147,26 @@ def disk_is_full(error: BaseException) -> bool:
   return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in words) for e in causes(error))
 
 
-def explain(error: BaseException, argv: Sequence[str]) -> str:
-  """Why the flags or the config file in `argv` are refused, in one line; the file's own errors with their place."""
-  file = _config_file(argv)
-  if file is not None and not os.path.isfile(file):
-    return f'--config={file}: there is no such file; name one, for instance configs/tiny.py'
-  for cause in reversed(causes(error)):
-    lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
-    if isinstance(cause, SyntaxError) and cause.filename and os.path.samefile(cause.filename, file or ''):
-      return f'--config={file}, line {cause.lineno}: {cause.msg}'
-    if lines:
-      return f'--config={file}, line {lines[-1]}: {_words(cause)}'
-  where = '' if isinstance(error, (ValueError, flags.Error)) else f'--config={file}: '
-  return _unknown_override(argv) or where + _words(error)
+def explain(error: Exception, meant: Mapping[str, str]) -> str:
+  """What is wrong with options, in one line and our words; `meant` says what to write for names that others have."""
+  if isinstance(error, flags.UnrecognizedFlagError):
+    name = error.flagname
+    ours = [flag for flag in flags.FLAGS if not str(flags.FLAGS.find_module_defining_flag(flag)).startswith('absl')]
+    near = difflib.get_close_matches(name, ours, 1)
+    hint = meant.get(name) or (f'did you mean --{near[0]}?' if near else '--help lists those that there are')
+    return f'--{name}: there is no such option; {hint}'
+  if match := re.fullmatch(r'Missing value for flag --?(.*)', str(error)):
+    return f'--{match[1]}: give it a value, as --{match[1]}=...'
+  if match := re.match(r'flag --([^=]+)=(.*?): ', str(error), re.DOTALL):
+    return f'--{match[1]}={match[2]} should be {_wanted(flags.FLAGS[match[1]].parser)}'
+  return ' '.join(str(error).split())
 
 
-def _config_file(argv: Sequence[str]) -> str | None:
-  """What --config names, without its variant."""
-  for arg, after in zip(argv, [*argv[1:], ''], strict=True):
-    if match := re.fullmatch('--?config(=(.*))?', arg):
-      return (match[2] if match[1] else after).split(':')[0]
-  return None
-
-
-def _unknown_override(argv: Sequence[str]) -> str | None:
-  """A --config.field=value whose field is not there, and the nearest that is."""
-  fields = checks.flatten(settings.Settings().to_dict())
-  for name in re.findall(r'^--?(?:no)?config\.([\w.]+)', '\n'.join(argv), re.MULTILINE):
-    if name.startswith('grid.'):
-      return f'--config.{name}: this config has no such axis; write config.grid into a config file of your own'
-    if name not in fields:
-      nearest = difflib.get_close_matches(name, fields, 1, 0)[0]
-      return f'--config.{name}: there is no such field; the nearest is --config.{nearest}'
-  return None
-
-
-def _words(error: BaseException) -> str:
-  """What an error says, in one line; its type where that is needed to understand it."""
-  said = ' '.join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
-  return said if isinstance(error, (ValueError, flags.Error)) else f'{type(error).__name__}: {said}'
+def _wanted(parser: flags.ArgumentParser) -> str:
+  if isinstance(parser, flags.EnumParser):
+    return ' or '.join(parser.enum_values)
+  if isinstance(parser, flags.BooleanParser):
+    return settings.PLAIN[bool]
+  least = getattr(parser, 'lower_bound', None)
+  kind = settings.PLAIN[int if isinstance(parser, flags.IntegerParser) else float]
+  return kind if least is None else f'{kind}, {least} or more'

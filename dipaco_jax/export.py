@@ -58,8 +58,8 @@ def main():
   options = flags.FLAGS
   if not options.workdir or not options.out:
     raise ValueError('name a run with --workdir=DIR, and where its paths go with --out=DIR')
-  if bool(options.path) == options.all:
-    raise ValueError('name one path with --path=3, or all of them with --all')
+  if (options.path is not None) == options.all:
+    raise ValueError('name one path with --path=3, or all of them with --all, not both')
   if '://' in options.out:
     raise ValueError(f'--out={options.out}: name a folder of this machine, and copy it from there')
   from dipaco_jax import trained

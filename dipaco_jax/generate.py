@@ -41,18 +41,19 @@ def summary(engine, texts, seconds: float) -> str:
   return words
 
 
-def requests(tokenizer, max_length: int) -> list[Request]:
+def requests(run, max_length: int) -> list[Request]:
   """One for each prompt and sample; raises ValueError."""
   f = flags.FLAGS
   if f.samples < 1:
     raise ValueError(f'--samples={f.samples} should be 1 or more')
+  path = None if f.path is None else run.number(command.path_named(f.path))
   found: list[Request] = []
   for prompt in f.prompt:
-    tokens = tuple(int(t) for t in tokenizer.encode(sys.stdin.read() if prompt == '-' else prompt, eos=False))
+    tokens = tuple(int(t) for t in run.tokenizer.encode(sys.stdin.read() if prompt == '-' else prompt, eos=False))
     room = max(1, min(Request.max_tokens, max_length - len(tokens)))
     most = room if f.max_tokens is None else f.max_tokens
     request = Request(
-      tokens, most, f.path, f.temperature, f.top_k, f.top_p, f.seed, tuple(f.stop), not f.ignore_eos, f.reroute_every
+      tokens, most, path, f.temperature, f.top_k, f.top_p, f.seed, tuple(f.stop), not f.ignore_eos, f.reroute_every
     )
     check(request, max_length)
     found += [dataclasses.replace(request, seed=(f.seed + n) % 2**32) for n in range(f.samples)]
@@ -68,9 +69,10 @@ def main():
     from dipaco_jax import generation, trained
 
     run = trained.Trained(f.workdir)
+    command.devices()
     command.keep_programs()
     engine = generation.Engine(run, version=f.version)
-  texts = [engine.start(request) for request in requests(run.tokenizer, engine.max_length)]
+  texts = [engine.start(request) for request in requests(run, engine.max_length)]
   started = time.monotonic()
   stream(engine, texts)
   print(summary(engine, texts, time.monotonic() - started), file=sys.stderr)
@@ -79,7 +81,7 @@ def main():
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   flags.DEFINE_multi_string('prompt', [], 'The text to go on from; repeat it for several. -: what is piped.')
-  flags.DEFINE_integer('path', None, 'That writes all of it; by default the router chooses by the first tokens.')
+  flags.DEFINE_string('path', None, 'That writes all, as 3 or 1,0; by default the router chooses by the first tokens.')
   flags.DEFINE_integer('version', None, 'Of the modules; by default what early stopping chose for each path.')
   flags.DEFINE_integer('max_tokens', None, f'To add; by default {Request.max_tokens}, or what there is room for.')
   flags.DEFINE_float('temperature', Request.temperature, '0: always the likeliest token.')

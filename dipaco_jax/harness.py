@@ -18,6 +18,7 @@ def main():
   f = flags.FLAGS
   if not f.workdir or not f.tasks:
     raise ValueError('name a run with --workdir=DIR, and tasks with --tasks=NAME,NAME')
+  command.check_out('out', f.out)
   command.quiet()
   try:
     import lm_eval
@@ -27,6 +28,7 @@ def main():
     raise ValueError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
   from dipaco_jax import checkpoint, harness_model
 
+  command.devices()
   manager = TaskManager(include_path=f.include_path)
   if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
     raise ValueError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, BinaryIO
 
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from dipaco_jax import checkpoint, hf, hf_tokenizer, model, remote, settings
 from dipaco_jax import tokenizer as tokenizer_lib
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
+MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
+FLOATS = ('F64', 'F32', 'BF16', 'F16')  # in safetensors' words
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 
@@ -58,12 +60,31 @@ def check(s: settings.Settings):
       ) from e
     fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
     raise ValueError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
-  _fitting(folder, s.model, tokenizer_lib.Tokenizer(given).vocab_size)
-  for name in _names(folder):
-    try:
-      _open(folder, name).close()
-    except OSError as e:
-      raise ValueError(_unreadable(folder, name, e)) from e
+  vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
+  _fitting(folder, s.model, vocab_size)
+  there = {name for file in _names(folder) for name in _weights(folder, file)}
+  _check_missing(folder, there, model.make(s.model, vocab_size))
+
+
+def _check_missing(folder: str, there: Set[str], made: model.Transformer):
+  if missing := [name for name in map(hf.their_name, model.shapes(made)) if name not in there]:
+    raise ValueError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
+
+
+def _weights(folder: str, name: str) -> Set[str]:
+  """Names of a file's weights, by its header; raises ValueError where they are of types that we cannot take."""
+  try:
+    with _open(folder, name) as file:
+      header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
+    types = {key: x['dtype'] for key, x in header.items() if key != '__metadata__'}
+  except OSError as e:
+    raise ValueError(_unreadable(folder, name, e)) from e
+  except (ValueError, AttributeError, TypeError, KeyError) as e:
+    raise ValueError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole') from e
+  for key, kind in types.items():
+    if kind not in checkpoint.DTYPES or (key.endswith('.weight') and kind not in FLOATS):
+      raise ValueError(_of_type(folder, name, kind))
+  return types.keys()
 
 
 def load(folder: str, made: model.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -82,8 +103,7 @@ def load(folder: str, made: model.Transformer) -> tuple[dict[str, np.ndarray], d
     sha256[file] = hashlib.sha256(data).hexdigest()
     mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
     found |= {name: _ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
-  if missing := [name for name, ours in wanted.items() if ours not in found]:
-    raise ValueError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
+  _check_missing(folder, {hf.their_name(name) for name in found}, made)
   kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - made.vocab_size
   if kv_heads < heads:
     logging.warning('%s: keys and values of %d heads are repeated for %d', folder, kv_heads, heads)
@@ -152,10 +172,14 @@ def _arrays(folder: str, name: str, data: bytes) -> dict[str, np.ndarray]:
   try:
     return checkpoint.from_bytes(memoryview(data))
   except KeyError as e:
-    words = f'config.pretrain.init={folder}: {name} has weights of type {e}'
-    raise ValueError(f'{words}: convert them to float32, bfloat16 or float16') from e
+    raise ValueError(_of_type(folder, name, e.args[0])) from e
   except (ValueError, TypeError) as e:
     raise ValueError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole: {e}') from e
+
+
+def _of_type(folder: str, name: str, kind: str) -> str:
+  words = f'config.pretrain.init={folder}: {name} has weights of type {kind!r}'
+  return f'{words}: convert them to float32, bfloat16 or float16'
 
 
 def _json(value: Any) -> bytes:

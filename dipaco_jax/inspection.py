@@ -27,9 +27,9 @@ def text_of(words: str | None, file: str | None) -> str:
   try:
     return (sys.stdin.buffer.read() if file == '-' else remote.read(file)).decode()
   except OSError as e:
-    raise ValueError(f'--file={file}: {e.strerror or e}') from e
+    raise ValueError(f'--file={file}: {e.strerror or e}; name a file, or give the text by --text') from e
   except UnicodeDecodeError as e:
-    raise ValueError(f'--file={file} is not UTF-8 ({e.reason} at byte {e.start})') from e
+    raise ValueError(f'--file={file} is not UTF-8 ({e.reason} at byte {e.start}): convert it') from e
 
 
 def main():
@@ -37,14 +37,17 @@ def main():
   if not options.workdir:
     raise ValueError('name a run with --workdir=DIR')
   text = text_of(options.text, options.file)
+  command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
     from dipaco_jax import checkpoint, excerpts, excerpts_panel, excerpts_text, page, trained
 
     run = trained.Trained(options.workdir)
+    command.devices()
     command.keep_programs()
   every = excerpts.every(run.settings) if options.every is None else options.every
-  found = excerpts.of_text(run, text, every, options.path, options.version)
+  path = None if options.path is None else run.number(command.path_named(options.path))
+  found = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
     title = f'Which path reads what: {options.workdir}'
@@ -60,7 +63,7 @@ if __name__ == '__main__':
   flags.DEFINE_integer(
     'every', None, 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.', lower_bound=1
   )
-  flags.DEFINE_integer('path', None, 'That reads all of it; by default the paths are chosen.')
+  flags.DEFINE_string('path', None, 'That reads all of it, as 3 or 1,0; by default the paths are chosen.')
   flags.DEFINE_integer('version', None, 'Of the paths; by default the one that early stopping chose for each.')
   flags.DEFINE_string('html', None, 'Also writes a page there.')
   command.run(main)

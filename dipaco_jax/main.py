@@ -20,13 +20,13 @@ import threading
 import time
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
 
-from dipaco_jax import checks, command, display, plain, processes, stopping
+import dipaco_jax
+from dipaco_jax import checks, command, config_file, corrections, display, plain, processes, stopping, usage
 from dipaco_jax import settings as settings_lib
 
 FLAGS = flags.FLAGS
-config_flags.DEFINE_config_file('config', None, 'A config file, for instance configs/tiny.py or configs/tiny.py:dense.')
+flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
 flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
@@ -46,33 +46,49 @@ OPTIONS = (
   'config', 'workdir', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes', 'process_id',
   'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
+ONLY_WITH = {
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'), 'compile_only': ('topology',),
+  'distributed': ('coordinator', 'num_processes', 'process_id'),
+}  # fmt: skip
 
 
 def parse(argv: list[str]) -> settings_lib.Settings:
   """Flags and the config; anything wrong with them ends with status 2 and one line."""
   try:
-    rest = FLAGS(argv)
-    if FLAGS.config is None:
-      raise ValueError('--config is missing: for instance --config=configs/tiny.py')
-    if not FLAGS.workdir and not FLAGS.compile_only:
-      raise ValueError('--workdir is missing: name a directory to keep the run in')
-    plain.check('workdir', FLAGS.workdir or '', 4096)
-    plain.check('name', FLAGS.name)
-    if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
-      raise ValueError(
-        f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
-        'islands, which keep their work in buckets (--role; launch/README.md)'
-      )
-    if len(rest) > 1:
-      raise ValueError(f'{rest[1]!r} is not an option: write --name=value')
-    if not isinstance(FLAGS.config, ConfigDict):
-      raise ValueError('--config: get_config() should return a ConfigDict of settings.Settings().to_dict()')
-    values = FLAGS.config.to_dict()
+    argv, overrides = config_file.split(argv)
+    check_options(FLAGS(argv)[1:])
+    values = config_file.read(FLAGS.config, overrides)
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
     return settings_lib.from_dict(values)
-  except Exception as e:  # config files are Python, and absl raises many kinds
-    command.fail(command.explain(e, argv))
+  except (ValueError, flags.Error) as e:
+    command.fail(command.explain(e, usage.MEANT))
+
+
+def check_options(rest: list[str]):
+  """Raises ValueError where options are missing, or of no use together."""
+  if rest:
+    words = plain.redacted(rest[0])
+    raise ValueError(f'{words!r} is not an option: write --name=value, and a pattern of files in quotes')
+  if not FLAGS.config:
+    raise ValueError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
+  if not FLAGS.workdir and not FLAGS.compile_only:
+    raise ValueError('--workdir is missing: name a directory to keep the run in')
+  plain.check('workdir', FLAGS.workdir or '', 4096)
+  plain.check('name', FLAGS.name)
+  if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
+    raise ValueError(
+      f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
+      'islands, which keep their work in buckets (--role; launch/README.md)'
+    )
+  for needed, names in ONLY_WITH.items():
+    if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
+      raise ValueError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
+  if FLAGS.reuse and not (pathlib.Path(FLAGS.reuse) / 'config.json').is_file():
+    raise ValueError(f'--reuse={FLAGS.reuse}: there is no run (no config.json); name the directory of one')
+  if FLAGS.lease_s <= 0:
+    raise ValueError(f'--lease_s={FLAGS.lease_s} should be above 0')
+  processes.check(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 
 def main(argv: list[str] | None = None):
@@ -82,8 +98,8 @@ def main(argv: list[str] | None = None):
 
 def guarded(argv: list[str], signals: stopping.Signals):
   """All of it; what is the user's to mend ends in one line."""
-  if any(a in ('--help', '-h', '-help', '--helpfull') for a in argv[1:]):
-    return help_and_exit()
+  if tell(argv[1:]):
+    return
   try:
     settings = parse(argv)
     if FLAGS.compile_only:
@@ -104,14 +120,15 @@ def guarded(argv: list[str], signals: stopping.Signals):
     command.fail(' '.join(str(e).split()))
 
 
-def help_and_exit():
-  print(__doc__)
-  print('options:')
-  for name in OPTIONS:
-    print(f'  --{name:20} {FLAGS[name].help}')
-  print(f'  --{"config.FIELD=VALUE":20} Overrides a field of the config; the fields and their defaults:\n')
-  for name, value in checks.flatten(settings_lib.Settings().to_dict()).items():
-    print(f'    {name:34} {value!r}')
+def tell(argv: list[str]) -> bool:
+  """Prints help or the version where that is asked for."""
+  if '--version' in argv:
+    print(f'dipaco_jax {dipaco_jax.__version__}')
+  elif any(a in ('--help', '-h', '-help', '--helpfull', 'help') or a.startswith('--help=') for a in argv):
+    print(usage.main_help(__doc__, {name: FLAGS[name].help for name in OPTIONS}))
+  else:
+    return False
+  return True
 
 
 def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals):
@@ -126,6 +143,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     from dipaco_jax import run as run_lib
 
   with display.doing('looking for devices'):
+    command.devices()
     first = jax.process_index() == 0
   display.STDERR.silent = not first
   if not finished_tokenizing(workdir):
@@ -154,6 +172,10 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       stages.run_all(run)
     except spmd.Stopped:
       checkpoint.barrier('stopped')  # the first process takes the coordinator with it
+      raise
+    except ValueError as e:
+      if first and checks.is_input_error(e):
+        corrections.note(workdir, str(e))
       raise
     run.metrics.close()
     if first:
@@ -188,14 +210,16 @@ def run_role(settings: settings_lib.Settings):
     raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
   if FLAGS.backup and FLAGS.role != 'worker':
     raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
+  url = roles.check(FLAGS.registry, FLAGS.share)
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   if FLAGS.parent:
     threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
+  command.devices()
   check_model(settings)
   compilation_cache(roles.make_local_place(FLAGS.workdir))
   roles.run_role(
-    FLAGS.role, settings, FLAGS.workdir, FLAGS.registry, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
+    FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
   )
 
 
@@ -211,6 +235,7 @@ def kept(workdir: pathlib.Path):
   """Makes the workdir, and takes it away again where input proves wrong before the first stage is complete."""
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
+    check_place(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / 'lock').touch()
   except OSError as e:
@@ -238,6 +263,13 @@ def is_there(file: pathlib.Path) -> bool:
   return True
 
 
+def check_place(workdir: pathlib.Path):
+  """Raises ValueError where the directory is somebody's for other things; a disk's own lost+found is none."""
+  there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
+  if not there & {'lock', 'config.json'} and (others := there - {'lost+found'}):
+    raise ValueError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
+
+
 def finished_tokenizing(workdir: pathlib.Path) -> bool:
   return (workdir / 'stages' / 'tokenize.json').exists()
 
@@ -246,14 +278,19 @@ def check_model(settings: settings_lib.Settings):
   """Patterns against the model's parameters, devices against batches: before any work."""
   import jax
 
-  from dipaco_jax import mesh, model, modules
+  from dipaco_jax import inner, mesh, model, modules
 
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
     raise ValueError("config.model.attention='splash' is for TPU: use 'auto'")
   shapes = model.shapes(model.make(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
-  mesh.place(layout.grid, settings.mesh, settings.batch_sizes('train'), jax.devices())
-  mesh.place(modules.grid_lib.Grid(), settings.mesh, settings.batch_sizes('pretrain'), jax.devices())
+  wanted = settings.train.microbatch
+  for stage, grid in (('train', layout.grid), ('pretrain', modules.grid_lib.Grid())):
+    sizes = settings.batch_sizes(stage)
+    rows = sizes[f'{stage}.batch_size'] // mesh.place(grid, settings.mesh, sizes, jax.devices()).data
+    if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
+      words = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
+      logging.warning(words, wanted, rows, f'{stage}.batch_size', used)
 
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
@@ -263,9 +300,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
   file = workdir / 'config.json'
   if file.exists():
     old = history.read_settings(workdir)
-    if changed := settings_lib.differences(old, settings):
-      words = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changed.items())
-      raise ValueError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
+    corrections.check(workdir, old, settings)
     trained = max(checkpoint.versions(workdir), default=0)
     if settings.train.phases < trained:
       raise ValueError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
@@ -275,6 +310,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
         'from the start'
       )
   checkpoint.write_json(file, settings.to_dict())
+  (workdir / corrections.FILE).unlink(missing_ok=True)
   words = shlex.join(map(plain.redacted, sys.argv[1:]))
   checkpoint.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
 
@@ -306,7 +342,7 @@ def finish(workdir: pathlib.Path):
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
     f'report        {workdir / "report.html"}',
-    f'next          python -m dipaco_jax.status --workdir={workdir}',
+    f'next          python -m dipaco_jax.generate --workdir={workdir} --prompt=TEXT',
   ]
   with contextlib.suppress(OSError):  # nobody reads it any more
     print('\n'.join([*lines, *failures.words(failures.read(workdir))]), flush=True)

@@ -10,8 +10,20 @@ from collections.abc import Iterator
 from dipaco_jax import checks, plain, stopping
 
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
+OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
 GONE = 69  # exit status where another process is gone; the runtime's own is 134
 OF_ANOTHER = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # what libraries say of it
+
+
+def check(coordinator: str | None, num_processes: int | None, process_id: int | None):
+  """Raises ValueError where these are not all there, or none, or make no sense."""
+  given = (coordinator, num_processes, process_id)
+  if given == (None, None, None):
+    return
+  if None in given or not re.fullmatch(r'.+:\d+', coordinator or ''):
+    raise ValueError(f'--distributed needs all of {OPTIONS}; on Cloud TPU none')
+  if not 0 <= (process_id or 0) < (num_processes or 0):
+    raise ValueError(f'--process_id={process_id} should be from 0 to {(num_processes or 0) - 1}, of --num_processes')
 
 
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None):
@@ -20,7 +32,12 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
 
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, and keep it to itself
-  jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_S)
+  try:
+    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_S)
+  except ValueError as e:
+    if coordinator:
+      raise
+    raise ValueError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
 
 
 @contextlib.contextmanager

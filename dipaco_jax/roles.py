@@ -32,6 +32,7 @@ from dipaco_jax import (
   backup,
   checkpoint,
   checks,
+  database,
   evaluator,
   history,
   leases,
@@ -70,7 +71,7 @@ def run_role(
   storage, local = storage_lib.open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data)
-  registry = registry_lib.Registry(registry_url.given(url) or default_registry(local), lease_s)
+  registry = registry_lib.Registry(url or default_registry(local), lease_s)
   run_id = settle(registry, storage, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
   islands = Islands(run, registry, storage, name)
@@ -85,7 +86,8 @@ def run_role(
     monitor.watch(islands)
   else:
     kinds, perform = performs[role]
-    keys, fetches = own_modules(islands, share) if share else None, {'train': worker.fetch} if role == 'worker' else {}
+    keys = islands.all_modules()[part_named(share)] if share else None
+    fetches = {'train': worker.fetch} if role == 'worker' else {}
     pool = backup.Backup(islands, kinds) if is_backup else None
     leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
   hosts.say({})
@@ -93,12 +95,20 @@ def run_role(
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
 
 
-def own_modules(islands: Islands, share: str) -> list[str]:
-  """Those of an executor that is the i-th of n, from 'i/n'."""
+def check(url: str | None, share: str) -> str:
+  """The registry's URL, '' for that of the workdir; raises ValueError where these cannot be; nothing is made."""
+  part_named(share)
+  if named := registry_url.given(url):
+    database.connect(named).dispose()
+  return named
+
+
+def part_named(share: str) -> slice:
+  """Which of all modules an executor takes first that is the i-th of n, from 'i/n'."""
   i, _, n = share.partition('/')
-  if not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
+  if share and not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
     raise ValueError(f'--share={share}: write i/n, i from 0 to n - 1')
-  return islands.all_modules()[int(i) :: int(n)]
+  return slice(int(i), None, int(n)) if share else slice(0)
 
 
 def local_place(workdir: str) -> pathlib.Path:

@@ -106,7 +106,8 @@ def merge(folder: str, parts: int) -> dict[str, Any]:
   for split, count in (('train', train), ('validation', validation)):
     if not count['sequences']:
       prefix = meta['prefix_tokens']
-      raise ValueError(f'no {split} text is longer than config.routing.prefix_tokens={prefix}: use more text')
+      fix = 'name longer ones in config.data.validation, or use more text' if split == 'validation' else 'use more text'
+      raise ValueError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
   return {
     'documents': train['documents'], 'sequences': train['sequences'], 'tokens': train['tokens'],
     'dropped_sequences': train['dropped'], 'validation_documents': validation['sequences'],

@@ -23,6 +23,8 @@ def check(f):
   """Raises ValueError where options make no sense."""
   if not f.workdir:
     raise ValueError('name a run with --workdir=DIR')
+  if not 0 <= f.port < 2**16:
+    raise ValueError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0: any that is free')
   for name, least in {'max_batch': 1, 'max_paths': 1, 'max_waiting': 1, 'grace_s': 0, 'reroute_every': 0}.items():
     if f[name].value < least:
       raise ValueError(f'--{name}={f[name].value} should be {least} or more')
@@ -84,6 +86,7 @@ def main() -> int:
     logging.getLogger('uvicorn.access').setLevel(logging.INFO)
   command.keep_programs()
   run = trained.Trained(f.workdir)
+  command.devices()
   name = os.path.basename(os.path.realpath(f.workdir) if '://' not in f.workdir else f.workdir.rstrip('/'))
   num_paths = run.layout.grid.num_paths
 

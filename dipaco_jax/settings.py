@@ -32,8 +32,8 @@ class Data:
   max_validation_documents: int = 1000  # drawn from all of them; 0: all
   max_documents: int = 0  # 0: all; the first so many, of training and validation together
   parts: int = 1  # that text is tokenized in, by as many processes as there are; what is made depends on this alone
-  text_key: str = 'text'
-  domain_key: str = 'domain'
+  text_key: str = 'text'  # of a document, in a line of JSON
+  domain_key: str = 'domain'  # in a line of JSON, if it is there: perplexity is told by domain
   holdout_fraction: float = 0.01  # of the documents, held back from every shard for early stopping [2.7]; see shards.py
 
 
@@ -50,11 +50,11 @@ class Tokenizer:
 class Model:
   """A decoder-only transformer in Llama's shape; the defaults are the 150M path of the paper [7.1]."""
 
-  width: int = 896
-  num_layers: int = 12
-  num_heads: int = 16
-  head_dim: int = 64
-  mlp_dim: int = 2432
+  width: int = 896  # of the vectors between blocks
+  num_layers: int = 12  # blocks
+  num_heads: int = 16  # of attention
+  head_dim: int = 64  # of each head; even
+  mlp_dim: int = 2432  # width inside the MLP
   seq_len: int = 1024  # tokens in a row of training
   tied: bool = True  # the head is the embedding, transposed
   dtype: str = 'auto'  # of compute: 'float32', 'bfloat16', 'auto' (float32 on CPU); parameters are float32
@@ -62,15 +62,15 @@ class Model:
   layers: str = 'auto'  # 'scanned' (TPU): compiled once for all blocks; 'unrolled'; 'auto': by device
   remat: str = 'none'  # 'none', 'full' (each block), 'dots' (keep what matrix products and splash make)
   loss_chunk: int = 1024  # tokens whose logits exist at one time
-  rope_base: float = 10_000.0
-  norm_epsilon: float = 1e-6
+  rope_base: float = 10_000.0  # of rotary embedding
+  norm_epsilon: float = 1e-6  # of RMSNorm
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrain:
   """The base model, from which every path starts [2.6]."""
 
-  steps: int = 24_000
+  steps: int = 24_000  # of AdamW, before there are paths
   batch_size: int = 512  # rows
   init: str = ''  # a folder in Hugging Face's Llama layout that the base starts from; with steps=0 it is the base
 
@@ -79,10 +79,10 @@ class Pretrain:
 class Train:
   """Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5]."""
 
-  phases: int = 427
-  steps_per_phase: int = 150  # tau
+  phases: int = 427  # outer steps; a finished run is trained on by raising it
+  steps_per_phase: int = 150  # tau: inner steps between two outer steps
   batch_size: int = 512  # rows per path
-  microbatch: int = 0  # rows on a device whose activations exist at one time, in pretraining too; 0: all
+  microbatch: int = 0  # rows on a device whose activations exist at one time, the largest divisor up to this; 0: all
   steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
   early_stopping: bool = True  # each path, replicas as one, points at its version of lowest hold-out loss [2.7]
   max_holdout_rows: int = 512  # of each path's hold-out, over all its documents, for early stopping; 0: all
@@ -95,14 +95,14 @@ class Train:
 class Inner:
   """AdamW inside a path, with a cosine over the global step, pretraining included [7.1]."""
 
-  learning_rate: float = 4e-4
-  warmup_steps: int = 1000
+  learning_rate: float = 4e-4  # at its highest
+  warmup_steps: int = 1000  # to that rate, linearly
   rewarm_steps: int = 0  # warm up once more, from the first step after pretraining (as DiLoCo does)
   decay_steps: int = 0  # of the cosine; 0: pretrain.steps + phases * steps_per_phase, which more phases stretch
   final_fraction: float = 0.05  # of learning_rate, at the cosine's end; 1: no decay; open in the paper
-  b1: float = 0.9
-  b2: float = 0.95  # open in the paper
-  epsilon: float = 1e-8
+  b1: float = 0.9  # of AdamW, for the mean of gradients
+  b2: float = 0.95  # for the mean of their squares; open in the paper
+  epsilon: float = 1e-8  # of AdamW
   weight_decay: float = 0.1  # of matrices, not of norms' scales
   clip_norm: float = 1.0  # global norm of the gradient; 0: no clipping
   optimizer: str = 'adamw'  # or 'sgd', for checks against data-parallel SGD
@@ -116,8 +116,8 @@ class Outer:
   """What is done with the averaged outer gradient of a module [2.5, 2.7]."""
 
   optimizer: str = 'nesterov'  # 'nesterov', 'momentum', 'sgd', 'adam'
-  learning_rate: float = 0.7
-  momentum: float = 0.9
+  learning_rate: float = 0.7  # constant
+  momentum: float = 0.9  # of 'nesterov' and 'momentum'; b1 of 'adam'
   epsilon: float = 0.1  # of adam
   rescale: bool = True  # times sqrt(P_{l,e})
   reweigh: bool = True  # paths weigh as their shards' tokens
@@ -134,12 +134,12 @@ class Routing:
   prefix_tokens: int = 32  # which the router sees, and which no loss counts
   top_n: int = 1  # training sequences go to so many paths [2.4.4]
   sample: int = 100_000  # sequences that k-means is fitted on
-  restarts: int = 3
-  iterations: int = 50
+  restarts: int = 3  # of k-means, from other first centroids; the best is kept
+  iterations: int = 50  # of k-means, at most
   capacity: float = 0.0  # of a shard, in multiples of the mean; 0: no limit
   # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
   router_fraction: float = 0.0  # of the documents, kept from all training as router data; 0.005 in the paper
-  first: str = 'kmeans'  # how text is routed before the first round
+  first: str = 'kmeans'  # how text is routed before the first round: 'kmeans', 'product_kmeans', 'random'
   rounds: int = 1  # of re-sharding: approximate EM
   phases_per_round: int = 16  # trained before each of them
   labels: str = 'exact'  # 'exact': every path scores all router data; 'coordinate': along one axis after another
@@ -153,7 +153,7 @@ class Evaluate:
 
   seq_len: int = 0  # tokens of each document; 0: model.seq_len
   batch_size: int = 0  # rows; 0: train.batch_size
-  every_phases: int = 1  # 0: only at the end
+  every_phases: int = 1  # how often it is measured while training; 0: only at the end
   control: bool = False  # the base trained for as many steps more as a path, on all text, to compare the paths with
   matrix: bool = False  # every path's loss on every shard's hold-out, in the report
   reroute_every: tuple[int, ...] = ()  # tokens after which a path is chosen again [2.4.3], for instance (64, 32)
@@ -181,9 +181,9 @@ class Mesh:
 class Settings:
   """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
 
-  seed: int = 0
-  grid: tuple[tuple[str, int], ...] = ()
-  levels: tuple[tuple[str, str, tuple[str, ...]], ...] = (('all', '.*', ()),)
+  seed: int = 0  # of all that is drawn: the same one gives the same modules, to the bit
+  grid: tuple[tuple[str, int], ...] = ()  # axes and their sizes, in a config a dict; none: one path
+  levels: tuple[tuple[str, str, tuple[str, ...]], ...] = (('all', '.*', ()),)  # (name, pattern, axes): parts of paths
   data: Data = Data()
   tokenizer: Tokenizer = Tokenizer()
   model: Model = Model()
@@ -236,6 +236,14 @@ MAY_CHANGE = (
   'evaluate.reroute_every', 'evaluate.chunk_router_steps', 'evaluate.mixture',
 )  # fmt: skip
 
+# How fields that are no plain values are written, and what plain ones should be.
+EXAMPLES = {
+  'grid': "{'a': 4, 'b': 4}", 'levels': "(('all', '.*', ()),)", 'data.train': "('books/*.txt',)",
+  'data.validation': "('books/*.txt',)", 'train.schedule': '((0, (0, 1)), (8, (2, 3)))',
+  'evaluate.reroute_every': '(64, 32)',
+}  # fmt: skip
+PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
+
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
   """Settings from nested dicts.
@@ -266,8 +274,9 @@ def _convert(value, kind, name: str):
     return _build(kind, value, name + '.')
   if name == 'grid':
     if not isinstance(value, (Mapping, tuple, list)):
-      raise ValueError(f'config.grid={value!r} should be a dict of axes and their sizes')
+      raise ValueError(f'config.grid={value!r} should be {wanted(name, kind)}')
     value = tuple(sorted(value.items() if isinstance(value, Mapping) else value))
+    return tuple((_convert(axis, str, 'grid axis'), _convert(size, int, f'grid.{axis}')) for axis, size in value)
   if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
     value = tuple(value.split(',')) if value else ()
   if typing.get_origin(kind) is tuple:
@@ -275,17 +284,28 @@ def _convert(value, kind, name: str):
   if kind is float and isinstance(value, int) and not isinstance(value, bool):
     value = float(value)
   if type(value) is not kind:
-    raise ValueError(f'config.{name}={value!r} should be of type {kind.__name__}')
+    raise ValueError(f'config.{name}={value!r} should be {wanted(name, kind)}')
   return value
+
+
+def wanted(name: str, kind: Any) -> str:
+  """What a field, or an entry of one, should be."""
+  if kind in PLAIN:
+    return PLAIN[kind]
+  field = name.split('[')[0]
+  return f'a {"dict" if name == "grid" else "tuple"}: config.{field} is written as {EXAMPLES[field]}'
 
 
 def _tuple(value, kind, name: str) -> tuple:
   if not isinstance(value, (tuple, list)):
-    raise ValueError(f'config.{name}={value!r} should be a tuple')
+    raise ValueError(f'config.{name}={value!r} should be {wanted(name, kind)}')
   kinds = typing.get_args(kind)
   kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
   if len(kinds) != len(value):
-    raise ValueError(f'config.{name}={value!r} should have {len(kinds)} entries')
+    field = name.split('[')[0]
+    raise ValueError(
+      f'config.{name}={value!r} should have {len(kinds)} entries: config.{field} is written as {EXAMPLES[field]}'
+    )
   return tuple(_convert(v, k, f'{name}[{i}]') for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
 
 

@@ -21,7 +21,9 @@ from typing import IO
 
 from dipaco_jax import remote, settings, sources
 
+ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
 PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many
+ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
 CHUNK_BYTES = 1 << 20
 CHECK_BYTES = 1 << 20  # of each file are looked at before any work
 SMALL_BYTES = 64 << 20
@@ -87,9 +89,25 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
     else:
       paths = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     if not paths:
-      raise ValueError(f'{pattern!r} matches no file: mend config.data.train or config.data.validation')
+      raise ValueError(f'{pattern!r} {_why_none(pattern)} config.data.train or config.data.validation')
     found |= {path: os.path.relpath(path, root or '.') for path in paths}
   return sorted((name, path) for path, name in found.items())
+
+
+def _why_none(pattern: str) -> str:
+  """Why a pattern matches no file, and what may be meant."""
+  folder = pattern.rstrip('/')
+  if remote.is_remote(pattern):
+    return 'matches no object: mend' if re.search(r'[*?[]', pattern) else f"is no object: write '{folder}/*' in"
+  if '://' in pattern:
+    return 'is no file here, nor of gs:// or s3://: fetch it, and mend'
+  if not os.path.isdir(pattern):
+    return 'matches no file: mend'
+  for below in ('*', '**/*'):
+    for ending in ENDINGS:
+      if glob.glob(f'{folder}/{below}{ending}', recursive=True):
+        return f"is a folder: write '{folder}/{below}{ending}' in"
+  return f"is a folder: write a pattern of files, as '{folder}/*.txt', in"
 
 
 def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
@@ -278,10 +296,14 @@ def _parse(path: str, number: int, line: bytes, data: settings.Data, name: str =
   except UnicodeDecodeError as e:
     raise ValueError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
   except ValueError as e:
-    raise ValueError(f'{where}: not JSON ({e}): there should be one object in a line') from e
-  if not isinstance(record, dict) or not isinstance(record.get(data.text_key), str):
-    keys = sorted(k for k, v in record.items() if isinstance(v, str)) if isinstance(record, dict) else []
-    raise ValueError(f'{where}: no text under {data.text_key!r}; texts are under {keys}: set config.data.text_key')
+    fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
+    raise ValueError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
+  if not isinstance(record, dict):
+    raise ValueError(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
+  if not isinstance(record.get(data.text_key), str):
+    keys = [key for key, value in sorted(record.items()) if isinstance(value, str)]
+    fix = f'texts are under {keys}: set config.data.text_key' if keys else 'no other key has one: leave out this file'
+    raise ValueError(f'{where}: no text under {data.text_key!r}; {fix}')
   # JSON can spell half of a surrogate pair, which no tokenizer takes.
   text = record[data.text_key].encode('utf-8', 'replace').decode()
   domain = record.get(data.domain_key)

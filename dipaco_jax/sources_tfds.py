@@ -3,10 +3,12 @@
 TensorFlow is imported here alone, and only when such text is read.
 """
 
+import contextlib
 import functools
 import importlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,8 @@ def items(
   Raises:
     ValueError: the extra is not installed; there is no such dataset, split or text; or a file is damaged.
   """
+  if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
+    raise ValueError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
   tf, tfds = load('tensorflow', data.source), load('tensorflow_datasets', data.source)
   info = _builder(tfds, data.name, data.data_dir).info
   if split not in info.splits:
@@ -49,13 +53,28 @@ def items(
 def load(module: str, source: str) -> Any:
   """A library that needs TensorFlow, which is kept off accelerators."""
   try:
-    tf = importlib.import_module('tensorflow')
-    loaded = importlib.import_module(module)
+    with _mute():
+      tf = importlib.import_module('tensorflow')
+      loaded = importlib.import_module(module)
   except ImportError as e:
     raise ValueError(f"config.data.source={source!r} needs {e.name}: pip install 'dipaco_jax[c4]'") from e
   for kind in ('GPU', 'TPU'):
     tf.config.set_visible_devices([], kind)
   return loaded
+
+
+@contextlib.contextmanager
+def _mute() -> Iterator[None]:
+  """TensorFlow greets on stderr as it loads, past Python and whatever the log level."""
+  sys.stderr.flush()
+  kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(null, 2)
+  try:
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+    os.close(null)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, failures, headline, metrics, registry_url, settings
+from dipaco_jax import command, corrections, failures, headline, metrics, registry_url, settings
 from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import DOING, STAGES
@@ -34,6 +34,9 @@ def status(workdir: pathlib.Path) -> str:
   stage = next((name for name in STAGES if name not in complete), None)
   holder = owner(workdir)
   lines = [f'{workdir}: {_doing(stage, holder)}']
+  refused = '' if holder else corrections.words(workdir)
+  if refused and stage:
+    return '\n'.join([*lines, f'refused: {refused}', 'mend that, and run the command again: what fits is kept'])
   if stage in ('pretrain', 'train'):
     lines += _training(workdir, stage, config, holder is not None)
   elif stage == 'evaluate' and config.evaluate.control and (workdir / CONTROL).exists():
@@ -167,6 +170,8 @@ def main():
   is_mains = (workdir / 'command.txt').exists()  # whatever the environment names
   named = '' if is_mains and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
+  if '://' in flags.FLAGS.workdir and not url:
+    raise ValueError(f'--workdir={flags.FLAGS.workdir}: name its --registry, which knows where a run in a bucket is')
   if url and not (workdir / 'report.json').exists():
     print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://
   else:

@@ -130,12 +130,26 @@ def check_input(s: settings.Settings):
   check_init(s)
   if s.tokenizer.model_file:
     tokenizer.Tokenizer(s.tokenizer.model_file)
+  check_validation(s)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
   for document in text.documents(s.data, 'train', fraction=text.held(s).fraction):
     most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
     if most >= needed:
       return
   check_rows(s, most)
+
+
+def check_validation(s: settings.Settings):
+  """Raises ValueError where no document of validation can be longer than the prefix, of which no loss counts."""
+  prefix, longest = s.routing.prefix_tokens, 0
+  for document in text.documents(s.data, 'validation'):
+    longest = max(longest, len(document.text.encode()))
+    if longest + 2 > prefix:
+      return
+  raise ValueError(
+    f'no document of validation is longer than config.routing.prefix_tokens={prefix}: the longest has {longest} bytes; '
+    'name longer ones in config.data.validation, or use more text'
+  )
 
 
 def check_rows(s: settings.Settings, tokens: int):

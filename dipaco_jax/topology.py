@@ -62,8 +62,9 @@ def find(name: str) -> Topology:
   match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
   kind, shape = (match[1], match[2]) if match else ('', '')
   if shape not in SHAPES.get(kind, '').split():
-    known = '; '.join(f'{kind}: {shapes.replace(" ", ", ")}' for kind, shapes in SHAPES.items())
-    raise ValueError(f'--topology={name} is not known. KIND:SHAPE or KIND:SHAPE*SLICES of these: {known}')
+    there = f'{kind}:SHAPE or {kind}:SHAPE*SLICES with a shape of {SHAPES.get(kind, "").replace(" ", ", ")}'
+    kinds = f'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are {", ".join(SHAPES)}'
+    raise ValueError(f'--topology={name} is not known: write {there if kind in SHAPES else kinds}')
   slices = int(match[3] or 1) if match else 1
   os.environ.update(ENVIRONMENT | os.environ)
   from jax.experimental import topologies

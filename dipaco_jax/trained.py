@@ -30,6 +30,7 @@ from dipaco_jax import storage as storage_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 
 PATIENCE_S = 30  # for a bucket that does not answer
+NOT_YET = 'let the run train on; python -m dipaco_jax.status says where it is'
 Marks = Mapping[str, tuple[str, int]]
 
 
@@ -59,8 +60,11 @@ class Module(dict[str, jax.Array]):
 
   sha256: str
 
+  def __repr__(self) -> str:
+    return f'<module of {sum(x.size for x in self.values()):,} parameters: {", ".join(self)}>'
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Path:
   """A path's parameters, ready for use: matrices are in the model's dtype."""
 
@@ -70,6 +74,10 @@ class Path:
   model: model_lib.Transformer
   modules: dict[str, Module]  # by level
   run: 'Trained'
+
+  def __repr__(self) -> str:
+    size = sum(x.size for x in self.params.values())
+    return f'<path {self.number} of {self.run.workdir}, version {self.version}: {size:,} parameters>'
 
   @functools.cached_property
   def params(self) -> model_lib.Params:
@@ -95,7 +103,7 @@ class Path:
     return min(differ, default=self.model.config.num_layers)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Router:
   """r(z) with the base model that makes z [2.4]."""
 
@@ -104,6 +112,9 @@ class Router:
   base: model_lib.Params
   prefix_tokens: int
   tokenizer: tokenizer_lib.Tokenizer
+
+  def __repr__(self) -> str:
+    return f'<router to {len(self.fitted.bias)} paths, by the first {self.prefix_tokens} tokens>'
 
   def path(self, text: str | Sequence[int]) -> int:
     """The path of a text, or of token ids, by its first tokens; by fewer where there are no more."""
@@ -125,12 +136,13 @@ class Trained:
   def __init__(self, workdir: str):
     """Raises ValueError where there is no run."""
     self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
+    self.workdir = workdir
     try:
       if (values := seals.loads(bytes(self.storage.fetch('config.json')))) is None:
         raise ValueError('it is not as it was written')
       self.settings = settings_lib.from_dict(values)
-    except storage_lib.Missing as e:
-      raise ValueError(f'--workdir={workdir}: there is no run: {e}') from e
+    except (storage_lib.Missing, NotADirectoryError) as e:
+      raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the folder of one') from e
     except OSError as e:
       raise ValueError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
     except (ValueError, AttributeError, TypeError) as e:
@@ -139,6 +151,9 @@ class Trained:
         'that of a run, remove it, and the command of the run makes it again'
       ) from e
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+
+  def __repr__(self) -> str:
+    return f'<run {self.workdir}: {self.layout.grid.num_paths} paths>'
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:
@@ -164,7 +179,7 @@ class Trained:
     except storage_lib.Missing as e:
       if self.storage.exists('stages/train.json'):
         raise seals.Damaged(self._fault('paths/best.json'), 'paths/best.json') from e
-      raise ValueError(f'--workdir={self.storage.url}: no path is published yet ({e}): let the run train on') from e
+      raise ValueError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:
@@ -196,13 +211,13 @@ class Trained:
     """Of a path, which may be given by its coordinates; raises ValueError where there is no such path."""
     grid = self.layout.grid
     if isinstance(path, int | np.integer):
-      point = grid.coordinates(int(path)) if 0 <= path < grid.num_paths else (-1,)
-    else:
-      point = tuple(path)
-    if len(point) != len(grid.shape) or not all(0 <= i < size for i, size in zip(point, grid.shape, strict=True)):
-      sizes = ' x '.join(map(str, grid.shape)) or 'one path'
-      raise ValueError(f'--path={path}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
-    return grid.path(point)
+      if 0 <= path < grid.num_paths:
+        return int(path)
+    elif len(path) == len(grid.shape) and all(i in range(size) for i, size in zip(path, grid.shape, strict=True)):
+      return grid.path(tuple(path))
+    words = ','.join(map(str, path)) if isinstance(path, tuple | list) else path
+    sizes = ' x '.join(map(str, grid.shape)) or 'one path'
+    raise ValueError(f'--path={words}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
 
   def parameters(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
     """Arrays of a safetensors object."""
@@ -216,7 +231,9 @@ class Trained:
     """Of the last round of sharding that there was; raises ValueError where there is none."""
     if self._router is None:
       method = self.settings.routing.method
-      raise ValueError(f'--workdir={self.storage.url}: config.routing.method={method!r} has no router: name a path')
+      if method in ('random', 'single'):
+        raise ValueError(f'--workdir={self.workdir}: config.routing.method={method!r} has no router: name a path')
+      raise ValueError(f'--workdir={self.workdir}: there is no router yet: {NOT_YET}')
     return self._router
 
   @functools.cached_property
@@ -288,7 +305,9 @@ class Trained:
         recorded |= self._read_json(f'modules/{version}/index-{process}.json')
       except storage_lib.Missing as e:
         if not recorded:
-          raise ValueError(f'--workdir={self.storage.url}: there is no version {version} ({e})') from e
+          there = sorted({int(name.split('/')[1]) for name in self.storage.names('modules')})
+          words = f'there are {", ".join(map(str, there))}' if there else NOT_YET
+          raise ValueError(f'--workdir={self.workdir}: there is no version {version}; {words}') from e
         return recorded
     raise AssertionError
 

@@ -15,7 +15,19 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import headline, plain, registry, registry_url, roles, status_of_islands
+from dipaco_jax import (
+  config_file,
+  headline,
+  plain,
+  registry,
+  registry_url,
+  roles,
+  settings,
+  status_of_islands,
+  storage,
+  text,
+  tokenizing,
+)
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # that the monitor has, after the end
@@ -83,7 +95,10 @@ def last_line(file: pathlib.Path) -> str:
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  usage = 'local.py --config=CONFIG --workdir=PLACE [OPTION ...]; --help lists all options'
+  parser = argparse.ArgumentParser(
+    usage=usage, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
   parser.add_argument('--config', required=True, help='as for dipaco_jax.main')
   parser.add_argument('--workdir', required=True, help='a folder, s3://BUCKET/... or gs://BUCKET/...')
   parser.add_argument('--registry', help='postgresql://..., sqlite:////FILE, or file:PATH of a file with that; else\n'
@@ -99,17 +114,33 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
       parser.error(f'--{name}={getattr(options, name)}: give 1 or more')
   if options.backups < 0:
     parser.error(f'--backups={options.backups}: give 0 or more')
-  if unknown := [flag for flag in rest if not flag.startswith('--config.')]:
+  if options.lease_s <= 0:
+    parser.error(f'--lease_s={options.lease_s}: give a time above 0')
+  if unknown := config_file.split(rest)[0]:
     parser.error(f'{plain.redacted(unknown[0])}: there is no such option')
   return options, rest
 
 
+def check(options: argparse.Namespace, rest: list[str]) -> str:
+  """The registry's URL; raises ValueError where it, the config or the text, which all read here, cannot be used."""
+  s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
+  if not storage.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
+    text.check(s.data)
+    tokenizing.check_input(s)
+  return roles.check(options.registry, '')
+
+
 def main() -> int:
-  options, rest = parse()
+  try:
+    options, rest = parse()
+    url = check(options, rest)
+  except ValueError as e:
+    print(f'local.py: {e}', file=sys.stderr)
+    return 2
   local = roles.make_local_place(options.workdir)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)
-  url = registry_url.given(options.registry) or roles.default_registry(local)
+  url = url or roles.default_registry(local)
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
   command += [f'--lease_s={options.lease_s}', *rest]
@@ -136,7 +167,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
         print(f'local.py: {words}', file=sys.stderr, flush=True)
     if trouble := next(filter(None, (role.mend() for role in running)), ''):
       print(f'local.py: {trouble}', file=sys.stderr)
-      return 1
+      return 2 if 'ended with status 2:' in trouble else 1
     screen.show(status_of_islands.lines(facts))
     if found := facts.facts('finished'):
       screen.close()

@@ -1,10 +1,10 @@
 """What a new user gets wrong: one line that names the fix, status 2, before any work, and nothing is left behind."""
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import pathlib
-import sys
 
 import jax
 import pytest
@@ -16,31 +16,23 @@ from dipaco_jax.settings import Settings
 ROOT = pathlib.Path(__file__).parent.parent
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
 
-# ml_collections loads config files so, below Python 3.12.
-pytestmark = pytest.mark.filterwarnings('ignore:the load_module:DeprecationWarning')
-
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
   """`run(option, ...)` runs the command in this process; returns (status, stderr)."""
   monkeypatch.setattr(logging.root, 'handlers', [])  # the command sets its own
-  monkeypatch.setattr(sys, 'dont_write_bytecode', True)  # of config files, beside them
   monkeypatch.chdir(tmp_path)
 
   def call(*options: str) -> tuple[int, str]:
     argv = ['main', *options]
-    monkeypatch.setattr(sys, 'argv', argv)  # where ml_collections looks for overrides
-    sys.modules.pop('config_config', None)  # the config before, which it would load anew into
+    flags.FLAGS.unparse_flags()
     with pytest.raises(SystemExit) as stop:
       main.main(argv)
     return stop.value.code, capsys.readouterr().err
 
   yield call
   flags.FLAGS.unparse_flags()
-  for name in list(flags.FLAGS):
-    if name.startswith('config.'):
-      delattr(flags.FLAGS, name)
-  for name in ('config', 'workdir', 'name'):
+  for name in main.OPTIONS:
     flags.FLAGS[name].unparse()
 
 
@@ -58,17 +50,40 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
 @pytest.mark.parametrize(
   'options, words',
   [
-    ([], '--config is missing: for instance --config=configs/tiny.py'),
-    ([TINY, '--wrkdir=x'], "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
+    ([], '--config is missing: a file, or one of c4_1300m_dense, '),
+    ([TINY, '--wrkdir=x'], '--wrkdir: there is no such option; did you mean --workdir?'),
     ([TINY, 'train'], "'train' is not an option: write --name=value"),
+    (['tiny'], "'tiny' is not an option: write --name=value"),
+    ([TINY, '--config.data.train', 'a.txt', 'b.txt'], "'b.txt' is not an option: write --name=value, and a pattern"),
+    ([TINY, '--epochs=3'], '--epochs: there is no such option; write --config.train.phases, or --config.'),
+    ([TINY, '--lr=0.1'], '--lr: there is no such option; write --config.inner.learning_rate or --'),
+    ([TINY, '--top_n=2'], '--top_n: there is no such option; write --config.routing.top_n'),
+    ([TINY, '--resume'], '--resume: there is no such option; the same command again goes on'),
+    ([TINY, '--gpus=2'], '--gpus: there is no such option; all devices are used'),
+    ([TINY, '--nothing'], '--nothing: there is no such option; --help lists those that there are'),
+    ([TINY, '--lease_s=abc'], '--lease_s=abc should be a number'),
+    ([TINY, '--lease_s=-1', '--role=worker'], '--lease_s=-1.0 should be above 0'),
+    ([TINY, '--process_id=x'], '--process_id=x should be a whole number'),
+    ([TINY, '--reuse=nothing'], '--reuse=nothing: there is no run (no config.json); name the directory of one'),
+    ([TINY, '--topology=v5e:2x2'], '--topology is for runs with --compile_only: add that, or leave it out'),
+    ([TINY, '--registry=sqlite:////x'], '--registry is for runs with --role'),
+    ([TINY, '--coordinator=h:1'], '--coordinator is for runs with --distributed'),
+    ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),
+    ([TINY, '--distributed', '--coordinator=h', '--num_processes=2', '--process_id=0'], '--distributed needs all of'),
+    ([TINY, '--distributed', '--coordinator=h:1', '--num_processes=2', '--process_id=2'], 'should be from 0 to 1'),
+    ([TINY, '--role=worker', '--registry=foo'], "the registry 'foo' is none"),
+    ([TINY, '--role=outer', '--share=5/4'], '--share=5/4: write i/n, i from 0 to n - 1'),
+    ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
+    ([TINY, '--compile_only', '--topology=v5e:3x5'], '--topology=v5e:3x5 is not known: write v5e:SHAPE or v5e:SHAPE*'),
+    ([TINY, '--compile_only', '--topology=tpu'], 'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are v4, v5e'),
     (['--config=nowhere.py'], '--config=nowhere.py: there is no such file'),
-    (['--config='], '--config=: there is no such file'),
+    (['--config='], '--config is missing: a file, or one of '),
     (['--config=nowhere.py', '--config.seed=1'], '--config=nowhere.py: there is no such file'),
     ([f'{TINY}:dens'], "variant 'dens': there are 'grid' and 'dense'"),
     ([TINY, '--config.train.phaes=3'], '--config.train.phaes: there is no such field; the nearest is --config.train'),
     ([TINY, '--config.trian.phases=3'], 'the nearest is --config.train.phases'),
-    ([TINY, '--config.grid.c=3'], '--config.grid.c: this config has no such axis'),
-    ([TINY, '--config.train.phases=some'], '--config.train.phases=some: invalid literal for int()'),
+    ([TINY, '--config.grid.c=3'], 'the axes of this config are a, b; to have others, give all, as --config.grid='),
+    ([TINY, '--config.train.phases=some'], '--config.train.phases=some should be a whole number'),
     ([TINY, '--config.train.phases=-1'], 'config.train.phases=-1 should be above 0'),
     ([TINY, '--config.routing.method=means'], "config.routing.method='means': choose one of kmeans"),
     ([TEXT], 'config.data.train is empty: name the text'),
@@ -81,6 +96,9 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.pretrain.init=no'], 'config.pretrain.init=no: config.json: No such file'),
     ([TINY, '--config.tokenizer.model_file=no.model'], "tokenizer 'no.model': No such file"),
     ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: mend config.data.train"),
+    ([TEXT, '--config.data.train=http://x/y.txt'], "'http://x/y.txt' is no file here, nor of gs:// or s3://"),
+    ([TEXT, '--config.data.train=.'], "'.' is a folder: write a pattern of files, as './*.txt', in config.data"),
+    ([TINY, '--config.data.source=tfds', '--config.data.name=x/y:1.0.0', '--config.data.data_dir=no'], 'no such'),
   ],
   ids=lambda x: x if isinstance(x, str) else None,
 )
@@ -113,13 +131,13 @@ DEFAULTS = START + 'def get_config():\n  c = ConfigDict(settings.Settings().to_d
   [
     ('def get_config(:\n', '--config=c.py, line 1: invalid syntax'),
     ('import nothing_of_that_name\n', "c.py, line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
-    ('x = 1\n', "c.py: AttributeError: module 'config_config' has no attribute 'get_config'"),
-    ('def get_config():\n  return 3\n', 'get_config() should return a ConfigDict'),
+    ('x = 1\n', '--config=c.py: a config is a Python file with a function get_config()'),
+    ('def get_config():\n  return 3\n', '--config=c.py: get_config() returns int; it should return ConfigDict('),
     (DEFAULTS + '  return d\n', "c.py, line 5: NameError: name 'd' is not defined"),
-    (DEFAULTS + '  c.seed = "x"\n  return c\n', 'c.py, line 5: TypeError: Could not override'),
+    (DEFAULTS + '  c.seed = "x"\n  return c\n', '--config=c.py, line 5: seed=x should be a whole number'),
     (DEFAULTS + '  c.train.phaes = 3\n  return c\n', 'config.train.phaes: there is no such field'),
     (START + 'def get_config():\n  return ConfigDict({"train": 3})\n', 'config.train=3 should be a dict of fields'),
-    (START + 'def get_config():\n  return ConfigDict({"seed": "x"})\n', "config.seed='x' should be of type int"),
+    (START + 'def get_config():\n  return ConfigDict({"seed": "x"})\n', "config.seed='x' should be a whole number"),
   ],
 )
 def test_config_files(run, tmp_path, source, words):
@@ -141,6 +159,60 @@ def test_text_files(run, tmp_path, content, words):
   assert words in refused(run, TEXT, '--config.data.train=*.txt')
 
 
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    ('[{"text": "a"}]', "no JSON object, which each line should be; jq -c '.[]' makes lines of an array"),
+    ('[\n {"text": "a"}\n]', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
+    ('{\n "text": "a"\n}', 'there should be one object in a line; jq -c . makes a line of each object'),
+    ('"a"', 'no JSON object, which each line should be'),
+    ('{"content": "a", "id": 3}', "no text under 'text'; texts are under ['content']: set config.data.text_key"),
+    ('{"id": 3}', "no text under 'text'; no other key has one: leave out this file"),
+  ],
+)
+def test_json_files(run, tmp_path, content, words):
+  (tmp_path / 'mine.json').write_text(content)
+  said = refused(run, TEXT, '--config.data.train=*.json')
+  assert words in said and 'mine.json:1: ' in said
+
+
+@pytest.mark.parametrize('name, pattern', [('a.txt', '*.txt'), ('b/a.jsonl.gz', '**/*.jsonl.gz'), ('a.md', '*.txt')])
+def test_a_folder_of_text(run, tmp_path, name, pattern):
+  file = tmp_path / 'my' / name
+  file.parent.mkdir(parents=True)
+  file.touch()
+  assert f"/my/{pattern}'" in refused(run, TEXT, f'--config.data.train={tmp_path}/my/')
+
+
+def test_a_workdir_that_is_for_other_things(run, tmp_path):
+  (tmp_path / 'notes').touch()
+  assert '--workdir=. holds other things (notes) and no run: name a directory' in refused(run, TINY, workdir='.')
+
+
+def test_a_microbatch_that_does_not_divide(caplog):
+  s = Settings(train=dataclasses.replace(Settings().train, microbatch=60))
+  main.check_model(s)
+  assert 'config.train.microbatch=60 does not divide the 64 rows of train.batch_size on a device: 32' in caplog.text
+  caplog.clear()
+  main.check_model(Settings(train=dataclasses.replace(Settings().train, microbatch=64)))
+  assert not caplog.text
+
+
+@pytest.mark.parametrize('error, said', [
+  (RuntimeError("Unable to initialize backend 'tpu': no libtpu (set JAX_PLATFORMS='' to)\nmore"), 'no libtpu;'),
+  (AssertionError(), 'JAX_PLATFORMS=cuda: JAX has no device: it has no such platform; unset it'),
+])  # fmt: skip
+def test_no_device(monkeypatch, error, said):
+  def fail():
+    raise error
+
+  monkeypatch.setattr(jax, 'devices', fail)
+  monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+  with pytest.raises(ValueError) as info:
+    command.devices()
+  assert said in str(info.value) and '\n' not in str(info.value)
+
+
 @pytest.mark.parametrize('config', ['{"a": ', '[1]', '{"architectures": ["Llama"]}'])
 def test_a_workdir_of_something_else(run, tmp_path, config):
   (tmp_path / 'old').mkdir()
@@ -153,7 +225,7 @@ def test_a_workdir_of_something_else(run, tmp_path, config):
 
 def test_a_workdir_that_cannot_be(run, tmp_path):
   (tmp_path / 'file').touch()
-  for workdir in ('file', 'file/below', '/proc/nothing', '/proc/self'):
+  for workdir in ('file', 'file/below', '/proc/nothing'):
     assert 'name a directory that can be made and written' in refused(run, TINY, workdir=workdir)
 
 
@@ -168,6 +240,9 @@ def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
 
 def test_what_was_there_before_stays(tmp_path):
   (tmp_path / 'mine').touch()
+  with pytest.raises(ValueError, match=r'holds other things \(mine\) and no run'), main.kept(tmp_path):
+    raise AssertionError
+  (tmp_path / 'config.json').touch()
   with pytest.raises(ValueError), main.kept(tmp_path):
     raise ValueError
   assert (tmp_path / 'mine').exists()

@@ -13,10 +13,10 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = 'dipaco_jax'
 
 FLOORS = {
-  4: 'main generate serve export harness report status inspection command',
+  4: '__main__ main generate serve export harness report status inspection command config_file usage',
   3: 'spmd worker outer_executor evaluator monitor stages jobs run routing rounds reuse rerouting validation evaluate '
-  'journal token_losses islands leases backup hosts roles history_of_islands dry_run roofline trained generation '
-  'batch server driver tokenizing __init__ harness_model excerpts',
+  'corrections journal token_losses islands leases backup hosts roles history_of_islands dry_run roofline trained '
+  'generation batch server driver tokenizing __init__ harness_model excerpts',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema registry_url database relocate processes metrics events progress history drift drawing '
   'plots grid_plot timeline_plot pictures page report_page comparison trees seals places topology hlo remote sources '
@@ -29,7 +29,7 @@ FLOORS = {
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 FILES = sorted(path.stem for path in (ROOT / PACKAGE).glob('*.py'))
 PLACED = [name for name in FILES if name in FLOOR]
-COMMANDS = [name for name in PLACED if FLOOR[name] == 4 and name != 'command']
+COMMANDS = [name for name in PLACED if FLOOR[name] == 4 and name not in ('command', 'config_file', 'usage')]
 
 FLAGS = ('absl.flags', 'absl.app', 'ml_collections')
 NEVER_BEFORE_USE = ('tensorflow', 'tensorflow_datasets', 'seqio')

@@ -1,5 +1,6 @@
 """Settings: what is wrong with a bad field is said in one line; dicts and back; digests and differences."""
 
+import ast
 import dataclasses
 import json
 import math
@@ -96,23 +97,34 @@ def test_wrong_types(name):
   for wrong in ('two', 2, 0.5, True, None, [1]):
     fits = type(wrong) is type(default) or (type(default), type(wrong)) == (float, int)
     if not fits:
-      assert f'config.{name}={wrong!r} should be of type {type(default).__name__}' == error(nest(name, wrong))
+      assert f'config.{name}={wrong!r} should be {settings.PLAIN[type(default)]}' == error(nest(name, wrong))
+
+
+LEVELS = "tuple: config.levels is written as (('all', '.*', ()),)"
 
 
 @pytest.mark.parametrize(
   'values, message',
   [
-    ({'levels': 'all'}, "config.levels='all' should be a tuple"),
-    ({'levels': (('all', '.*'),)}, "config.levels[0]=('all', '.*') should have 3 entries"),
-    ({'levels': (('all', 1, ()),)}, 'config.levels[0][1]=1 should be of type str'),
-    ({'levels': (('all', '.*', 'a'),)}, "config.levels[0][2]='a' should be a tuple"),
-    ({'grid': {'a': 2.0}}, 'config.grid[0][1]=2.0 should be of type int'),
-    ({'data': {'train': 3}}, 'config.data.train=3 should be a tuple'),
-    ({'train': {'schedule': ((0, (0.0,)),)}}, 'config.train.schedule[0][1][0]=0.0 should be of type int'),
+    ({'levels': 'all'}, f"config.levels='all' should be a {LEVELS}"),
+    ({'levels': (('all', '.*'),)}, "config.levels[0]=('all', '.*') should have 3 entries: config.levels is"),
+    ({'levels': (('all', 1, ()),)}, 'config.levels[0][1]=1 should be a text'),
+    ({'levels': (('all', '.*', 'a'),)}, f"config.levels[0][2]='a' should be a {LEVELS}"),
+    ({'grid': {'a': 2.0}}, 'config.grid.a=2.0 should be a whole number'),
+    ({'grid': {3: 2}}, 'config.grid axis=3 should be a text'),
+    ({'data': {'train': 3}}, "config.data.train=3 should be a tuple: config.data.train is written as ('books/*.txt',)"),
+    ({'train': {'schedule': ((0, (0.0,)),)}}, 'config.train.schedule[0][1][0]=0.0 should be a whole number'),
   ],
 )
 def test_wrong_shapes_of_tuples(values, message):
-  assert error(values) == message
+  assert error(values).startswith(message)
+
+
+def test_fields_that_are_written_in_their_own_way_have_examples():
+  written = {name for name, value in DEFAULTS.items() if type(value) not in settings.PLAIN}
+  assert settings.EXAMPLES.keys() == {'grid', *written}
+  for name, words in settings.EXAMPLES.items():
+    from_dict(GRID | {'data': {'source': 'files', 'train': 'x'}} | nest(name, ast.literal_eval(words)))
 
 
 @pytest.mark.parametrize('name', ['model', 'grid'])

@@ -1,0 +1,17 @@
+"""`python -m dipaco_jax`: what commands there are."""
+
+import sys
+
+import dipaco_jax
+from dipaco_jax import command, processes, usage
+
+if __name__ == '__main__':
+  given = sys.argv[1:]
+  with processes.ending():
+    if given[:1] == ['--version']:
+      print(f'dipaco_jax {dipaco_jax.__version__}')
+    elif not given or given[0] in ('-h', '--help', 'help'):
+      print(usage.commands())
+    else:
+      name = given[0] if given[0] in usage.COMMANDS else 'main'
+      command.fail(f'{given[0]}: write python -m dipaco_jax.{name}; python -m dipaco_jax lists all commands')

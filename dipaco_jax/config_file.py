@@ -1,0 +1,232 @@
+"""A config: a Python file with get_config(), and what the command line changes in it by --config.FIELD=VALUE.
+
+What is wrong with either is said in one line, that names the file and the line, or the option, and the fix.
+"""
+
+import ast
+import difflib
+import inspect
+import pathlib
+import re
+import runpy
+import traceback
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from dipaco_jax import checks, settings
+
+SHIPPED = pathlib.Path(__file__).parent / 'configs'  # in a clone a link, so that wheels take them along
+FIELDS = {'seed': 0, 'grid': {}} | checks.flatten(settings.Settings().to_dict())  # and their defaults, in order
+TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no': False}
+
+
+class Override(typing.NamedTuple):
+  """A field of the config, and what it is to be, as it was typed."""
+
+  name: str
+  text: str
+
+
+def shipped() -> list[str]:
+  """Names of the configs that come with the package."""
+  return sorted(file.stem for file in SHIPPED.glob('*.py'))
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
+  """The other arguments, and those that are --config.FIELD=VALUE, --config.FIELD VALUE or --[no]config.SWITCH."""
+  rest, overrides, left = [], [], list(argv)
+  while left:
+    arg = left.pop(0)
+    match = re.fullmatch(r'--?(no)?config\.([^=]*)(?:=(.*))?', arg, re.DOTALL)
+    if not match:
+      rest.append(arg)
+      continue
+    no, name, text = match.groups()
+    if text is None and kind_of(name) is bool:
+      text = str(not no)
+    elif text is None and left and not left[0].startswith('--'):
+      text = left.pop(0)
+    if text is None or (no and kind_of(name) is not bool):
+      raise ValueError(f'--config.{name}: give it a value, as --config.{name}={example(name)}')
+    overrides.append(Override(name, text))
+  return rest, overrides
+
+
+def read(named: str, overrides: Sequence[Override] = ()) -> dict[str, Any]:
+  """Fields by section, for `settings.from_dict`.
+
+  Args:
+    named: a file, or the name of a config of `shipped`; a variant may follow, behind a colon.
+    overrides: are made in their order; those of one field of names, as of data.train, are taken together.
+  """
+  file, variant = find(named)
+  c = load(file, variant)
+  with c.ignore_type(), c.unlocked():
+    for name, text in _joined(overrides):
+      *sections, last = name.split('.')
+      inside = c
+      for section in sections:
+        if section not in inside:
+          inside[section] = ConfigDict()
+        inside = inside[section]
+      if sections == ['grid'] and last not in inside:
+        raise ValueError(_no_axis(last, text, inside))
+      inside[last] = value_of(name, text)
+  return c.to_dict()
+
+
+def find(named: str) -> tuple[pathlib.Path, list[str]]:
+  """The file, and the variant where one is named."""
+  name, *variant = named.split(':', 1)
+  if pathlib.Path(name).is_file():
+    return pathlib.Path(name), variant
+  if name in shipped():
+    return SHIPPED / f'{name}.py', variant
+  near, ours = difflib.get_close_matches(pathlib.Path(name).stem, shipped(), 1), ', '.join(shipped())
+  fix = f'--config={near[0]} comes with dipaco_jax' if near else f'name a file, or one of {ours}'
+  wrong = ' is a folder' if pathlib.Path(name).is_dir() else ': there is no such file'
+  raise ValueError(f'--config={name}{wrong}; {fix}')
+
+
+def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
+  """What get_config() of a file returns; an error in it is raised with its line."""
+  try:
+    get_config = runpy.run_path(str(file), run_name='config').get('get_config')
+    if not callable(get_config):
+      raise ValueError('a config is a Python file with a function get_config(), as README.md shows')
+    _check_variant(get_config, variant)
+    c = get_config(*variant)
+    if c is None:
+      raise ValueError('get_config() returns nothing: end it with `return c`')
+    if not isinstance(c, (ConfigDict, dict)):
+      kind = type(c).__name__
+      raise ValueError(f'get_config() returns {kind}; it should return ConfigDict(settings.Settings().to_dict())')
+    return c if isinstance(c, ConfigDict) else ConfigDict(c)
+  except Exception as e:  # a config is anybody's program
+    raise ValueError(f'--config={file}{_line(e, str(file))}: {_words(e)}') from e
+
+
+def _check_variant(get_config: typing.Callable[..., Any], variant: Sequence[str]):
+  try:
+    inspect.signature(get_config).bind(*variant)
+  except TypeError as e:
+    fix = f'it has no variants: leave out :{variant[0]}' if variant else 'name a variant, as --config=FILE:VARIANT'
+    raise ValueError(f'get_config{inspect.signature(get_config)}: {fix}') from e
+
+
+def _line(error: Exception, file: str) -> str:
+  if isinstance(error, SyntaxError) and error.filename == file:
+    return f', line {error.lineno}'
+  lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+  return f', line {lines[-1]}' if lines else ''
+
+
+def _words(error: Exception) -> str:
+  """What an error of a config file says, in our words where it is of ConfigDict."""
+  said = ' '.join(str(error).split())
+  if match := re.match(r"Could not override field '(\w+)' \(.*?\)\. (.*) is of original type", said):
+    return _wrong_type(*match.groups())
+  if match := re.search(r'Did you mean "(.*)" instead of "(.*)"', said):
+    return f'{match[2]!r}: there is no such field; the nearest is {match[1]!r}'
+  plain = type(error) is ValueError or isinstance(error, SyntaxError)
+  return (getattr(error, 'msg', '') or said) if plain else f'{type(error).__name__}: {said}'
+
+
+def _wrong_type(last: str, value: str) -> str:
+  """ConfigDict names no section, so that a field may be one of several."""
+  kinds = {settings.wanted(name, kind_of(name)) for name in FIELDS if name.split('.')[-1] == last}
+  fix = f': write {value[:-2]}' if kinds == {'a whole number'} and re.fullmatch(r'\d+\.0', value) else ''
+  return f'{last}={value} should be {" or ".join(sorted(kinds)) or "a section, with fields of its own"}{fix}'
+
+
+def kind_of(name: str) -> Any:
+  """The type of a field; raises ValueError where there is none, with the nearest."""
+  if name in FIELDS:
+    kind: Any = settings.Settings
+    for part in name.split('.'):
+      kind = typing.get_type_hints(kind)[part]
+    return kind
+  if name.startswith('grid.'):
+    return int
+  inside = [field for field in FIELDS if field.startswith(name + '.')]
+  if inside:
+    raise ValueError(f'--config.{name} is a section: name a field of it, as --config.{inside[0]}={example(inside[0])}')
+  same = [f'--config.{field}' for field in FIELDS if field.split('.')[-1] == name.split('.')[-1]]
+  nearest = same or [f'--config.{difflib.get_close_matches(name, FIELDS, 1, 0)[0]}']
+  raise ValueError(f'--config.{name}: there is no such field; the nearest is {" or ".join(nearest)}')
+
+
+def example(name: str) -> str:
+  """What a field may be, as it is typed on a command line."""
+  if name.startswith('grid.'):
+    return '4'
+  if kind_of(name) == tuple[str, ...]:
+    return "'books/*.txt'"
+  return f'"{settings.EXAMPLES[name]}"' if name in settings.EXAMPLES else f'{FIELDS[name]}' or 'TEXT'
+
+
+def value_of(name: str, text: str) -> Any:
+  """What a field is to be, from what was typed."""
+  kind = kind_of(name)
+  try:
+    if kind is str:
+      return text
+    if kind is bool:
+      return TRUTH[text.lower()]
+    if kind is float:
+      return float(text)
+    if kind is int:
+      return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
+  except (ValueError, KeyError, OverflowError) as e:
+    raise ValueError(f'--config.{name}={text} should be {settings.wanted(name, kind)}') from e
+  if kind == tuple[str, ...] and text[:1] not in ('(', '['):
+    return tuple(part for part in text.split(',') if part)
+  return _grid(text) if name == 'grid' else _tuple(name, text)
+
+
+def _whole(value: float) -> int:
+  if not value.is_integer():
+    raise ValueError
+  return int(value)
+
+
+def _tuple(name: str, text: str) -> tuple:
+  try:
+    value = ast.literal_eval(text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError) as e:
+    raise ValueError(f'--config.{name}={text}: write it as --config.{name}={example(name)}') from e
+  return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _grid(text: str) -> dict[str, Any]:
+  try:
+    value = ast.literal_eval(text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    value = None
+  if isinstance(value, dict) and all(isinstance(axis, str) for axis in value):
+    return value
+  raise ValueError(
+    f'--config.grid={text}: give all axes, by the names that config.levels has, as --config.grid={example("grid")}, or '
+    'the size of one, as --config.grid.a=4'
+  )
+
+
+def _no_axis(axis: str, text: str, grid: ConfigDict) -> str:
+  axes = ', '.join(grid.keys()) or 'none'
+  whole = {**grid.to_dict(), axis: int(text) if text.isdecimal() else 2}
+  return (
+    f'--config.grid.{axis}: the axes of this config are {axes}; to have others, give all, as --config.grid="{whole}"'
+  )
+
+
+def _joined(overrides: Sequence[Override]) -> list[Override]:
+  """Globs that were given one by one, as one override."""
+  found: dict[str, Override] = {}
+  for name, text in overrides:
+    before = found.pop(name, None)
+    together = before and before.text and text and kind_of(name) == tuple[str, ...]
+    found[name] = Override(name, f'{before.text},{text}' if before and together else text)
+  return list(found.values())

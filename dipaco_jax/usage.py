@@ -1,0 +1,96 @@
+"""What the commands are, what the options of `main` and the fields of a config mean: the text of `--help`."""
+
+import ast
+import dataclasses
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from dipaco_jax import config_file, settings
+
+COMMANDS = {
+  'main': ('--config=tiny --workdir=runs/tiny', 'trains, from text to report; the same command again goes on'),
+  'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
+  'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
+  'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
+  'export': ('--workdir=runs/tiny --path=3 --out=DIR', "a path for other engines, in Hugging Face's Llama layout"),
+  'harness': ('--workdir=runs/tiny --tasks=NAME,NAME', 'tasks of the LM Evaluation Harness'),
+  'inspect': ('--workdir=runs/tiny --text=WORDS', 'which path reads each part of a text, and its loss'),
+  'report': ('--workdir=runs/tiny', 'writes the report again; several --workdir are compared'),
+}
+
+# What to write in place of options that there are not, by names that they have elsewhere.
+DEVICES = 'all devices are used; CUDA_VISIBLE_DEVICES and JAX_PLATFORMS choose among them'
+LONG = 'write --config.train.phases, or --config.train.steps_per_phase: a run is as long as these say'
+MEANT = {
+  last: 'write ' + ' or '.join(f'--config.{name}' for name in config_file.FIELDS if name.split('.')[-1] == last)
+  for last in {name.split('.')[-1] for name in config_file.FIELDS}
+} | {
+  'epochs': LONG, 'num_epochs': LONG, 'max_steps': LONG, 'gpus': DEVICES, 'devices': DEVICES, 'device': DEVICES,
+  'lr': 'write --config.inner.learning_rate or --config.outer.learning_rate',
+  'resume': 'the same command again goes on where the run was stopped', 'data': "write --config.data.train='my/*.txt'",
+  'output_dir': 'write --workdir', 'output': 'write --workdir', 'out': 'write --workdir',
+}  # fmt: skip
+
+
+def commands() -> str:
+  """A line for each."""
+  lines = [f'  python -m dipaco_jax.{name} {options}\n      {words}' for name, (options, words) in COMMANDS.items()]
+  return '\n'.join(['Commands; --help tells the options of each:', '', *lines])
+
+
+def main_help(about: str, options: Mapping[str, str | None]) -> str:
+  """Of `main`: its options, and every field of a config."""
+  listed = [_entry(f'--{name}', words or '') for name, words in options.items()]
+  fields = _entry('--config.FIELD=VALUE', 'Changes a field of the config; these are all fields, with their defaults.')
+  shipped = f'Configs that come with this: {", ".join(config_file.shipped())}, in {config_file.SHIPPED.resolve()}'
+  return '\n'.join([about, 'options:', *listed, fields, *_sections(), '', *textwrap.wrap(shipped, _width())])
+
+
+def _sections() -> list[str]:
+  """Every field and its default, below what its section is."""
+  words, lines, section = explanations(), [''], ''
+  for name, value in config_file.FIELDS.items():
+    before, section = section, name.rpartition('.')[0]
+    if section != before:
+      lines += ['', *textwrap.wrap(f'{section}: {words.get(section, "")}', _width())]
+    lines.append(_entry(f'{name}={value!r}', words.get(name, '')))
+  return lines
+
+
+def _entry(name: str, words: str) -> str:
+  """One option or field, and what it is."""
+  indent = ' ' * 40
+  wrapped = textwrap.wrap(words, _width(), initial_indent=indent, subsequent_indent=indent) or ['']
+  if len(name) < 37:
+    return f'  {name:38}{wrapped[0].strip()}\n'.rstrip() + ''.join(f'\n{line}' for line in wrapped[1:])
+  return '\n'.join([f'  {name}', *wrapped]).rstrip()
+
+
+def _width() -> int:
+  return min(120, max(80, shutil.get_terminal_size().columns))
+
+
+def explanations() -> dict[str, str]:
+  """Of sections, the first line of what their classes say, and of fields the comments beside them in settings.py."""
+  try:
+    source = inspect.getsource(settings)
+  except OSError:  # there is bytecode alone
+    return {}
+  lines, found = source.splitlines(), {}
+  classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+  for field in dataclasses.fields(settings.Settings):
+    inside = classes.get(getattr(field.type, '__name__', ''))
+    if inside is not None:
+      found[field.name] = (ast.get_docstring(inside) or '').partition('\n')[0]
+      found |= {f'{field.name}.{name}': words for name, words in _comments(inside, lines)}
+  return found | dict(_comments(classes['Settings'], lines))
+
+
+def _comments(inside: ast.ClassDef, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+  """Fields that have one behind them, and what it says."""
+  for node in inside.body:
+    words = lines[(node.end_lineno or 0) - 1].partition('  # ')[2]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and words:
+      yield node.target.id, words
