@@ -1,4 +1,4 @@
-"""python -m dipaco_jax.main --config=configs/tiny.py --workdir=runs/tiny
+"""python -m dipaco_jax.main --config=tiny --workdir=runs/tiny
 
 Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
 Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is

@@ -232,7 +232,8 @@ def test_the_command(undisturbed, tmp_path):
     (['--workdir=x', '--text=x', '--file=x'], 'give a text: --text=WORDS or --file=FILE'),
     (['--workdir=x', '--file=/nowhere'], '--file=/nowhere: No such file'),
     (['--workdir=x', f'--file={sys.executable}'], 'is not UTF-8'),
-    (['--workdir=x', '--text=x', '--every=0'], 'every'),
+    (['--workdir=x', '--text=x', '--every=0'], '--every=0 should be a whole number, 1 or more'),
+    (['--workdir=x', '--text=x', '--html=/proc'], '--html=/proc cannot be written: name a file'),
     (['--workdir=/nowhere', '--text=x'], '--workdir=/nowhere: there is no run'),
   ],
 )

@@ -135,6 +135,30 @@ def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, wo
   assert str(e.value).startswith(f'config.pretrain.init={tmp_path}') and words in str(e.value)
 
 
+@pytest.mark.parametrize(
+  'kind, words',
+  [
+    ('F8_E4M3', "model.safetensors has weights of type 'F8_E4M3': convert them to float32, bfloat16 or float16"),
+    ('I8', "model.safetensors has weights of type 'I8'"),
+    (None, 'model.safetensors has no model.norm.weight'),
+  ],
+)
+def test_weights_that_cannot_be_used_are_named_before_any_work(tmp_path, pieces, kind, words):
+  """By the header alone, in which one weight is of another type, or left out."""
+  write(tmp_path, 400)
+  file = tmp_path / 'model.safetensors'
+  data = file.read_bytes()
+  start = 8 + int.from_bytes(data[:8], 'little')
+  header = json.loads(data[8:start])
+  norm = header.pop('model.norm.weight')
+  header |= {'model.norm.weight': norm | {'dtype': kind}} if kind else {}
+  words_of_header = json.dumps(header).encode()
+  file.write_bytes(len(words_of_header).to_bytes(8, 'little') + words_of_header)
+  with pytest.raises(ValueError) as e:
+    tokenizing.check_init(of(tmp_path, str(pieces)))
+  assert words in str(e.value)
+
+
 def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
   write(tmp_path, 400)
   with pytest.raises(ValueError, match='and only SentencePiece tokenizers can be used'):

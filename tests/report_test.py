@@ -429,8 +429,12 @@ def command(*args):
   [
     ([], '--workdir=DIR'),
     (['--workdir=/nowhere'], 'there is no run here'),
-    (['--workdri=x'], 'Did you mean: workdir'),
-    (['x'], 'x: every option starts with --'),
+    (['--workdri=x'], '--workdri: there is no such option; did you mean --workdir?'),
+    (['x'], "'x' is not an option"),
+    (['--workdir=gs://b/x'], '--workdir=gs://b/x: a report is made in a folder'),
+    (['--workdir=x', '--workdir=x'], '--workdir=x is named twice'),
+    (['--workdir=x,y'], 'name each run by a --workdir of its own'),
+    (['--workdir=x', '--out=y'], '--out=y is for several runs'),
   ],
 )
 def test_wrong_input(args, words):

@@ -85,7 +85,9 @@ def test_what_is_not_there(workdir, tmp_path):
     dipaco_jax.load(str(tmp_path / 'none'))
   with pytest.raises(ValueError, match='there is no version 7'):
     dipaco_jax.load(workdir, 0, 7)
-  for path in (4, -1, (0,), (0, 2)):
+  with pytest.raises(ValueError, match=r'there is no version 7; there are 1, 2$'):
+    dipaco_jax.load(workdir, 0, 7)
+  for path in (4, -1, (0,), (0, 2), 'x', ('0', '1'), (0.5, 0)):
     with pytest.raises(ValueError, match='the paths are 0 to 3, of a grid of 2 x 2'):
       dipaco_jax.load(workdir, path)
   copy = tmp_path / 'copy'
@@ -94,8 +96,16 @@ def test_what_is_not_there(workdir, tmp_path):
   with pytest.raises(ValueError, match='no path is published yet'):
     dipaco_jax.load(str(copy))
   (copy / 'routing' / '0' / 'router.safetensors').unlink()
-  with pytest.raises(ValueError, match='has no router'):
+  with pytest.raises(ValueError, match='there is no router yet: let the run train on'):
     dipaco_jax.load_router(str(copy))
+
+
+def test_what_is_loaded_shows_itself_in_a_line(workdir):
+  path, router = dipaco_jax.load(workdir, 3), dipaco_jax.load_router(workdir)
+  size = sum(x.size for x in path.params.values())
+  assert repr(path) == f'<path 3 of {workdir}, version 1: {size:,} parameters>'
+  assert repr(path.run) == f'<run {workdir}: 4 paths>' and repr(router) == '<router to 4 paths, by the first 8 tokens>'
+  assert len(repr(path.modules)) < 2000 and 'final_norm/scale' in repr(path.modules)
 
 
 def test_a_run_that_goes_on_beside(workdir, tmp_path):
