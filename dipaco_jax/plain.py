@@ -15,7 +15,7 @@ SHOWN |= dict.fromkeys([*range(127, 160), 0x2028, 0x2029, *TURNS, *range(0xD800,
 # `password=`. A URL that is misspelt may have no scheme or no slashes, and a password an @ of its own.
 SECRET = re.compile(
   r"""((?:://[^\s:/@[]*|[^\s:/@'"]):)(?!//|PASSWORD@)\S{1,256}(?=@)"""
-  r"""|(://[^\s:/@[]*:)(?![\d/])[^\s/'"]{1,256}|(password=)[^&\s'"]{1,256}"""
+  r"""|(://[^\s:/@[]*:)(?![\d/]|PASSWORD@)[^\s/'"]{1,256}|(password=)[^&\s'"]{1,256}"""
 )
 
 

@@ -71,7 +71,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),
     ([TINY, '--distributed', '--coordinator=h', '--num_processes=2', '--process_id=0'], '--distributed needs all of'),
     ([TINY, '--distributed', '--coordinator=h:1', '--num_processes=2', '--process_id=2'], 'should be from 0 to 1'),
-    ([TINY, '--role=worker', '--registry=foo'], "the registry 'foo' is none"),
+    ([TINY, '--role=worker', '--registry=foo'], 'the registry cannot be used: give sqlite:////ABSOLUTE/FILE.db or postgresql://USER:PASSWORD@HOST/'),
     ([TINY, '--role=outer', '--share=5/4'], '--share=5/4: write i/n, i from 0 to n - 1'),
     ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
     ([TINY, '--compile_only', '--topology=v5e:3x5'], '--topology=v5e:3x5 is not known: write v5e:SHAPE or v5e:SHAPE*'),

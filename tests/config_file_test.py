@@ -150,7 +150,7 @@ def test_files_that_cannot_be(write, lines, words):
     ('tiny.py', '--config=tiny.py: there is no such file; --config=tiny comes with dipaco_jax'),
     ('configs/tiny.py', '--config=configs/tiny.py: there is no such file; --config=tiny comes with'),
     ('.', '--config=. is a folder; name a file, or one of c4_1300m_dense, '),
-    ('tiny:big', "line 30: variant 'big': there are 'grid' and 'dense'"),
+    ('tiny:big', ": variant 'big': there are 'grid' and 'dense'"),
     ('c.yaml', '--config=c.yaml: a config is a Python file with a function get_config()'),
     ('c.txt', '--config=c.txt, line 1: '),
   ],

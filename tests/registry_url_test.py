@@ -64,7 +64,7 @@ def test_no_password_is_said(url, monkeypatch, capsys):
   assert 'secret' not in str(refused.value)
 
 
-@pytest.mark.parametrize('words', ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b'])
+@pytest.mark.parametrize('words', ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b', 'x://USER:PASSWORD@HOST/y'])
 def test_what_is_no_password_is_said(words):
   assert plain.redacted(words) == words
 
@@ -87,6 +87,7 @@ def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys)
     return 0
 
   monkeypatch.setattr(local, 'supervise', supervise)
+  monkeypatch.setattr(local, 'check', lambda options, rest: registry_url.given(options.registry))  # nor such a config
   monkeypatch.setattr(local.registry, 'Registry', lambda *args: None)  # there is no such database
   monkeypatch.setenv(registry_url.VARIABLE, URL)
   monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}'])

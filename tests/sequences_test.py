@@ -178,7 +178,7 @@ def test_a_fault_in_the_text_is_passed_on(tmp_path, tokenizer):
 
 
 def test_text_too_short_to_count(tmp_path, tokenizer):
-  with pytest.raises(ValueError, match=r'no train text is longer than config\.routing\.prefix_tokens=32'):
+  with pytest.raises(ValueError, match=r'no document of train is longer than config\.routing\.prefix_tokens=32'):
     write(tmp_path / 'a', tokenizer, lambda split: [Document('0', 'short', '')])
 
 

@@ -274,7 +274,7 @@ BAD = {
   'split.txt': (b'x' * ((1 << 20) - 1) + b'\xc3(', f'not UTF-8 at byte {(1 << 20) - 1}'),
   'plain.jsonl': (lines(2) + b'plain text\n', r'plain\.jsonl:3: not JSON'),
   'key.jsonl': (b'{"content": "x", "n": 1}\n', r"key\.jsonl:1: no text under 'text'; texts are under \['content'\]"),
-  'list.jsonl': (b'[1]\n', 'no text under'),
+  'list.jsonl': (b'[1]\n', 'no JSON object, which each line should be'),
   'latin.jsonl': (b'{"text": "\xe9"}\n', r'latin\.jsonl:1: not UTF-8 at byte 10'),
   'cut.jsonl.gz': (gzip.compress(os.urandom(5000))[:2000], 'damaged or cut short'),
   'no.jsonl.gz': (b'plain', 'Not a gzipped file'),
