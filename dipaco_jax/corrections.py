@@ -12,7 +12,7 @@ FILE = 'refused.txt'
 
 # What an unfinished stage may have left that another config cannot use.
 LEFT = {
-  'tokenize': ('tokenizer.model', 'tokenize-*', 'sequences'),
+  'tokenize': ('tokenizer.model*', 'tokenize-*', 'sequences'),
   'pretrain': ('shards/base*', 'base', 'checkpoints/pretrain', 'metrics.jsonl', 'events'),
   'route': ('routing', 'shards/0*'),
 }
