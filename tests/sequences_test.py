@@ -76,7 +76,7 @@ def plain(split):
 @pytest.mark.parametrize('pieces', [1, 3, 1000])
 def test_a_piece_of_a_text_is_validated_all_over(tmp_path, tokenizer, pieces):
   write(tmp_path / 'a', tokenizer, pieces=pieces)
-  found = Sequences(tmp_path / 'a', 'validation')
+  found, firsts = Sequences(tmp_path / 'a', 'validation'), []
   for number, document in enumerate(text.documents(DATA, 'validation')):
     whole = tokenizer.encode(document.text).tolist()
     cut = [whole[i : i + 200] for i in range(0, len(whole), 200)]
@@ -84,6 +84,8 @@ def test_a_piece_of_a_text_is_validated_all_over(tmp_path, tokenizer, pieces):
     mine = [s.tokens.tolist() for s in found.read(range(len(found))) if s.document == number]
     at = [cut.index(sequence) for sequence in mine]
     assert len(at) == min(pieces, len(cut)) and at == sorted(set(at))
+    firsts += at[:1]
+  assert (max(firsts) > 0) == (pieces < 1000)
   drawn = [sequences_lib._spread(list(range(10)), 2, str(i)) for i in range(300)]
   assert {b - a for a, b in drawn} == {5} and {a for a, _ in drawn} == set(range(5)), 'from anywhere, and far apart'
 

@@ -329,11 +329,13 @@ def test_the_first_rows_of_a_written_hold_out_are_of_all_its_documents(tmp_path)
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, SEQ_LEN), max_size=300))
-def test_packing_in_order(lengths):
+@given(st.lists(st.integers(1, SEQ_LEN), max_size=300), st.integers(1, 5))
+def test_packing_in_order(lengths, open_rows):
   ends = np.cumsum([0, *lengths]) + 1
   sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
-  packed = np.array(list(shards.pack_in_order(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(shards, 'OPEN_ROWS', open_rows)
+    packed = np.array(list(shards.pack_in_order(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
   assert sorted(segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
   assert (np.diff(packed[:, 0, 0]) > 0).all(), 'rows come as their first sequences do'
 
