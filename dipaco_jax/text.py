@@ -25,6 +25,7 @@ SOURCES = {
 
 BYTES_PER_TOKEN = 4.0  # more than most vocabularies have in most languages
 LEAST_FLOORS, FLOORS = 10, 2  # of each path's floor of validation tokens: in all, and times paths, as routes are uneven
+UNEVEN = 2  # times the mean: a piece that is cut where held-back text begins has few sequences to give
 ALL = 1 << 20
 HOW = {'stdlib': 'files'}  # are held back whole; of datasets documents
 
@@ -67,7 +68,8 @@ def held(s: settings.Settings) -> Held:
     first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
     once, every = once + first, every + (tokens * useful / length if item.is_piece else first)
   if every * fraction >= floor:
-    return Held(d.validation_fraction, math.ceil(floor / max(1.0, min(once * fraction, most))) or 1, how)
+    needed = floor / max(1.0, min(once * fraction, most))
+    return Held(d.validation_fraction, math.ceil(UNEVEN * needed) if needed > 1 else 1, how)
   raised = min(max(fraction, d.max_validation_fraction), floor / max(every, 1.0))
   return Held(d.validation_fraction if own else raised, ALL, how)
 

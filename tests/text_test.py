@@ -157,7 +157,7 @@ def test_more_is_held_back_of_little_text(tmp_path):
   fraction, sequences, _ = text.held(settings_of(tmp_path))  # 32,000 in all
   assert 0.04 < fraction < 0.06 and sequences == text.ALL
   assert text.held(settings_of(tmp_path, min_validation_tokens=10_000))[0] == 0.1
-  assert text.held(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 3, 'ends')
+  assert text.held(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 5, 'ends')
   for name in 'abc':
     (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 5_000_000)
   assert text.held(settings_of(tmp_path)) == (0.02, 1, 'ends')
