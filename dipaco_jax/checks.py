@@ -28,6 +28,9 @@ MAY_BE_ZERO = (
 FRACTIONS = 'validation_fraction max_validation_fraction holdout_fraction router_fraction lost b1 b2 momentum'.split()
 
 
+NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
+
+
 class Diverged(Exception):
   """Training cannot go on from what it has come to; what was saved before stays."""
 

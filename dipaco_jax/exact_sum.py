@@ -56,15 +56,26 @@ class ExactSum:
     sums = self.sums or zeros(old, np.uint64)
     for arrays in (old, new):
       check_names(sums, arrays, np.float32)
-    strips = [tuple(x.reshape(-1)[part] for x in (sums[name], old[name], new[name])) for name, part in strips_of(sums)]
+    strips = strips_with(sums, old, new)
     done = on_all_cores(lambda strip: add_strip(w, np.add, *strip), strips)
     for (name, _), strip, (_, added) in zip(strips_of(sums), strips, done, strict=True):
       if added < strip[0].size:
-        for other, (_, n) in zip(strips, done, strict=True):
-          add_strip(w, np.subtract, *(x[:n] for x in other))  # integers: nothing is left of it
+        self._subtract(w, strips, [n for _, n in done])
         raise refusal(name, w, *(x[added : added + BLOCK] for x in strip[1:]))
     self.sums, self.contributions, self.weight_quanta = sums, self.contributions + 1, self.weight_quanta + quanta
     return math.fsum(square for square, _ in done)
+
+  def take_back(self, weight: float, old: Arrays, new: Arrays):
+    """Undoes an `add` of the same: the sum is as if it had never been made, to the bit."""
+    w, quanta = quantized(weight)
+    strips = strips_with(self.sums, old, new)
+    self._subtract(w, strips, [strip[0].size for strip in strips])
+    self.contributions, self.weight_quanta = self.contributions - 1, self.weight_quanta - quanta
+
+  def _subtract(self, w: np.float32, strips: list, counts: list[int]):
+    """The first so many elements of each strip: integers, of which nothing is left."""
+    for strip, n in zip(strips, counts, strict=True):
+      add_strip(w, np.subtract, *(x[:n] for x in strip))
 
   def merge(self, other: 'ExactSum'):
     """Adds the contributions of another sum; raises ValueError as `add`."""
@@ -141,6 +152,11 @@ def strips_of(arrays: Arrays) -> Iterator[tuple[str, slice]]:
   for name in sorted(arrays):
     for start in range(0, arrays[name].size, STRIP):
       yield name, slice(start, min(start + STRIP, arrays[name].size))
+
+
+def strips_with(sums: Arrays, old: Arrays, new: Arrays) -> list[tuple[np.ndarray, ...]]:
+  """The same strips of all three."""
+  return [tuple(x.reshape(-1)[part] for x in (sums[name], old[name], new[name])) for name, part in strips_of(sums)]
 
 
 def on_all_cores(work: Callable, strips: list) -> list:

@@ -19,6 +19,7 @@ class Phase(NamedTuple):
 
   checkpoints: Sequence[Fact]
   modules: Sequence[Fact]  # of the version after it
+  excluded: Sequence[Fact]  # who took no part
   losses: list[float | None]  # on the hold-outs, by path
   best_version: list[int]  # by path, after it
 
@@ -55,7 +56,8 @@ def read(islands: Islands) -> Told:
     losses = pointers.add(phase + 1)
     checkpoints = islands.registry.facts('checkpoint', number=phase)
     modules = islands.registry.facts('module', number=phase + 1)
-    phases.append(Phase(checkpoints, modules, losses, list(pointers.version)))
+    excluded = islands.registry.facts('excluded', number=phase)
+    phases.append(Phase(checkpoints, modules, excluded, losses, list(pointers.version)))
   made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
   times = [meta[which] for meta in made for which in ('started', 'ended')]
   return Told(phases, pointers.version, pointers.loss, max(times) - min(times))
@@ -80,11 +82,11 @@ def write_rows(islands: Islands, run: run_lib.Run, told: Told):
     for fact in found.checkpoints:
       seconds = max(fact.meta['timed_s'], 1e-9)
       rate = fact.meta['timed_steps'] * job.batch_size * run.settings.model.seq_len / seconds or None
-      for after, loss, norm, learning_rate in fact.meta['rows']:
+      for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
         run.metrics.write(
           'step', 'train', job.updates(phase, int(fact.key), after), step=job.global_step(phase, after), phase=phase,
           paths=[int(fact.key)], paths_in_phase=len(found.checkpoints), loss=[loss], grad_norm=[norm],
-          learning_rate=learning_rate, tokens_per_s=rate,
+          learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
         )  # fmt: skip
     run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(islands, job, phase, found))
 
@@ -92,8 +94,12 @@ def write_rows(islands: Islands, run: run_lib.Run, told: Told):
 def of_phase(islands: Islands, job, phase: int, found: Phase) -> dict[str, Any]:
   """A row for a phase."""
   means: list[float | None] = [None] * islands.run.layout.grid.num_paths
+  skipped = [0] * len(means)
   for fact in found.checkpoints:
-    means[int(fact.key)] = math.fsum(row[1] for row in fact.meta['rows']) / max(1, len(fact.meta['rows']))
+    rows, path = fact.meta['rows'], int(fact.key)
+    skipped[path] = sum(row[5] for row in rows)
+    if steps := sum(row[4] for row in rows):  # that were finite
+      means[path] = math.fsum(row[1] * row[4] for row in rows if row[4]) / steps
   norms, cosines = {}, {}
   for level in islands.run.layout.levels:
     mine = {
@@ -108,10 +114,13 @@ def of_phase(islands: Islands, job, phase: int, found: Phase) -> dict[str, Any]:
         (m['square_of_sum'] - m['sum_of_squares']) / max((m['paths'] - 1) * m['sum_of_squares'], 1e-30) for m in several
       ]
       cosines[level.name] = math.fsum(each) / len(each)
+  excluded = {f.key: f'{f.meta["why"]}; trained by {f.meta["worker"]}' for f in found.excluded}
+  failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
+  failed |= {'skipped_by_path': skipped} if any(skipped) else {}
   return {
     'phase': phase + 1, 'step': job.global_step(phase + 1, 0), 'inner_s': seconds(found.checkpoints),
     'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
-    'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines,
+    'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ A fact is an immutable row, inserted once, and the only authority; a task only s
     reroute (round)             worker            round: all text is sharded anew
     finish                      evaluator         finished: published, evaluated, reported
 
+Two kinds of facts more come along with these, see screening_of_islands.py: excluded (path, phase), diverged.
+
 `schedule` says what a fact makes possible. It runs after the fact is committed, and again by anybody who finds a fact
 that nobody has scheduled: nothing is lost with the process that had the trigger. A path's next phase starts when its
 own modules are there [3]; there is no barrier but those of `advance`.
@@ -41,6 +43,7 @@ from dipaco_jax.registry import Fact, NewTask
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 TOKENIZER = 'tokenizer.model'
 INNER = 'inner'  # the AdamW state among a checkpoint's objects
+CARRIED = ('usual',)  # of what is said of a module's version, what the next one has too where nobody trains it
 
 
 class Later(OSError):
@@ -67,6 +70,7 @@ class Islands:
   registry: registry_lib.Registry
   storage: storage_lib.Storage
   name: str  # of this process
+  resumed: int = 0  # how often the run had diverged, and was gone on with, when this process began
 
   # -- objects
 
@@ -136,8 +140,13 @@ class Islands:
   @functools.cached_property
   def layout(self) -> modules_lib.Layout:
     """Of the modules; unlike the run's, it needs nothing that the run has made."""
+    return modules_lib.make_layout(self.run.settings.grid, self.run.settings.levels, self.shapes)
+
+  @functools.cached_property
+  def shapes(self) -> dict[str, Any]:
+    """One path's parameters."""
     s = self.run.settings
-    return modules_lib.make_layout(s.grid, s.levels, model.shapes(model.make(s.model, s.tokenizer.vocab_size)))
+    return model.shapes(model.make(s.model, s.tokenizer.vocab_size))
 
   def modules_of(self, path: int) -> dict[str, str]:
     """{level: key of the module that the path picks}."""
@@ -225,7 +234,10 @@ def split(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
-  """What a path has come to after a phase; the digest is over all its objects, one for each level."""
+  """What a path has come to after a phase; the digest is over all its objects, one for each level.
+
+  One that is excluded has none, for nobody would read them.
+  """
   digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
   return Fact('checkpoint', str(path), phase, '', digest, about | {'objects': objects})
 
@@ -255,7 +267,7 @@ def _after_modules(islands: Islands, facts: Iterable[Fact]):
     if version < s.train.phases:
       active = islands.active(version)
       carried += [
-        fact._replace(number=version + 1, meta={})
+        fact._replace(number=version + 1, meta={name: fact.meta[name] for name in CARRIED if name in fact.meta})
         for fact in group if not active[islands.paths_through(fact.key)].any()
       ]
   if carried:

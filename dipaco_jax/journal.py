@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,33 @@ from dipaco_jax import checkpoint, mesh, metrics, progress
 from dipaco_jax.checks import Diverged
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
+
+
+def warn_not_finite(name: str, path: int, step: int, finite_K: np.ndarray, skipped: float):
+  """Says which is the first of a path's steps up to `step` that was not finite."""
+  which = step - len(finite_K) + 1 + int(np.argmin(finite_K))
+  done = 'it is skipped' if skipped else 'config.inner.max_skipped lets it pass'
+  logging.warning('%s, step %d: loss or gradient of path %d is not finite: %s', name, which, path, done)
+
+
+class Steps(NamedTuple):
+  """What is said of some steps of some paths."""
+
+  sums: dict[str, np.ndarray]  # of loss and norm over the steps that were finite, [P]
+  means: dict[str, np.ndarray]  # the same; NaN where none was
+  learning_rate: float
+  finite: np.ndarray  # bool [k, P]
+  skipped: np.ndarray  # how many steps, [P]
+
+
+def of_steps(found: dict[str, np.ndarray]) -> Steps:
+  """From `inner.METRICS`, [k, P] each."""
+  values = {name: x.astype(np.float64) for name, x in found.items()}
+  rates, skipped = values.pop('learning_rate')[-1], values.pop('skipped').sum(0)
+  finite = np.isfinite(values['loss']) & np.isfinite(values['grad_norm'])
+  count, sums = finite.sum(0), {name: np.where(finite, x, 0).sum(0) for name, x in values.items()}
+  means = {name: np.where(count, x / np.maximum(count, 1), np.nan) for name, x in sums.items()}
+  return Steps(sums, means, float(rates[0]), finite, skipped)
 
 
 class Journal:
@@ -52,19 +79,17 @@ class Journal:
       found: `inner.METRICS`, [k, m_a, ...].
     """
     at, trained = [i for i, path in enumerate(paths) if path >= 0], [path for path in paths if path >= 0]
-    values = {n: mesh.fetch(x).reshape(x.shape[0], -1)[:, at].astype(np.float64) for n, x in found.items()}
-    steps = len(values['loss'])
+    sums, means, learning_rate, finite, skipped = of_steps(
+      {name: mesh.fetch(x).reshape(x.shape[0], -1)[:, at] for name, x in found.items()}
+    )
+    steps = len(finite)
     rate = self._count(steps, steps * len(at) * rows * self._programs.model.config.seq_len)
-    rates, skipped = values.pop('learning_rate')[-1], values.pop('skipped').sum(0)
-    finite = np.isfinite(values['loss']) & np.isfinite(values['grad_norm'])
-    count, sums = finite.sum(0), {name: np.where(finite, x, 0).sum(0) for name, x in values.items()}
-    means = {name: np.where(count, x / np.maximum(count, 1), np.nan) for name, x in sums.items()}
-    for path, loss, number in zip(trained, sums['loss'].tolist(), count.tolist(), strict=True):
+    for path, loss, number in zip(trained, sums['loss'].tolist(), finite.sum(0).tolist(), strict=True):
       self._record.loss_sum[path] += loss
       self._record.loss_steps[path] += number
     self._rows.write(
       'step', self._name, updates, step=step, phase=phase, paths=trained, paths_in_phase=in_phase,
-      **means, learning_rate=float(rates[0]), tokens_per_s=rate, **({'skipped': skipped} if skipped.any() else {}),
+      **means, learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': skipped} if skipped.any() else {}),
     )  # fmt: skip
     self._note_not_finite(step, trained, finite, skipped)
     num_paths = self._programs.layout.grid.num_paths
@@ -78,9 +103,7 @@ class Journal:
     record, most = self._record, self._programs.settings.inner.max_skipped
     for path, finite_K, skipped in zip(trained, finite_KP.T, skipped_P, strict=True):
       if not finite_K.all() and not self._not_finite[path]:
-        which = step - len(finite_K) + 1 + int(np.argmin(finite_K))
-        done = 'it is skipped' if skipped else 'config.inner.max_skipped lets it pass'
-        logging.warning('%s, step %d: loss or gradient of path %d is not finite: %s', self._name, which, path, done)
+        warn_not_finite(self._name, path, step, finite_K, skipped)
       record.skipped[path] += int(skipped)
       in_a_row = int(np.argmax(finite_K[::-1])) if finite_K.any() else self._not_finite[path] + len(finite_K)
       self._not_finite[path] = in_a_row

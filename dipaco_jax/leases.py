@@ -17,9 +17,10 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax import backup, seals, stopping
+from dipaco_jax import backup, screening_of_islands, seals, stopping
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
+from dipaco_jax.checks import Diverged
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, Task
 
@@ -64,7 +65,7 @@ class Lease:
     self._news.set()
 
   def check(self):
-    """Raises registry.Lost where the task is another's by now."""
+    """Raises registry.Lost where the task is another's by now, Diverged where the run is over."""
     if self._lost:
       raise self._lost
 
@@ -100,6 +101,7 @@ class Lease:
       if not self._over.is_set():
         try:
           self.renew()
+          screening_of_islands.heed(self.islands)
           if self.is_at_work:
             registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
         except Exception as e:  # also a database that is away for longer than we wait
@@ -123,15 +125,17 @@ class Role:
     self.next: futures.Future[Lease | None] | None = None  # the claim of the next task
     self.fetch_s, self.work_s = 0.0, 1e9  # that the last task took that is fetched: to fetch, and then
     self.failures = self.done = self.unlucky = 0
-    self.seen = self.looked = self.asked = -1e9  # when we last gave a sign of life, looked around, claimed ahead
+    # When we last gave a sign of life, looked around, claimed ahead, asked whether all are to end.
+    self.seen = self.looked = self.asked = self.heeded = -1e9
     self.busy = time.monotonic()  # when we last had a task
     self.put_off = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
     self.told = moved(islands)  # bytes, with our last fact
 
   def serve(self):
-    """Does tasks until the run is finished."""
+    """Does tasks until the run is finished; raises Diverged where it is no use to go on."""
     with self.handing_over():
       while True:
+        self.heed()
         lease = self.claimed_ahead() or self.claim()
         if lease:
           self.unlucky, self.busy = 0, time.monotonic()
@@ -140,6 +144,11 @@ class Role:
           self.settle()  # what it makes possible may be for us
         elif self.idle():
           return
+
+  def heed(self):
+    if time.monotonic() - self.heeded > SIGN_OF_LIFE_S:
+      self.heeded = time.monotonic()
+      screening_of_islands.heed(self.islands)
 
   def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
@@ -234,6 +243,11 @@ class Role:
         self.islands.look_again(e)
       self.send_back(lease, e)
       time.sleep(random.uniform(0.5, 1.5))
+    except Diverged as e:
+      screening_of_islands.tell(self.islands, str(e))
+      lease.release()
+      self.drop(lease)
+      raise
     except Exception as e:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
       logging.warning('%s failed: %s', lease.about['task'], words, exc_info=True)

@@ -219,8 +219,9 @@ def run_role(settings: settings_lib.Settings):
   check_model(settings)
   compilation_cache(roles.make_local_place(FLAGS.workdir))
   roles.run_role(
-    FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup
-  )
+    FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
+    resumes=not FLAGS.parent,  # which sees to that before it starts the first of many
+  )  # fmt: skip
 
 
 def follow(parent: int):
@@ -333,7 +334,7 @@ def finish(workdir: pathlib.Path):
     r = run_report.write(workdir)
     trees.tidy(workdir)
   if r['perplexity'] is None:
-    raise checks.Diverged('training diverged: the perplexity is not finite')
+    raise checks.Diverged(checks.NO_PERPLEXITY)
   lines = [
     f'perplexity    {headline.figure(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.changes(r)),

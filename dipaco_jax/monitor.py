@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from dipaco_jax import history_of_islands
+from dipaco_jax import history_of_islands, screening_of_islands
 from dipaco_jax import islands as islands_lib
 from dipaco_jax.islands import INNER, OBJECTS, Islands
 
@@ -22,10 +22,11 @@ SILENT_S = 60
 
 
 def watch(islands: Islands):
-  """Until the run is finished."""
+  """Until the run is finished; raises Diverged where it is no use to go on."""
   collector, about = Collector(islands), {'task': '', 'stuck': ''}
   with heard(islands, about):
     while not islands_lib.is_finished(islands):
+      screening_of_islands.heed(islands)
       islands_lib.advance(islands)
       collector.collect(frontier(islands) - GENERATIONS)
       why = stuck(islands)

@@ -58,6 +58,12 @@ def init(layout: Layout, transformation: optax.GradientTransformation, modules: 
   return {level.name: vmap_modules(one, len(level.axes))(modules[level.name]) for level in layout.levels}
 
 
+def step(transformation: optax.GradientTransformation, module, state, delta):
+  """OuterOpt of one module, from Delta: the new module and its new state."""
+  updates, state = transformation.update(delta, state, module)
+  return optax.apply_updates(module, updates), state
+
+
 def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: bool, shape: Sequence[int]):
   """w_i, shaped like the grid, float32: 0 where not active; else by shard tokens (their mean is 1), or 1."""
   tokens = np.asarray(shard_tokens, np.float64)
@@ -99,8 +105,7 @@ def update(
 
     def one(module, state, sum_of_module, factor, touched):
       delta = jax.tree.map(lambda s: s * factor, sum_of_module)
-      updates, optimizer = transformation.update(delta, state, module)
-      new = (optax.apply_updates(module, updates), optimizer)
+      new = step(transformation, module, state, delta)
       kept = jax.tree.map(lambda n, o: jnp.where(touched, n, o), new, (module, state))
       return *kept, optax.tree.norm(delta)
 

@@ -6,24 +6,32 @@
 The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: the task is
 given back, and a further checkpoint wakes it. What it has summed stays in its memory, and the oldest of it in files of
 this machine; an executor that finds neither sums anew.
+
+Who is excluded by the path's worker is left out, and what is not plausible when it is read here: a machine in between
+may be bad. A module of one path alone, which is left out, stays as it is (screening_of_islands.py).
 """
 
 import collections
 import functools
 import hashlib
+import json
 import math
 import pathlib
 import time
+from collections.abc import Collection
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from dipaco_jax import checkpoint, exact_sum, jobs, outer, shards
+from dipaco_jax import checkpoint, exact_sum, jobs, outer, screening, screening_of_islands, shards
 from dipaco_jax import islands as islands_lib
+from dipaco_jax.checks import Diverged
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
+from dipaco_jax.screening_of_islands import Bounds
 
 KINDS = ('outer',)
 SHA256 = 32  # bytes, before what they are of
@@ -32,12 +40,14 @@ HELD = 4  # sums in memory, each with its module and outer state: 4 modules
 
 
 class Partial:
-  """What has been summed of a module's contributions to a version, and of whose."""
+  """What has been summed of a module's contributions to a version, and of whose; and who was left out."""
 
-  def __init__(self, file: pathlib.Path, old: dict[str, np.ndarray], state: dict[str, np.ndarray]):
-    self.file, self.old, self.state = file, old, state  # `state` is the outer one
+  def __init__(self, file: pathlib.Path, old: dict[str, np.ndarray], state: dict[str, np.ndarray], bounds: Bounds):
+    self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state` is the outer one
     self.sum = exact_sum.ExactSum()
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path
+    self.moved: dict[str, float] = {}  # r of screening.py, by path
+    self.left_out: dict[str, str] = {}  # why, by path
     self.started = time.time()
     if file.exists():
       self._read()
@@ -47,19 +57,36 @@ class Partial:
     if hashlib.sha256(found[SHA256:]).digest() != found[:SHA256]:
       return  # not what was written: summed anew
     state = checkpoint.from_bytes(found[SHA256:])
-    paths, squares = (state.pop(name).tolist() for name in ('#paths', '#squares'))
-    self.squares = dict(zip(map(str, paths), squares, strict=True))
+    self.squares, self.moved, self.left_out = json.loads(state.pop('#paths').tobytes())
     self.sum = exact_sum.ExactSum.from_state(state)
 
   def save(self):
     """For whoever goes on with it on this machine: us, or who comes after us."""
-    if self.squares:
-      about = {'#paths': np.array(list(map(int, self.squares))), '#squares': np.array(list(self.squares.values()))}
-      data = checkpoint.to_bytes(self.sum.state() | about)
+    if self.squares or self.left_out:
+      paths = json.dumps([self.squares, self.moved, self.left_out]).encode()
+      data = checkpoint.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
       checkpoint.write_file(self.file, hashlib.sha256(data).digest(), data)
 
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
-    self.squares[path] = self.sum.add(weight, self.old, new)
+    """Adds what a path has come to; or leaves it out, with the reason, where that is not finite or not plausible."""
+    [level] = self.bounds.usual
+    try:
+      square = self.sum.add(weight, self.old, new)
+    except FloatingPointError:
+      self.left_out[path] = self.bounds.why({level: math.nan})
+    except ValueError as e:
+      self.left_out[path] = str(e)
+    else:
+      moved = math.sqrt(square) / weight / self.bounds.rates
+      if why := self.bounds.why({level: moved}):
+        self.sum.take_back(weight, self.old, new)
+        self.left_out[path] = why
+      else:
+        self.squares[path], self.moved[path] = square, moved
+
+  def is_of(self, excluded: Collection[str]) -> bool:
+    """Whether it has left out none but these, and added none of them."""
+    return self.left_out.keys() <= set(excluded) and self.squares.keys().isdisjoint(excluded)
 
   def take_mean(self) -> dict[str, np.ndarray]:
     """Delta, for the sum, which goes: it is twice as large."""
@@ -78,32 +105,49 @@ class Executor:
     """Adds what is there; with the last contribution, publishes the module's next version."""
     module, phase = task.key, task.number - 1
     level, _ = islands.parse(module)
-    weights = path_weights(islands, phase)
-    wanted = {str(path) for path in islands.paths_through(module) if weights[path] > 0}
+    weights = module_weights(islands, module, phase)
+    made = islands.registry.facts('module', [module], task.number)  # once, by us or by another
+    excluded: dict[str, str] = dict(made[0].meta.get('left_out', {})) if made else {}
     partial = self.take(islands, task)
+    if made and not partial.is_of(excluded):
+      partial = self.take(islands, task, anew=True)
     self.put_back(task, partial)  # at once: what is summed stays, also where the next contribution cannot be read
-    facts = islands.registry.facts('checkpoint', sorted(wanted - partial.squares.keys()), phase)
+    missing = weights.keys() - partial.squares.keys() - partial.left_out.keys()
+    facts = {fact.key: fact for fact in islands.registry.facts('checkpoint', sorted(missing), phase)}
+    excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if not made and 'excluded' in fact.meta}
 
     def read(fact: Fact) -> tuple[Fact, dict[str, np.ndarray]]:
       return fact, islands.read(*fact.meta['objects'][level.name])
 
-    for fact, new in shards.prefetch(read, facts, READERS, READERS):  # while others are added
-      partial.add(fact.key, float(weights[int(fact.key)]), new)
-      lease.about |= {'step': len(partial.squares), 'of': len(wanted)}
+    to_add = [fact for path, fact in facts.items() if path not in excluded]
+    for fact, new in shards.prefetch(read, to_add, READERS, READERS):  # while others are added
+      partial.add(fact.key, weights[fact.key], new)
+      lease.about |= {'step': len(partial.squares), 'of': len(weights)}
       lease.check()
-    if partial.squares.keys() != wanted:
+    left_out = excluded | partial.left_out
+    if made and not partial.is_of(excluded):
+      raise RuntimeError(f'{module} {task.number}: {partial.left_out} counted when it was made: is this machine sound?')
+    if left_out and not made:
+      lease.check()
+      screening_of_islands.check(islands, module, phase, path_weights(islands, phase), left_out)
+    if partial.squares.keys() | left_out.keys() != weights.keys():
       islands.registry.release(task, waiting=True)
       return None
+    screening_of_islands.heed(islands)  # else what has been withdrawn since might be in the sum
     del self.partials[task.key, task.number]
-    return lambda: [publish(islands, task, partial)]
+    return lambda: publish(islands, task, partial, left_out)
 
-  def take(self, islands: Islands, task: Task) -> Partial:
+  def take(self, islands: Islands, task: Task, anew: bool = False) -> Partial:
     """The task's partial sum: from memory, from a file, or a new one. Not ours before the task is."""
-    if held := self.partials.pop((task.key, task.number), None):
+    held = self.partials.pop((task.key, task.number), None)
+    if held and not anew:
       return held
-    before = islands.registry.facts('module', [task.key], task.number - 1)[0]
+    before = version_before(islands, task)
     file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.sum'
-    return Partial(file, *islands_lib.split(islands.read(before.uri, before.sha256)))
+    if anew:
+      file.unlink(missing_ok=True)
+    bounds = screening_of_islands.bounds(islands, [before], task.number - 1)
+    return Partial(file, *islands_lib.split(islands.read(before.uri, before.sha256)), bounds)
 
   def put_back(self, task: Task, partial: Partial):
     """The one that was worked on least recently goes to its file."""
@@ -112,29 +156,66 @@ class Executor:
       self.partials.popitem(last=False)[1].save()
 
 
-def publish(islands: Islands, task: Task, partial: Partial) -> Fact:
-  """The outer step, and its object; the sum goes, and its file."""
+def version_before(islands: Islands, task: Task) -> Fact:
+  """Of the task's module."""
+  return islands.registry.facts('module', [task.key], task.number - 1)[0]
+
+
+def publish(islands: Islands, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
+  """The outer step, and its object, or none where no path counts; and whom we ourselves leave out."""
+  phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
+  owners = {f.key: f.meta['worker'] for f in islands.registry.facts('checkpoint', sorted(partial.left_out), phase)}
+  about: dict[str, Any] = {'executor': islands.name, 'started': partial.started}
+  about |= screening_of_islands.next_usual(islands, task.key, usual, partial.moved.values())
+  about |= {'left_out': left_out} if left_out else {}
+  if partial.squares:
+    name, sha256, figures = outer_step(islands, task, partial)
+  else:
+    (_, _, _, name, sha256, _), figures = version_before(islands, task), {}
+  partial.file.unlink(missing_ok=True)
+  more = [
+    screening_of_islands.exclusion(islands, int(path), phase, why, owners[path], islands.name)
+    for path, why in partial.left_out.items()
+  ]
+  return [Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()}), *more]
+
+
+def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
+  """Object and sha256 of the next version, and what is said of its outer gradient; the sum goes."""
   s, paths, weight = islands.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
-  new, moved, norm = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
+  new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
+  check_sound(islands, task, is_sound)
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
-  partial.file.unlink(missing_ok=True)
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
-  about = {
+  figures = {
     'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * weight) ** 2,
-    'sum_of_squares': math.fsum(partial.squares.values()), 'executor': islands.name, 'started': partial.started,
-    'ended': time.time(),
+    'sum_of_squares': math.fsum(partial.squares.values()),
   }  # fmt: skip
-  return Fact('module', task.key, task.number, name, sha256, about)
+  return name, sha256, figures
+
+
+def check_sound(islands: Islands, task: Task, is_sound: bool):
+  """Ends the run where the outer step makes what no model is."""
+  level, at = islands.parse(task.key)
+  sound = {l.name: np.ones(islands.layout.grid.level_shape(l), bool) for l in islands.layout.levels}
+  sound[level.name][at] = is_sound
+  try:
+    screening.check_modules(islands.layout, sound)
+  except Diverged as e:
+    screening_of_islands.end(islands, task.number - 1, str(e))
 
 
 def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):
-  """(new parameters, new outer state, |Delta|) of one module; a state is by place in Optax's tree, {} for a new one."""
+  """(new parameters, new outer state, |Delta|, whether all is sound) of one module.
+
+  A state is by place in Optax's tree; {} for a new one.
+  """
   transformation = outer.make(config)
   init = transformation.init
   there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
-  new, moved, norm = _compiled(config)(params, there, mean, factor)
-  return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm)
+  new, moved, norm, is_sound = _compiled(config)(params, there, mean, factor)
+  return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm), bool(is_sound)
 
 
 @functools.cache
@@ -144,10 +225,21 @@ def _compiled(config):
 
   def update(params, state, mean, factor):
     delta = jax.tree.map(lambda m: m * factor, mean)
-    updates, moved = transformation.update(delta, state, params)
-    return optax.apply_updates(params, updates), moved, optax.tree.norm(delta)
+    new = outer.step(transformation, params, state, delta)
+    return *new, optax.tree.norm(delta), screening.is_sound(new)
 
   return jax.jit(update, donate_argnums=(0, 1))  # of JAX's copies
+
+
+def module_weights(islands: Islands, module: str, phase: int) -> dict[str, float]:
+  """w_i of a module's paths, by their names, divided by one power of two: the largest is in (1/2, 1].
+
+  That leaves the mean as it is; and what is in the exact sum's range follows from how far paths move alone.
+  """
+  weights = path_weights(islands, phase)
+  found = {str(path): float(weights[path]) for path in islands.paths_through(module) if weights[path] > 0}
+  fraction, exponent = math.frexp(max(found.values(), default=1.0))
+  return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in found.items()}
 
 
 @functools.lru_cache(4)

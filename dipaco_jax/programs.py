@@ -307,8 +307,8 @@ class Programs:
   def _sound(self, modules, state) -> dict[str, jax.Array]:
     """Which modules are sound, by level, [K_a, ...]."""
 
-    def one(module, state):
-      return screening.is_sound([x for x in jax.tree.leaves((module, state)) if jnp.issubdtype(x.dtype, jnp.floating)])
+    def one(*of_module):
+      return screening.is_sound(of_module)
 
     return {
       level.name: outer_lib.vmap_modules(one, len(level.axes))(modules[level.name], state[level.name].optimizer)

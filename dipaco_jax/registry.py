@@ -1,7 +1,8 @@
 """The registry of islands [3]: facts, which are the only authority, and tasks, which merely coordinate.
 
 A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
-task is what makes facts, and could be made again from them. Both are named by (kind, key, number).
+task is what makes facts, and could be made again from them. Both are named by (kind, key, number). Facts are taken back
+in one case only, `withdraw`, when a run that has diverged goes on.
 
     waiting --wake--> ready --claim--> running --complete--> done
                         ^---- release, or the lease ran out
@@ -171,9 +172,29 @@ class Registry:
   def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
     insert = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
-      row = fact._asdict() | {'meta': _json(fact.meta)}
-      if not connection.execute(insert, row).rowcount and (there := _content(connection, fact)) != _canonical(fact):
+      inserted = connection.execute(insert, _row(fact)).rowcount
+      if not inserted and (there := _content(connection, fact)) != _canonical(fact):
         raise ValueError(f'{fact} cannot replace the fact that is there: {there}')
+
+  def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
+    """Takes facts back, for once, and makes tasks ready that were done with; all that run are lost to their owners.
+
+    In one transaction, with `mark`, which is there afterwards: who comes with the same mark later does nothing.
+    Returns whether it was us.
+    """
+
+    def work(connection: sa.Connection) -> bool:
+      insert = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
+      if not connection.execute(insert, _row(mark)).rowcount:
+        return False
+      for fact in facts:
+        connection.execute(schema.WITHDRAW, _name(fact))
+      for task in tasks:
+        connection.execute(schema.RENEW, _name(task))
+      connection.execute(schema.DISOWN)
+      return True
+
+    return self._db.transact(work)
 
   def facts(self, kind: str, keys: Sequence[str] | None = None, number: int | None = None) -> list[Fact]:
     """Of a kind; only of these keys, of this number, if given. By number, then key."""
@@ -238,17 +259,22 @@ class Registry:
     """A sign of life of the role of that name."""
     row = {'name': name, 'role': role, 'about': _json(about)}
     insert = self._db.insert(ROLES).values(seen=Now())
-    news = {column: insert.excluded[column] for column in ('role', 'about', 'seen')}
-    self._db.change(insert.on_conflict_do_update(index_elements=['name'], set_=news), row)
+    news = {column: insert.excluded[column] for column in ('about', 'seen')}
+    self._db.change(insert.on_conflict_do_update(index_elements=['name', 'role'], set_=news), row)
 
   def roles(self) -> list[Row]:
     """name, role, about of every role, and `silent_s` since its last sign of life."""
-    query = sa.select(ROLES.c.name, ROLES.c.role, ROLES.c.about, (Now() - ROLES.c.seen).label('silent_s'))
-    return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query.order_by(ROLES.c.name))]
+    names = ROLES.c.name, ROLES.c.role
+    query = sa.select(*names, ROLES.c.about, (Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
+    return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
 
 
 def _json(meta: dict) -> str:
   return json.dumps(meta, sort_keys=True)
+
+
+def _row(fact: Fact) -> Row:
+  return fact._asdict() | {'meta': _json(fact.meta)}
 
 
 def _canonical(fact: Fact) -> tuple:

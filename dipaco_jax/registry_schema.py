@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.database import Among, Now
 
-VERSION = 2
+VERSION = 3
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
 LOCKED = 100  # tasks that others may be taking at this moment, which a claim looks past: PostgreSQL's connections
 
@@ -60,7 +60,7 @@ TASKS = sa.Table(
 ROLES = sa.Table(
   'dipaco_roles', METADATA,
   sa.Column('name', TEXT, primary_key=True),
-  sa.Column('role', sa.Text, nullable=False),
+  sa.Column('role', TEXT, primary_key=True),
   sa.Column('about', sa.Text, nullable=False),
   sa.Column('seen', sa.Double, nullable=False),
 )  # fmt: skip
@@ -133,6 +133,10 @@ REOPEN = (
   )
   .values(state='ready', lease=0.0)
 )
+
+WITHDRAW = sa.delete(FACTS).where(_named(FACTS))
+RENEW = sa.update(TASKS).where(_named(TASKS)).values(state='ready', lease=0.0, progress=None, fence=TASKS.c.fence + 1)
+DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(state='ready', lease=0.0, fence=TASKS.c.fence + 1)
 
 # One statement each: what is read in two, a task and then its facts, can be neither here nor there.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))

@@ -40,12 +40,14 @@ from dipaco_jax import (
   outer_executor,
   registry_url,
   run_report,
+  screening_of_islands,
   worker,
 )
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import storage as storage_lib
+from dipaco_jax.checks import Diverged
 from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, NewTask
@@ -56,12 +58,15 @@ ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 def run_role(
   role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
-  is_backup: bool = False,
+  is_backup: bool = False, resumes: bool = True,
 ):  # fmt: skip
   """Works in a role until the run is finished.
 
+  Args:
+    resumes: goes on with a run that has diverged; else it ends, unless who has started it has seen to that.
   Raises:
     ValueError: another config began this run, or the database or the place cannot be used.
+    Diverged: it is no use to go on.
   """
   if settings.outer.lost:
     raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
@@ -77,9 +82,25 @@ def run_role(
   islands = Islands(run, registry, storage, name)
   if not hosts.first:
     return worker.follow(islands, hosts)
+  resumed = screening_of_islands.resume(islands) if resumes else screening_of_islands.times_resumed(registry)
+  islands = dataclasses.replace(islands, resumed=resumed)
+  try:
+    serve(islands, role, share, is_backup, hosts, local / 'scratch' / f'{run_id}-{resumed}')
+  except Diverged as e:
+    hosts.say({'diverged': str(e)})
+    raise
+  hosts.say({})
+  if role in ('outer', 'monitor'):
+    shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
+  if registry.facts('finished')[0].meta['perplexity'] is None:
+    raise Diverged(checks.NO_PERPLEXITY)
+
+
+def serve(islands: Islands, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
+  """Until the run is finished; sums that wait for others are in `scratch`."""
   performs: dict[str, Any] = {
     'worker': (worker.KINDS if hosts.alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
-    'outer': (outer_executor.KINDS, outer_executor.Executor(local / 'scratch' / run_id).perform),
+    'outer': (outer_executor.KINDS, outer_executor.Executor(scratch).perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   if role == 'monitor':
@@ -90,9 +111,18 @@ def run_role(
     fetches = {'train': worker.fetch} if role == 'worker' else {}
     pool = backup.Backup(islands, kinds) if is_backup else None
     leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
-  hosts.say({})
-  if role in ('outer', 'monitor'):
-    shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
+
+
+def resume(workdir: str, url: str) -> int:
+  """Goes on with a run that has diverged, for processes that are about to begin; returns how often that was done."""
+  registry = registry_lib.Registry(url)
+  try:
+    for config in registry.facts('config'):
+      run = run_lib.unattended(local_place(workdir), settings_lib.from_dict(config.meta['config']))
+      screening_of_islands.resume(Islands(run, registry, storage_lib.open_storage(workdir), 'resume'))
+    return screening_of_islands.times_resumed(registry)
+  finally:
+    registry.close()
 
 
 def check(url: str | None, share: str) -> str:

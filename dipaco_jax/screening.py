@@ -15,6 +15,7 @@ in the papers: there, one path that fails is in every module a few phases later.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,9 +58,10 @@ def next_usual(usual: jax.Array, moved: jax.Array, paths: jax.Array, first: floa
   return jnp.where(paths > 0, after, usual)
 
 
-def is_sound(leaves: Sequence[jax.Array]) -> jax.Array:
+def is_sound(tree: Any) -> jax.Array:
   """Whether a module and the state of its OuterOpt are finite, with no array whose root mean square is above `MOST`."""
-  return jnp.all(jnp.stack([jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)))) <= MOST for x in leaves]))
+  leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+  return jnp.all(jnp.stack([jnp.sqrt(jnp.mean(jnp.square(x))) <= MOST for x in leaves]))
 
 
 def why(moved: Mapping[str, float], usual: Mapping[str, float], exclude_above: float) -> str:
@@ -103,6 +105,11 @@ def module_without_paths(layout: Layout, heard: np.ndarray, excluded: np.ndarray
   return None
 
 
+def without_paths(module: str) -> Diverged:
+  """What to raise where a module is to be moved by several paths, and is by none."""
+  return Diverged(f'no path of module {module} has an outer gradient that is finite and plausible')
+
+
 def check(layout: Layout, heard: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int):
   """Raises Diverged where it is no use to go on: in all paths of a module, in all there are, or too often in one path.
 
@@ -114,7 +121,7 @@ def check(layout: Layout, heard: np.ndarray, excluded: np.ndarray, in_a_row: Seq
   if heard.any() and not (heard & ~excluded).any():
     raise Diverged('no path has an outer gradient that is finite and plausible')
   if module := module_without_paths(layout, heard, excluded):
-    raise Diverged(f'no path of module {module} has an outer gradient that is finite and plausible')
+    raise without_paths(module)
   for path, n in enumerate(in_a_row):
     if n > most:
       raise Diverged(f'path {path} was excluded in {n} phases in a row, more than config.outer.max_excluded={most}')

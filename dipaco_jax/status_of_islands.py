@@ -8,6 +8,7 @@ from dipaco_jax import plain
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.progress import duration
 
+EXCLUDED, SHOWN = 'excluded: ', 5
 KINDS = ('prepare', 'train', 'outer', 'evaluate', 'reroute', 'finish')
 
 
@@ -16,35 +17,50 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   counts, roles = registry.counts(), registry.roles()
   done = [f'{kind} {n.get("done", 0)} of {sum(n.values())}' for kind in KINDS if (n := counts.get(kind))]
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
-  rows += [tuple(map(plain.name, row(role))) for role in roles]
+  names = [role['name'] for role in roles]
+  rows += [tuple(map(plain.name, row(role, names.count(role['name']) > 1))) for role in roles]
   widths = [max(len(cells[i]) for cells in rows) for i in range(len(rows[0]))]
   table = ['  '.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
   stuck = [plain.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
-  return ['tasks so far: ' + (', '.join(done) or 'none'), *table, *stuck]
+  return ['tasks so far: ' + (', '.join(done) or 'none'), *table, *stuck, *map(plain.text, failures(registry))]
 
 
-def row(role: dict[str, Any]) -> tuple[str, ...]:
+def failures(registry: registry_lib.Registry) -> list[str]:
+  """Which paths took no part in outer steps, as far as there is room, and why the run has come to an end."""
+  found = [
+    f'{EXCLUDED}phase {fact.number + 1}, step {fact.meta["step"]}: path {fact.key}, trained by {fact.meta["worker"]}, '
+    f'took no part: {fact.meta["why"]}'
+    for fact in registry.facts('excluded')
+  ]  # fmt: skip
+  ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', ['resumed'])
+  return found[-SHOWN:] + [fact.meta['why'] for fact in ended[len(resumed) :]]
+
+
+def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
+  """A role's cells; `names_role`: another role has the same name."""
   about = role['about']
   step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
   rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
   return (
-    role['name'], about.get('task') or 'idle', step, rate, str(about.get('tasks_done', '')),
-    f'{duration(role["silent_s"])} ago',
+    role['name'] + (f' ({role["role"]})' if names_role else ''), about.get('task') or 'idle', step, rate,
+    str(about.get('tasks_done', '')), f'{duration(role["silent_s"])} ago',
   )  # fmt: skip
 
 
 class Screen:
-  """Lines that overwrite themselves on a terminal; elsewhere the first of them, where it has changed."""
+  """Lines that overwrite themselves on a terminal; elsewhere the first of them, and who took no part, once."""
 
   def __init__(self, stream: TextIO):
-    self.stream, self.height, self.last = stream, 0, ''
+    self.stream, self.height, self.last = stream, 0, set[str]()
     self.terminal = stream.isatty() and os.environ.get('TERM') != 'dumb'
 
   def show(self, found: list[str]):
     if not self.terminal:
-      if found[0] != self.last:
-        print(found[0], file=self.stream, flush=True)
-      self.last = found[0]
+      wanted = [found[0], *(line for line in found if line.startswith(EXCLUDED))]
+      for line in wanted:
+        if line not in self.last:
+          print(line, file=self.stream, flush=True)
+      self.last = {*wanted}
       return
     size = shutil.get_terminal_size()
     shown = [line[: size.columns - 1] for line in found[: size.lines - 1]]

@@ -16,8 +16,10 @@ import jax
 import numpy as np
 
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import jobs, mesh, rounds, shards, spmd, stages, stopping, storage
+from dipaco_jax import jobs, journal, mesh, metrics, rounds, screening_of_islands, shards, spmd, stages, stopping
 from dipaco_jax import run as run_lib
+from dipaco_jax import storage as storage_lib
+from dipaco_jax.checks import Diverged
 from dipaco_jax.hosts import Hosts, leaving
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
@@ -37,9 +39,11 @@ def perform(islands: Islands, task: Task, lease: Lease, hosts: Hosts | None = No
 
 
 def follow(islands: Islands, hosts: Hosts):
-  """Another host than the first: trains with it until it says no more."""
+  """Another host than the first: trains with it until it says no more, or that the run has diverged."""
   with stopping.listening() as signals, signals.answered(leaving):
     while words := hosts.hear():
+      if why := words.get('diverged'):
+        raise Diverged(why)
       with hosts.together():
         job, has_inner = make_job(islands, islands.round(words['phase'])), words.pop('has_inner')
         inner_steps(islands, job, **words, arrays=hosts.share(blank(job, has_inner)), done=lambda *_: None)
@@ -55,18 +59,25 @@ class Loaded(NamedTuple):
   job: spmd.Job
   step: int  # of the phase
   arrays: dict[str, np.ndarray]  # parameters and inner state by place, as `keep` has them; maybe no inner state
+  old: dict[str, np.ndarray]  # parameters at the phase's start
+  anew: bool  # where there is no inner state, whether a fresh one is wanted, be there one of the base model
 
 
 def fetch(islands: Islands, task: Task) -> Loaded:
   """The path's shard, and its state of a former owner within the phase, or of the phase's start."""
-  job = make_job(islands, islands.round(task.number))
-  return Loaded(job, *(resume(islands, task.progress) or (0, begin(islands, job, int(task.key), task.number))))
+  job, path = make_job(islands, islands.round(task.number)), int(task.key)
+  old, before = islands.path_parameters(path, task.number), trained_before(islands, path, task.number)
+  anew = before is not None and job.keep_state and screening_of_islands.begins_anew(islands, path, before)
+  if found := resume(islands, task.progress):
+    return Loaded(job, *found, old, anew)
+  inner = {} if before is None or anew or not job.keep_state else inner_state(islands, path, before)
+  return Loaded(job, 0, {place(PARAMS, name): x for name, x in old.items()} | inner, old, anew)
 
 
 def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   """tau steps of a path from its modules of this version, or from where a former owner has left them."""
   path, number, started = int(task.key), task.number, time.time()
-  job, step, arrays = lease.fetched()
+  job, step, arrays, old, anew = lease.fetched()
   losses = Losses(islands, lease, job)
 
   def done(after: int, found: dict[str, jax.Array], kept: dict[str, np.ndarray] | None):
@@ -77,7 +88,7 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     if kept and not lease.is_copy:
       writer.submit(keep, islands, lease, task, after, kept)
 
-  words = {'path': path, 'phase': number, 'step': step}
+  words = {'path': path, 'phase': number, 'step': step, 'anew': anew}
   with futures.ThreadPoolExecutor(1) as writer, hosts.together():
     hosts.say(words | {'has_inner': has_inner(arrays)})
     arrays = inner_steps(islands, job, **words, arrays=hosts.share(arrays), done=done)
@@ -85,20 +96,26 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
 
   def publish() -> list[Fact]:
-    return [islands_lib.checkpoint_fact(path, number, write(islands, job, path, number, arrays), about)]
+    new = {name: arrays[place(PARAMS, name)] for name in old}
+    judged = screening_of_islands.judge(islands, path, number, old, new)
+    if why := judged.get('excluded'):
+      told = screening_of_islands.exclusion(islands, path, number, why, islands.name)
+      return [islands_lib.checkpoint_fact(path, number, {}, about | judged), told]
+    return [islands_lib.checkpoint_fact(path, number, write(islands, job, path, number, arrays), about | judged)]
 
   return publish
 
 
 def inner_steps(
-  islands: Islands, job: spmd.Job, path: int, phase: int, step: int, arrays: dict[str, np.ndarray], done: Callable
-) -> dict[str, np.ndarray]:
+  islands: Islands, job: spmd.Job, path: int, phase: int, step: int, anew: bool, arrays: dict[str, np.ndarray],
+  done: Callable,
+) -> dict[str, np.ndarray]:  # fmt: skip
   """The inner steps of a phase from `step` on; returns what `arrays` have become.
 
   After every dispatch `done` gets the number of steps, their metrics, and from time to time the arrays, to be kept.
   """
   programs, every = job.programs, islands.run.settings.checkpoint.every_steps
-  params, inner = in_flight(job, phase, arrays)
+  params, inner = in_flight(job, phase, arrays, anew)
   del arrays
   weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
   for dispatch, batch in shards.prefetch(lambda d: spmd.load(job, d), remaining(job, path, phase, step)):
@@ -127,15 +144,15 @@ def remaining(job: spmd.Job, path: int, phase: int, step: int) -> Iterator[spmd.
     yield spmd.Dispatch(phase, path, s, last, last)
 
 
-def begin(islands: Islands, job: spmd.Job, path: int, phase: int) -> dict[str, np.ndarray]:
-  """The path's modules, and the inner state it has come to, if it has one of its own."""
-  params = {PARAMS: islands.path_parameters(path, phase)}
-  arrays = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(params)}
-  before = next((t for t in reversed(range(phase)) if islands.active(t)[path]), None)
-  if before is None or not job.keep_state:
-    return arrays
-  found = islands.registry.facts('checkpoint', [str(path)], before)[0]
-  return arrays | islands.read(*found.meta['objects'][INNER])
+def trained_before(islands: Islands, path: int, phase: int) -> int | None:
+  """The phase before this one in which the path was trained."""
+  return next((t for t in reversed(range(phase)) if islands.active(t)[path]), None)
+
+
+def inner_state(islands: Islands, path: int, phase: int) -> dict[str, np.ndarray]:
+  """What the path had come to after a phase."""
+  [found] = islands.registry.facts('checkpoint', [str(path)], phase)
+  return islands.read(*found.meta['objects'][INNER])
 
 
 def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict[str, np.ndarray]] | None:
@@ -149,12 +166,12 @@ def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict
     return None
 
 
-def in_flight(job: spmd.Job, phase: int, arrays: dict[str, np.ndarray]) -> tuple[Any, Any]:
+def in_flight(job: spmd.Job, phase: int, arrays: dict[str, np.ndarray], anew: bool) -> tuple[Any, Any]:
   """Parameters and inner state on the devices; where a path has no inner state, the base model's or a fresh one."""
   programs = job.programs
   params = to_device(programs, {PARAMS: programs.params_spec}, arrays)[PARAMS]
   if not has_inner(arrays):
-    return params, job.first_state(phase, params)
+    return params, programs.fresh_state(params) if anew else job.first_state(phase, params)
   return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
 
 
@@ -176,7 +193,9 @@ def blank(job: spmd.Job, has_inner: bool) -> dict[str, np.ndarray]:
 
 
 def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str, np.ndarray]):
-  """A checkpoint within the phase: the object first, then the row that names it."""
+  """A checkpoint within the phase: the object first, then the row that names it. Nobody could go on from NaN."""
+  if not all(np.isfinite(x).all() for x in arrays.values()):
+    return
   name, sha256 = islands.write(f'paths/{task.number}/{task.key}-step{step}', arrays)
   lease.keep({'step': step, 'name': name, 'sha256': sha256})
 
@@ -218,9 +237,10 @@ class Losses:
   def __init__(self, islands: Islands, lease: Lease, job: spmd.Job):
     self.islands, self.lease, self.job = islands, lease, job
     self.pending: tuple[int, Any] | None = None
-    self.rows: list[list[float]] = []  # step after, and the means of METRICS
+    self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
     self.begun: float | None = None  # when the first dispatch was done, which may have compiled
     self.timed_steps = 0
+    self.is_finite = True  # whether the last step was
     self.last = time.monotonic()
 
   def dispatched(self, after: int, found: dict[str, jax.Array]):
@@ -231,15 +251,25 @@ class Losses:
     """Waits for the dispatch before."""
     if self.pending:
       after, found = self.pending
-      values = {name: float(np.mean(mesh.fetch(x), dtype=np.float64)) for name, x in found.items()}
-      self.rows.append([after, values['loss'], values['grad_norm'], values['learning_rate']])
+      steps = journal.of_steps({name: mesh.fetch(x).reshape(-1, 1) for name, x in found.items()})
+      loss, norm = (float(steps.means[name][0]) for name in ('loss', 'grad_norm'))
+      counts = int(steps.finite.sum()), int(steps.skipped[0])
+      self.rows.append(metrics.plain([after, loss, norm, steps.learning_rate, *counts]))
+      self.warn(after, steps)
       self.last = time.monotonic()
       if self.begun is None:
         self.begun = self.last
       else:
         self.timed_steps += self.job.dispatch_steps
-      self.lease.about |= {'step': after, 'of': self.job.steps_per_phase, 'loss': values['loss']} | self.rate()
+      self.lease.about |= {'step': after, 'of': self.job.steps_per_phase, 'loss': metrics.plain(loss)} | self.rate()
     self.pending = None
+
+  def warn(self, after: int, steps: journal.Steps):
+    """Of the first step that was not finite, and again after those that were."""
+    if self.is_finite and not steps.finite.all():
+      task, last = self.lease.task, self.job.global_step(self.lease.task.number, after)
+      journal.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
+    self.is_finite = bool(steps.finite[-1, 0])
 
   def rate(self) -> dict[str, float]:
     """Tokens/s since the first dispatch."""
@@ -290,7 +320,7 @@ def take_over(islands: Islands, made: Fact):
     islands.storage.whole.discard((tree, sha256))
     try:
       islands.storage.download_tree(tree, islands.run.workdir / tree, sha256)
-    except (storage.Missing, storage.Corrupt):
+    except (storage_lib.Missing, storage_lib.Corrupt):
       shutil.rmtree(islands.run.workdir / tree, ignore_errors=True)
 
 

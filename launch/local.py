@@ -16,6 +16,8 @@ import sys
 import time
 
 from dipaco_jax import (
+  checks,
+  command,
   config_file,
   headline,
   plain,
@@ -30,7 +32,7 @@ from dipaco_jax import (
 )
 
 PAUSE_S = 1.0
-CLEANING_S = 30  # that the monitor has, after the end
+CLEANING_S = 30  # that the monitor has, after the end; and all roles to end where the run has diverged
 STALLED = 10  # leases without a sign of life: a role that has stopped or hangs; its task went to another after one
 AWAY_S = 10  # between two answers of the registry: it was away, or we were, and nobody could be heard
 FAILURES = 5  # within a minute, of one role: something is wrong that starting it again will not mend
@@ -65,7 +67,7 @@ class Role:
   def mend(self) -> str:
     """Starts it again where it died; says why it cannot."""
     status = self.process.poll()
-    if status is None or status == 0:
+    if status in (None, 0, command.DIVERGED):
       return ''
     if status == 2 or len(self.starts) > FAILURES:
       return f'{self.name} ended with status {status}: {last_line(self.log)} (all of it is in {self.log})'
@@ -142,22 +144,23 @@ def main() -> int:
   logs.mkdir(parents=True, exist_ok=True)
   url = url or roles.default_registry(local)
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
-  command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
-  command += [f'--lease_s={options.lease_s}', *rest]
+  words = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
+  words += [f'--lease_s={options.lease_s}', *rest]
   stopping = []
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda n, frame: stopping.append(n))
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
   counts['backup'] = options.backups
-  running = [Role(role, i, count, command, logs) for role, count in counts.items() for i in range(count)]
+  resumed = roles.resume(options.workdir, url)
+  running = [Role(role, i, count, words, logs) for role, count in counts.items() for i in range(count)]
   try:
-    return supervise(running, registry.Registry(url, options.lease_s), stopping)
+    return supervise(running, registry.Registry(url, options.lease_s), stopping, resumed)
   finally:
     stop(running)
 
 
-def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]) -> int:
-  """Until the run is finished, or somebody stops it."""
+def supervise(running: list[Role], facts: registry.Registry, stopping: list[int], resumed: int = 0) -> int:
+  """Until the run is finished, somebody stops it, or it has diverged more often than it was resumed before."""
   screen, ear = status_of_islands.Screen(sys.stderr), Ear(facts)
   while not stopping:
     heard = ear.silent_s()
@@ -171,14 +174,27 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     screen.show(status_of_islands.lines(facts))
     if found := facts.facts('finished'):
       screen.close()
-      perplexity = found[0].meta['perplexity']
-      print('\n'.join(headline.finished(found[0].meta)), flush=True)
+      if found[0].meta['perplexity'] is None:
+        status = diverged(checks.NO_PERPLEXITY)
+      else:
+        print('\n'.join(headline.finished(found[0].meta)), flush=True)
+        status = 0
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
-      return 2 if perplexity is None else 0  # as main
+      return status
+    if ended := facts.facts('diverged', [''])[resumed:]:
+      screen.close()
+      wait(running, CLEANING_S)
+      return diverged(ended[-1].meta['why'])
     time.sleep(PAUSE_S)
   screen.close()
   print('local.py: stopped; the same command goes on from here', file=sys.stderr)
   return 128 + stopping[0]
+
+
+def diverged(why: str) -> int:
+  """Says it as main does; its status."""
+  print(f'local.py: {why}; {command.AFTER_DIVERGENCE}', file=sys.stderr)
+  return command.DIVERGED
 
 
 def stop(running: list[Role]):

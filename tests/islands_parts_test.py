@@ -10,9 +10,19 @@ import pytest
 import tiny_run
 from one_process import Machine, changed, close
 
-from dipaco_jax import checkpoint, history_of_islands, islands, outer_executor, registry, run_report
+from dipaco_jax import (
+  checkpoint,
+  history_of_islands,
+  islands,
+  outer_executor,
+  registry,
+  run_report,
+  screening_of_islands,
+)
 from dipaco_jax import settings as settings_lib
 from dipaco_jax.registry import Fact, NewTask
+
+BOUNDS = screening_of_islands.Bounds({'low': 100.0}, 1.0, 10.0)
 
 
 @pytest.fixture
@@ -56,13 +66,13 @@ def test_idle_is_asked_of_one_moment(after, tmp_path):
 @pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda f: os.truncate(f, 40), lambda f: os.truncate(f, 0)])
 def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
   file, old = tmp_path / 'x.sum', {'w': np.ones(100, np.float32)}
-  kept = outer_executor.Partial(file, old, {})
+  kept = outer_executor.Partial(file, old, {}, BOUNDS)
   kept.add('3', 0.5, {'w': np.zeros(100, np.float32)})
   kept.save()
-  found = outer_executor.Partial(file, old, {})
+  found = outer_executor.Partial(file, old, {}, BOUNDS)
   assert found.squares == {'3': 25.0} and (found.sum.mean()['w'] == 1).all()
   damage(file)
-  assert outer_executor.Partial(file, old, {}).squares == {}
+  assert outer_executor.Partial(file, old, {}, BOUNDS).squares == {}
 
 
 def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):

@@ -15,7 +15,19 @@ import pytest
 import tiny_run
 from backends import Backend
 
-from dipaco_jax import evaluator, islands, leases, monitor, outer_executor, pictures, registry, roles, storage, worker
+from dipaco_jax import (
+  evaluator,
+  islands,
+  leases,
+  monitor,
+  outer_executor,
+  pictures,
+  registry,
+  roles,
+  screening_of_islands,
+  storage,
+  worker,
+)
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 
@@ -194,12 +206,13 @@ class Machine:
     roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
-    return islands.Islands(run, facts, place_of, 'all')
+    made = islands.Islands(run, facts, place_of, 'all')
+    return dataclasses.replace(made, resumed=screening_of_islands.resume(made))
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
     """Serves until the run is finished, or the process is killed."""
     made, before = self.islands(place, workdir), set(threading.enumerate())
-    executor = outer_executor.Executor(made.run.workdir / 'scratch')
+    executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
     performs = {
       **dict.fromkeys(worker.KINDS, worker.perform), **dict.fromkeys(evaluator.KINDS, evaluator.perform),
       **dict.fromkeys(outer_executor.KINDS, executor.perform),

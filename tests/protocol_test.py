@@ -23,8 +23,10 @@ import sqlalchemy as sa
 from dipaco_jax import checkpoint, history_of_islands, islands, jobs, leases, monitor, registry, storage
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
+from dipaco_jax.checks import Diverged
 from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.registry_schema import TASKS
+from dipaco_jax.screening_of_islands import begins_anew, heed, resume
 
 KINDS = {
   'worker-0': ('prepare', 'train', 'reroute'), 'worker-1': ('prepare', 'train', 'reroute'), 'outer-0': ('outer',),
@@ -89,7 +91,7 @@ class Process:
     try:
       self.step()
       watch(self.islands) if self.name.startswith('monitor') else serve(self.islands, KINDS[self.name])
-    except Killed:
+    except (Killed, Diverged):
       pass
     except BaseException as e:
       self.error = e
@@ -102,6 +104,7 @@ def watch(of: islands.Islands):
   """As monitor.watch, without its pauses."""
   collector = monitor.Collector(of)
   while not islands.is_finished(of):
+    heed(of)
     islands.advance(of)
     collector.collect(monitor.frontier(of) - monitor.GENERATIONS)
   collector.collect(of.run.settings.train.phases)
@@ -113,6 +116,7 @@ def serve(of: islands.Islands, kinds):
   role = leases.Role(of, 'any', kinds, lambda *_: None)
   role.hold = lambda claim: claim()  # a task, whose lease nobody renews
   while True:
+    heed(of)
     if not (task := role.claim()):
       if islands.is_finished(of):
         return
@@ -161,7 +165,7 @@ def train(of: islands.Islands, task) -> list[Fact]:
   path, phase = int(task.key), task.number
   before = next((t for t in reversed(range(phase)) if of.active(t)[path]), None)
   inner: dict = {}
-  if before is not None:
+  if before is not None and not begins_anew(of, path, before):
     inner = of.read(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][islands.INNER])
   new = digest(path, phase, the_round(of, phase), parameters(of, path, phase), inner)
   prefix = f'paths/{phase}/{path}'
@@ -238,6 +242,7 @@ class World:
     """As a process sees the run; a step ends before and after whatever it does to what others see."""
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db', lease_s=3600)
     place = storage.open_storage(str(self.place))
+    resumed = resume(islands.Islands(self.run, facts, place, name))
 
     def stepwise(real):
       def call(*args, **options):
@@ -251,7 +256,7 @@ class World:
     for method in ('transact', 'change', 'returned', 'rows'):
       setattr(facts._db, method, stepwise(getattr(facts._db, method)))
     place.patiently = stepwise(place.patiently)
-    return islands.Islands(self.run, facts, place, name)
+    return islands.Islands(self.run, facts, place, name, resumed)
 
   def to_the_end(self, faults: bool) -> Fact:
     for turn in range(MOST_TURNS):

@@ -1,0 +1,221 @@
+"""Screening in islands [3]: a worker judges its path before it publishes, an executor again what it reads.
+
+How long outer gradients are, r and h, and what is plausible is the same as in one job (screening.py). h of a module is
+in its fact, `usual`. A path that takes no part is told of by facts:
+
+    checkpoint (path, phase)    `excluded`: why, by its worker; there is nothing else to read
+    module (module, version)    `left_out`: who took no part, by path; who makes the version again leaves out the same
+    excluded (path, phase)      why, and whose it was: for people, and for the path's next phase, which begins with a
+                                fresh AdamW state
+    diverged (number)           why it is no use to go on: all roles end. The same command withdraws what blocks the
+                                phase, and notes that as `diverged resumed (number)`; then it is trained again.
+
+A process knows how often the run had been resumed when it began, and ends where it has diverged once more since.
+"""
+
+import contextlib
+import functools
+import hashlib
+import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dipaco_jax import inner, screening
+from dipaco_jax.checks import Diverged
+from dipaco_jax.islands import Islands
+from dipaco_jax.registry import Fact, NewTask, Registry
+
+RESUMED = 'resumed'  # key of a fact that says that the run goes on after it has diverged
+
+
+class Bounds(NamedTuple):
+  """What outer gradients of a phase are judged by."""
+
+  usual: Mapping[str, float]  # h of the path's modules, by level
+  rates: float  # the sum of the learning rates
+  exclude_above: float  # f
+
+  def why(self, moved: Mapping[str, float]) -> str:
+    """Why a path with these r, by level, is to take no part; '' if it does."""
+    f = number(self.exclude_above)
+    plausible = (screening.is_plausible(number(r), number(self.usual[level]), f) for level, r in moved.items())
+    return '' if all(map(bool, plausible)) else screening.why(moved, self.usual, self.exclude_above)
+
+
+def bounds(islands: Islands, modules: Iterable[Fact], phase: int) -> Bounds:
+  """For those who start from these modules."""
+  usual = {islands.parse(fact.key)[0].name: usual_of(islands, fact) for fact in modules}
+  return Bounds(usual, rates(islands, phase), islands.run.settings.outer.exclude_above)
+
+
+def first_usual(islands: Islands, module: str) -> float:
+  """h_0 of a module."""
+  names = islands.layout.names(islands.parse(module)[0])
+  return screening.first_usual(sum(islands.shapes[n].size for n in names), islands.run.settings.inner.optimizer)
+
+
+def usual_of(islands: Islands, module: Fact) -> float:
+  """h of a module's version; it is noted where it is not h_0."""
+  return module.meta.get('usual', first_usual(islands, module.key))
+
+
+def next_usual(islands: Islands, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
+  """h of the next version, from the r of the paths that took part, as its fact notes it."""
+  first = first_usual(islands, module)
+  found = float(screening.next_usual(number(usual), number(math.fsum(moved)), jnp.asarray(len(moved)), first))
+  return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
+
+
+def number(x: float) -> jax.Array:
+  """As one job has it, float32."""
+  with np.errstate(over='ignore'):
+    return jnp.asarray(np.float32(x))
+
+
+@functools.lru_cache(4)
+def rates(islands: Islands, phase: int) -> float:
+  """The sum of the learning rates of a phase's steps."""
+  s = islands.run.settings
+  rate = inner.learning_rate(s.inner, s.decay_steps, s.pretrain.steps)
+  return float(screening.sum_of_rates(rate, np.int32(first_step(islands, phase)), s.train.steps_per_phase))
+
+
+def first_step(islands: Islands, phase: int) -> int:
+  """The global step before a phase."""
+  s = islands.run.settings
+  return s.pretrain.steps + phase * s.train.steps_per_phase
+
+
+# -- a path
+
+
+def judge(
+  islands: Islands, path: int, phase: int, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+  """What a checkpoint says of its outer gradient: `moved`, r by level, and `excluded`, where it is to take no part."""
+  modules = islands.registry.facts('module', list(islands.modules_of(path).values()), phase)
+  limits, moved = bounds(islands, modules, phase), {}
+  with np.errstate(over='ignore', invalid='ignore'):
+    for level in islands.layout.levels:
+      squares = [float(np.linalg.norm(old[n] - new[n])) ** 2 for n in islands.layout.names(level)]
+      moved[level.name] = math.sqrt(math.fsum(squares)) / limits.rates if all(map(math.isfinite, squares)) else math.nan
+  why = limits.why(moved)
+  found = {level: r if math.isfinite(r) else None for level, r in moved.items()}
+  return {'moved': found} | ({'excluded': why} if why else {})
+
+
+def exclusion(islands: Islands, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
+  """That a path takes no part in an outer step, which is also said in the log; `executor`: by whose judgement."""
+  step, grid = first_step(islands, phase + 1), islands.layout.grid
+  where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
+  logging.warning(
+    'train, phase %d, step %d: path %d %sof %s takes no part in the outer step: %s; it goes on from the new modules, '
+    'with a fresh optimizer state', phase + 1, step, path, f'({where}) ' if where else '', worker, why,
+  )  # fmt: skip
+  about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
+  return Fact('excluded', str(path), phase, '', '', about)
+
+
+def begins_anew(islands: Islands, path: int, phase: int) -> bool:
+  """Whether a path that was trained in a phase took no part in an outer step after it."""
+  return bool(islands.registry.facts('excluded', [str(path)], phase))
+
+
+# -- the end
+
+
+def check(islands: Islands, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
+  """Ends the run where it is no use to go on, as one job does.
+
+  Args:
+    module, phase: what is to be made a new version of.
+    weights: w_i of every path, [P].
+    left_out: whose outer gradients this module does without: excluded by their workers, or not plausible here.
+  """
+  layout, most = islands.layout, islands.run.settings.outer.max_excluded
+  told = islands.registry.facts('excluded', number=phase)
+  whole = {int(fact.key) for fact in told if 'executor' not in fact.meta}  # not of one module only
+  excluded = np.isin(np.arange(weights.size), list(whole)).reshape(layout.grid.shape)
+  paths = whole | {*map(int, left_out)}
+  in_a_row = [1 + excluded_before(islands, path, phase) if path in paths else 0 for path in range(weights.size)]
+  try:
+    screening.check(layout, weights.reshape(layout.grid.shape) > 0, excluded, in_a_row, most)
+    wanted = {path for path in islands.paths_through(module) if weights[path] > 0}
+    if len(wanted) > 1 and wanted <= paths:
+      raise screening.without_paths(screening.named(*islands.parse(module)))
+  except Diverged as e:
+    end(islands, phase, str(e), left_out)
+
+
+def excluded_before(islands: Islands, path: int, phase: int) -> int:
+  """In how many of the phases in a row that a path was trained in, up to the one before, it took no part."""
+  excluded = {fact.number for fact in islands.registry.facts('excluded', [str(path)])}
+  count = 0
+  for t in reversed(range(phase)):
+    if islands.active(t)[path]:
+      if t not in excluded:
+        break
+      count += 1
+  return count
+
+
+def end(islands: Islands, phase: int, why: str, left_out: Collection[str] = ()) -> NoReturn:
+  """All roles are to end; the first who says why is heard. Raises Diverged."""
+  why = f'train diverged in phase {phase + 1}: {why}'
+  tell(islands, why, phase, left_out)
+  heed(islands)  # another may have said it in other words
+  raise Diverged(why)
+
+
+def tell(islands: Islands, why: str, phase: int = -1, left_out: Collection[str] = ()):
+  """That all roles are to end, if nobody has said so; `phase` is the one that cannot be gone on from, if it is one."""
+  about = {'why': why, 'phase': phase, 'left_out': sorted(left_out), 'by': islands.name}
+  with contextlib.suppress(ValueError):
+    islands.registry.put([Fact('diverged', '', islands.resumed, '', hashlib.sha256(why.encode()).hexdigest(), about)])
+
+
+def heed(islands: Islands):
+  """Raises Diverged where the run has ended so since this process began."""
+  if ended := islands.registry.facts('diverged', [''])[islands.resumed :]:
+    raise Diverged(ended[-1].meta['why'])
+
+
+def times_resumed(facts: Registry) -> int:
+  return len(facts.facts('diverged', [RESUMED]))
+
+
+def resume(islands: Islands) -> int:
+  """A run that has diverged goes on: what blocks the phase is withdrawn, and trained again from the modules, which are
+  good. Returns how often that has been done, for the processes that begin after it.
+  """
+  number = times_resumed(islands.registry)
+  for ended in islands.registry.facts('diverged', [''])[number:]:
+    phase, blocking = ended.meta['phase'], to_withdraw(islands, ended)
+    tasks = [NewTask('train', path, phase) for path in blocking]
+    modules = {module for path in blocking for module in islands.modules_of(int(path)).values()}
+    modules -= {fact.key for fact in islands.registry.facts('module', sorted(modules), phase + 1)}
+    tasks += [NewTask('outer', module, phase + 1) for module in sorted(modules)]
+    facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in ('checkpoint', 'excluded')]
+    if islands.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
+      again = f'; trained again: path {", ".join(blocking)}' if blocking else ''
+      logging.warning('%s. It goes on%s', ended.meta['why'], again)
+    number += 1
+  return number
+
+
+def to_withdraw(islands: Islands, ended: Fact) -> list[str]:
+  """Paths that took no part in the phase that ended the run, as far as a module waits for them, and none has them."""
+  phase = ended.meta['phase']
+  made = {fact.key: fact.meta.get('left_out', ()) for fact in islands.registry.facts('module', number=phase + 1)}
+  paths = {*ended.meta['left_out'], *(fact.key for fact in islands.registry.facts('excluded', number=phase))}
+
+  def is_free(path: str) -> bool:
+    modules = islands.modules_of(int(path)).values()
+    return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
+
+  return sorted(filter(is_free, paths), key=int)

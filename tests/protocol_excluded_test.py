@@ -1,0 +1,77 @@
+"""The protocol of islands, as in protocol_test.py, where paths are left out, and where that ends the run.
+
+A run that has diverged ends for every process, whenever each gets to know; and goes on with those that begin after it.
+"""
+
+import os
+
+import numpy as np
+import protocol_test as protocol
+import pytest
+from protocol_test import digest
+
+from dipaco_jax import islands, screening_of_islands
+from dipaco_jax.registry import Fact
+
+EXCLUDED = {(1, 1), (3, 2)}  # paths and phases, by their workers
+REFUSED = {('low/0', '0', 2)}  # by an executor, which reads otherwise
+SICK = 3  # a phase in which no path comes to anything, until the run has diverged
+SHARED = (protocol.SHARED, dict(train=dict(phases=5)))
+RUNS = {'healthy': SHARED, 'sick': SHARED, 'apart': (protocol.APART, dict(train=dict(phases=5)))}
+
+
+def train(of: islands.Islands, task) -> list[Fact]:
+  path, phase = int(task.key), task.number
+  is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
+  is_sick = is_sick and not screening_of_islands.times_resumed(of.registry)
+  if (path, phase) not in EXCLUDED and not is_sick:
+    return protocol.train(of, task)
+  told = screening_of_islands.exclusion(of, path, phase, 'bad', of.name)
+  return [islands.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
+
+
+def outer(of: islands.Islands, task) -> list[Fact]:
+  """As outer_executor.perform and publish, of digests."""
+  phase, level = task.number - 1, task.key.split('/')[0]
+  wanted = sorted(map(str, of.paths_through(task.key)))
+  made = of.registry.facts('module', [task.key], task.number)
+  left_out = dict(made[0].meta['left_out']) if made else {}
+  found = of.registry.facts('checkpoint', wanted, phase)
+  if not made:
+    left_out = {f.key: 'bad' for f in found if 'excluded' in f.meta or (task.key, f.key, phase) in REFUSED}
+    if left_out:
+      screening_of_islands.check(of, task.key, phase, np.ones(of.layout.grid.num_paths), left_out)
+  counted = [fact for fact in found if fact.key not in left_out]
+  if {*left_out, *(fact.key for fact in counted)} != {*wanted}:
+    of.registry.release(task, waiting=True)
+    return []
+  screening_of_islands.heed(of)
+  [before] = of.registry.facts('module', [task.key], phase)
+  uri, sha256 = before.uri, before.sha256
+  if counted:
+    new = digest(of.read(uri, sha256), *(of.read(*fact.meta['objects'][level]) for fact in counted))
+    uri, sha256 = of.write(f'modules/{task.number}/{task.key}', new)
+  refused = [path for path in left_out if (task.key, path, phase) in REFUSED]
+  more = [screening_of_islands.exclusion(of, int(path), phase, 'bad', 'worker', of.name) for path in refused]
+  return [Fact('module', task.key, task.number, uri, sha256, {'left_out': left_out}), *more]
+
+
+@pytest.fixture(autouse=True)
+def patched(monkeypatch):
+  monkeypatch.setattr(os, 'fsync', lambda handle: None)  # no machine dies here
+  monkeypatch.setattr(protocol, 'PERFORM', protocol.PERFORM | {'train': train, 'outer': outer})
+  monkeypatch.setattr(protocol, 'RUNS', dict(protocol.RUNS))
+
+
+def play(place, name: str, seed: int, faults: bool):
+  protocol.RUNS['of'] = RUNS[name]
+  return protocol.play(place, 'of', seed, faults)
+
+
+@pytest.mark.parametrize('name', ['sick', 'apart'])
+def test_ends_with_the_same_digest(name, tmp_path, request):
+  expected, _ = play(tmp_path / 'undisturbed', name.replace('sick', 'healthy'), 0, faults=False)
+  for seed in range(request.config.getoption('--protocol_runs')):
+    found, befell = play(tmp_path / str(seed), name, seed, faults=True)
+    assert found == expected, seed
+    print(f'{name}: {dict(befell)}')
