@@ -8,7 +8,7 @@
     monitor     takes up what was left lying, cleans, says what is stuck
 
 PLACE is a folder that all see, or s3://... or gs://...; URL is that of a database that all reach. One of each role is
-enough, in any order. A role ends by itself when the run is finished.
+enough, in any order. A role ends by itself when the run is finished, and when it has diverged: that with status 65.
 """
 
 import contextlib

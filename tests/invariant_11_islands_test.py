@@ -10,7 +10,6 @@ import sys
 import one_process
 import pytest
 import safetensors.numpy
-import slow
 import small
 import tiny_run
 from invariant_8_islands_test import machine, of_main, one_device, prepared  # noqa: F401
@@ -21,6 +20,7 @@ from dipaco_jax import command, history_of_islands, islands, metrics, registry
 from dipaco_jax.checks import Diverged
 
 pytestmark = [
+  pytest.mark.slow,
   pytest.mark.usefixtures('one_device'),
   pytest.mark.filterwarnings('ignore:Explicitly requested dtype:UserWarning'),
 ]
@@ -41,7 +41,7 @@ def begin(machine: Machine, prepared, place, paths, step: int, kind: str, phases
   return alone
 
 
-@pytest.mark.parametrize('kind', slow.but(['nan', 'noise'], 'noise'))
+@pytest.mark.parametrize('kind', ['nan', 'noise'])
 def test_agrees_with_main(kind, machine, prepared, tmp_path, caplog):  # noqa: F811
   place = tmp_path / 'islands'
   alone = begin(machine, prepared, place, [PATH], FIRST + TAU + 1, kind, 3)
@@ -78,7 +78,6 @@ def rows_of(made: islands.Islands, folder: pathlib.Path) -> list[dict]:
   return phases(folder)
 
 
-@pytest.mark.slow
 def test_a_run_that_has_diverged_goes_on_as_if_it_had_not(machine, prepared, tmp_path):  # noqa: F811
   expected, place = tmp_path / 'expected', tmp_path / 'run'
   well = begin(machine, prepared, expected, [], 0, '', 2)
@@ -99,7 +98,6 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-@pytest.mark.slow
 def test_all_roles_end_with_the_status_of_main_and_the_same_command_goes_on(tmp_path):
   config, place, local = tiny_run.write_config(tmp_path), tmp_path / 'run', str(ROOT / 'launch' / 'local.py')
   python = tmp_path / 'python'

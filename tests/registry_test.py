@@ -6,7 +6,7 @@ import postgres
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax import database, registry_schema
+from dipaco_jax import database, registry_schema, status_of_islands
 from dipaco_jax.registry import Fact, Lost, NewTask, Registry
 
 LEASE_S = 0.3  # of tests that let it run out
@@ -272,6 +272,16 @@ def test_roles_give_signs_of_life(db):
   first, second = db.roles()
   assert (first['name'], first['role'], first['about']) == ('e1', 'evaluator', {})
   assert second['about'] == {'task': 2} and second['silent_s'] < first['silent_s'] - 0.15
+
+
+def test_one_name_in_two_roles_is_two(db):
+  db.beat('mine', 'worker', {'task': 'train 3 0'})
+  db.beat('mine', 'outer', {})
+  db.beat('mine', 'worker', {'task': 'train 3 1'})
+  assert [(row['role'], row['about']) for row in db.roles()] == [('outer', {}), ('worker', {'task': 'train 3 1'})]
+  shown = status_of_islands.lines(db)
+  assert any(line.startswith('mine (outer)   idle') for line in shown)
+  assert any(line.startswith('mine (worker)  train 3 1') for line in shown)
 
 
 def test_tables_of_another_version_are_refused(url, connect):
