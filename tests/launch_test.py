@@ -94,7 +94,7 @@ def test_a_run_on_slices():
   (workdir,) = [mount['mountPath'] for mount in container['volumeMounts'] if mount['name'] == 'dipaco']
   assert f'--workdir={workdir}/runs/one' in container['args']
   (rule,) = job['spec']['podFailurePolicy']['rules']
-  assert rule['onExitCodes']['values'] == [2, command_lib.TRY_AGAIN]
+  assert rule['onExitCodes']['values'] == [2, command_lib.DIVERGED, command_lib.TRY_AGAIN]
   assert rule['onExitCodes']['containerName'] == container['name'] and pod(job)['restartPolicy'] == 'Never'
   assert made['spec']['failurePolicy']['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
@@ -228,7 +228,10 @@ def local():
   return module
 
 
-@pytest.mark.parametrize('perplexity, status, words', [(17.123, 0, 'perplexity 17.12'), (None, 65, 'training diverged')])
+ENDS = (17.123, 0, 'perplexity 17.12'), (None, command_lib.DIVERGED, 'training diverged')
+
+
+@pytest.mark.parametrize('perplexity, status, words', ENDS)
 def test_how_local_ends(perplexity, status, words, local, tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': perplexity})])
