@@ -53,14 +53,19 @@ def read(islands: Islands) -> Told:
   """All phases, and where early stopping has come to [2.7]."""
   pointers, phases = Pointers(islands), []
   for phase in range(islands.run.settings.train.phases):
-    losses = pointers.add(phase + 1)
-    checkpoints = islands.registry.facts('checkpoint', number=phase)
-    modules = islands.registry.facts('module', number=phase + 1)
-    excluded = islands.registry.facts('excluded', number=phase)
-    phases.append(Phase(checkpoints, modules, excluded, losses, list(pointers.version)))
+    phases.append(read_phase(islands, pointers, phase))
   made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
   times = [meta[which] for meta in made for which in ('started', 'ended')]
   return Told(phases, pointers.version, pointers.loss, max(times) - min(times))
+
+
+def read_phase(islands: Islands, pointers: Pointers, phase: int) -> Phase:
+  """The next one, of which all facts are there."""
+  losses = pointers.add(phase + 1)
+  checkpoints = islands.registry.facts('checkpoint', number=phase)
+  modules = islands.registry.facts('module', number=phase + 1)
+  excluded = islands.registry.facts('excluded', number=phase)
+  return Phase(checkpoints, modules, excluded, losses, list(pointers.version))
 
 
 def holdout_losses(islands: Islands, version: int) -> tuple[list[float | None], list[float]]:
@@ -88,11 +93,12 @@ def write_rows(islands: Islands, run: run_lib.Run, told: Told):
           paths=[int(fact.key)], paths_in_phase=len(found.checkpoints), loss=[loss], grad_norm=[norm],
           learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
         )  # fmt: skip
-    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(islands, job, phase, found))
+    after = job.global_step(phase + 1, 0)
+    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(islands, after, phase, found))
 
 
-def of_phase(islands: Islands, job, phase: int, found: Phase) -> dict[str, Any]:
-  """A row for a phase."""
+def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str, Any]:
+  """A row for a phase; `after`: the global step at its end."""
   means: list[float | None] = [None] * islands.run.layout.grid.num_paths
   skipped = [0] * len(means)
   for fact in found.checkpoints:
@@ -118,7 +124,7 @@ def of_phase(islands: Islands, job, phase: int, found: Phase) -> dict[str, Any]:
   failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
   failed |= {'skipped_by_path': skipped} if any(skipped) else {}
   return {
-    'phase': phase + 1, 'step': job.global_step(phase + 1, 0), 'inner_s': seconds(found.checkpoints),
+    'phase': phase + 1, 'step': after, 'inner_s': seconds(found.checkpoints),
     'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
     'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip

@@ -139,7 +139,8 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     import jax
 
-    from dipaco_jax import checkpoint, metrics, reuse, spmd, stages, text, tokenizing  # JAX: not for --help
+    # JAX: not for --help
+    from dipaco_jax import checkpoint, live_report, metrics, reuse, spmd, stages, text, tokenizing
     from dipaco_jax import run as run_lib
 
   with display.doing('looking for devices'):
@@ -159,8 +160,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       settle_config(workdir, settings)
     checkpoint.barrier('config')
     compilation_cache(workdir)
+    page = open_.enter_context(live_report.LiveReport(workdir))
     run = run_lib.Run(
-      workdir, settings, open_.enter_context(metrics.Metrics(workdir, first)), metrics.count_compilations(),
+      workdir, settings, open_.enter_context(metrics.Metrics(workdir, first, page.due)), metrics.count_compilations(),
       signals.requested, signals.graceful,
     )  # fmt: skip
     metrics.tell_compilations()
@@ -178,6 +180,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
         corrections.note(workdir, str(e))
       raise
     run.metrics.close()
+    page.close()
     if first:
       finish(workdir)
     checkpoint.barrier('finished')  # the others' end waits for the first's no longer than some minutes

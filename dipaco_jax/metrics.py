@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,11 @@ WORDS = {  # of programs
 class Metrics:
   """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
 
-  def __init__(self, workdir: str | os.PathLike, writes: bool = True):
-    """`writes` is for one process of a job; the others' rows go nowhere."""
-    self._workdir, self._writes = pathlib.Path(workdir), writes
+  def __init__(
+    self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None
+  ):
+    """`writes` is for one process of a job; the others' rows go nowhere. `evaluated` hears of evaluations."""
+    self._workdir, self._writes, self._evaluated = pathlib.Path(workdir), writes, evaluated
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115
     self._events: dict[str, events.Events] = {}  # by stage
 
@@ -57,6 +59,8 @@ class Metrics:
     if stage not in self._events:
       self._events[stage] = events.Events(self._workdir / 'events' / stage)
     self._events[stage].write(row)
+    if kind == 'evaluation':
+      self._evaluated()
 
   def sync(self):
     """Makes the rows so far survive a power cut, before a checkpoint after them does."""

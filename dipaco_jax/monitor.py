@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from dipaco_jax import history_of_islands, screening_of_islands
+from dipaco_jax import history_of_islands, live_islands, screening_of_islands
 from dipaco_jax import islands as islands_lib
 from dipaco_jax.islands import INNER, OBJECTS, Islands
 
@@ -23,7 +23,7 @@ SILENT_S = 60
 
 def watch(islands: Islands):
   """Until the run is finished; raises Diverged where it is no use to go on."""
-  collector, about = Collector(islands), {'task': '', 'stuck': ''}
+  collector, page, about = Collector(islands), live_islands.LivePage(islands), {'task': '', 'stuck': ''}
   with heard(islands, about):
     while not islands_lib.is_finished(islands):
       screening_of_islands.heed(islands)
@@ -33,6 +33,7 @@ def watch(islands: Islands):
       if why and why != about['stuck']:
         logging.warning('%s', why)
       about['stuck'] = why
+      page.due()
       time.sleep(PAUSE_S)
     collector.collect(islands.run.settings.train.phases)
     collector.finish()

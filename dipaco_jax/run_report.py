@@ -1,11 +1,13 @@
 """The report of a run: report.json, report.html and plots/*.png, from what is in its workdir."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import logging
 import pathlib
 import platform
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dipaco_jax
@@ -24,6 +26,7 @@ TRAIN = (
   'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
   'goodput modules_sha256 island_bytes device num_devices dtype'
 ).split()
+DRIFT_BYTES = 300e6  # of modules, that are read while the run trains
 ENVIRONMENT = {'device': 'device', 'num_devices': 'devices'}  # by its name in environment.json
 DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate': 'being evaluated'}
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
@@ -105,35 +108,54 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   return report
 
 
-def page_so_far(workdir: pathlib.Path, **known: Any) -> str:
-  """The page of a run that is not finished; `known` are fields of pictures.Run that its workdir does not tell.
+def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = None, tasks: list | None = None) -> str:
+  """The page of a run that is not finished.
+
+  Args:
+    rows, tasks: of metrics.jsonl and timeline.json, where they are not in the workdir; then somebody works on it.
 
   Raises:
     ValueError: as `build`.
   """
   from dipaco_jax import pictures, report_page
 
-  run = read_run(workdir, build(workdir))._replace(**known)
+  run = read_run(workdir, build(workdir), rows)
+  if rows is not None:
+    run = run._replace(notice=unfinished(run.settings, run.results, run.history, True), tasks=tasks or [])
   return report_page.make(run, pictures.make(run))
 
 
-def read_run(workdir: pathlib.Path, report: dict[str, Any]):
+def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None):
   """What the page is made from; of a run that is not finished, with the figures that there are so far."""
-  from dipaco_jax import checkpoint, drift, history, pictures
+  from dipaco_jax import history, metrics, pictures
 
   s = history.read_settings(workdir)
   grid = grids.Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
-  results, curves = history.read_results(workdir), history.read(workdir, grid.num_paths)
-  published = checkpoint.versions(workdir)
-  notice = ''
-  if 'evaluate' not in results:
+  results = history.read_results(workdir)
+  curves = history.of_rows(metrics.read_rows(workdir) if rows is None else rows, grid.num_paths)
+  finished, notice = 'evaluate' in results, ''
+  if not finished:
     report = so_far(workdir, report, curves)
     notice = unfinished(s, results, curves, history.owner(workdir) is not None)
-  drifts = drift.measure(workdir, published[-1], grid, levels) if published else []
-  return pictures.Run(
-    workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice
-  )
+  drifts = read_drifts(workdir, grid, levels, finished)
+  return pictures.Run(workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice)
+
+
+def read_drifts(workdir: pathlib.Path, grid: grids.Grid, levels: Sequence[grids.Level], finished: bool) -> list:
+  """Of the last version; while a run trains, where it is not much to read, and not just being collected."""
+  from dipaco_jax import checkpoint, drift
+
+  published = checkpoint.versions(workdir)
+  if not published:
+    return []
+  if finished:
+    return drift.measure(workdir, published[-1], grid, levels)
+  files = (workdir / 'modules' / str(published[-1])).glob('*/*.safetensors')
+  with contextlib.suppress(OSError):
+    if sum(file.stat().st_size for file in files) <= DRIFT_BYTES:
+      return drift.measure(workdir, published[-1], grid, levels)
+  return []
 
 
 def so_far(workdir: pathlib.Path, report: dict[str, Any], curves) -> dict[str, Any]:

@@ -15,13 +15,14 @@ PACKAGE = 'dipaco_jax'
 FLOORS = {
   4: '__main__ main generate serve export harness report status inspection command config_file usage',
   3: 'spmd worker outer_executor evaluator monitor stages jobs run routing rounds reuse rerouting validation evaluate '
-  'corrections journal token_losses islands leases backup hosts roles history_of_islands dry_run roofline trained '
-  'generation batch server driver tokenizing __init__ harness_model excerpts screening_of_islands',
+  'corrections journal token_losses islands leases backup hosts roles history_of_islands live_islands dry_run roofline '
+  'trained generation batch server driver tokenizing __init__ harness_model excerpts screening_of_islands',
   2: 'status_of_islands run_report mesh programs state run_state text tokenizer sequences shards checkpoint storage '
   'registry registry_schema registry_url database relocate processes metrics events progress history drift drawing '
   'plots grid_plot timeline_plot pictures page report_page comparison trees seals places topology hlo remote sources '
   'sources_files sources_stdlib sources_tfds sources_seqio transcript request openai_api records hf_tokenizer '
-  'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures palette display stopping',
+  'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures palette display stopping '
+  'live_report',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
   'exact_sum hf chunks screening bootstrap',
   0: 'grid settings checks plain',

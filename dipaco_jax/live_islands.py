@@ -1,0 +1,92 @@
+"""The page of an islands run while it trains: `report.html` in its place, by the monitor, from facts.
+
+A path has one point for each phase. Paths go on at different speeds: phases that are not complete show whom they have.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dipaco_jax import history_of_islands, live_report, run_report, timeline_plot
+from dipaco_jax.islands import Islands
+from dipaco_jax.registry import Fact
+
+EVERY_S = 60.0
+
+
+class LivePage:
+  """Of a run whose text is prepared."""
+
+  def __init__(self, islands: Islands, every_s: float = EVERY_S):
+    self.islands, self.every_s = islands, every_s
+    self.pointers = history_of_islands.Pointers(islands)
+    self.rows: list[dict[str, Any]] = []  # of complete phases
+    self.phases = 0  # that are complete
+    self.next, self.failed = time.monotonic() + every_s, False
+
+  def due(self):
+    """Writes the page from time to time. Never raises: a run does not end for it."""
+    started = time.monotonic()
+    if started < self.next:
+      return
+    try:
+      self.write()
+      self.failed = False
+    except Exception as e:
+      if not self.failed:  # once, as it may be so for weeks
+        logging.warning('the report of the run so far was not written (%s)', str(e) or repr(e))
+      self.failed = True
+    self.next = time.monotonic() + max(self.every_s, (time.monotonic() - started) / live_report.SHARE)
+
+  def write(self):
+    """Nothing is written before there is a phase of a path, or once the evaluator is at the report of the whole."""
+    registry, rows = self.islands.registry, self.read()
+    if not rows or 'finish' in registry.counts():
+      return
+    self.islands.fetch()
+    tasks = [timeline_plot.Task(*task) for task in history_of_islands.timeline(self.islands)['tasks']]
+    text = run_report.page_so_far(self.islands.run.workdir, rows, tasks)
+    if 'finish' not in registry.counts():
+      self.islands.storage.write(live_report.PAGE, text.encode())
+
+  def read(self) -> list[dict[str, Any]]:
+    """Rows as metrics.jsonl has them; those of complete phases are read once."""
+    while self.is_complete(self.phases):
+      found = history_of_islands.read_phase(self.islands, self.pointers, self.phases)
+      self.rows += self.steps(found.checkpoints)
+      row = history_of_islands.of_phase(self.islands, self.step(self.phases + 1), self.phases, found)
+      self.rows.append({'kind': 'phase', 'stage': 'train'} | row)
+      self.phases += 1
+    rows, phase = list(self.rows), self.phases
+    while facts := self.islands.registry.facts('checkpoint', number=phase):
+      rows += self.steps(facts)
+      phase += 1
+    return rows
+
+  def is_complete(self, phase: int) -> bool:
+    """Whether all modules of the version after a phase are there, and evaluated."""
+    registry, s = self.islands.registry, self.islands.run.settings
+    if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(self.islands.all_modules()):
+      return False
+    paths = self.islands.layout.grid.num_paths
+    return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
+
+  def step(self, phase: int) -> int:
+    """The global step before a phase."""
+    s = self.islands.run.settings
+    return s.pretrain.steps + phase * s.train.steps_per_phase
+
+  def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
+    """A row for a phase of each path."""
+    s = self.islands.run.settings
+    for fact in facts:
+      _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
+      tokens = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len
+      yield {
+        'kind': 'step', 'stage': 'train', 'step': self.step(fact.number + 1), 'paths': [int(fact.key)],
+        'loss': [float(losses.mean())], 'grad_norm': [float(norms.mean())], 'learning_rate': float(rates[-1]),
+        'tokens_per_s': tokens / fact.meta['timed_s'] if fact.meta['timed_s'] else None,
+      }  # fmt: skip
