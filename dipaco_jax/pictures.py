@@ -97,13 +97,14 @@ def _by_path(run: Run) -> Picture | None:
   if len(values) < 2 or not known:
     return None
   empty = len(values) - len(known)
+  base = run.report['base_perplexity_by_path'] or [None] * len(values)
   words = (
-    'Each path, and the base model, on the validation text that is routed to that path, from the lowest to the '
-    'highest. Paths read different kinds of text, and some kinds are easier: the spread is not one of skill.'
+    f'Each path{", and the base model," if any(base) else ""} on the validation text that is routed to that path, from '
+    'the lowest to the highest. Paths read different kinds of text, and some kinds are easier: the spread is not one '
+    'of skill.'
   )
   if empty:
     words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
-  base = run.report['base_perplexity_by_path'] or [None] * len(values)
   return Picture(plots.by_path(values, base, labels(run.grid)), words)
 
 
@@ -273,7 +274,7 @@ def _time(run: Run) -> Picture | None:
     outer_s = wall_s * (train.get('outer_fraction') or 0) if name == 'train' else 0.0
     parts = [(wall_s - outer_s, drawing.BLUE), *([(outer_s, drawing.ORANGE)] if outer_s else [])]
     rows.append((name, parts, duration(wall_s)))
-  words = f'{duration(sum(run.report["wall_s"].values()))} in all.'
+  words = f'{duration(sum(run.report["wall_s"].values()))} {"so far" if run.notice else "in all"}.'
   if train.get('outer_s') is not None:
     words += f' Exchange between paths, striped, took {train["outer_s"]:.2g} s a phase.'
   return Picture(plots.bars('Time by stage', rows), words)

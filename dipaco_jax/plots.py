@@ -158,7 +158,8 @@ def by_path(values: Sequence[float | None], base: Sequence[float | None], labels
   figure, ax = drawing.axes(HALF, HEIGHT)
   x, size = np.arange(len(known)), 6 if len(known) <= NAMED else 3
   ax.vlines(x, [b for _, b, _ in known], [v for v, *_ in known], color=FAINT, lw=min(3.5, 150 / max(len(known), 1)))
-  ax.plot(x, [b for _, b, _ in known], 's', color=ORANGE, ms=size - 0.5, label='base')
+  if any(base):
+    ax.plot(x, [b for _, b, _ in known], 's', color=ORANGE, ms=size - 0.5, label='base')
   ax.plot(x, [v for v, *_ in known], 'o', color=BLUE, ms=size, label='path')
   ax.set_xlim(-0.7, len(known) - 0.3)
   ax.margins(y=0.12)

@@ -101,9 +101,8 @@ def _devices(run: Run) -> str:
   """'4 × TPU v5 lite · bfloat16 · dipaco_jax 0.1.0, jax 0.7.2'."""
   r = run.report
   number = f'{r["num_devices"]} × ' if (r['num_devices'] or 1) > 1 else ''  # noqa: RUF001
-  dtype = r['dtype'] or (run.settings.model.dtype if run.settings.model.dtype != 'auto' else '')
   versions = f'dipaco_jax {r["versions"]["dipaco_jax"]}, jax {r["versions"]["jax"]}'
-  return ' · '.join(words for words in (number + r['device'] if r['device'] else '', dtype, versions) if words)
+  return ' · '.join(words for words in (number + r['device'] if r['device'] else '', r['dtype'], versions) if words)
 
 
 def _lead(run: Run) -> str:

@@ -168,6 +168,10 @@ def so_far(workdir: pathlib.Path, report: dict[str, Any], curves) -> dict[str, A
   report = report | {name: value for name, value in found.items() if report.get(name) is None}
   environment = history.read_environment(workdir)
   report |= {name: report[name] or environment.get(as_) for name, as_ in ENVIRONMENT.items()}
+  dtype = history.read_settings(workdir).model.dtype
+  if dtype == 'auto' and report['device']:
+    dtype = 'float32' if report['device'] == 'cpu' else 'bfloat16'
+  report['dtype'] = report['dtype'] or (dtype if dtype != 'auto' else None)
   return report | {'wall_s': report['wall_s'] | history.read_seconds(workdir), 'ended': None}
 
 

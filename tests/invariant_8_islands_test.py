@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -16,7 +17,7 @@ import tiny_run
 from backends import Backend
 from one_process import Faults, Machine, changed
 
-from dipaco_jax import history_of_islands, islands, metrics, registry, stages
+from dipaco_jax import history, history_of_islands, islands, live_islands, metrics, registry, stages
 
 pytestmark = pytest.mark.usefixtures('one_device')
 ROUNDS = {
@@ -65,6 +66,7 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   alone.to_the_end(place, Faults(), end=one_process.TRAINED)
   made, run = alone.islands(place), of_main(alone, tmp_path)
   check_losses(made.registry, run)
+  check_page(made, run)
   # As for placements: a rounding of a parameter and of its direction, a sum over targets, for each step. Sums of outer
   # gradients differ by less: one rounding for each path.
   steps, targets = s.train.phases * s.train.steps_per_phase, s.train.batch_size * s.model.seq_len
@@ -107,6 +109,29 @@ def check_losses(facts: registry.Registry, run):
   assert found.keys() == expected.keys()
   for at, loss in found.items():
     assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
+
+
+def check_page(made: islands.Islands, run):
+  """What the monitor writes while the run trains: a point for each path and phase, from facts alone."""
+  page, s = live_islands.LivePage(made, every_s=0), run.settings
+  page.due()
+  assert not page.failed and not made.storage.exists('report.html'), 'the report of the whole is being made'
+  rows = page.read()
+  assert page.phases == s.train.phases
+  num_paths = run.layout.grid.num_paths
+  first, expected = history.of_rows(rows, num_paths), {path: [] for path in range(num_paths)}
+  for row in metrics.read_rows(run.workdir):
+    if (row['kind'], row['stage'], row.get('phase')) == ('step', 'train', 0):
+      for path, loss in zip(row['paths'], row['loss'], strict=True):
+        expected[path].append(loss)
+  for path, losses in expected.items():
+    found = first.training.values[0, path]
+    assert found == pytest.approx(sum(losses) / len(losses)) if losses else math.isnan(found)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(made.registry, 'counts', dict)  # as long as there is no task to finish
+    page.write()
+  words = f'still training: phase {s.train.phases} of {s.train.phases} is done'
+  assert words in bytes(made.storage.fetch('report.html')).decode()
 
 
 def check_rounds(made: islands.Islands, run):

@@ -1,0 +1,81 @@
+"""The page that is written while a run trains: by another process, which training neither waits for nor depends on."""
+
+import time
+
+import pytest
+import synthetic
+
+from dipaco_jax import live_report, metrics
+
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """Of a run that is halfway through its training."""
+  place = tmp_path_factory.mktemp('live') / 'run'
+  synthetic.make(place, (('a', 2), ('b', 2)), phases=4, stages=3)
+  return place
+
+
+def wait(page: live_report.LiveReport) -> int:
+  return page._child.wait(PATIENCE_S)
+
+
+def test_a_child_writes_the_page_and_no_more(workdir):
+  before = {p.name for p in workdir.iterdir()}
+  with live_report.LiveReport(workdir, every_s=0) as page:
+    started = time.monotonic()
+    page.due()
+    assert time.monotonic() - started < 2  # nobody waits
+    child = page._child
+    page.due()
+    assert page._child is child, 'one at a time'
+    assert wait(page) == 0
+    assert 'phase 2 of 4 is done. Written at' in (workdir / 'report.html').read_text()
+    assert {p.name for p in workdir.iterdir()} == before | {'report.html'}
+    page.due()
+    took_s = page._every_s * live_report.SHARE
+    assert 0 < took_s < PATIENCE_S and page._child is None, 'what takes long is not done at once again'
+
+
+def test_nothing_is_written_just_after_the_start(workdir):
+  with live_report.LiveReport(workdir) as page:
+    page.due()
+    assert page._child is None
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+  synthetic.make(tmp_path, stages=0)
+  with live_report.LiveReport(tmp_path, every_s=0) as page:
+    for _ in range(2):
+      page.due()
+      assert wait(page) == 1
+    page.due()
+  assert len(caplog.messages) == 1 and f'dipaco_jax.report --workdir={tmp_path}` says why' in caplog.messages[0]
+
+
+def test_no_process_to_be_had_is_a_warning(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(live_report.sys, 'executable', '/nowhere/python')
+  page = live_report.LiveReport(tmp_path, every_s=0)
+  page.due()
+  page.due()
+  page.close()
+  assert len(caplog.messages) == 1 and '/nowhere/python' in caplog.messages[0]
+
+
+def test_what_is_closed_writes_no_more(workdir):
+  page = live_report.LiveReport(workdir, every_s=0)
+  page.due()
+  child = page._child
+  page.close()
+  assert child.returncode == -9
+
+
+def test_it_is_due_when_the_row_of_an_evaluation_is_there(tmp_path):
+  seen = []
+  for writes in (True, False):
+    with metrics.Metrics(tmp_path, writes, lambda: seen.append(len(list(metrics.read_rows(tmp_path))))) as rows:
+      rows.write('step', 'train', 1, loss=[1.0])
+      rows.write('evaluation', 'train', 2, perplexity=3.0)
+  assert seen == [2]
