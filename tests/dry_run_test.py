@@ -106,9 +106,13 @@ def test_the_compiler_s_words_for_too_large(error, needed):
   assert dry_run.too_large(error) == needed * 2**30
 
 
-@pytest.mark.parametrize('name', ['v5e', 'v5e:3x5', 'v7:2x2', 'v5e:2x2*', ''])
-def test_an_unknown_topology_is_answered_with_the_known_ones(name):
-  with pytest.raises(ValueError, match='v5e: 1x1, 2x2, 2x4'):
+KINDS = 'kinds are v4, v5e, v5p, v6e'
+UNKNOWN = [('v5e', KINDS), ('v5e:3x5', 'a shape of 1x1, 2x2, 2x4'), ('v7:2x2', KINDS), ('v5e:2x2*', KINDS), ('', KINDS)]
+
+
+@pytest.mark.parametrize('name, known', UNKNOWN)
+def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
+  with pytest.raises(ValueError, match=known):
     topology.find(name)
 
 

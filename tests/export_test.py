@@ -159,7 +159,7 @@ def test_neighbours_and_links_stay(undisturbed, tmp_path):
     (['--workdir=x', '--out=y'], 'name one path with --path=3, or all of them with --all'),
     (['--workdir=x', '--out=y', '--path=1', '--all'], 'name one path with --path=3, or all'),
     (['--workdir=x', '--out=s3://y', '--path=1'], 'name a folder of this machine'),
-    (['--workdir=x', '--out=y', '--path=1', '--dtype=int8'], 'should be one of <float32|bfloat16>'),
+    (['--workdir=x', '--out=y', '--path=1', '--dtype=int8'], '--dtype=int8 should be float32 or bfloat16'),
   ],
 )
 def test_options(options, words):

@@ -6,7 +6,8 @@ from dipaco_jax import failures
 
 
 def write(folder, *rows):
-  whole = ''.join(json.dumps(row) + '\n' for row in rows)
+  common = {'kind': 'phase', 'stage': 'train', 'updates': 1, 'time': 1.0}
+  whole = ''.join(json.dumps(common | row) + '\n' for row in rows)
   (folder / 'metrics.jsonl').write_text(whole + '{"kind": "phase", "excluded": {')
 
 

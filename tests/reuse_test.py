@@ -50,4 +50,4 @@ def test_a_directory_without_a_run_is_refused(undisturbed, tmp_path):
   said = tiny_run.finish(
     tiny_run.start(undisturbed.parent / 'config.py', tmp_path / 'run', f'--reuse={tmp_path}'), status=2
   )
-  assert 'no run here' in said
+  assert 'there is no run' in said

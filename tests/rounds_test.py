@@ -110,6 +110,13 @@ def test_early_stopping_begins_anew_with_new_shards(rerouted):
   assert [phases[n]['best_version_by_path'] for n in (0, 1, 2)] == [[1] * 4, [2] * 4, [3] * 4]
 
 
+def score(workdir, path, scores):
+  """Other scores of a path, without a seal."""
+  file = workdir / 'routing' / '1-scores' / f'{path}.npy'
+  np.save(file, scores)
+  file.with_name(f'{file.name}.sha256').unlink(missing_ok=True)
+
+
 def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path, caplog):
   """The first round again, from scores that are NaN of one path and partly of another."""
   for name in ('sequences', 'stages', 'features', 'routing/0', 'shards/0', 'routing/1-scores'):
@@ -118,9 +125,9 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   run = run_lib.unattended(tmp_path, dataclasses.replace(s, routing=dataclasses.replace(s.routing, calibrate=False)))
   kept = [np.load(file) for file in (tmp_path / 'routing' / '1-scores' / f'{path}.npy' for path in range(4))]
   num, expected = len(kept[0]), np.stack([kept[0], kept[1], kept[3]]).argmax(0)
-  np.save(tmp_path / 'routing' / '1-scores' / '2.npy', np.full(num, np.nan))
+  score(tmp_path, 2, np.full(num, np.nan))
   one = np.flatnonzero(expected == 0)[0]
-  np.save(tmp_path / 'routing' / '1-scores' / '0.npy', np.where(np.arange(num) == one, np.inf, kept[0]))
+  score(tmp_path, 0, np.where(np.arange(num) == one, np.inf, kept[0]))
   expected[one] = np.stack([kept[1], kept[3]]).argmax(0)[one] + 1
   with caplog.at_level('WARNING'):
     rounds.reroute(run, 1, 1)
@@ -132,7 +139,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   assert f'round 1 of re-sharding: scores are not finite of path 0 on 1, 2 on {num} of {num} router' in caplog.text
 
   for path in range(4):
-    np.save(tmp_path / 'routing' / '1-scores' / f'{path}.npy', np.full(num, np.nan))
+    score(tmp_path, path, np.full(num, np.nan))
   shutil.rmtree(tmp_path / 'routing' / '1')
   with pytest.raises(checks.Diverged, match='training diverged before round 1 of re-sharding'):
     rounds.reroute(run, 1, 1)
