@@ -268,9 +268,9 @@ def is_there(file: pathlib.Path) -> bool:
 
 
 def check_place(workdir: pathlib.Path):
-  """Raises ValueError where the directory is somebody's for other things; a disk's own lost+found is none."""
+  """Raises ValueError where the directory is somebody's for other things; compiled programs, lost+found are none."""
   there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
-  if not there & {'lock', 'config.json'} and (others := there - {'lost+found'}):
+  if not there & {'lock', 'config.json'} and (others := there - {'lost+found', 'cache'}):
     raise ValueError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
 
 

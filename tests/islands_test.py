@@ -16,7 +16,18 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax import checkpoint, database, islands, leases, monitor, outer_executor, registry, storage, trees, worker
+from dipaco_jax import (
+  checkpoint,
+  database,
+  islands,
+  monitor,
+  outer_executor,
+  registry,
+  stopping,
+  storage,
+  trees,
+  worker,
+)
 from dipaco_jax.registry import Fact
 
 pytestmark = [
@@ -217,7 +228,7 @@ def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, 
 @pytest.mark.parametrize('backend', ['postgresql,folder'], indirect=True)
 def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, undisturbed, tmp_path, monkeypatch):
   """One waits for what the database says of its commit while another does all the rest; then it hears of that."""
-  monkeypatch.setattr(leases.signal, 'signal', lambda *_: None)  # is for the main thread
+  monkeypatch.setattr(stopping, '_listening', stopping.Signals(''))  # to signals, which is for the main thread
   monkeypatch.setattr(database, 'IDLE_S', 1)
   place, beyond = tmp_path / 'run', Backend(backend.name, backend.server)
   backend.copy(prepared, place)

@@ -106,12 +106,12 @@ def test_a_comparison_of_any_names(hostile, tmp_path):
 def test_pictures_of_any_names():
   tasks = [timeline_plot.Task(name, 'train', 1, 0.0, 1.0) for name in HOSTILE]
   grid = grids.Grid({'a' * 60: 2, 'b' * 60: 2})
-  storey = grid_plot.Storey(grids.Level('x' * 60, '', ('a' * 60,)), 'part', (np.array([1.0, 2.0]),))
+  storey = grid_plot.Storey(grids.Level('x' * 60, '', ('a' * 60,)), 'part', np.array([1.0, 2.0]))
   curve = drawing.Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
   for figure in (
     timeline_plot.draw(timeline_plot.rows(tasks)),
     plots.perplexity_curves(dict.fromkeys(HOSTILE, curve), {}),
-    grid_plot.draw(grid, [storey], ['title'], ['Blues']),
+    grid_plot.draw(grid, [storey], 'title', 'blue'),
   ):
     drawing.to_png(figure)
     xml.dom.minidom.parseString(drawing.to_svg(figure, 'name'))

@@ -79,7 +79,7 @@ def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys)
   spec.loader.exec_module(local)
   told = []
 
-  def supervise(running, facts, stopping):
+  def supervise(running, facts, stopping, resumed):
     for role in running:
       process = pathlib.Path(f'/proc/{role.process.pid}')
       wait_for(lambda process=process: b'--role=' in (process / 'cmdline').read_bytes())
@@ -89,6 +89,7 @@ def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys)
   monkeypatch.setattr(local, 'supervise', supervise)
   monkeypatch.setattr(local, 'check', lambda options, rest: registry_url.given(options.registry))  # nor such a config
   monkeypatch.setattr(local.registry, 'Registry', lambda *args: None)  # there is no such database
+  monkeypatch.setattr(local.roles, 'resume', lambda *args: 0)
   monkeypatch.setenv(registry_url.VARIABLE, URL)
   monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}'])
   before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

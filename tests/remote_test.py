@@ -66,7 +66,7 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
 
 def test_what_is_missing_is_named(bucket):
   root = f's3://{object_server.BUCKET}'
-  with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no file: mend config\.data\.train'):
+  with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no object: mend config\.data\.train'):
     text.check(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
   with pytest.raises(ValueError, match=r"tokenizer 's3://bucket/no\.model': there is no such object"):
     Tokenizer(f'{root}/no.model')
