@@ -5,6 +5,7 @@ Each stage leaves an artefact in the workdir that is published whole or not at a
 goes on from what is there. After `route` nothing reads raw text again.
 """
 
+import logging
 import shutil
 from typing import Any
 
@@ -32,6 +33,7 @@ from dipaco_jax import programs as programs_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
+from dipaco_jax.checks import Diverged
 
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
@@ -126,16 +128,23 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
   And the beginnings of some, as the report shows them.
   """
   trained = train_control(run) if run.settings.evaluate.control else {}
-  result = validation.evaluate_all(run) | rerouting.figures(run)
+  result = validation.evaluate_all(run, 'control_tokens' in trained) | rerouting.figures(run)
   excerpts.write(run)
   return result | trained
 
 
 def train_control(run: run_lib.Run) -> dict[str, Any]:
-  """The dense model that the paths are compared with, from the base; goes on where it was, as all training does."""
+  """The dense model that the paths are compared with, from the base; goes on where it was, as all training does.
+
+  Where it diverges, the paths are evaluated without it: they are what the run is for.
+  """
   routing.write_base_shards(run)  # one of many processes has none yet
   with run_lib.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
-    record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record
+    try:
+      record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record
+    except Diverged as e:
+      logging.warning('the dense control is left out of the comparison: %s', e)
+      return {'control_diverged': str(e), 'control_s': elapsed()}
   return {'control_tokens': record.tokens, 'control_s': elapsed()}
 
 

@@ -95,7 +95,7 @@ def summary(
   return metrics.summarize(nll, count, num_bytes, assignment, domains, num_paths, run.result('tokenize')['domains'])
 
 
-def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
+def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
   """The base, the control if there is one, the last version of all paths, and each at the version that was chosen."""
   s, made = run.settings, run.programs
   assignment, num_paths = run.routed('validation', s.rounds), made.layout.grid.num_paths
@@ -115,9 +115,9 @@ def evaluate_all(run: run_lib.Run) -> dict[str, Any]:
     'perplexity_final': told(final)['perplexity'], 'validation_documents': int((best.targets > 0).sum()),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }  # fmt: skip
-  others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if s.evaluate.control else {})
-  for name, (made, params) in others.items():
-    other = measure(run, made, functools.partial(_of_one, made, params))
+  others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if has_control else {})
+  for name, (dense, params) in others.items():
+    other = measure(run, dense, functools.partial(_of_one, dense, params))
     ratio, ratio_interval = best.over(other)
     result |= {f'{name}_{key}': value for key, value in told(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}

@@ -4,10 +4,15 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import tiny_run
 
 from dipaco_jax import checkpoint, history, jobs, metrics, shards, stages
 from dipaco_jax import run as run_lib
@@ -81,3 +86,18 @@ def test_more_phases_lengthen_it(undisturbed, unattended, tmp_path):
   assert found['control_tokens'] == 30 * 4 * 64
   told = json.loads((undisturbed / 'report.json').read_text())
   assert told['control_tokens'] == 24 * 4 * 64 and told['wall_s']['control'] > 0
+
+
+@pytest.mark.slow
+def test_a_control_that_diverges_is_left_out_of_the_comparison(tmp_path):
+  """Path 0 is poisoned in the second phase, and so is the control, which has no other path."""
+  here, config = pathlib.Path(__file__).parent, tiny_run.write_config(tmp_path)
+  options = f'--config={config}', f'--workdir={tmp_path / "run"}', tiny_run.CONTROL
+  command = [sys.executable, here / 'poison.py', '0', '19', 'nan', *options]
+  env = os.environ | {'PYTHONPATH': str(here.parent), 'JAX_PLATFORMS': 'cpu'}
+  done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
+  assert done.returncode == 0, done.stderr
+  assert 'the dense control is left out of the comparison: control diverged in phase 2' in done.stderr
+  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  assert report['control_perplexity'] is None and report['perplexity'] < report['base_perplexity']
+  assert [(x['phase'], x['path']) for x in report['excluded']] == [(2, 0)]
