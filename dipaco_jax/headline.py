@@ -10,11 +10,10 @@ from typing import Any
 from dipaco_jax import bootstrap
 
 HELD_BACK = {
-  'given': 'Validation text is that of the source, or of config.data.validation.',
-  'documents': 'Validation text are whole documents, {share} of the text, drawn from all of it.',
-  'files': 'Validation text are whole files, about {share} of the text.',
-  'ends': 'Validation text is one stretch at the end of each file, {share} of the text: files are too few for whole '
-  'ones.',
+  'given': "Validated on the source's own validation text, or on that of config.data.validation.",
+  'documents': 'Validated on whole documents, {share} of the text, drawn from all of it.',
+  'files': 'Validated on whole files, about {share} of the text.',
+  'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
 }  # fmt: skip
 MANY = 4  # paths more than these are not named
 DENSE = 'one dense model trained for as many steps'

@@ -14,7 +14,7 @@ GOLDEN = (5**0.5 - 1) / 2
 class Item(NamedTuple):
   """A document not yet read: its id, its draw in [0, 1), and how to get (text, domain).
 
-  Validation text are those whose draw is lowest. Pieces of one long text are not drawn one by one, or each would have
+  Those whose draw is lowest are validation text. Pieces of one long text are not drawn one by one, or each would have
   neighbours on the other side: all have the text's draw, or theirs falls towards the text's end.
   """
 

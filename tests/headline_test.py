@@ -59,5 +59,5 @@ def test_validation_text_that_is_too_little_is_named():
 @pytest.mark.parametrize('how', headline.HELD_BACK)
 def test_the_page_says_what_was_held_back(how):
   words = headline.held_back({'held_back': how, 'validation_fraction': 0.0471})
-  assert words.startswith('Validation text ') and ('4.7%' in words or how == 'given')
+  assert words.startswith('Validated on ') and ('4.7%' in words or how == 'given')
   assert headline.held_back({}) == ''
