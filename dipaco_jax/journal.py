@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import checkpoint, mesh, metrics, progress
+from dipaco_jax import checkpoint, mesh, metrics, progress, screening
 from dipaco_jax.checks import Diverged
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
@@ -118,12 +118,8 @@ class Journal:
 
   def excluded(self, phase: int, step: int, path: int, why: str):
     """Says that a path takes no part in an outer step, and why."""
-    grid = self._programs.layout.grid
-    where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
-    logging.warning(
-      '%s, phase %d, step %d: path %d %stakes no part in the outer step: %s; it goes on from the new modules, with a '
-      'fresh optimizer state', self._name, phase + 1, step, path, f'({where}) ' if where else '', why,
-    )  # fmt: skip
+    words = screening.takes_no_part(self._programs.layout.grid, path, why)
+    logging.warning('%s, phase %d, step %d: %s', self._name, phase + 1, step, words)
 
   def _count(self, steps: int, tokens: int) -> float | None:
     """Adds to the record; tokens/s since the last call, None for the first."""

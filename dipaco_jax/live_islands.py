@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import history_of_islands, live_report, run_report, timeline_plot
+from dipaco_jax import history_of_islands, live_report, run_report, screening_of_islands, timeline_plot
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact
 
@@ -57,7 +57,8 @@ class LivePage:
     while self.is_complete(self.phases):
       found = history_of_islands.read_phase(self.islands, self.pointers, self.phases)
       self.rows += self.steps(found.checkpoints)
-      row = history_of_islands.of_phase(self.islands, self.step(self.phases + 1), self.phases, found)
+      after = screening_of_islands.first_step(self.islands, self.phases + 1)
+      row = history_of_islands.of_phase(self.islands, after, self.phases, found)
       self.rows.append({'kind': 'phase', 'stage': 'train'} | row)
       self.phases += 1
     rows, phase = list(self.rows), self.phases
@@ -74,11 +75,6 @@ class LivePage:
     paths = self.islands.layout.grid.num_paths
     return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
-  def step(self, phase: int) -> int:
-    """The global step before a phase."""
-    s = self.islands.run.settings
-    return s.pretrain.steps + phase * s.train.steps_per_phase
-
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
     """A row for a phase of each path."""
     s = self.islands.run.settings
@@ -86,7 +82,8 @@ class LivePage:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
       tokens = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len
       yield {
-        'kind': 'step', 'stage': 'train', 'step': self.step(fact.number + 1), 'paths': [int(fact.key)],
+        'kind': 'step', 'stage': 'train', 'step': screening_of_islands.first_step(self.islands, fact.number + 1),
+        'paths': [int(fact.key)],
         'loss': [float(losses.mean())], 'grad_norm': [float(norms.mean())], 'learning_rate': float(rates[-1]),
         'tokens_per_s': tokens / fact.meta['timed_s'] if fact.meta['timed_s'] else None,
       }  # fmt: skip

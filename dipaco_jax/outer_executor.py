@@ -27,7 +27,6 @@ import optax
 
 from dipaco_jax import checkpoint, exact_sum, jobs, outer, screening, screening_of_islands, shards
 from dipaco_jax import islands as islands_lib
-from dipaco_jax.checks import Diverged
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
@@ -185,7 +184,9 @@ def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str
   s, paths, weight = islands.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
-  check_sound(islands, task, is_sound)
+  if not is_sound:
+    words = str(screening.unsound(screening.named(*islands.parse(task.key))))
+    screening_of_islands.end(islands, task.number - 1, words)
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   figures = {
@@ -193,17 +194,6 @@ def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str
     'sum_of_squares': math.fsum(partial.squares.values()),
   }  # fmt: skip
   return name, sha256, figures
-
-
-def check_sound(islands: Islands, task: Task, is_sound: bool):
-  """Ends the run where the outer step makes what no model is."""
-  level, at = islands.parse(task.key)
-  sound = {l.name: np.ones(islands.layout.grid.level_shape(l), bool) for l in islands.layout.levels}
-  sound[level.name][at] = is_sound
-  try:
-    screening.check_modules(islands.layout, sound)
-  except Diverged as e:
-    screening_of_islands.end(islands, task.number - 1, str(e))
 
 
 def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):

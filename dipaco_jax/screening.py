@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.checks import Diverged
-from dipaco_jax.grid import Coordinates, Level
+from dipaco_jax.grid import Coordinates, Grid, Level
 from dipaco_jax.modules import Layout
 
 MOST = 1e3  # root mean square of parameters or momentum; in models that work it is thousands of times less
@@ -74,6 +74,15 @@ def why(moved: Mapping[str, float], usual: Mapping[str, float], exclude_above: f
   return (
     f'its outer gradient is {times[worst]:.3g} times as long as is usual (level {worst}), more than '
     f'config.outer.exclude_above={exclude_above:g} times'
+  )
+
+
+def takes_no_part(grid: Grid, path: int, why: str, worker: str = '') -> str:
+  """Words of logs for a path that is left out of an outer step; `worker`: who trained it, where that is known."""
+  where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
+  who = f'path {path}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
+  return (
+    f'{who} takes no part in the outer step: {why}; it goes on from the new modules, with a fresh optimizer state'
   )
 
 
@@ -132,5 +141,9 @@ def check_modules(layout: Layout, sound: Mapping[str, np.ndarray]):
   for level in layout.levels:
     for module in layout.grid.modules(level):
       if not sound[level.name][module]:
-        name = named(level, module)
-        raise Diverged(f'the outer step makes module {name} as large as no model that works is')
+        raise unsound(named(level, module))
+
+
+def unsound(module: str) -> Diverged:
+  """What to raise where an outer step has made what is not sound."""
+  return Diverged(f'the outer step makes module {module} as large as no model that works is')

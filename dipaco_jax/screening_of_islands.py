@@ -111,12 +111,9 @@ def judge(
 
 def exclusion(islands: Islands, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
   """That a path takes no part in an outer step, which is also said in the log; `executor`: by whose judgement."""
-  step, grid = first_step(islands, phase + 1), islands.layout.grid
-  where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
-  logging.warning(
-    'train, phase %d, step %d: path %d %sof %s takes no part in the outer step: %s; it goes on from the new modules, '
-    'with a fresh optimizer state', phase + 1, step, path, f'({where}) ' if where else '', worker, why,
-  )  # fmt: skip
+  step = first_step(islands, phase + 1)
+  words = screening.takes_no_part(islands.layout.grid, path, why, worker)
+  logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   return Fact('excluded', str(path), phase, '', '', about)
 

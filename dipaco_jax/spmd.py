@@ -26,6 +26,7 @@ from dipaco_jax.programs import Programs
 
 CLOSE_S = 30  # after an error, for what was begun to be written
 
+
 class Stopped(KeyboardInterrupt):
   """The run was asked to stop, and its state is saved."""
 
