@@ -231,7 +231,6 @@ def test_a_flipped_bit_in_an_array_is_noticed(saved, tmp_path):
   small.assert_close(found, arrays(meta['record']['phase']), 0)
 
 
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # of Orbax's abandoned coroutines
 @pytest.mark.parametrize('damage', [truncate, os.unlink, lambda file: file.write_bytes(bytes(file.stat().st_size))])
 def test_a_corrupt_checkpoint_is_named_and_the_one_before_it_used(saved, tmp_path, damage, caplog):
   directory = shutil.copytree(saved, tmp_path / 'state')
