@@ -42,20 +42,40 @@ def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], row
 def turn_losses(
   programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """(path, nats, targets) of a turn's paths. Programs are dispatched ahead; the device is read once."""
+  """(path, nats, targets) of a turn's paths, of those that have rows."""
+  return read(begin(programs, turn, params_of_turn, rows))
+
+
+class Begun(NamedTuple):
+  """The evaluation of a turn's paths, dispatched and not waited for."""
+
+  paths: Sequence[int]
+  counts: Sequence[int]  # of rows, of these paths
+  outputs: list[tuple[jax.Array, jax.Array]]  # nats and targets of every batch, [m_a, ..., B]
+
+
+def begin(
+  programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
+) -> Begun:
+  """Dispatches the evaluation of a turn's paths on their own rows; `read` waits for it."""
   paths = programs.placement.paths(turn)
-  longest = max(rows.counts[path] for path in paths)
-  if not longest:
-    return
+  counts = [rows.counts[path] for path in paths]
+  if not max(counts):
+    return Begun(paths, counts, [])
   params = params_of_turn(turn)
-  starts = range(0, longest, rows.batch_size)
-  outputs = [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts]
+  starts = range(0, max(counts), rows.batch_size)
+  return Begun(paths, counts, [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts])
+
+
+def read(begun: Begun) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """(path, nats, targets), float64, of what was begun; the device is read once."""
+  if not begun.outputs:
+    return
   nll, count = (
-    np.concatenate([mesh_lib.fetch(o[i]).reshape(len(paths), -1) for o in outputs], axis=1) for i in (0, 1)
+    np.concatenate([mesh_lib.fetch(o[i]).reshape(len(begun.paths), -1) for o in begun.outputs], axis=1) for i in (0, 1)
   )
-  for i, path in enumerate(paths):
-    mine = slice(rows.counts[path])
-    yield path, nll[i, mine].astype(np.float64), count[i, mine].astype(np.float64)
+  for i, (path, rows) in enumerate(zip(begun.paths, begun.counts, strict=True)):
+    yield path, nll[i, :rows].astype(np.float64), count[i, :rows].astype(np.float64)
 
 
 def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:
@@ -79,7 +99,12 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
 
 def mean_by_path(found: Losses) -> list[float | None]:
   """nats per target of each path; None where it has none."""
-  return [float(n.sum() / c.sum()) if c.sum() else None for n, c in zip(found.nll, found.targets, strict=True)]
+  return [mean(nll, targets) for nll, targets in zip(found.nll, found.targets, strict=True)]
+
+
+def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
+  """Nats per target of one path's rows; None where they have none."""
+  return float(nll.sum() / targets.sum()) if targets.sum() else None
 
 
 def to_compare(mean: float | None) -> float | None:

@@ -45,7 +45,7 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
 
     turn = islands.run.layout.grid.coordinates(path)
     ((_, nll, targets),) = evaluate.turn_losses(programs, turn, params_of_turn, rows)
-    loss = evaluate.to_compare(evaluate.mean_by_path(evaluate.Losses([nll], [targets]))[0])
+    loss = evaluate.to_compare(evaluate.mean(nll, targets))
     num_targets = float(targets.sum())
   meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf', 'targets': num_targets}
   return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]

@@ -1,7 +1,6 @@
 """What went wrong in a run that went on: paths that were left out of outer steps, and steps that were skipped."""
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dipaco_jax import metrics
@@ -19,7 +18,7 @@ class Failures(NamedTuple):
 def read(workdir: pathlib.Path) -> Failures:
   """From the rows of phases in metrics.jsonl."""
   excluded, skipped = [], dict[int, int]()
-  for row in _rows(workdir / 'metrics.jsonl'):
+  for row in metrics.rows_with(workdir, *MARKS):
     about = {'phase': row['phase'], 'step': row['step']}
     for path, why in row.get('excluded', {}).items():
       told = why if isinstance(why, dict) else {'why': why}
@@ -28,16 +27,6 @@ def read(workdir: pathlib.Path) -> Failures:
       if count:
         skipped[path] = skipped.get(path, 0) + count
   return Failures(excluded, skipped)
-
-
-def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Those that tell of failures; others are not parsed, since the file may be long."""
-  if not file.exists():
-    return
-  with open(file, 'rb') as f:
-    for line in f:
-      if any(mark in line for mark in MARKS) and (row := metrics.from_line(line)):  # else torn, or damaged
-        yield row
 
 
 def words(found: Failures, most: int = 5) -> list[str]:

@@ -21,6 +21,7 @@ class History(NamedTuple):
   base: Curve  # the base model's training loss
   training: Curve  # each path's training loss, [T, P]
   holdout: Curve  # each path's loss on what its shard holds back, after each phase, [T, P]
+  before: Curve  # the same just before the outer step, [T, P]
   base_norm: Curve  # of the base model's gradient, before clipping
   norm: Curve  # of each path's, [T, P]
   learning_rate: tuple[Curve, Curve]  # of the base model, and of the paths, [T, 1]
@@ -129,7 +130,8 @@ def of_rows(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
   return History(
     _only(base.curve('loss')),
     paths.curve('loss'),
-    _holdout(phases.values(), num_paths),
+    _by_path(phases.values(), 'holdout_loss_by_path', num_paths),
+    _by_path(phases.values(), 'holdout_loss_before_by_path', num_paths),
     _only(base.curve('grad_norm')),
     paths.curve('grad_norm'),
     (_only(base.curve('learning_rate')), paths.curve('learning_rate')),
@@ -191,8 +193,8 @@ def _curve(rows: Mapping[int, np.ndarray], width: int) -> Curve:
   return Curve(np.array([order[s[-1]] for s in stretches]), means)
 
 
-def _holdout(phases: Iterable[Mapping[str, Any]], num_paths: int) -> Curve:
-  found = [(row['step'], _array(row['holdout_loss_by_path'])) for row in phases]
+def _by_path(phases: Iterable[Mapping[str, Any]], name: str, num_paths: int) -> Curve:
+  found = [(row['step'], _array(row.get(name) or [None] * num_paths)) for row in phases]
   steps = np.array([step for step, _ in found], int)
   return Curve(steps, np.stack([v for _, v in found]) if found else np.zeros((0, num_paths)))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import checkpoint, evaluate, jobs, rounds, stages
+from dipaco_jax import averaging, checkpoint, evaluate, jobs, rounds, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.islands import Islands
@@ -100,9 +100,10 @@ def write_rows(islands: Islands, run: run_lib.Run, told: Told):
 def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str, Any]:
   """A row for a phase; `after`: the global step at its end."""
   means: list[float | None] = [None] * islands.run.layout.grid.num_paths
-  skipped = [0] * len(means)
+  before, skipped = [None] * len(means), [0] * len(means)
   for fact in found.checkpoints:
     rows, path = fact.meta['rows'], int(fact.key)
+    before[path] = fact.meta['holdout_loss']
     skipped[path] = sum(row[5] for row in rows)
     if steps := sum(row[4] for row in rows):  # that were finite
       means[path] = math.fsum(row[1] * row[4] for row in rows if row[4]) / steps
@@ -126,6 +127,7 @@ def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str
   return {
     'phase': phase + 1, 'step': after, 'inner_s': seconds(found.checkpoints),
     'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
+    'holdout_loss_before_by_path': before, 'averaging_gap': averaging.mean(averaging.gaps(before, found.losses)),
     'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip
 

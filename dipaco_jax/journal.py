@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import checkpoint, mesh, metrics, progress, screening
+from dipaco_jax import averaging, checkpoint, mesh, metrics, progress, screening
 from dipaco_jax.checks import Diverged
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
@@ -48,6 +48,7 @@ class Journal:
     self._progress = progress.Progress(name, total_updates, 'updates')
     self._pending: tuple | None = None
     self._timed = False  # the first dispatch compiles
+    self._told_gap = False
     self._not_finite = [0] * len(record.loss_sum)  # steps in a row up to the last, by path
     self.lap()
 
@@ -144,6 +145,8 @@ class Journal:
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
+    gap = averaging.mean(averaging.gaps(record.own_loss, holdout))
+    self._tell_gap(gap)
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
     norms = {
@@ -153,11 +156,17 @@ class Journal:
     cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}
     self._rows.write(
       'phase', self._name, updates, phase=record.phase, step=step, inner_s=record.phase_s,
-      outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, best_version_by_path=record.best_version,
-      outer_gradient_norm=norms, cosine=cosine, **failed,
+      outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, holdout_loss_before_by_path=record.own_loss,
+      averaging_gap=gap, best_version_by_path=record.best_version, outer_gradient_norm=norms, cosine=cosine, **failed,
     )  # fmt: skip
     record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
-    record.skipped = [0] * len(means)
+    record.skipped, record.own_loss = [0] * len(means), [None] * len(means)
+
+  def _tell_gap(self, gap: float | None):
+    """Once, where the outer step costs the paths much."""
+    if gap is not None and gap > averaging.LARGE and not self._told_gap:
+      self._told_gap = True
+      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging.words(gap))
 
   def _compare_with_guessing(self, means: list[float]):
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""

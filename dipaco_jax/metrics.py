@@ -123,6 +123,17 @@ def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
     logging.warning('%s: %d lines are not as they were written, and are passed over', path, damaged)
 
 
+def rows_with(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, Any]]:
+  """Rows of metrics.jsonl whose lines have one of these in them; others are not parsed, since the file may be long."""
+  path = pathlib.Path(workdir) / 'metrics.jsonl'
+  if not path.exists():
+    return
+  with open(path, 'rb') as f:
+    for line in f:
+      if any(mark in line for mark in marks) and (row := from_line(line)):  # else torn, or damaged
+        yield row
+
+
 def to_line(row: Mapping[str, Any]) -> bytes:
   """A line of metrics.jsonl; `seal` is the CRC-32 of the row without it."""
   text = json.dumps(row, allow_nan=False)

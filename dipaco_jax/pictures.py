@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, metrics, plots, seals, settings, timeline_plot
+from dipaco_jax import averaging, drawing, drift, grid_plot, metrics, plots, seals, settings, timeline_plot
 from dipaco_jax.drawing import Curve
 from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
@@ -189,6 +189,18 @@ def _agreement(run: Run) -> Picture | None:
   return Picture(plots.by_level('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms)), words)
 
 
+def _averaging_gap(run: Run) -> Picture | None:
+  h = run.history
+  both = np.isfinite(h.before.values) & np.isfinite(h.holdout.values)
+  if len(h.phases) < 2 or run.grid.num_paths < 2 or not both.any(axis=1).all():
+    return None
+  before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
+  words = 'The mean over the paths, on what their shards hold back: what lies between is what averaging takes '
+  words += f'away again. In the last phase, {averaging.words(after[-1] - before[-1])}.'
+  curves = {'before': before, 'after': after}
+  return Picture(plots.by_level('Loss around the outer step', 'nats per token', h.phases, curves, [*curves]), words)
+
+
 def _pointers(run: Run) -> tuple[list[int], int] | None:
   """The version that each path is taken from, and the last; None where early stopping does not choose."""
   file = run.workdir / 'paths' / 'best.json'
@@ -336,6 +348,7 @@ PICTURES = {
   'tokens_per_s': _tokens_per_s,
   'outer_gradients': _outer,
   'agreement': _agreement,
+  'averaging_gap': _averaging_gap,
   'shard_sizes': _shards,
   'loss_matrix': _matrix,
   'kinds_by_paths': _kinds,

@@ -21,7 +21,7 @@ GLOSSARY = (
 SECTIONS = (
   ('Quality', ('validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping')),
   ('Training', ('losses', 'holdout_losses', 'gradient_norm', 'learning_rate', 'tokens_per_s', 'outer_gradients',
-                'agreement')),
+                'agreement', 'averaging_gap')),
   ('Who reads what', ('shard_sizes', 'loss_matrix', 'kinds_by_paths', 'excerpts')),
   ('The grid', ('grid', 'siblings')),
   ('Cost', ('time_by_stage', 'bytes_sent')),

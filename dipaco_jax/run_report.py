@@ -38,7 +38,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax import failures, history
+  from dipaco_jax import averaging, failures, history, metrics
 
   workdir = pathlib.Path(workdir)
   s, stages = history.read_settings(workdir), history.read_stages(workdir)
@@ -52,6 +52,9 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   return report | {
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
+    'averaging_gap_by_phase': [
+      row['averaging_gap'] for row in metrics.rows_with(workdir, averaging.MARK) if row['stage'] == 'train'
+    ],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),
     'pretrain_steps': pretrain.get('steps'),

@@ -192,6 +192,7 @@ class Trainer:
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas.items()}
+    self.own_losses: list[evaluate.Begun] = []  # of the turns whose inner steps are done, on hold-outs
     self.unsaved = 0  # steps since the last checkpoint
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
 
@@ -281,6 +282,7 @@ class Trainer:
   def _end_turn(self, dispatch: Dispatch):
     """The paths' part of the outer gradient; their AdamW state waits, in host memory if the config asks."""
     programs, state = self.job.programs, self.state
+    self._begin_own_losses(dispatch)
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     first, steps = self.job.global_step(dispatch.phase, 0), self.job.steps_per_phase
     state.gathered = programs.finish(
@@ -299,6 +301,7 @@ class Trainer:
     """The outer step, and what follows from the new modules: hold-out losses, publication, validation."""
     job, state, programs = self.job, self.state, self.job.programs
     self.journal.catch_up()
+    self._read_own_losses()
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
     state.modules, state.outer, statistics = programs.outer(
@@ -356,6 +359,21 @@ class Trainer:
     evaluate.point(version, of_models, record.best_version, record.best_loss)
     return found
 
+  def _begin_own_losses(self, dispatch: Dispatch):
+    """Hold-out losses of what the paths in flight have come to, for the averaging gap; they are read later."""
+    if self.job.holdout is not None:
+      turn = self.job.programs.placement.turns()[dispatch.turn]
+      params = self.state.params
+      self.own_losses.append(evaluate.begin(self.job.programs, turn, lambda _: params, self.job.holdout))
+
+  def _read_own_losses(self):
+    record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
+    for begun in self.own_losses:
+      for path, nll, targets in evaluate.read(begun):
+        loss = evaluate.mean(nll, targets)
+        record.own_loss[path] = loss if trained[path] and loss is not None and math.isfinite(loss) else None
+    self.own_losses = []
+
   # -- what survives
 
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
@@ -385,6 +403,7 @@ class Trainer:
     what is wrong, and there is nothing else to go on from.
     """
     self.journal.catch_up()
+    self._read_own_losses()
     if not dispatch.last_of_phase and self.journal.all_are_skipping():
       return
     self.rows.sync()

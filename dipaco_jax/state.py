@@ -34,6 +34,7 @@ class Record:
   skipped: list[int] = dataclasses.field(default_factory=list)  # steps of the phase that were not finite, by path
   loss_sum: list[float] = dataclasses.field(default_factory=list)  # of the phase's steps, by path
   loss_steps: list[int] = dataclasses.field(default_factory=list)
+  own_loss: list[float | None] = dataclasses.field(default_factory=list)  # on hold-outs, before the outer step, by path
   phase_s: float = 0.0  # of the phase's steps
   tokens: int = 0
   inner_s: float = 0.0  # of `timed_steps` steps with `timed_tokens`, those that compiled left out
@@ -46,7 +47,7 @@ def new_record(num_paths: int) -> Record:
   """Before the first update."""
   return Record(
     best_loss=[None] * num_paths, best_version=[0] * num_paths, excluded=[0] * num_paths, skipped=[0] * num_paths,
-    loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths,
+    loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths, own_loss=[None] * num_paths,
   )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, corrections, failures, headline, metrics, registry_url, settings
+from dipaco_jax import averaging, command, corrections, failures, headline, metrics, registry_url, settings
 from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
 from dipaco_jax.settings import DOING, STAGES
@@ -41,7 +41,8 @@ def status(workdir: pathlib.Path) -> str:
     lines += _training(workdir, stage, config, holder is not None)
   elif stage == 'evaluate' and config.evaluate.control and (workdir / CONTROL).exists():
     lines += ['first the dense control:', *_training(workdir, CONTROL, config, holder is not None)]
-  lines += _quality(workdir, complete) + failures.words(failures.read(workdir)) + _checkpoint(workdir, stage)
+  lines += _quality(workdir, complete) + _averaging_gap(workdir, config)
+  lines += failures.words(failures.read(workdir)) + _checkpoint(workdir, stage)
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:
@@ -135,6 +136,15 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
     if 'pretrain' in so_far or (row['kind'] == 'step' and row['stage'] == 'pretrain'):
       break  # what the base model came to is in its last rows
   return [f'validation perplexity {", ".join(so_far.values())}'] if so_far else []
+
+
+def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str]:
+  """Of the newest phase of several paths."""
+  if math.prod(size for _, size in config.grid) < 2:
+    return []
+  newest = next((row for row in rows_backwards(workdir) if (row['kind'], row['stage']) == ('phase', 'train')), {})
+  gap = newest.get('averaging_gap')
+  return [] if gap is None else [f'phase {newest["phase"]}, {averaging.words(gap)}']
 
 
 def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:

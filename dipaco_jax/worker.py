@@ -6,6 +6,7 @@ span several hosts (hosts.py): all of them train, and the first does the rest.
 
 import functools
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +16,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dipaco_jax import (
+  evaluate,
+  jobs,
+  journal,
+  mesh,
+  metrics,
+  rounds,
+  screening_of_islands,
+  shards,
+  spmd,
+  stages,
+  stopping,
+)
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import jobs, journal, mesh, metrics, rounds, screening_of_islands, shards, spmd, stages, stopping
 from dipaco_jax import run as run_lib
 from dipaco_jax import storage as storage_lib
 from dipaco_jax.checks import Diverged
@@ -91,9 +104,11 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   words = {'path': path, 'phase': number, 'step': step, 'anew': anew}
   with futures.ThreadPoolExecutor(1) as writer, hosts.together():
     hosts.say(words | {'has_inner': has_inner(arrays)})
-    arrays = inner_steps(islands, job, **words, arrays=hosts.share(arrays), done=done)
+    arrays, loss = inner_steps(islands, job, **words, arrays=hosts.share(arrays), done=done)
     hosts.meet()
-  about = losses.close() | {'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step}
+  about = losses.close() | {
+    'holdout_loss': loss, 'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step
+  }  # fmt: skip
 
   def publish() -> list[Fact]:
     new = {name: arrays[place(PARAMS, name)] for name in old}
@@ -109,8 +124,8 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 def inner_steps(
   islands: Islands, job: spmd.Job, path: int, phase: int, step: int, anew: bool, arrays: dict[str, np.ndarray],
   done: Callable,
-) -> dict[str, np.ndarray]:  # fmt: skip
-  """The inner steps of a phase from `step` on; returns what `arrays` have become.
+) -> tuple[dict[str, np.ndarray], float | None]:  # fmt: skip
+  """The inner steps of a phase from `step` on; returns what `arrays` have become, and their loss on the hold-out.
 
   After every dispatch `done` gets the number of steps, their metrics, and from time to time the arrays, to be kept.
   """
@@ -123,7 +138,18 @@ def inner_steps(
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
     done(after, found, to_host(programs, {PARAMS: params, INNER: inner}) if is_due else None)
-  return to_host(programs, {PARAMS: params, INNER: inner})
+  return to_host(programs, {PARAMS: params, INNER: inner}), own_loss(job, path, params)
+
+
+def own_loss(job: spmd.Job, path: int, params) -> float | None:
+  """Of a path's parameters before the outer step, nats a target of its hold-out; None where there is no number."""
+  if job.holdout is None:
+    return None
+  turn = job.programs.layout.grid.coordinates(path)
+  for _, nll, targets in evaluate.turn_losses(job.programs, turn, lambda _: params, job.holdout):
+    loss = evaluate.mean(nll, targets)
+    return loss if loss is not None and math.isfinite(loss) else None
+  return None
 
 
 def make_job(islands: Islands, number: int) -> spmd.Job:

@@ -124,7 +124,8 @@ def test_pictures_of_a_grid(reports):
   workdir, *_ = reports('grid')
   expected = {'validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
               'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent',
-              'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'siblings'}  # fmt: skip
+              'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'averaging_gap',
+              'siblings'}  # fmt: skip
   assert {p.stem for p in (workdir / 'plots').iterdir()} == expected
 
 
