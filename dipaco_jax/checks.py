@@ -23,7 +23,7 @@ MAY_BE_ZERO = (
   'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
   'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
   'microbatch capacity router_fraction lost hidden chunk_router_steps mixture max_skipped exclude_above max_excluded '
-  'min_validation_tokens'
+  'min_validation_tokens train.learning_rate'
 ).split()
 FRACTIONS = 'validation_fraction max_validation_fraction holdout_fraction router_fraction lost b1 b2 momentum'.split()
 
@@ -67,8 +67,9 @@ def _check_range(name: str, value):
   last = name.split('.')[-1]
   if name in CHOICES and value not in CHOICES[name]:
     raise ValueError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
-  if type(value) in (int, float) and (value < 0 or (value == 0 and last not in MAY_BE_ZERO)):
-    raise ValueError(f'config.{name}={value} should be {"0 or more" if last in MAY_BE_ZERO else "above 0"}')
+  may_be_zero = last in MAY_BE_ZERO or name in MAY_BE_ZERO
+  if type(value) in (int, float) and (value < 0 or (value == 0 and not may_be_zero)):
+    raise ValueError(f'config.{name}={value} should be {"0 or more" if may_be_zero else "above 0"}')
   if type(value) is float and not math.isfinite(value):
     raise ValueError(f'config.{name}={value} should be a finite number')
   if last in FRACTIONS and value >= 1:

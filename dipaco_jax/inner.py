@@ -42,13 +42,16 @@ class Inner(NamedTuple):
   max_skipped: int
 
 
-def learning_rate(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Callable[[jax.Array], jax.Array]:
+def learning_rate(
+  config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0
+) -> Callable[[jax.Array], jax.Array]:
   """eta_s = eta min(1, (s+1)/warmup) (f + (1-f) (1 + cos(pi min(1, s/decay))) / 2), warmed up again after pretraining.
 
   Args:
     config: eta, warmup_steps, rewarm_steps, f = final_fraction.
     decay_steps: length of the cosine in global steps.
     pretrain_steps: the first global step that is warmed up again, if rewarm_steps.
+    of_paths: eta from that step on; 0: the same.
   """
 
   def rate(step):
@@ -57,20 +60,21 @@ def learning_rate(config: settings.Inner, decay_steps: int, pretrain_steps: int)
     cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(1.0, s / max(1, decay_steps))))
     again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
     again = jnp.where(step >= pretrain_steps, again, 1.0)
-    return config.learning_rate * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
+    eta = jnp.where(step >= pretrain_steps, of_paths, config.learning_rate) if of_paths else config.learning_rate
+    return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
 
   return rate
 
 
-def make(config: settings.Inner, decay_steps: int, pretrain_steps: int) -> Inner:
-  """AdamW, or plain SGD for checks against data-parallel training."""
+def make(config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0) -> Inner:
+  """AdamW, or plain SGD for checks against data-parallel training; arguments as of `learning_rate`."""
   transformation = optax.identity()
   if config.optimizer == 'adamw':
     transformation = optax.chain(
       optax.scale_by_adam(config.b1, config.b2, config.epsilon),
       optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
     )
-  rate = learning_rate(config, decay_steps, pretrain_steps)
+  rate = learning_rate(config, decay_steps, pretrain_steps, of_paths)
 
   def init(params):
     return InnerState(transformation.init(params), jnp.zeros((), jnp.int32))

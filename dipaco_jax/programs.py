@@ -369,5 +369,6 @@ def usual(outer_state) -> dict[str, Any]:
 
 def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:
   """Programs of a run."""
-  inner = inner_lib.make(settings.inner, settings.decay_steps, settings.pretrain.steps)
+  s = settings
+  inner = inner_lib.make(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   return Programs(placement, layout, model, settings, inner)

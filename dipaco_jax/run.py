@@ -82,7 +82,7 @@ class Run:
     s, takes_over = self.settings, settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
     return dataclasses.replace(
       s, grid=(), levels=(('all', '.*', ()),), outer=takes_over,
-      train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0),
+      train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0, learning_rate=0.0),
     )  # fmt: skip
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:

@@ -81,7 +81,7 @@ def number(x: float) -> jax.Array:
 def rates(islands: Islands, phase: int) -> float:
   """The sum of the learning rates of a phase's steps."""
   s = islands.run.settings
-  rate = inner.learning_rate(s.inner, s.decay_steps, s.pretrain.steps)
+  rate = inner.learning_rate(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   return float(screening.sum_of_rates(rate, np.int32(first_step(islands, phase)), s.train.steps_per_phase))
 
 

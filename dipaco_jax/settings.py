@@ -82,6 +82,7 @@ class Train:
   phases: int = 427  # outer steps; a finished run is trained on by raising it
   steps_per_phase: int = 150  # tau: inner steps between two outer steps
   batch_size: int = 512  # rows per path
+  learning_rate: float = 0.0  # of AdamW inside paths, at its highest, where the base has another; 0: the base's
   microbatch: int = 0  # rows on a device whose activations exist at one time, the largest divisor up to this; 0: all
   steps_per_dispatch: int = 8  # inner steps in one compiled program; the largest divisor of tau up to this is used
   early_stopping: bool = True  # each path, replicas as one, points at its version of lowest hold-out loss [2.7]
@@ -222,8 +223,8 @@ DEPENDS = {
   'pretrain': ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
   'route': ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
   'train': (
-    'levels', 'outer', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase', 'train.max_holdout_rows',
-    'evaluate.batch_size',
+    'levels', 'outer', 'train.learning_rate', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase',
+    'train.max_holdout_rows', 'evaluate.batch_size',
   ),
   'evaluate': ('evaluate',),
 }  # fmt: skip

@@ -34,6 +34,13 @@ def test_learning_rate_warms_up_again_after_pretraining():
     assert again[40 + k] == pytest.approx(plain[40 + k] * (k + 1) / 5, rel=1e-6)
 
 
+def test_paths_may_have_a_learning_rate_of_their_own():
+  of_paths = inner.learning_rate(CONFIG, 100, 40, 0.1)
+  steps = jnp.arange(60)
+  expected = [rate(step) / (4 if step >= 40 else 1) for step in range(60)]
+  np.testing.assert_allclose(of_paths(steps), expected, rtol=1e-6)
+
+
 def test_no_warmup_starts_at_the_top():
   assert rate(0, warmup_steps=0) == pytest.approx(0.4)
 

@@ -136,7 +136,7 @@ def test_a_section_or_grid_that_is_no_dict(name):
 def test_ranges(name):
   last = name.split('.')[-1]
   assert f'config.{name}=-1' in error(nest(name, -1 if type(DEFAULTS[name]) is int else -1.0))
-  if last not in checks.MAY_BE_ZERO:
+  if not {last, name} & {*checks.MAY_BE_ZERO}:
     assert f'config.{name}=0' in error(nest(name, 0))
   if last in checks.FRACTIONS:
     assert error(nest(name, 1.0)) == f'config.{name}=1.0 should be below 1'
@@ -144,7 +144,7 @@ def test_ranges(name):
 
 def test_lists_of_names_name_fields():
   lasts = {name.split('.')[-1] for name in DEFAULTS}
-  assert lasts.issuperset(checks.MAY_BE_ZERO) and lasts.issuperset(checks.FRACTIONS)
+  assert (lasts | {*DEFAULTS}).issuperset(checks.MAY_BE_ZERO) and lasts.issuperset(checks.FRACTIONS)
   assert set(DEFAULTS).issuperset(settings.MAY_CHANGE) and set(DEFAULTS).issuperset(checks.CHOICES)
 
 

@@ -155,7 +155,8 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
     version, best = np.where(holdout < best, phase + 1, version), np.minimum(best, holdout)
     levels = grids.make_levels(grid, config.levels)
     writer.write('phase', 'train', done * P, phase=phase + 1, step=start + done, inner_s=144.0, outer_s=0.6,
-                 loss_by_path=loss, holdout_loss_by_path=holdout, best_version_by_path=version,
+                 loss_by_path=loss, holdout_loss_by_path=holdout, holdout_loss_before_by_path=holdout - 0.06,
+                 averaging_gap=0.06, best_version_by_path=version,
                  outer_gradient_norm={x.name: {checkpoint.module_name(m): rng.lognormal(0.5 - 0.05 * phase, 0.1)
                                                for m in grid.modules(x)} for x in levels},
                  cosine={x.name: 0.5 * math.exp(-phase / 30) + 0.1 * i for i, x in enumerate(levels)
