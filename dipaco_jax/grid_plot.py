@@ -5,6 +5,7 @@ one axis is cut into strips, a shared one is whole, a path-specific one is cut i
 """
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from dipaco_jax.palette import PALE, RULE, shade
 
 SLANT = 0.42  # how far the plane's back edge is to the right of its front edge, in widths of it
 LEFT = 0.25  # of the front edge's left end, where names begin
+CORNER = 22  # letters of a line that has room beside a storey
 MANY = 1024  # modules of a level, which are too many for shapes of their own
 
 
@@ -126,7 +128,8 @@ def _name(ax, storey: Storey, plane: Plane):
   """In the corner that the slant leaves at its upper left: which level, and what of the network."""
   top, corner = plane.height + plane.depth, {'textcoords': 'offset points', 'va': 'top'}
   ax.annotate(short(storey.level.name, 24), (-LEFT, top), (0, -1), weight='bold', size=9, **corner)
-  ax.annotate(storey.parts, (-LEFT, top), (0, -13), size=SMALL, color=GREY, **corner)
+  parts = textwrap.fill(storey.parts, CORNER)
+  ax.annotate(parts, (-LEFT, top), (0, -13), size=SMALL, color=GREY, **corner)
 
 
 def _cut(ax, grid: Grid, storey: Storey, plane: Plane):

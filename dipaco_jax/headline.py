@@ -82,6 +82,8 @@ def lead(report: Mapping[str, Any]) -> str:
   words = f'On unseen text {who} a perplexity of {report["perplexity"]:.2f}' + (f': {found}' if found else '')
   if report['ratio_to_control'] is None:
     more = f'{report["steps"]:,} steps fewer' if report['steps'] else 'fewer steps'
-    words += f', which was trained for {more}'
+    told = ', which was' if found else f'; the base, at {report["base_perplexity"]:.2f}, was'
+    words += f'{told} trained for {more}'
     words += f', and with {DENSE} they were not compared' if paths > 1 else ''
-  return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.'
+  intervals = any(report[f'ratio_to_{name}_interval'] for name in ('control', 'base'))
+  return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.' if intervals else f'{words}.'

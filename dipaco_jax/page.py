@@ -30,7 +30,7 @@ p { max-width: 46em; margin: 8px 0 }
   max-width: none; margin: 20px 0 0 }
 .cards { display: flex; flex-wrap: wrap; gap: 16px; margin: 28px 0 16px }
 .card, figure, details, .box { background: var(--paper); border: 1px solid var(--edge); border-radius: 12px }
-.card { padding: 16px 18px; flex: 1 1 150px } .card.first { flex: 1.6 1 230px }
+.card { padding: 16px 18px; flex: 1 1 150px; max-width: 340px } .card.first { flex: 1.6 1 230px }
 .card b { display: block; font-size: 25px; line-height: 1.25; color: var(--strong); letter-spacing: -.01em;
   font-variant-numeric: tabular-nums }
 .card span { display: block; color: var(--quiet); font-size: 13.5px; line-height: 1.4; margin-top: 2px }
@@ -75,7 +75,7 @@ pre { background: var(--ground); border-radius: 8px; padding: 12px 16px; margin:
 }
 @media (max-width: 560px) {
   main { padding: 28px 12px 48px } h1 { font-size: 28px } h2 { margin-top: 40px } .lead { font-size: 17px }
-  .cards { gap: 12px } .card { padding: 12px 14px; flex-basis: 40% } .card.first { flex-basis: 100% }
+  .cards { gap: 12px } .card { padding: 12px 14px; flex-basis: 40%; max-width: none } .card.first { flex-basis: 100% }
   .card b { font-size: 20px } .card.first b { font-size: 25px }
   figure { padding: 14px 12px } details, .box { padding: 12px 14px }
   dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: 10px }

@@ -69,6 +69,7 @@ def _validation(run: Run) -> Picture | None:
   if not len(curve.steps):
     return None
   words, stopped = 'Every validation text is read by the one path that the router picks for it.', None
+  words = words if run.grid.num_paths > 1 else 'On all validation text.'
   if r['perplexity'] and r['perplexity_final'] and r['perplexity'] != r['perplexity_final']:
     stopped = r['perplexity']
     words += (
@@ -122,7 +123,8 @@ def gap(history: History, steps: int) -> float | None:
 
 def _losses(run: Run) -> Picture | None:
   h = run.history
-  words = 'The base model first, then every path on its own shard, going on from the base’s step.'  # noqa: RUF001
+  who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
+  words = f'The base model first, then {who}, going on from the base’s step.'  # noqa: RUF001
   return _training(run, 'Training loss', 'nats per token', h.base, h.training, words)
 
 

@@ -128,7 +128,7 @@ def _cards(run: Run) -> list[tuple[str, str]]:
   r = run.report
   found = []
   if r['perplexity'] and r['base_perplexity']:
-    words = 'validation perplexity of the paths'
+    words = f'validation perplexity of the {"paths" if run.grid.num_paths > 1 else "path"}'
     found.append((headline.figure(r['perplexity'], r['perplexity_interval']), words))
     if r['control_perplexity']:
       found.append((headline.figure(r['control_perplexity'], r['control_perplexity_interval']), f'of {headline.DENSE}'))

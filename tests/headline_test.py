@@ -29,6 +29,14 @@ def test_without_a_control_it_says_what_it_does_not_compare():
   assert alone.startswith('On unseen text one path, trained on from the base, reaches') and 'not compared' not in alone
 
 
+def test_a_run_that_was_evaluated_before_there_were_intervals_speaks_of_none():
+  none = dict.fromkeys(('ratio_to_base', 'ratio_to_base_interval', 'ratio_to_control', 'ratio_to_control_interval'))
+  assert headline.lead(REPORT | none | {'paths': 1, 'base_perplexity': 23.6}) == (
+    'On unseen text one path, trained on from the base, reaches a perplexity of 17.25; the base, at 23.60, was trained '
+    'for 96 steps fewer.'
+  )
+
+
 @pytest.mark.parametrize(
   ('ratio', 'interval', 'words'),
   [
