@@ -53,7 +53,8 @@ th, td { text-align: left; padding: 6px 28px 6px 0; border-bottom: 1px solid var
 th { font-weight: 600; color: var(--quiet) }
 td + td, th + th { text-align: right } td:last-child, th:last-child { padding-right: 0 }
 .left td + td, .left th + th { text-align: left }
-.many td:first-child, .many th:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 16px }
+.many td:first-child, .many th:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 16px;
+  white-space: nowrap }
 .scroll { overflow-x: auto }
 .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 13.5px }
@@ -83,7 +84,7 @@ pre { background: var(--ground); border-radius: 8px; padding: 12px 16px; margin:
   .pairs th, .pairs td { display: block; border: 0; padding: 0; text-align: left !important }
   .pairs td:first-child { color: var(--quiet); font-size: 13.5px }
   .pairs tr:has(th) { display: none } .pairs td[data-of]::before { content: attr(data-of) ": "; color: var(--quiet) }
-  th, td { padding-right: 16px }
+  th, td { padding-right: 16px } .many td:first-child { white-space: normal; min-width: 9em }
 }
 @media screen and (prefers-color-scheme: dark) { .text span, .keys span { background: var(--dark) } }
 @media print { figure, .card, .box { break-inside: avoid } }
