@@ -83,7 +83,7 @@ def _header(run: Run) -> str:
 def _failures(run: Run) -> str:
   """What went wrong and was survived."""
   told = failures.words(failures.read(run.workdir))
-  return page.box(''.join(page.element('p', line) for line in told)) if told else ''
+  return page.box(''.join(page.element('p', line[:1].upper() + line[1:]) for line in told)) if told else ''
 
 
 def _when(r: dict[str, Any]) -> str:
@@ -129,10 +129,9 @@ def _cards(run: Run) -> list[tuple[str, str]]:
   found = []
   if r['perplexity'] and r['base_perplexity']:
     words = f'validation perplexity of the {"paths" if run.grid.num_paths > 1 else "path"}'
-    found.append((headline.figure(r['perplexity'], r['perplexity_interval']), words))
-    if r['control_perplexity']:
-      found.append((headline.figure(r['control_perplexity'], r['control_perplexity_interval']), f'of {headline.DENSE}'))
-    found.append((headline.figure(r['base_perplexity'], r['base_perplexity_interval']), 'of the base model'))
+    found.append(_perplexity(r, '', words))
+    found += [_perplexity(r, 'control_', f'of {headline.DENSE}')] if r['control_perplexity'] else []
+    found.append(_perplexity(r, 'base_', 'of the base model'))
   elif len(run.history.validation.steps):
     found.append((f'{run.history.validation.values[-1]:.2f}', 'validation perplexity so far'))
   if r['parameters_path']:
@@ -148,6 +147,12 @@ def _cards(run: Run) -> list[tuple[str, str]]:
   span = 'from text to evaluation' if 'evaluate' in run.results else 'so far'
   found.append((duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
   return found
+
+
+def _perplexity(r: dict[str, Any], whose: str, words: str) -> tuple[str, str]:
+  """A card: the figure, and whose it is, with its interval."""
+  interval = r[f'{whose}perplexity_interval']
+  return f'{r[f"{whose}perplexity"]:.2f}', words + (f' ({interval[0]:.2f} to {interval[1]:.2f})' if interval else '')
 
 
 def _details(run: Run) -> list[str]:
