@@ -17,6 +17,7 @@ CHOICES = {
   'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),
   'routing.method': ('kmeans', 'product_kmeans', 'discriminative', 'random', 'single'),
   'routing.first': ('kmeans', 'product_kmeans', 'random'),
+  'routing.arrange': ('none', 'alike', 'unlike'),
   'routing.labels': ('exact', 'coordinate'),
 }
 MAY_BE_ZERO = (

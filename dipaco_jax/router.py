@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import kmeans, settings
+from dipaco_jax import arrangement, kmeans, settings
 
 
 class Router(NamedTuple):
@@ -99,11 +99,15 @@ def check_features(z_ND):
 
 
 def fit_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:
-  """One centroid per path [2.4.1]."""
+  """One centroid per path [2.4.1], arranged on the grid as `arrangement` says where the config asks for it."""
   num_paths = math.prod(grid_shape)
   mean_D, scale_D = standardization(z_ND)
   x_ND = (z_ND - mean_D) / scale_D
   centroids_PD = kmeans.kmeans(key, x_ND, num_paths, config.iterations, config.restarts)
+  if config.arrange != 'none':
+    seed = int(jax.random.bits(key))
+    order = arrangement.arrange(np.asarray(centroids_PD), grid_shape, seed, config.arrange == 'unlike')
+    centroids_PD = centroids_PD[order]
   return linear(mean_D, scale_D, centroids_PD, jnp.zeros(num_paths))
 
 

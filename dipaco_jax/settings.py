@@ -137,6 +137,7 @@ class Routing:
   sample: int = 100_000  # sequences that k-means is fitted on
   restarts: int = 3  # of k-means, from other first centroids; the best is kept
   iterations: int = 50  # of k-means, at most
+  arrange: str = 'none'  # clusters of 'kmeans' on the grid: 'alike', 'unlike' share modules; 'none': as they come
   capacity: float = 0.0  # of a shard, in multiples of the mean; 0: no limit
   # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
   router_fraction: float = 0.0  # of the documents, kept from all training as router data; 0.005 in the paper

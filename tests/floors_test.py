@@ -24,7 +24,7 @@ FLOORS = {
   'hf_checkpoint model_card connections seldom excerpts_panel excerpts_text headline failures palette display stopping '
   'live_report',
   1: 'attention model decode loss inner outer router kmeans classifier balance modules reroute chunk_router labels '
-  'exact_sum hf chunks screening bootstrap averaging',
+  'exact_sum hf chunks screening bootstrap averaging arrangement',
   0: 'grid settings checks plain',
 }
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
