@@ -1,6 +1,6 @@
 """Which cluster of text takes which place in the grid [2.3, 2.4.1]. Pure.
 
-k-means numbers its clusters as they come, and a path's number is its place: paths of neighbouring numbers share modules,
+k-means numbers its clusters as they come, and a path's number is its place: paths of near numbers share modules,
 whatever they read. With D_cd the squared distance between centroids c and d, and M_ij on how many axes the places i and
 j have the same coordinate, which is how many modules their paths share where a level varies over one axis,
 
