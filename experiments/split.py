@@ -3,9 +3,9 @@
     python experiments/split.py --data=TRAIN.jsonl.gz --out=DIR
 
 writes DIR/train.jsonl.gz and DIR/tuning.jsonl.gz. Whole sources go to the one or the other, by a hash of the field
-`source`, or of the text where there is none: no tuning document has a neighbour in training. Choices (rates, outer steps,
-tau) are made with --data=DIR/train.jsonl.gz --validation=DIR/tuning.jsonl.gz; tables are of the same training text and of
-validation text that no choice has seen.
+`source`, or of the text where there is none: no tuning document has a neighbour in training. Choices (rates, outer
+steps, tau) are made with --data=DIR/train.jsonl.gz --validation=DIR/tuning.jsonl.gz; tables are of the same training
+text, and of validation text that no choice has seen.
 """
 
 import contextlib
