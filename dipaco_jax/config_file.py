@@ -94,7 +94,7 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
 def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
   """What get_config() of a file returns; an error in it is raised with its line."""
   try:
-    get_config = runpy.run_path(str(file), run_name='config').get('get_config')
+    get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
       raise ValueError('a config is a Python file with a function get_config(), as README.md shows')
     _check_variant(get_config, variant)

@@ -1,6 +1,7 @@
 """Config files and what the command line changes in them: what is read, and what is said of what cannot be."""
 
 import pathlib
+import sys
 
 import pytest
 
@@ -69,6 +70,16 @@ def test_globs_together_or_one_by_one(words):
 def test_fields_that_follow_others_follow_overrides(write):
   write("  c.evaluate.seq_len = c.model.get_oneway_ref('seq_len') * 2\n  return c\n")
   assert read('--config.model.seq_len=96', config='c.py').evaluate.seq_len == 192
+
+
+def test_a_config_may_import_a_module_called_config(tmp_path, write, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'config', raising=False)
+  pathlib.Path('config.py').write_text('PHASES = 7')
+  write('  import config\n  c.train.phases = config.PHASES\n  return c')
+  assert read(config='c.py').train.phases == 7
+  pathlib.Path('d.py').write_text('import config\nPHASES = config.PHASES\n' + pathlib.Path('c.py').read_text())
+  assert read(config='d.py').train.phases == 7
 
 
 def test_a_config_that_comes_with_the_package(tmp_path, monkeypatch):

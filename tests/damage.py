@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import tiny_run
 
-from dipaco_jax import command, main, seals
+from dipaco_jax import command, main, seals, stopping
 
 Path = pathlib.Path
 PROMPT, PHASES, DECAY = 'aeiou oua', 5, '--config.inner.decay_steps=42'
@@ -112,7 +112,8 @@ def main_again(config: Path, workdir: Path, *options: str) -> Said:
     if name.startswith('config.'):
       delattr(main.FLAGS, name)
   try:
-    return caught(lambda: main.guarded(argv))
+    with stopping.listening() as signals:
+      return caught(lambda: main.guarded(argv, signals))
   finally:
     sys.argv = before
     main.FLAGS.unparse_flags()

@@ -36,12 +36,13 @@ def held(tmp_path):
 
 def test_finished(tmp_path):
   synthetic.make(tmp_path, phases=2)
-  first, quality, last = status.status(tmp_path).splitlines()
+  first, quality, gap, last = status.status(tmp_path).splitlines()
   assert first == f'{tmp_path}: finished'
   assert quality == (
     'validation perplexity 10.31 (10.02 to 10.61), of the base model 13.52 (13.11 to 13.95), of one dense model '
     'trained for as many steps 11.47 (11.15 to 11.79)'
   )
+  assert gap == 'phase 2, averaging gap: +0.060 nats a token, a perplexity +6.2% by the outer step'
   assert last.endswith('report.html')
 
 
@@ -55,8 +56,9 @@ def test_training_while_it_runs(tmp_path, held):
   assert lines[2].startswith('mean loss of 16 paths 2.') and '13,905 tokens/s' in lines[2]
   assert 'to go in this stage' in lines[2]
   assert lines[3].startswith('validation perplexity 10.84 after phase 6')
-  assert lines[4].startswith('last checkpoint after 250 updates')
-  assert lines[5] == f'held by process {held.pid} on island-1 since 2026-01-02 03:04:05'
+  assert lines[4].startswith('phase 6, averaging gap: +0.060')
+  assert lines[5].startswith('last checkpoint after 250 updates')
+  assert lines[6] == f'held by process {held.pid} on island-1 since 2026-01-02 03:04:05'
   assert config.train.phases == 12
 
 
