@@ -37,7 +37,7 @@ def phases(levels, devices: int, folder, stop=lambda: False) -> list[dict]:
   return [row for row in metrics.read_rows(folder) if row['kind'] == 'phase']
 
 
-@pytest.mark.parametrize('devices', slow.but([1, 4], 1))
+@pytest.mark.parametrize('devices', slow.but([1, 4], 1, 4))
 def test_the_loss_before_is_that_of_paths_that_share_nothing(devices, tmp_path):
   """Until the first outer step paths of a grid are what they are alone, where SGD with a rate of 1 takes them over."""
   grid, alone = (phases(levels, devices, tmp_path / name) for name, levels in (('g', small.MIXED_LEVELS), ('f', FLAT)))

@@ -111,6 +111,7 @@ def batch(step: int):
   return tokens, segments, chunk_router.labels(nll, 1)
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_last_tokens_tell():
   made = make()
   start = chunk_router.make(model.init(made, jax.random.key(0)), PATHS)

@@ -81,6 +81,7 @@ def test_flops_of_splash_are_those_of_its_blocks(remat, more, less):
   assert found == pytest.approx((more * 3 / 4 - less) * scores)  # of 2 x 2 blocks of 512, 3 are computed
 
 
+@pytest.mark.slow
 def test_devices_inside_a_path_and_slices():
   s = config(mesh=dict(data=2))
   found = dry_run.run(s, here(8))

@@ -98,7 +98,7 @@ def test_a_module_of_one_path_rests_while_that_is_left_out(tmp_path):
 GONE = [((0, 1), 'no path of module low/0'), ((0, 1, 2, 3), 'no path has an outer gradient')]
 
 
-@pytest.mark.parametrize('paths, words', slow.but(GONE, GONE[0]))
+@pytest.mark.parametrize('paths, words', slow.but(GONE, *GONE))
 def test_without_paths_for_a_module_the_run_ends_and_goes_on_from_the_last_good_checkpoint(paths, words, tmp_path):
   often = {'checkpoint': dict(every_steps=4)}
   small.train(make_job([], 0, **often), tmp_path / 'undisturbed')
@@ -128,6 +128,7 @@ def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp
   assert not checkpoint.versions(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_path_alone_stops_as_soon_as_it_makes_no_step_and_goes_on_from_before(tmp_path):
   long = {'train': dict(phases=1, steps_per_phase=32), 'checkpoint': dict(every_steps=4), 'inner': dict(max_skipped=6)}
   alone = functools.partial(make_job, levels=small.ONE_LEVEL, grid=(), **long)

@@ -46,7 +46,7 @@ def base_state(params):
 
 
 ALL = [*((case, 1) for case in CASES), ('three axes', 4), ('sampled', 4), ('lost', 4)]
-SLOW = ('three axes', 1), ('sampled', 1), ('lost', 1), ('momentum', 1), ('inherited once', 1)
+SLOW = ('three axes', 4), ('sampled', 1), ('lost', 1), ('momentum', 1), ('inherited once', 1)
 
 
 @pytest.mark.parametrize('case, devices', slow.but(ALL, *SLOW))

@@ -19,7 +19,7 @@ PLACEMENTS = {  # devices, mesh: (positions of a and b, devices inside a path)
   'two devices inside a path': (8, {'data': 2}, (4, 1, 2)),
   'states sharded inside a path': (8, {'data': 2, 'shard_states': True}, (4, 1, 2)),
 }
-OTHERS = slow.but(list(PLACEMENTS)[1:], 'two devices')
+OTHERS = slow.but(list(PLACEMENTS)[1:], 'two devices', 'two devices inside a path')
 
 
 @functools.cache

@@ -44,7 +44,7 @@ def exists(path: pathlib.Path):
   return path.exists
 
 
-def test_killed_in_every_stage(workdir, undisturbed):
+def test_killed_in_every_stage(workdir, undisturbed, request):
   draw = random.Random(6)
   early, late = draw.randrange(1, 40), draw.randrange(41, 80)
   checkpoints = workdir / 'checkpoints' / 'train'
@@ -58,7 +58,7 @@ def test_killed_in_every_stage(workdir, undisturbed):
     lambda: tiny_run.updates(workdir, 'train') >= late and any(workdir.glob('.version-*')),
     lambda: tiny_run.updates(workdir, 'control') >= 10,
   ]
-  for moment in moments:
+  for moment in moments if request.config.getoption('--slow') else moments[1::2]:
     said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
   half = checkpoint.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing

@@ -40,6 +40,7 @@ def rows_of(workdir, name, path):
   return np.concatenate([np.stack(shards.read_rows(str(file), 0, 10**6, 64), 1) for file in files])
 
 
+@pytest.mark.slow
 def test_router_data_is_in_no_shard(rerouted):
   sequences, kept = Sequences(rerouted / 'sequences', 'train'), router_data(rerouted)
   assert 0.1 < kept.mean() < 0.3

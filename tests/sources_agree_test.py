@@ -69,6 +69,7 @@ def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[s
   return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob('*') if file.is_file()}
 
 
+@pytest.mark.slow
 def test_sequences_and_shards_agree(folder, tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(str(folder))
   found = {name: made(folder, settings.Data(**data), tmp_path / name) for name, data in sources(folder).items()}
