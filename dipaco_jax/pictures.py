@@ -66,7 +66,7 @@ def make(run: Run) -> dict[str, Picture]:
 
 def _validation(run: Run) -> Picture | None:
   r, curve = run.report, run.history.validation
-  if not len(curve.steps):
+  if not len(curve.steps) or not (run.history.last or r['perplexity']):  # the base's alone is no curve
     return None
   words, stopped = 'Every validation text is read by the one path that the router picks for it.', None
   words = words if run.grid.num_paths > 1 else 'On all validation text.'
@@ -134,7 +134,7 @@ def _training(
   """A figure of the inner steps; none where there is no step yet."""
   if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
     return None
-  if by_path and run.grid.num_paths > 1:
+  if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():
     words += ' One thin line per path; the thick one is their median.'
   names = labels(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
   return Picture(plots.training(title, ylabel, base, paths, names, settled=by_path), words)

@@ -185,5 +185,5 @@ def unfinished(s: settings.Settings, results: dict[str, Any], curves, is_running
   done = int(max(curves.phases, default=0))
   if doing == 'train':
     how += f': {f"phase {done}" if done else "none"} of {s.train.phases}{"" if done else " phases"} is done'
-  now = _when(time.time())
-  return f'This run {how}. Written at {now}.'
+  now = _when(time.time()) or ''
+  return f'This run {how}. Written at {now[:19]} {now[19:]}.'
