@@ -33,5 +33,5 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def words(gap: float) -> str:
   """What a gap comes to, with advice where it is large."""
-  told = f'averaging gap: {gap:+.3f} nats a token, a perplexity {100 * math.expm1(gap):+.1f}% by the outer step'
+  told = f'averaging gap of {gap:+.3f} nats a token, a perplexity {100 * math.expm1(gap):+.1f}% by the outer step'
   return f'{told}; {ADVICE}' if gap > LARGE else told

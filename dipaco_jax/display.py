@@ -5,7 +5,6 @@ reads may go, and the work goes on.
 """
 
 import contextlib
-import math
 import os
 import shutil
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 QUICK_S = 1.0  # what is done sooner gets no word
 TOLD_S = 2.5  # what takes longer is said to be done
 TICK_S = 0.2
-LATE = 1.15  # by so much, what shows how far it is may be, before it is said for it what is done
+LATE = 1.1  # by so much, what shows how far it is may be, before it is said for it what is done
 
 
 def pause_s(elapsed_s: float) -> float:
@@ -94,11 +93,10 @@ class Activity:
   def tick(self, display: Display):
     """Says what it is, after a second in which nothing was shown, and then from time to time."""
     now = time.monotonic()
-    elapsed, silence = now - self.started, now - max(display.written, self.started)
-    due = QUICK_S if display.is_terminal or not self.told else LATE * pause_s(elapsed)
-    if display.stands and not self.tells:  # a line says more than we could
-      due = math.inf if display.is_terminal else 2 * pause_s(elapsed)
-    if silence >= due:
+    elapsed, silence = now - self.started, now - display.written
+    is_covered = display.stands and not self.tells  # a line says more than we could
+    is_quick = min(elapsed, silence) >= QUICK_S and not is_covered and (display.is_terminal or not self.told)
+    if is_quick or (silence >= LATE * pause_s(elapsed) and not (is_covered and display.is_terminal)):
       self.say(display)
 
   def say(self, display: Display):

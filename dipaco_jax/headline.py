@@ -31,7 +31,8 @@ def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
   if not short:
     return ''
   named = ', '.join(f'path {path} has {tokens_by_path[path]:,}' for path in short[:MANY])
-  more = f', {len(short) - MANY} more paths have fewer too' if len(short) > MANY else ''
+  others = len(short) - MANY
+  more = f', {others} more {"path has" if others == 1 else "paths have"} fewer too' if others > 0 else ''
   return (
     f'validation text is short of config.data.min_validation_tokens={floor:,} tokens for {len(short)} of '
     f'{len(tokens_by_path)} paths ({named}{more}): their figures may be chance; give more text, or fewer paths'

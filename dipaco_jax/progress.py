@@ -23,11 +23,12 @@ class Progress:
   def update(self, done: int, **shown):
     """Shows done of total and values: `loss=3.2` as 'loss 3.200', `tokens_per_s=8e3` as '8,000 tokens/s'."""
     now = self._clock()
+    since = now - self._recent[-1][0] if self._recent else 0.0
     self._recent.append((now, done))
     while len(self._recent) > 2 and now - self._recent[1][0] > 30:  # seconds that the rate looks back
       self._recent.popleft()
     self._line = '  '.join([self._position(done), *(_show(k, v) for k, v in shown.items()), *self._eta(done)])
-    if now >= self._next_time:
+    if now + since / 2 >= self._next_time:  # this update is nearer to that time than the next one will be
       self._next_time = now + (0.2 if self._display.is_terminal else pause_s(now - self._started))
       self._print()
 

@@ -20,9 +20,10 @@ def test_what_is_not_known_on_either_side_has_no_gap():
 
 
 def test_advice_is_given_where_the_gap_is_large_alone():
-  assert averaging.words(0.05) == 'averaging gap: +0.050 nats a token, a perplexity +5.1% by the outer step'
-  assert averaging.words(0.6).startswith('averaging gap: +0.600 nats a token, a perplexity +82.2% by the outer step; ')
-  assert '--config.train.steps_per_phase' in averaging.words(0.6)
+  assert averaging.words(0.05) == 'averaging gap of +0.050 nats a token, a perplexity +5.1% by the outer step'
+  large = averaging.words(0.6)
+  assert large.startswith('averaging gap of +0.600 nats a token, a perplexity +82.2% by the outer step; ')
+  assert '--config.train.steps_per_phase' in large
 
 
 FLAT = (('all', '.*', ('a', 'b')),)

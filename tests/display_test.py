@@ -60,9 +60,11 @@ def test_a_terminal_has_one_line(clock, monkeypatch):
 def test_a_line_that_says_how_far_it_is_comes_before_what_it_is(clock, monkeypatch):
   monkeypatch.setenv('TERM', 'xterm')
   assert 'compiling' not in waited(clock, Terminal(), 60, shown=[0], tells=False)
+  lines = waited(clock, io.StringIO(), 40, shown=range(0, 40, 2), tells=False).splitlines()
+  assert lines == [f'at {s}' for s in range(0, 40, 2)]
   lines = waited(clock, io.StringIO(), 40, shown=range(0, 40, 4), tells=False).splitlines()
-  assert lines == [f'at {s}' for s in range(0, 40, 4)]
-  assert waited(clock, io.StringIO(), 6, shown=[0], tells=False) == 'at 0\ncompiling ...\n'
+  assert lines[::2] == [f'at {s}' for s in range(0, 40, 4)] and all('compiling' in line for line in lines[1::2])
+  assert waited(clock, io.StringIO(), 6, shown=[0], tells=False) == 'at 0\ncompiling ...\ncompiling 6 s\n'
 
 
 @pytest.mark.parametrize('broken', ['closed', 'pipe'])

@@ -55,7 +55,7 @@ def test_training_while_it_runs(tmp_path, held):
   assert lines[2].startswith('mean loss of 16 paths 2.') and '13,905 tokens/s' in lines[2]
   assert 'to go in this stage' in lines[2]
   assert lines[3].startswith('validation perplexity 10.84 after phase 6')
-  assert lines[4].startswith('phase 6, averaging gap: +0.060')
+  assert lines[4].startswith('phase 6, averaging gap of +0.060')
   assert lines[5].startswith('last checkpoint after 250 updates')
   assert lines[6] == f'held by process {held.pid} on island-1 since 2026-01-02 03:04:05'
   assert config.train.phases == 12
