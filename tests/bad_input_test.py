@@ -213,7 +213,7 @@ def test_no_device(monkeypatch, error, said):
   assert said in str(info.value) and '\n' not in str(info.value)
 
 
-@pytest.mark.parametrize('config', ['{"a": ', '[1]', '{"architectures": ["Llama"]}'])
+@pytest.mark.parametrize('config', ['{}', '{"a": ', '[1]', '{"architectures": ["Llama"]}'])
 def test_a_workdir_of_something_else(run, tmp_path, config):
   (tmp_path / 'old').mkdir()
   (tmp_path / 'old' / 'lock').touch()

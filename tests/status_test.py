@@ -150,7 +150,7 @@ def command(*args):
   )
 
 
-@pytest.mark.parametrize('config', [None, '{"architectures": ["Llama"]}', '[1]', 'no JSON'])
+@pytest.mark.parametrize('config', [None, '{}', '{"architectures": ["Llama"]}', '[1]', 'no JSON'])
 def test_no_run_here(tmp_path, config):
   if config:
     (tmp_path / 'config.json').write_text(config)
