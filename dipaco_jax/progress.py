@@ -8,6 +8,8 @@ from typing import Any
 
 from dipaco_jax.display import STDERR, Display, duration, pause_s
 
+SLACK_S = 0.5  # that a line may come late; nobody is to wait for 3 s without a word
+
 
 class Progress:
   """Of one stage."""
@@ -28,7 +30,7 @@ class Progress:
     while len(self._recent) > 2 and now - self._recent[1][0] > 30:  # seconds that the rate looks back
       self._recent.popleft()
     self._line = '  '.join([self._position(done), *(_show(k, v) for k, v in shown.items()), *self._eta(done)])
-    if now + since / 2 >= self._next_time:  # this update is nearer to that time than the next one will be
+    if now >= self._next_time or now + since > self._next_time + SLACK_S:  # the next update would come too late
       self._next_time = now + (0.2 if self._display.is_terminal else pause_s(now - self._started))
       self._print()
 

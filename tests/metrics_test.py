@@ -236,7 +236,7 @@ def test_progress_on_a_terminal(monkeypatch):
   monkeypatch.setenv('TERM', 'xterm')
   written = on_terminal(200, [(t / 10, 500 + t, {'loss': 3.25, 'tokens_per_s': 8012.3}) for t in range(101)])
   *lines, last = written.split('\r')[1:]
-  assert 25 < len(lines) <= 52, 'at most five a second, for ten seconds'
+  assert 25 < len(lines) < 52, 'at most five a second, for ten seconds'
   assert all(line.endswith('\x1b[K') for line in lines)
   # 100 steps took 10 s; the 500 before the resume took none and don't count.
   assert lines[-1] == 'train 600/1,000 steps 60%  loss 3.250  8,012 tokens/s  ETA 40 s\x1b[K'
@@ -266,6 +266,16 @@ def test_progress_off_a_terminal_is_rare():
   assert lines[0] == 'pretrain 0 documents' and seconds[-1] == 1799
   assert seconds[:24] == [int(2.5 * i) for i in range(24)]  # the first minute
   assert seconds[24:79] == [*range(60, 610, 10)] and seconds[79:-1] == [*range(630, 1800, 30)]
+
+
+@pytest.mark.parametrize('step_s', [0.1, 0.9, 1.2, 1.6, 2.4])
+def test_progress_off_a_terminal_is_not_silent_for_long(step_s):
+  now, stream = [0.0], io.StringIO()
+  progress = progress_lib.Progress('train', 0, 'ms', stream, clock=lambda: now[0])
+  for now[0] in np.arange(0, 58, step_s):
+    progress.update(round(1000 * now[0]))
+  seconds = [int(line.split()[1].replace(',', '')) / 1000 for line in stream.getvalue().splitlines()]
+  assert min(np.diff(seconds)) >= 1.5 and max(np.diff(seconds)) <= 3
 
 
 def test_the_last_update_is_shown_once():
