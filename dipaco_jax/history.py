@@ -1,7 +1,6 @@
 """What a workdir tells of its run: its settings, the results of complete stages, and curves from metrics.jsonl."""
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import pathlib
@@ -13,7 +12,6 @@ import numpy as np
 from dipaco_jax import metrics, seals, settings, timeline_plot
 from dipaco_jax.drawing import Curve
 
-SECTIONS = [field.name for field in dataclasses.fields(settings.Settings)]
 POINTS = 200  # of a curve of training losses; the steps between are averaged
 
 
@@ -43,7 +41,7 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   if not file.exists():
     raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
   try:
-    if (values := seals.loads(file.read_bytes(), *SECTIONS)) is None:
+    if (values := seals.loads(file.read_bytes(), *settings.SECTIONS)) is None:
       raise ValueError('it is not as it was written')
     return settings.from_dict(values)
   except (ValueError, AttributeError, TypeError) as e:

@@ -218,6 +218,8 @@ class Settings:
     return {f'{stage}.batch_size': train, 'evaluate.batch_size': self.evaluate.batch_size or self.train.batch_size}
 
 
+SECTIONS = tuple(field.name for field in dataclasses.fields(Settings))  # which every run's config.json has
+
 # Which fields each stage is the first to depend on; its record's digest covers those before it too.
 DEPENDS = {
   'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),

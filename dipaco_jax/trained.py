@@ -138,7 +138,7 @@ class Trained:
     self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
     self.workdir = workdir
     try:
-      if (values := seals.loads(bytes(self.storage.fetch('config.json')))) is None:
+      if (values := seals.loads(bytes(self.storage.fetch('config.json')), *settings_lib.SECTIONS)) is None:
         raise ValueError('it is not as it was written')
       self.settings = settings_lib.from_dict(values)
     except (storage_lib.Missing, NotADirectoryError) as e:

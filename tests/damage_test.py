@@ -16,7 +16,7 @@ import tiny_run
 from dipaco_jax import checkpoint
 
 CASES = [
-  ('config.json', damage.halve, 'status'), ('config.json', damage.OTHER_JSON[0], 'generate'),
+  ('config.json', damage.halve, 'status'), ('config.json', damage.OTHER_JSON[2], 'generate'),
   ('stages/train.json', damage.flip, 'status'), ('stages/evaluate.json', damage.OTHER_JSON[2], 'status'),
   ('stages/route.json', damage.empty, 'status'), ('stages/tokenize.json', damage.randomize, 'status'),
   ('paths/best.json', damage.OTHER_JSON[1], 'generate'), ('paths/best.json', damage.flip, 'export'),
