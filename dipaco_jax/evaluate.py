@@ -107,6 +107,12 @@ def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
   return float(nll.sum() / targets.sum()) if targets.sum() else None
 
 
+def finite_mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
+  """The same; None too where it is not finite."""
+  found = mean(nll, targets)
+  return found if found is not None and math.isfinite(found) else None
+
+
 def to_compare(mean: float | None) -> float | None:
   """A hold-out's mean for early stopping: one that is not finite is worse than any [2.7]."""
   return mean if mean is None or math.isfinite(mean) else math.inf

@@ -41,9 +41,7 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   if not file.exists():
     raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
   try:
-    if (values := seals.loads(file.read_bytes(), *settings.SECTIONS)) is None:
-      raise ValueError('it is not as it was written')
-    return settings.from_dict(values)
+    return settings.of_run(seals.loads(file.read_bytes()))
   except (ValueError, AttributeError, TypeError) as e:
     raise ValueError(
       f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another directory, or, if it '

@@ -218,8 +218,6 @@ class Settings:
     return {f'{stage}.batch_size': train, 'evaluate.batch_size': self.evaluate.batch_size or self.train.batch_size}
 
 
-SECTIONS = tuple(field.name for field in dataclasses.fields(Settings))  # which every run's config.json has
-
 # Which fields each stage is the first to depend on; its record's digest covers those before it too.
 DEPENDS = {
   'tokenize': ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
@@ -260,6 +258,17 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
   settings = _build(Settings, values, '')
   checks.check(settings)
   return settings
+
+
+def of_run(values: Mapping[str, Any] | None) -> Settings:
+  """Settings from what a run's config.json holds; None: it could not be read.
+
+  Raises:
+    ValueError: as `from_dict`, or a section is missing, which every run's config.json has.
+  """
+  if values is None or not values.keys() >= {field.name for field in dataclasses.fields(Settings)}:
+    raise ValueError('it is not as it was written')
+  return from_dict(values)
 
 
 def _build(cls, values: Mapping[str, Any], prefix: str):

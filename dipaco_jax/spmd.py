@@ -370,8 +370,7 @@ class Trainer:
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
     for begun in self.own_losses:
       for path, nll, targets in evaluate.read(begun):
-        loss = evaluate.mean(nll, targets)
-        record.own_loss[path] = loss if trained[path] and loss is not None and math.isfinite(loss) else None
+        record.own_loss[path] = evaluate.finite_mean(nll, targets) if trained[path] else None
     self.own_losses = []
 
   # -- what survives

@@ -142,7 +142,8 @@ def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str
   """Of the newest phase of several paths."""
   if math.prod(size for _, size in config.grid) < 2:
     return []
-  newest = next((row for row in rows_backwards(workdir) if (row['kind'], row['stage']) == ('phase', 'train')), {})
+  rows = itertools.takewhile(lambda row: row['stage'] == 'train', rows_backwards(workdir))
+  newest = next((row for row in rows if row['kind'] == 'phase'), {})
   gap = newest.get('averaging_gap')
   return [] if gap is None else [f'phase {newest["phase"]}, {averaging.words(gap)}']
 

@@ -138,9 +138,7 @@ class Trained:
     self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
     self.workdir = workdir
     try:
-      if (values := seals.loads(bytes(self.storage.fetch('config.json')), *settings_lib.SECTIONS)) is None:
-        raise ValueError('it is not as it was written')
-      self.settings = settings_lib.from_dict(values)
+      self.settings = settings_lib.of_run(seals.loads(bytes(self.storage.fetch('config.json'))))
     except (storage_lib.Missing, NotADirectoryError) as e:
       raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the folder of one') from e
     except OSError as e:

@@ -6,7 +6,6 @@ span several hosts (hosts.py): all of them train, and the first does the rest.
 
 import functools
 import logging
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -147,8 +146,7 @@ def own_loss(job: spmd.Job, path: int, params) -> float | None:
     return None
   turn = job.programs.layout.grid.coordinates(path)
   for _, nll, targets in evaluate.turn_losses(job.programs, turn, lambda _: params, job.holdout):
-    loss = evaluate.mean(nll, targets)
-    return loss if loss is not None and math.isfinite(loss) else None
+    return evaluate.finite_mean(nll, targets)
   return None
 
 
