@@ -31,7 +31,7 @@ class Column(NamedTuple):
   """A figure of every run."""
 
   title: str
-  field: str  # of a result; `a.b` is field b of field a
+  field: str  # of a result; `a.b` is field b of field a, `a.-1` the last of its values
   form: str = '.2f'
   against: str = ''  # the row whose figure of the same seed is subtracted
 
@@ -91,10 +91,13 @@ def publish(file: pathlib.Path, data: str | bytes):
 
 
 def figure(record: Record | None, field: str) -> Any:
-  """A field of a result; None where there is none."""
+  """A field of a result, or, of a list, the value at a number; None where there is none."""
   found: Any = record
   for name in field.split('.'):
-    found = found.get(name) if isinstance(found, dict) else None
+    if isinstance(found, list) and found:
+      found = found[int(name)]
+    else:
+      found = found.get(name) if isinstance(found, dict) else None
   return found
 
 
@@ -138,19 +141,19 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
 # -- the script
 
 
-def main(table: Table):
-  """Of a table's script."""
-  flags.DEFINE_enum('size', 'small', list(config.SIZES), 'How large the runs are, see config.py.')
+def main(table: Table, prepare: Callable[[str], None] = lambda size: None):
+  """Of a table's script; `prepare(size)` makes what its rows start from."""
+  flags.DEFINE_enum('size', 'micro', list(config.SIZES), 'How large the runs are, see config.py.')
   flags.DEFINE_list('seeds', ['0'], 'A run of every row for each.')
   flags.DEFINE_list('rows', [], 'Run these rows only; none: all.')
   flags.DEFINE_string('data', '', 'Training text, globs as in config.data.train; none: that of the running Python.')
   flags.DEFINE_string('validation', '', 'Validation text, likewise.')
   flags.DEFINE_string('workdir', 'runs/experiments', 'Where the runs are.')
   flags.DEFINE_string('results', str(RESULTS), 'Where tables and their pictures are.')
-  command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results)))
+  command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results), prepare))
 
 
-def run(table: Table, size: str, folder: pathlib.Path) -> int:
+def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], None]) -> int:
   """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
   rows, f = table.rows(size), flags.FLAGS
   if unknown := set(f.rows) - {row.name for row in rows}:
@@ -162,6 +165,8 @@ def run(table: Table, size: str, folder: pathlib.Path) -> int:
   results |= {(p.row.name, p.seed): known[p.key] | {'row': p.row.name} for p in planned if p.key in known}
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
+  if any((p.row.name, p.seed) not in results for p in wanted):
+    prepare(size)
   failed = run_missing(table, folder, pathlib.Path(f.workdir) / size, wanted, results)
   print(f'{table.title}\n\n{to_markdown(table, size, results)}')
   if failed:

@@ -11,7 +11,7 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     larger                          one larger path of a base of its own, the FLOPs of all P paths and their base
     diloco        P                 P workers on one model, documents dealt out at random
     flat          P or AxB          P models that share nothing, k-means
-    dipaco        AxB               a lower level over axis a, an upper one over b, all else shared; product k-means
+    dipaco        AxB               a lower level over axis a, an upper one over b, all else shared; k-means
     ends          AxB               the same with path-specific embedding, first and last blocks [4]
     rerouted      AxB               dipaco, re-routed every W tokens while evaluating
     discriminative  AxB             the same, sharded anew by what the paths know
@@ -36,6 +36,8 @@ class Size(NamedTuple):
 
   grid: Numbers
   larger: dict[str, int]  # of the larger dense model: fields of settings.Model
+  larger_rate: float  # its learning rate
+  alone: int  # steps of a phase where nothing is exchanged
   chooser_steps: int  # to train the learned chooser of re-routing for
   config: dict[str, dict[str, Any]]
 
@@ -45,6 +47,8 @@ SIZES = {
   'test': Size(
     grid=(2, 2),
     larger=dict(width=24, num_layers=2, num_heads=3, head_dim=8, mlp_dim=32),
+    larger_rate=2.5e-3,
+    alone=2,
     chooser_steps=4,
     config=dict(
       data=dict(holdout_fraction=0.1, validation_fraction=0.2, max_validation_documents=0),
@@ -53,6 +57,7 @@ SIZES = {
       pretrain=dict(steps=8, batch_size=4),
       train=dict(phases=4, steps_per_phase=2, batch_size=4, max_holdout_rows=8),
       inner=dict(learning_rate=1e-2, warmup_steps=4),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False),
       routing=dict(router_fraction=0.1, phases_per_round=1),
       evaluate=dict(batch_size=4),
       checkpoint=dict(every_steps=4),
@@ -62,6 +67,8 @@ SIZES = {
   'smoke': Size(
     grid=(2, 2),
     larger=dict(width=96, num_layers=4, num_heads=3, head_dim=32, mlp_dim=256),
+    larger_rate=1e-3,
+    alone=8,
     chooser_steps=16,
     config=dict(
       data=dict(max_documents=900, validation_fraction=0.2, max_validation_documents=100),
@@ -70,50 +77,38 @@ SIZES = {
       pretrain=dict(steps=64, batch_size=16),
       train=dict(phases=4, steps_per_phase=8, batch_size=4, max_holdout_rows=8),
       inner=dict(learning_rate=4e-3, warmup_steps=16),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False),
       routing=dict(router_fraction=0.1, phases_per_round=1),
       evaluate=dict(batch_size=16),
       checkpoint=dict(every_steps=500),
     ),
   ),
-  # Two cores, a minute for a run of 16 paths: the tables that need many runs.
-  'tiny': Size(
-    grid=(4, 4),
-    larger=dict(width=128, num_layers=4, num_heads=4, head_dim=32, mlp_dim=344),
+  # Two cores, ten minutes of one for a run of 4 paths: some 213 tokens a parameter for each path, 1.4 times its text.
+  'micro': Size(
+    grid=(2, 2),
+    larger=dict(width=64, num_layers=3, num_heads=4, head_dim=16, mlp_dim=200),
+    larger_rate=5e-3,
+    alone=25,
     chooser_steps=200,
     config=dict(
-      data=dict(max_documents=12_000, max_validation_documents=0),
-      tokenizer=dict(vocab_size=2048),
-      model=dict(width=64, num_layers=4, num_heads=2, head_dim=32, mlp_dim=172, seq_len=128),
-      pretrain=dict(steps=800, batch_size=8),
-      train=dict(phases=12, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
-      inner=dict(learning_rate=8e-3, warmup_steps=40),
-      outer=dict(learning_rate=0.5, rescale=False),  # see tune_outer.py
-      routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=4),
-      evaluate=dict(batch_size=16),
-      checkpoint=dict(every_steps=1536),
-    ),
-  ),
-  # Two cores, four minutes for a run of 16 paths.
-  'small': Size(
-    grid=(4, 4),
-    larger=dict(width=256, num_layers=6, num_heads=8, head_dim=32, mlp_dim=688),
-    chooser_steps=300,
-    config=dict(
-      data=dict(max_documents=12_000, max_validation_documents=0),
-      tokenizer=dict(vocab_size=8192),
-      model=dict(width=128, num_layers=4, num_heads=4, head_dim=32, mlp_dim=344, seq_len=128),
-      pretrain=dict(steps=800, batch_size=8),
-      train=dict(phases=12, steps_per_phase=16, batch_size=4, max_holdout_rows=16),
-      inner=dict(learning_rate=4e-3, warmup_steps=40),
-      routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=4),
-      evaluate=dict(batch_size=16),
-      checkpoint=dict(every_steps=768),
+      data=dict(max_documents=0, max_validation_documents=0),
+      tokenizer=dict(vocab_size=1024),
+      model=dict(width=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=86, seq_len=128),
+      pretrain=dict(steps=600, batch_size=32),
+      train=dict(phases=600, steps_per_phase=5, batch_size=32, max_holdout_rows=64, steps_per_dispatch=25),
+      inner=dict(learning_rate=1e-2, warmup_steps=100),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False),  # see tau.py
+      routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=200),
+      evaluate=dict(batch_size=64),
+      checkpoint=dict(every_steps=100_000),
     ),
   ),
   # One GPU: paths of 17 million parameters, thousands of steps.
   'medium': Size(
     grid=(4, 4),
     larger=dict(width=768, num_layers=12, num_heads=12, head_dim=64, mlp_dim=2048),
+    larger_rate=2.5e-4,
+    alone=100,
     chooser_steps=2000,
     config=dict(
       data=dict(max_validation_documents=0),
@@ -137,7 +132,6 @@ def get_config(variant: str = 'small,dipaco') -> ConfigDict:
     raise ValueError(f'variant {variant!r}: it is SIZE,METHOD of {", ".join(SIZES)} and {", ".join(METHODS)}')
   size = SIZES[name]
   c = ConfigDict(settings.Settings().to_dict())
-  c.routing.first = 'product_kmeans'
   c.evaluate.every_phases = 0
   for section, values in size.config.items():
     c[section].update(values)
@@ -147,10 +141,15 @@ def get_config(variant: str = 'small,dipaco') -> ConfigDict:
   return c
 
 
-def lengthened(size: str, phases: int, tau: int) -> dict[str, int]:
-  """The changes that make training so many phases of tau steps, the cosine ending with the last."""
-  steps = SIZES[size].config['pretrain']['steps'] + phases * tau
-  return {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': steps}
+def lasting(size: str, steps: int, tau: int, base: int = 0) -> dict[str, int]:
+  """The changes that make training so many steps of a path in phases of tau; the cosine ends with the last.
+
+  With another base, of so many steps, all steps together are as many, and the paths train for what it leaves.
+  """
+  usual = SIZES[size].config['pretrain']['steps']
+  phases = (usual + steps - (base or usual)) // tau
+  changes = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': (base or usual) + phases * tau}
+  return changes | ({'pretrain.steps': base} if base else {})
 
 
 # -- one path
@@ -159,14 +158,15 @@ def lengthened(size: str, phases: int, tau: int) -> dict[str, int]:
 def dense(c: ConfigDict, size: Size, numbers: Numbers):
   """AdamW alone; the cosine ends with the last step, so that a longer run has a base of its own."""
   c.routing.method = 'single'
-  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
   c.train.phases *= math.prod(numbers)
+  exchange_nothing(c, size)
 
 
-def batch(c: ConfigDict, size: Size, numbers: Numbers):
-  """As dense, with the rows of all P paths in every step."""
-  dense(c, size, ())
-  c.train.batch_size *= math.prod(numbers or size.grid)
+def exchange_nothing(c: ConfigDict, size: Size):
+  """Phases are only where hold-outs are looked at, and the outer step leaves paths where they are."""
+  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
+  c.train.phases = max(1, c.train.phases * c.train.steps_per_phase // size.alone)
+  c.train.steps_per_phase = size.alone
 
 
 def larger(c: ConfigDict, size: Size, numbers: Numbers):
@@ -177,7 +177,7 @@ def larger(c: ConfigDict, size: Size, numbers: Numbers):
   ratio = flops_per_token(c) / small
   c.pretrain.steps = round(c.pretrain.steps / ratio)
   c.train.phases = max(1, round(c.train.phases * math.prod(size.grid) / ratio))
-  c.inner.learning_rate /= 4  # the best of 1, 1/2, 1/4 at size tiny: 175.7, 112.5, 107.6
+  c.inner.learning_rate = size.larger_rate
 
 
 def flops_per_token(c: ConfigDict) -> int:
@@ -200,6 +200,7 @@ def flat(c: ConfigDict, size: Size, numbers: Numbers):
   c.grid = ConfigDict({'expert': math.prod(numbers or size.grid)})
   c.levels = (('all', '.*', ('expert',)),)
   c.routing.method = 'kmeans'
+  exchange_nothing(c, size)
 
 
 def dipaco(c: ConfigDict, size: Size, numbers: Numbers):
@@ -208,7 +209,6 @@ def dipaco(c: ConfigDict, size: Size, numbers: Numbers):
   c.grid = ConfigDict({'a': a, 'b': b})
   low, high = halves(c.model.num_layers)
   c.levels = (('shared', 'embed|final_norm', ()), ('low', blocks(low), ('a',)), ('high', blocks(high), ('b',)))
-  c.routing.method = 'product_kmeans'
 
 
 def ends(c: ConfigDict, size: Size, numbers: Numbers):
@@ -218,6 +218,13 @@ def ends(c: ConfigDict, size: Size, numbers: Numbers):
   low, high = ([i for i in half if i not in own] for half in halves(c.model.num_layers))
   pattern = '|'.join(['embed|final_norm', *([blocks(own)] if own else [])])
   c.levels = (('ends', pattern, ('a', 'b')), ('low', blocks(low), ('a',)), ('high', blocks(high), ('b',)))
+
+
+def own(c: ConfigDict, size: Size, numbers: Numbers):
+  """Path-specific: the upper half of the blocks."""
+  dipaco(c, size, numbers)
+  low, high = halves(c.model.num_layers)
+  c.levels = (('shared', 'embed|final_norm', ()), ('low', blocks(low), ('a',)), ('own', blocks(high), ('a', 'b')))
 
 
 def rerouted(c: ConfigDict, size: Size, numbers: Numbers):
@@ -230,18 +237,6 @@ def discriminative(c: ConfigDict, size: Size, numbers: Numbers):
   """A round after every `phases_per_round` phases, one of them if nothing else is said."""
   rerouted(c, size, numbers)
   c.routing.method = 'discriminative'
-
-
-def synchronous(c: ConfigDict, size: Size, numbers: Numbers):
-  """tau = 1, and modules become the plain mean of their paths' copies.
-
-  It averages the paths' AdamW updates after every step: each path keeps moments of its own gradients. Data-parallel
-  AdamW would make one update from the mean gradient; there is no outer AdamW here to do so. No early stopping: it would
-  read the hold-outs after every step.
-  """
-  dipaco(c, size, numbers)
-  c.train.update(phases=c.train.phases * c.train.steps_per_phase, steps_per_phase=1, early_stopping=False)
-  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
 
 
 def halves(num_layers: int) -> tuple[list[int], list[int]]:
@@ -262,5 +257,5 @@ def blocks(numbers: list[int]) -> str:
 
 
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
-  f.__name__: f for f in (dense, batch, larger, diloco, flat, dipaco, ends, rerouted, discriminative, synchronous)
+  f.__name__: f for f in (dense, larger, diloco, flat, dipaco, ends, own, rerouted, discriminative)
 }

@@ -1,55 +1,65 @@
-"""(vi) More paths on the same text: does flat MoE overfit where the grid doesn't [Table 2]?
+"""(2) More paths on more text: as many documents for each path, whatever their number [4; OpenDiPaCo's table].
 
-There is little text and there are many steps, so that the shards of many paths are read several times over. Shards are
-of equal size: of many clusters of little text some are empty.
+Beside each grid two dense models on the same text: one of as many steps as a path, one of the FLOPs of all paths.
 """
 
 import common
 import config
+import fits
 import pictures
 from common import Column
 from runs import Row
 
-GRIDS = {'test': (2,), 'smoke': (2,)}  # 2: a grid of 2x2
-DOCUMENTS = {'tiny': 1000, 'small': 3000, 'medium': 12_000}
-TIMES = {'tiny': 1}  # the steps of other tables; elsewhere 3
+GRIDS = {'test': (1, 2), 'smoke': (1, 2)}  # 2: a grid of 2x2
+STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
+DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for each path
+TAU = {'test': 2, 'smoke': 8, 'micro': 5, 'medium': 50}
 
 
 def rows(size: str) -> list[Row]:
-  train = config.SIZES[size].config['train']
-  changes = config.lengthened(size, TIMES.get(size, 3) * train['phases'], train['steps_per_phase'])
-  if size in DOCUMENTS:
-    changes |= {'data.max_documents': DOCUMENTS[size]}
-  found = [Row('dense', 'dense', 'dense', changes)]
-  changes |= {'routing.capacity': 1.0}
-  for n in GRIDS.get(size, (2, 4, 8)):
-    found += [
-      Row(f'flat_{n * n}', f'flat MoE, {n * n} paths', f'flat,{n * n}', changes),
-      Row(f'dipaco_{n * n}', f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', changes),
-      Row(f'ends_{n * n}', f'DiPaCo {n}x{n}, path-specific ends', f'ends,{n}x{n}', changes),
-    ]
+  found = []
+  for n in GRIDS.get(size, (1, 2, 4, 6)):
+    lasting = config.lasting(size, STEPS[size], TAU[size])
+    long = config.lasting(size, STEPS[size] * n * n, TAU[size])
+    text = {'data.max_documents': DOCUMENTS[size] * n * n}
+    found.append(Row(f'dense_{n * n}', f'dense, text for {n * n}', 'dense', lasting | text))
+    if n > 1:
+      found.append(Row(f'grid_{n * n}', f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', lasting | text))
+      found.append(Row(f'long_{n * n}', f'dense, {n * n}x steps, text for {n * n}', 'dense', long | text))
   return found
 
 
 COLUMNS = (
-  Column('validation loss, last phase', 'validation_loss', '.3f'),
-  Column('training loss, last phase', 'train_loss', '.3f'),
-  Column('perplexity, last phase', 'perplexity_final'),
-  Column('perplexity, early stopping', 'perplexity'),
-  Column('parameters', 'parameters_total', '.2g'),
+  Column('perplexity', 'perplexity'),
+  Column('less dense on the text for 1', 'perplexity', '+.2f', 'dense_1'),
+  Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
+  Column('text, tokens', 'text_tokens', '.2g'),
+  Column('FLOPs', 'train_flops', '.2g'),
+  Column('parameters', 'parameters_total', ',.0f'),
 )
 
-SERIES = {'flat': 'flat MoE', 'dipaco': 'DiPaCo', 'ends': 'DiPaCo, path-specific ends'}
+KINDS = {'dense': 'dense, equal steps', 'grid': 'DiPaCo', 'long': 'dense, equal FLOPs'}
 
 
 def series(row: Row) -> list[str]:
-  """All begin with the dense model, which is one path."""
-  return [words for name, words in SERIES.items() if row.name.split('_')[0] in (name, 'dense')]
+  """Grids and long runs begin with the dense model of one path."""
+  kind, _, number = row.name.partition('_')
+  return [words for name, words in KINDS.items() if name == kind or number == '1']
+
+
+def exponent(results: common.Results, kind: str) -> tuple[float, tuple[float, float]]:
+  """b of loss = a P^-b, with its interval over seeds and rows; P: paths, or their worth of text or steps."""
+  points = [
+    (float(name.split('_')[1]), record['validation_loss'])
+    for (name, _), record in sorted(results.items())
+    if name.startswith(kind) or name == 'dense_1'
+  ]
+  return fits.power(points)
 
 
 TABLE = common.Table(
-  'paths', '(vi) More paths on the same text', rows, COLUMNS,
-  pictures.against('paths', 'paths', series),
+  'paths', 'More paths on more text', rows, COLUMNS,
+  pictures.against_number('paths, or their worth of text and steps', series),
 )  # fmt: skip
 
 if __name__ == '__main__':

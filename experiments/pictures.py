@@ -30,7 +30,49 @@ def draw_dots(ax, table: Table, rows: Sequence[Row], results: Results):
   ax.set_xlabel(f'{table.columns[0].title}, a dot per seed and their mean')
 
 
-def against(field: str, title: str, series: Callable[[Row], Sequence[str]]):
+@drawing.styled
+def curves(table: Table, rows: Sequence[Row], results: Results):
+  """Perplexity while training, means over seeds: against what one path has read, and against all FLOPs."""
+  made, panels = drawing.axes(drawing.WIDE * 1.2, 5.0, 2, sharey=True)
+  for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
+    lines = {row.title: along(row, results, of) for row in rows}
+    draw_lines(ax, {title: points for title, points in lines.items() if points})
+    ax.set_xscale('log')
+    ax.set_yscale('log')
+    ax.yaxis.set_major_formatter('{x:.0f}')
+    ax.yaxis.set_minor_formatter('{x:.0f}')
+    ax.set_xlabel(title)
+  panels[0].set_ylabel('perplexity')
+  return made
+
+
+def along(row: Row, results: Results, of: Callable[[Mapping[str, Any], int], float]) -> list[tuple[float, float]]:
+  """[x, mean perplexity] where all seeds of a row were measured; of(record, step of a path): x."""
+  found = [record for (name, _), record in results.items() if name == row.name]
+  by_step = [{step: p for step, p in record['perplexity_by_step'] if p} for record in found]
+  steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+  return [(of(found[0], step), statistics.fmean(one[step] for one in by_step)) for step in steps]
+
+
+def tokens(record: Mapping[str, Any], step: int) -> float:
+  """The base's too."""
+  own = record['train_tokens'] - record['pretrain_tokens']
+  return record['pretrain_tokens'] + own / record['paths'] * (step - record['pretrain_steps']) / record['steps']
+
+
+def flops(record: Mapping[str, Any], step: int) -> float:
+  """In proportion to all tokens that were read up to there, the base's too."""
+  own = record['train_tokens'] - record['pretrain_tokens']
+  read = record['pretrain_tokens'] + own * (step - record['pretrain_steps']) / record['steps']
+  return record['train_flops'] * read / record['train_tokens']
+
+
+def against_number(title: str, series: Callable[[Row], Sequence[str]]):
+  """As `against`, with the number that the row's name ends with."""
+  return against(None, title, series)
+
+
+def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]]):
   """A picture of the first column against a field of the results, on a log scale; `series(row)`: the lines it is on."""
 
   @drawing.styled
@@ -39,7 +81,8 @@ def against(field: str, title: str, series: Callable[[Row], Sequence[str]]):
     lines: dict[str, list[tuple[float, float]]] = {name: [] for row in rows for name in series(row)}
     colours = dict(zip(lines, drawing.COLOURS, strict=False))
     for row in rows:
-      x, found = place(row, results, field), figures(results, row.name, table.columns[0])
+      x = place(row, results, field) if field else float(row.name.split('_')[-1])
+      found = figures(results, row.name, table.columns[0])
       for name in series(row) if found else ():
         lines[name].append((x, statistics.fmean(found)))
         ax.plot([x] * len(found), found, 'o', color=colours[name], markersize=4, alpha=0.5)

@@ -1,34 +1,32 @@
-"""Writes every table that has results into README.md, between its markers.
+"""Writes every table and every claim into README.md, between their markers, from `results/`.
 
-    python experiments/readme.py
+    python experiments/readme.py [--check]
+
+With --check nothing is written: the exit status is 1 where the page is not what its results come to.
 """
 
 import pathlib
 import re
 import sys
 
-import ablations
-import beyond
+import claims
 import common
 import config
-import diloco
-import exchanged
-import labels
 import methods
 import paths
-import reroute
+import pretrained
 import runs
-import sharding
+import sharing
+import sizes
 import tau
 import tune
-import tune_outer
 
 from dipaco_jax import progress
 
-MODULES = (
-  tune, tune_outer, methods, sharding, reroute, tau, ablations, paths, exchanged, diloco, labels, beyond,
-)  # fmt: skip
+MODULES = tune, methods, paths, sizes, tau, pretrained, sharing
 TABLES = [module.TABLE for module in MODULES]
+SIZE = 'micro'  # of the claims
+CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ ]+)+) -->[^<]*<!-- / -->')
 README = pathlib.Path(__file__).parent / 'README.md'
 
 
@@ -56,13 +54,32 @@ def render(words: str, folder: pathlib.Path) -> str:
   for table in TABLES:
     begin, end = f'<!-- {table.name} -->\n', f'\n<!-- end of {table.name} -->'
     inside = begin + between(table, folder) + end
-    words, count = re.subn(f'{begin}.*?{end}', lambda _, inside=inside: inside, words, flags=re.DOTALL)
+    words, count = re.subn(f'{begin}.*?\n?<!-- end of {table.name} -->', lambda _, inside=inside: inside, words, flags=re.DOTALL)
     if count != 1:
       raise ValueError(f'{README.name} has {count} places for the table {table.name}: it needs one')
-  return words
+  return CLAIM.sub(lambda found: claim(found, folder), words)
+
+
+def claim(found: re.Match, folder: pathlib.Path) -> str:
+  """A claim's marker and figure; raises ValueError where the results do not bear it out."""
+  kind, name, *of = found[1].split()
+  by_name = {table.name: table for table in TABLES}
+  if name not in by_name:
+    raise ValueError(f'{found[0]}: there is no table {name!r}')
+  results = common.read(by_name[name], SIZE, folder)
+  return f'<!-- {found[1]} -->{claims.render([kind, *of], results)}<!-- / -->'
+
+
+def main():
+  flags_left = sys.argv[1:]
+  if flags_left not in ([], ['--check']):
+    sys.exit(__doc__)
+  old = README.read_text()
+  new = render(old, common.RESULTS)
+  if flags_left and new != old:
+    sys.exit(f'{README.name} is not what its results come to: run python experiments/readme.py, and read what changed')
+  common.publish(README, new)
 
 
 if __name__ == '__main__':
-  if sys.argv[1:]:
-    sys.exit(__doc__)
-  common.publish(README, render(README.read_text(), common.RESULTS))
+  main()

@@ -6,6 +6,7 @@ those that name files apart; the text's is over the bytes of the files.
 
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -30,10 +31,10 @@ Record = dict[str, Any]
 
 # What is kept of report.json.
 KEPT = (
-  'perplexity perplexity_final base_perplexity perplexity_by_domain base_perplexity_by_domain bits_per_byte '
-  'validation_tokens pretrain_steps pretrain_tokens phases steps train_tokens train_flops paths parameters_path '
-  'parameters_total outer_bytes_per_phase domain_nmi router_accuracy reroute mixture tokens_per_s wall_s '
-  'modules_sha256 versions'
+  'perplexity perplexity_interval perplexity_final base_perplexity perplexity_by_domain base_perplexity_by_domain '
+  'bits_per_byte validation_tokens pretrain_steps pretrain_tokens phases steps train_tokens train_flops paths '
+  'parameters_path parameters_total outer_bytes_per_phase domain_nmi router_accuracy reroute mixture tokens_per_s '
+  'wall_s modules_sha256 versions'
 ).split()
 
 
@@ -74,10 +75,20 @@ def make(size: str, row: Row, seed: int, train: str = '', validation: str = '') 
   globs = {'data.train': train, 'data.validation': validation}
   text = {name: tuple(value.split(',')) for name, value in globs.items() if value}
   overrides = {'seed': seed, **row.changes, **({'data.source': 'files'} if train else {}), **text}
-  c = config.get_config(f'{size},{row.method}')
-  c.update_from_flattened_dict(overrides)
-  s = settings.from_dict(c.to_dict())
+  s = make_settings(f'{size},{row.method}', overrides)
   return Run(size, row, overrides, s, config_digest(s), text_digest(train, validation))
+
+
+def make_settings(variant: str, overrides: Mapping[str, Any]) -> settings.Settings:
+  c = config.get_config(variant)
+  c.update_from_flattened_dict(overrides)
+  return settings.from_dict(c.to_dict())
+
+
+def placed(run: Run, folder: pathlib.Path) -> dict[str, Any]:
+  """The overrides, with {workdir} and {seed} filled in: what a row starts from is in the folder of the runs."""
+  places = {'workdir': folder.absolute(), 'seed': run.seed}
+  return {name: x.format(**places) if isinstance(x, str) else x for name, x in run.overrides.items()}
 
 
 def config_digest(s: settings.Settings) -> str:
@@ -108,7 +119,7 @@ def execute(run: Run, folder: pathlib.Path) -> int:
   command += [f'--workdir={workdir(run, folder)}']
   if other := most_shared(run, folder):
     command += [f'--reuse={other}']
-  command += [f'--config.{name}={value}' for name, value in run.overrides.items()]
+  command += [f'--config.{name}={value}' for name, value in placed(run, folder).items()]
   cache = {'JAX_COMPILATION_CACHE_DIR': str((folder / 'cache').absolute())}  # many runs have the same programs
   process = subprocess.Popen(command, env=os.environ | cache)
 
@@ -157,41 +168,53 @@ def is_finished(run: Run, folder: pathlib.Path) -> bool:
 def make_record(run: Run, folder: pathlib.Path) -> Record:
   """What is kept of a finished run; nothing of it depends on where the run was."""
   report = json.loads((workdir(run, folder) / 'report.json').read_text())
-  if report['config_sha256'] != settings.digest(run.settings):
+  if report['config_sha256'] != settings.digest(make_settings(run.variant, placed(run, folder))):
     raise ValueError(f'{workdir(run, folder)} holds a run of another config: remove it')
   kept = {name: report.get(name) for name in KEPT}
   scored = (workdir(run, folder) / 'routing' / '1-scores').exists()
   return {
     'row': run.row.name, 'seed': run.seed, 'config': run.config, 'text': run.text, 'variant': run.variant,
-    'changes': dict(run.row.changes), **kept, **from_phases(workdir(run, folder)),
+    'changes': dict(run.row.changes), **kept, **from_metrics(workdir(run, folder)),
     'environment': json.loads((workdir(run, folder) / 'environment.json').read_text()),
     'validation_loss': kept['perplexity_final'] and math.log(kept['perplexity_final']),
-    'sent_bytes': sent_bytes(run, kept), 'steps_per_phase': run.settings.train.steps_per_phase,
+    'sent_bytes': report['outer_bytes_per_phase'] * report['phases'],
+    'steps_per_phase': run.settings.train.steps_per_phase,
+    'text_tokens': sum(json.loads((workdir(run, folder) / 'shards' / '0' / 'meta.json').read_text())['shard_tokens']),
+    'forgetting': forgetting(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
   }  # fmt: skip
 
 
-def from_phases(folder: pathlib.Path) -> Record:
-  """The last phase's mean training loss, nats; the mean cosine between paths' outer gradients in every phase."""
-  rows = [row for row in metrics.read_rows(folder) if (row['kind'], row['stage']) == ('phase', 'train')]
-  phases = [row for _, row in sorted({row['phase']: row for row in rows}.items())]
+def from_metrics(folder: pathlib.Path) -> Record:
+  """The last phase's mean training loss, nats; what was measured while training: [step of a path, perplexity].
+
+  The cosine between paths' outer gradients, by level, and the averaging gap: means over each tenth of the phases.
+  """
+  rows = [row for row in metrics.read_rows(folder) if row['stage'] == 'train']
+  phases = [row for _, row in sorted({row['phase']: row for row in rows if row['kind'] == 'phase'}.items())]
   losses = [x for x in phases[-1]['loss_by_path'] if x is not None]
   return {
     'train_loss': statistics.fmean(losses) if losses else None,
-    'cosine': {level: [row['cosine'].get(level) for row in phases] for level in phases[-1]['cosine']},
+    'cosine': {level: tenths([row['cosine'].get(level) for row in phases]) for level in phases[-1]['cosine']},
+    'averaging_gap': tenths([row.get('averaging_gap') for row in phases]),
+    'perplexity_by_step': [[row['step'], row['perplexity']] for row in rows if row['kind'] == 'evaluation'],
   }
 
 
-def sent_bytes(run: Run, report: Record) -> int:
-  """Between paths, in the whole of training.
+def forgetting(report: Record) -> float | None:
+  """How many nats a target the base's perplexity has risen, in the mean of the kinds of text where it has."""
+  base, now = report['base_perplexity_by_domain'], report['perplexity_by_domain']
+  if not base or not now:
+    return None
+  rises = [math.log(now[kind] / base[kind]) for kind in base if base[kind] and now.get(kind)]
+  return statistics.fmean(max(0.0, rise) for rise in rises) if rises else None
 
-  A batch larger than the size's own is taken to be that of data-parallel workers: each sends a float32 gradient after
-  every step, and receives the sum.
-  """
-  workers = run.settings.train.batch_size // config.SIZES[run.size].config['train']['batch_size']
-  if workers > 1:
-    return 2 * 4 * report['parameters_path'] * workers * report['steps']
-  return report['outer_bytes_per_phase'] * report['phases']
+
+def tenths(values: Sequence[float | None]) -> list[float | None]:
+  """Means over ten parts of a sequence, of as many values as there are in each; fewer parts where it is shorter."""
+  edges = [round(i * len(values) / min(10, len(values))) for i in range(min(10, len(values)) + 1)]
+  parts = [[x for x in values[a:b] if x is not None] for a, b in itertools.pairwise(edges)]
+  return [statistics.fmean(part) if part else None for part in parts]
 
 
 # -- how long it takes

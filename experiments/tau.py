@@ -1,4 +1,7 @@
-"""(iv) How often paths exchange, at a fixed number of steps [2.5; DiLoCo's H]."""
+"""(4) How far apart, how often: tau, the paths' rate, the base's share of all steps, the outer step [2.5, 2.7].
+
+All rows train as many steps of a path, a third of those of table (1) or less; the cosine ends with the last of them.
+"""
 
 import common
 import config
@@ -6,29 +9,60 @@ import pictures
 from common import Column
 from runs import Row
 
-# Those of the papers, of 1,500 steps, where so many are affordable; else of the steps of other tables.
-PAPERS = (10, 50, 150, 500)
-GRIDS = {'tiny': 'dipaco,2x2'}  # 1,500 steps of 16 paths take too long on 2 cores
-TAUS = {'test': (2, 4, 8), 'smoke': (2, 8, 32), 'tiny': PAPERS, 'small': (4, 16, 48, 192), 'medium': PAPERS}
+STEPS = {'test': 24, 'smoke': 32, 'micro': 1000, 'medium': 4000}
+TAUS = {'test': (2, 4), 'smoke': (2, 8, 32), 'micro': (5, 25, 100, 500), 'medium': (10, 50, 100, 500)}
+OUTER = {
+  'sgd': {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False},
+  'nesterov': {'outer.optimizer': 'nesterov', 'outer.learning_rate': 0.7, 'outer.rescale': False},
+}
+NAMES = {'sgd': 'outer SGD 1.0', 'nesterov': 'outer Nesterov 0.7, 0.9'}
 
 
 def rows(size: str) -> list[Row]:
-  train = config.SIZES[size].config['train']
-  steps = 1500 if TAUS[size] == PAPERS else train['phases'] * train['steps_per_phase']
-  method = GRIDS.get(size, 'dipaco')
-  return [Row(f'tau_{t}', f'tau = {t}', method, config.lengthened(size, steps // t, t)) for t in TAUS[size]]
+  steps, taus = STEPS[size], TAUS[size]
+  rate, base = (config.SIZES[size].config[s][f] for s, f in (('inner', 'learning_rate'), ('pretrain', 'steps')))
+  often, seldom = taus[0], taus[1]
+  outer = config.get_config(f'{size},dipaco').outer
+  other = 'nesterov' if outer.optimizer == 'sgd' else 'sgd'
+
+  def grid(name: str, title: str, tau: int, changes=None, method='dipaco'):
+    return Row(name, title, method, config.lasting(size, steps, tau) | (changes or {}))
+
+  found = [Row('dense', 'dense', 'dense', config.lasting(size, steps, config.SIZES[size].alone))]
+  found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}', t) for t in taus]
+  found += [grid(f'diloco_{t}', f'DiLoCo, tau = {t}', t, method='diloco') for t in taus]
+  third = {'train.learning_rate': rate / 3}
+  found += [grid(f'third_{t}', f'tau = {t}, a third of the rate', t, third) for t in taus[:3]]
+  found += [grid(f'{other}_{t}', f'tau = {t}, {NAMES[other]}', t, OUTER[other]) for t in taus[:3]]
+  found += [
+    grid(f'{other}_third', f'tau = {seldom}, {NAMES[other]}, a third of the rate', seldom, OUTER[other] | third),
+    grid('rescale', f'tau = {often}, {"not " * outer.rescale}rescaled', often, {'outer.rescale': not outer.rescale}),
+    *(grid(f'base_{n}', f'tau = {often}, a base of {n:,} of all steps', often, config.lasting(size, steps, often, n))
+      for n in (max(1, (base + steps) // 16 // often) * often, (base + steps) // 2)),
+  ]  # fmt: skip
+  return found
 
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column('without early stopping', 'perplexity_final'),
+  Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
+  Column('last version', 'perplexity_final'),
+  Column('averaging gap, first tenth', 'averaging_gap.0', '+.3f'),
+  Column('last tenth', 'averaging_gap.-1', '+.3f'),
   Column('phases', 'phases', ',.0f'),
   Column('bytes sent', 'sent_bytes', '.2g'),
 )
 
+
+def series(row: Row) -> list[str]:
+  named = {'tau': 'DiPaCo', 'diloco': 'DiLoCo', 'third': 'DiPaCo, a third of the rate'} | NAMES
+  kind, _, tau = row.name.partition('_')
+  return [named[kind]] if tau.isdecimal() else []
+
+
 TABLE = common.Table(
-  'tau', '(iv) Steps between exchanges, at a fixed number of steps', rows, COLUMNS,
-  pictures.against('steps_per_phase', 'tau: steps between exchanges', lambda row: ['DiPaCo, product k-means']),
+  'tau', 'Steps between exchanges, rates and outer steps, at a fixed number of steps', rows, COLUMNS,
+  pictures.against('steps_per_phase', 'tau: steps between exchanges', series),
 )  # fmt: skip
 
 if __name__ == '__main__':

@@ -1,29 +1,37 @@
-"""The learning rate of the dense baseline, before all else: the best of these is stated in config.py.
+"""Learning rates of the dense baselines, before all else: the best of these are stated in config.py.
 
-Its base is trained at the same rate. `lowest` in results/<size>/tune.json is the choice.
+With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
+in table (4).
 """
 
 import common
+import config
 import pictures
 from common import Column
 from runs import Row
+from tau import STEPS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
-OTHERS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2)
 
 
 def rows(size: str) -> list[Row]:
   rates = RATES.get(size, OTHERS)
-  return [Row(f'{rate:g}', f'learning rate {rate:g}', 'dense', {'inner.learning_rate': rate}) for rate in rates]
+  lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
+  small = [Row(f'{rate:g}', f'dense, {rate:g}', 'dense', lasting | {'inner.learning_rate': rate}) for rate in rates]
+  c = config.get_config(f'{size},larger')
+  phases = max(1, round(c.train.phases * lasting['train.phases'] / config.get_config(f'{size},dense').train.phases))
+  steps = {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
+  large = [
+    Row(f'larger_{rate:g}', f'larger dense, {rate:g}', 'larger', steps | {'inner.learning_rate': rate})
+    for rate in rates[:3]
+  ]
+  return small + large
 
 
-COLUMNS = (
-  Column('perplexity', 'perplexity'),
-  Column('without early stopping', 'perplexity_final'),
-  Column('base', 'base_perplexity'),
-)
+COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))
 
-TABLE = common.Table('tune', "The dense baseline's learning rate", rows, COLUMNS, pictures.dots)
+TABLE = common.Table('tune', 'Learning rates of the dense baselines', rows, COLUMNS, pictures.dots)
 
 if __name__ == '__main__':
   common.main(TABLE)

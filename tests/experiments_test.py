@@ -17,8 +17,10 @@ import tiny_run
 from dipaco_jax import metrics, model, modules, settings
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / 'experiments'))
-import common  # after the path
+import claims  # after the path
+import common
 import config
+import fits
 import readme
 import runs
 from runs import Row
@@ -57,24 +59,23 @@ def test_rows_of_a_table_are_different_runs():
     for table in readme.TABLES:
       rows = table.rows(size)
       assert len({row.name for row in rows}) == len({row.title for row in rows}) == len(rows)
-      alike = len(rows) - len({runs.make(size, row, 0).config for row in rows})
-      # P = 4 at these sizes: 4x steps are Px steps. A pool of constantly 8 workers is DiLoCo of 8 workers.
-      assert alike == (size in ('test', 'smoke') and table.name == 'methods') + (table.name == 'diloco'), table.name
+      assert len({runs.make(size, row, 0).config for row in rows}) == len(rows), table.name
 
 
 @pytest.mark.parametrize('size', config.SIZES)
-def test_tau_is_all_that_differs_in_its_table(size):
-  found = [runs.make(size, row, 0).settings for row in readme.tau.rows(size)]
+def test_tau_is_all_that_differs_in_its_rows(size):
+  rows = [row for row in readme.tau.rows(size) if row.name.startswith('tau_')]
+  found = [runs.make(size, row, 0).settings for row in rows]
   assert len({s.train.phases * s.train.steps_per_phase for s in found}) == 1 < len(found)
   tau = dataclasses.replace(found[0].train, phases=1, steps_per_phase=1)
   assert len({dataclasses.replace(s, train=tau) for s in found}) == 1
 
 
-def test_pools():
-  found = readme.diloco.pools(10)
-  assert [sum(sizes) for sizes in (found['doubling'], found['halving'])] == [60, 60]
-  assert found['ramp up'] == [1, 2, 3, 3, 4, 5, 6, 6, 7, 8] == found['ramp down'][::-1]
-  assert readme.diloco.pool([1, 1, 2]) == {'train.schedule': ((0, (0,)), (2, (0, 1)))}
+@pytest.mark.parametrize('size', config.SIZES)
+def test_all_rows_of_a_table_of_equal_steps_train_as_many(size):
+  for table in (readme.tau, readme.sharing):
+    found = [runs.make(size, row, 0).settings for row in table.rows(size)]
+    assert len({s.pretrain.steps + s.train.phases * s.train.steps_per_phase for s in found}) == 1, table.__name__
 
 
 @pytest.mark.parametrize('size', config.SIZES)
@@ -83,7 +84,7 @@ def test_methods_share_a_base(size):
     upto = [*settings.DEPENDS['tokenize'], *settings.DEPENDS['pretrain']]
     return settings.digest(made(size, method), *upto)
 
-  methods = ('dense', 'batch', 'diloco', 'flat', 'dipaco', 'ends', 'rerouted', 'discriminative', 'synchronous')
+  methods = ('dense', 'diloco', 'flat', 'dipaco', 'own', 'ends', 'rerouted', 'discriminative')
   assert len({base(method) for method in methods}) == 1
   assert base('dense,2') != base('dense')  # its cosine is longer
 
@@ -91,7 +92,7 @@ def test_methods_share_a_base(size):
 @pytest.mark.parametrize('size', [size for size in config.SIZES if size not in ('test', 'smoke')])
 def test_equal_flops(size):
   num_paths = math.prod(config.SIZES[size].grid)
-  equal = [flops(made(size, method)) for method in ('dipaco', 'diloco', 'flat', 'batch', f'dense,{num_paths}')]
+  equal = [flops(made(size, method)) for method in ('dipaco', 'diloco', 'flat', f'dense,{num_paths}')]
   assert len(set(equal)) == 1
   assert flops(made(size, 'larger')) == pytest.approx(equal[0], rel=0.02)  # it has whole phases of the same tau
 
@@ -109,14 +110,14 @@ def test_a_digest_knows_the_config_and_the_bytes_of_the_text(tmp_path):
   one.write_text('text')
   two.write_text('text')
   row = Row('x', 'x', 'dipaco')
-  base = runs.make('tiny', row, 0, str(one))
+  base = runs.make('micro', row, 0, str(one))
   assert base.settings.data.train == (str(one),) and base.settings.data.source == 'files'
-  assert runs.make('tiny', row, 0, str(two)).key == base.key
-  assert runs.make('tiny', row, 0, str(one), str(two)).text != base.text
-  assert runs.make('tiny', row, 1, str(one)).config != base.config
-  assert runs.make('tiny', row._replace(changes={'outer.reweigh': False}), 0, str(one)).config != base.config
+  assert runs.make('micro', row, 0, str(two)).key == base.key
+  assert runs.make('micro', row, 0, str(one), str(two)).text != base.text
+  assert runs.make('micro', row, 1, str(one)).config != base.config
+  assert runs.make('micro', row._replace(changes={'outer.reweigh': False}), 0, str(one)).config != base.config
   two.write_text('texts')
-  assert runs.make('tiny', row, 0, str(two)).text != base.text
+  assert runs.make('micro', row, 0, str(two)).text != base.text
 
 
 # -- tables
@@ -142,21 +143,50 @@ def results() -> common.Results:
 
 
 def test_markdown():
-  lines = common.to_markdown(TABLE, 'tiny', results()).splitlines()
+  lines = common.to_markdown(TABLE, 'micro', results()).splitlines()
   assert lines[2] == '| Dense | 2 | 11.00 ± 1.41 | +0.0 ± 0.0 | 1.2e+03 |'
   # Differences are by seed: -1 and -2; seed 2 has no dense run to compare with.
   assert lines[3] == '| Grid | 3 | 8.00 ± 2.65 | -1.5 ± 0.7 | 1.2e+03 |'
   assert lines[4] == '| Bad | 1 | diverged |  |  |'
   assert lines[5] == '| None | 0 | not run |  |  |'
-  assert common.lowest(TABLE, 'tiny', results()) == 'grid'
+  assert common.lowest(TABLE, 'micro', results()) == 'grid'
+
+
+def test_a_claim_needs_a_difference_above_twice_its_standard_error():
+  def of(name, *found):
+    return {(name, seed): {'perplexity': x} for seed, x in enumerate(found)}
+
+  sure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 10.9, 9.8)  # less by 1.0, 1.1, 1.2
+  assert claims.render(['lower', 'grid', 'dense'], sure) == '1.10 ± 0.06'
+  assert claims.render(['higher', 'dense', 'grid'], sure) == '1.10 ± 0.06'
+  assert claims.render(['percent', 'grid', 'dense'], sure) == '90.0%'
+  assert claims.render(['figure', 'grid', 'perplexity', '.1f'], sure) == '9.9'
+  unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
+  assert claims.render(['level', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
+  for words, results in (
+    (['lower', 'dense', 'grid'], sure), (['level', 'grid', 'dense'], sure), (['lower', 'grid', 'dense'], unsure),
+    (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)), (['level', 'grid', 'gone'], sure),
+    (['level', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)), (['nicer', 'grid', 'dense'], sure),
+  ):  # fmt: skip
+    with pytest.raises(ValueError):
+      claims.render(words, results)
+
+
+def test_a_power_law_and_a_surface_are_found_again():
+  b, (low, high) = fits.power([(x, 3 * x**-0.25) for x in (1, 2, 4, 8)])
+  assert low <= b + 1e-9 and b - 1e-9 <= high and b == pytest.approx(0.25)
+  points = [(n, p, d, 5 * n**-0.1 * p**-0.2 * d**-0.3) for n in (1, 2, 3) for p in (1, 4) for d in (10, 40)]
+  assert fits.at(fits.surface(points), 7, 9, 100) == pytest.approx(5 * 7**-0.1 * 9**-0.2 * 100**-0.3)
+  with pytest.raises(ValueError, match='vary each'):
+    fits.surface([point for point in points if point[1] == 1])
 
 
 def test_results_of_another_config_are_left_out(tmp_path):
-  digest = runs.make('tiny', ROWS[0], 0).config
+  digest = runs.make('micro', ROWS[0], 0).config
   records = [{'row': 'dense', 'seed': seed, 'config': digest, 'text': ''} for seed in (0, 1)]
   records.append({'row': 'gone', 'seed': 0, 'config': digest, 'text': ''})
-  common.publish(tmp_path / 'tiny' / 't.json', json.dumps({'runs': records}))
-  assert list(common.read(TABLE, 'tiny', tmp_path)) == [('dense', 0)]  # that of seed 1 is of seed 0's config
+  common.publish(tmp_path / 'micro' / 't.json', json.dumps({'runs': records}))
+  assert list(common.read(TABLE, 'micro', tmp_path)) == [('dense', 0)]  # that of seed 1 is of seed 0's config
 
 
 def test_results_of_another_text_are_kept(tmp_path):
@@ -177,16 +207,18 @@ def test_the_page_holds_the_results_as_they_are():
 
 def test_every_command_of_the_page_is_there():
   scripts = {word for word in readme.README.read_text().replace('`', ' ').split() if word.startswith('experiments/')}
-  assert {'experiments/methods.py', 'experiments/readme.py'} <= scripts
+  assert {'experiments/methods.py', 'experiments/readme.py', 'experiments/split.py'} <= scripts
   assert not [name for name in scripts if ':' not in name and not (FOLDER.parent / name).is_file()]
   assert {f'{table.name}.py' for table in readme.TABLES} <= {file.name for file in FOLDER.iterdir()}
 
 
 def test_the_learning_rate_is_the_tuned_one():
   for size in config.SIZES:
-    file = common.RESULTS / size / 'tune.json'
-    if file.exists():
-      assert float(json.loads(file.read_text())['lowest']) == made(size, 'dense').inner.learning_rate
+    if found := common.read(readme.tune.TABLE, size, common.RESULTS):
+      for method, prefix in (('dense', ''), ('larger', 'larger_')):
+        rates = {name: r['perplexity'] for (name, _), r in found.items() if name.startswith('larger') == bool(prefix)}
+        best = min(rates, key=lambda name: rates[name])
+        assert float(best.removeprefix(prefix)) == made(size, method).inner.learning_rate
 
 
 # -- scripts

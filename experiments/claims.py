@@ -1,0 +1,75 @@
+"""The figures inside sentences of README.md: computed from the results, and refused where those do not bear them out.
+
+    <!-- lower TABLE ROW OTHER [FIELD] -->1.23 ± 0.10<!-- / -->
+
+Differences are taken seed by seed, between runs of the same text; behind ± is the standard error of their mean. A claim
+that one row is lower or higher than another needs a difference above twice that, of two seeds or more; a claim that two
+are level needs one below. `figure` claims nothing, and may be of one seed.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import common
+from common import Column, Results
+
+SURE = 2.0  # standard errors
+
+
+def difference(results: Results, row: str, other: str, field: str) -> tuple[float, float]:
+  """The mean over seeds of ROW less OTHER, and its standard error; inf with one seed."""
+  found = common.figures(results, row, Column('', field, against=other))
+  if not found:
+    raise ValueError(f'there are no two runs of {row} and {other} that have {field}')
+  error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+  return statistics.fmean(found), error
+
+
+def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
+  """By how much ROW is lower than OTHER."""
+  mean, error = difference(results, row, other, field)
+  if not mean < -SURE * error:
+    raise ValueError(f'{row} is not lower than {other} in {field}: {mean:+.3g} ± {error:.2g}')
+  return f'{-mean:.2f} ± {error:.2f}'
+
+
+def higher(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
+  """By how much ROW is higher than OTHER."""
+  return lower(results, other, row, field)
+
+
+def level(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
+  """The difference of two rows that the seeds do not tell apart."""
+  mean, error = difference(results, row, other, field)
+  if not abs(mean) <= SURE * error < math.inf:
+    raise ValueError(f'{row} and {other} are not level in {field}: {mean:+.3g} ± {error:.2g}')
+  return f'{mean:+.2f} ± {error:.2f}'
+
+
+def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.2f') -> str:
+  """A mean over seeds."""
+  found = common.figures(results, row, Column('', field))
+  if not found:
+    raise ValueError(f'there is no run of {row} that has {field}')
+  return f'{statistics.fmean(found):{form}}'
+
+
+def percent(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
+  """ROW as a share of OTHER, means over the seeds that both have."""
+  seeds = {seed for name, seed in results if name == row} & {seed for name, seed in results if name == other}
+  if not seeds:
+    raise ValueError(f'there are no two runs of {row} and {other}')
+  mine, others = ([common.figure(results[name, seed], field) for seed in seeds] for name in (row, other))
+  return f'{100 * statistics.fmean(mine) / statistics.fmean(others):.1f}%'
+
+
+KINDS = {f.__name__: f for f in (lower, higher, level, figure, percent)}
+
+
+def render(words: Sequence[str], results: Results) -> str:
+  """What stands between the markers; words: the kind of claim and what it is of, without the table."""
+  kind, *of = words
+  if kind not in KINDS:
+    raise ValueError(f'there is no claim {kind!r}: there are {", ".join(KINDS)}')
+  return KINDS[kind](results, *of)

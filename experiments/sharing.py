@@ -1,0 +1,49 @@
+"""(7) Who shares with whom: the same clusters of text in other places of the grid, and other levels.
+
+Plain k-means numbers its clusters as they come, so which paths meet in a module is left to chance. Rows train as many
+steps as those of table (4).
+"""
+
+import common
+import config
+import pictures
+from common import Column
+from runs import Row
+from tau import STEPS, TAUS
+
+
+def rows(size: str) -> list[Row]:
+  lasting = config.lasting(size, STEPS[size], TAUS[size][0])
+  alone = config.lasting(size, STEPS[size], config.SIZES[size].alone)
+
+  def row(name: str, title: str, method: str = 'dipaco', **changes):
+    return Row(name, title, method, lasting | {key.replace('__', '.'): value for key, value in changes.items()})
+
+  return [
+    Row('dense', 'dense', 'dense', alone),
+    row('kmeans', 'k-means, clusters as they come'),
+    row('alike', 'k-means, paths that meet are alike', routing__arrange='alike'),
+    row('unlike', 'k-means, paths that meet are unlike', routing__arrange='unlike'),
+    row('product', 'product k-means', routing__method='product_kmeans'),
+    row('random', 'random shards', routing__method='random'),
+    row('equal', 'k-means, paths weigh alike', outer__reweigh=False),
+    row('ends', 'path-specific ends [4]', 'ends'),
+    row('own', 'path-specific upper blocks', 'own'),
+    row('own_alike', 'path-specific upper blocks, paths that meet are alike', 'own', routing__arrange='alike'),
+    Row('flat', 'nothing shared (flat MoE)', 'flat', alone),
+  ]
+
+
+COLUMNS = (
+  Column('perplexity', 'perplexity'),
+  Column('less k-means, by seed', 'perplexity', '+.2f', 'kmeans'),
+  Column('German law', 'perplexity_by_domain.law_de'),
+  Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
+  Column('cosine, lower level', 'cosine.low.-1', '+.2f'),
+  Column('parameters', 'parameters_total', ',.0f'),
+)
+
+TABLE = common.Table('sharing', 'Who shares with whom', rows, COLUMNS, pictures.dots)
+
+if __name__ == '__main__':
+  common.main(TABLE)

@@ -1,0 +1,80 @@
+"""(3) A law of path sizes, a limitation that the paper names [6]: loss by parameters of a path, paths, and tokens.
+
+    loss = a N^-b P^-c D^-d
+
+with N the parameters of a path, P the paths and D the tokens that a path reads, the base's too. It is fitted on the
+rows that are not held out, and asked for those that are: the largest path with the most paths, of few and many tokens.
+"""
+
+import math
+
+import common
+import config
+import fits
+import pictures
+from common import Column
+from runs import Row
+
+# width, heads, MLP, of a model of as many blocks as the size has.
+MODELS = {'test': ((16, 2, 24), (24, 3, 32)), 'smoke': ((32, 1, 86), (64, 2, 172))}
+MICRO = ((16, 1, 43), (24, 2, 64), (32, 2, 86), (48, 3, 128))
+GRIDS = {'test': (1, 2), 'smoke': (1, 2)}
+STEPS = {'test': (4, 8), 'smoke': (16, 32), 'micro': (250, 1000), 'medium': (500, 2000)}
+TAU = {'test': 2, 'smoke': 8, 'micro': 5, 'medium': 50}
+
+
+def rows(size: str) -> list[Row]:
+  found = []
+  for width, heads, mlp in MODELS.get(size, MICRO):
+    model = {'model.width': width, 'model.num_heads': heads, 'model.head_dim': width // heads, 'model.mlp_dim': mlp}
+    for n in GRIDS.get(size, (1, 2, 3)):
+      for steps in STEPS[size]:
+        method = f'dipaco,{n}x{n}' if n > 1 else 'dense'
+        name, title = f'{width}_{n}_{steps}', f'width {width}, {n}x{n}, {steps:,} steps'
+        found.append(Row(name, title, method, config.lasting(size, steps, TAU[size]) | model))
+  return found
+
+
+def is_held_out(size: str, name: str) -> bool:
+  """The largest model with the largest grid, at the end and at the beginning."""
+  width, n, _ = map(int, name.split('_'))
+  return width == MODELS.get(size, MICRO)[-1][0] and n == GRIDS.get(size, (1, 2, 3))[-1]
+
+
+def point(record: common.Record) -> tuple[float, float, float, float]:
+  """N, P, D, loss."""
+  own = (record['train_tokens'] - record['pretrain_tokens']) / record['paths'] + record['pretrain_tokens']
+  return record['parameters_path'], record['paths'], own, record['validation_loss']
+
+
+def law(size: str, results: common.Results) -> tuple[list[float], dict[str, tuple[float, float]]]:
+  """[log a, b, c, d], and {held-out row: (loss, what the law says)}, means over seeds."""
+  fit = fits.surface([point(r) for (name, _), r in results.items() if not is_held_out(size, name)])
+  asked: dict[str, list[tuple[float, float]]] = {}
+  for (name, _), record in sorted(results.items()):
+    if is_held_out(size, name):
+      *x, loss = point(record)
+      asked.setdefault(name, []).append((loss, fits.at(fit, *x)))
+  means = {name: (math.fsum(a for a, _ in of) / len(of), of[0][1]) for name, of in asked.items()}
+  return fit.tolist(), means
+
+
+def series(row: Row) -> list[str]:
+  _, n, steps = row.name.split('_')
+  return [f'{n}x{n}, {int(steps):,} steps']
+
+
+COLUMNS = (
+  Column('perplexity', 'perplexity'),
+  Column('loss', 'validation_loss', '.3f'),
+  Column('parameters of a path', 'parameters_path', ',.0f'),
+  Column('parameters', 'parameters_total', ',.0f'),
+  Column('FLOPs', 'train_flops', '.2g'),
+)
+
+TABLE = common.Table(
+  'sizes', 'A law of path sizes', rows, COLUMNS, pictures.against('parameters_path', 'parameters of a path', series)
+)
+
+if __name__ == '__main__':
+  common.main(TABLE)
