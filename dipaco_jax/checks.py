@@ -61,6 +61,8 @@ def check(s):
     raise ValueError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
   if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
     raise ValueError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
+  if s.outer.row_weights and s.inner.optimizer != 'adamw':
+    raise ValueError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   _check_schedule(s, num_paths)
 
 

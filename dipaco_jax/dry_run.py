@@ -111,7 +111,7 @@ def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict
   turn, first = turn_of(made), replicated(made, (), np.int32)
   calls = {
     'steps': (a.params, a.state, rows(made, k), rows(made, k), first, weights, turn),
-    'finish': (a.gathered, a.modules, programs.usual(a.outer), a.params, weights, weights, first, first, turn),
+    'finish': (a.gathered, a.modules, programs.usual(a.outer), a.params, a.state, weights, weights, first, first, turn),
     'outer': (a.modules, a.outer, a.gathered, weights),
     'evaluate': (a.params, rows(made, None), rows(made, None)),
   }

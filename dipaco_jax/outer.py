@@ -8,6 +8,18 @@ For each module (l, e), with w_i the weight of path i and the sums over the acti
 `w_i` is 1, or in proportion to the shard's tokens (loss reweighing: alpha_i = |D_i| / sum |D_j|). A module that no
 active path goes through stays as it is, momentum included. Path-specific modules get the same treatment, with one path
 [2.6.1].
+
+With `outer.row_weights` paths weigh differently in every row r of a parameter (its first dimension), by how large their
+gradients there have been, which their AdamW knows: v^ is its second moment, epsilon its own, means are over the row's
+elements.
+
+    s_{i,r} = sqrt(mean v^_{i,r}) + epsilon
+    Delta_r = sum_i w_i s_{i,r} (old - new_i)_r / sum_i w_i s_{i,r}  [* sqrt(number of those paths)]
+
+AdamW divides each path's gradients by about s before they are averaged: a row that one path needs, as the embedding of
+a word of its language, moves as far in the paths that hardly know it, by noise, and the mean of all undoes what the one
+has learned. Times s, moves are gradients again, and their sum is divided once, as data-parallel AdamW would. Not in the
+papers; weighting by the diagonal of Fisher's information, in merging models, is akin to it (arXiv 2111.09832).
 """
 
 import math
@@ -71,6 +83,25 @@ def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: boo
   return (weights * active).astype(np.float32).reshape(shape)
 
 
+def row_weights(inner_state, b2: float, epsilon: float, over_slice=lambda name, x: x) -> dict[str, jax.Array]:
+  """s_{i,r} of one path, [rows] by parameter; scalars count as one row.
+
+  Args:
+    inner_state: `inner.InnerState` of AdamW.
+    b2, epsilon: AdamW's.
+    over_slice: (name, mean over the rest of a row that is here) -> the same over the path's slice.
+  """
+  adam = inner_state.optimizer[0]
+  corrected = 1 - b2 ** jnp.maximum(adam.count, 1).astype(jnp.float32)
+  means = {name: over_slice(name, jnp.mean(v, axis=tuple(range(1, v.ndim)))) for name, v in adam.nu.items()}
+  return {name: jnp.sqrt(mean / corrected) + epsilon for name, mean in means.items()}
+
+
+def by_row(weights: jax.Array, x: jax.Array) -> jax.Array:
+  """Row weights [..., rows], shaped to be multiplied with a parameter [..., rows, ...]."""
+  return weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
+
+
 def over_lacking(layout: Layout, level, x: jax.Array, reduce=jnp.sum) -> jax.Array:
   """Reduces an array shaped like the grid over the axes that the level lacks: one value per module."""
   return reduce(x, axis=layout.grid.lacking(level))
@@ -78,7 +109,7 @@ def over_lacking(layout: Layout, level, x: jax.Array, reduce=jnp.sum) -> jax.Arr
 
 def update(
   layout: Layout, transformation, rescale: bool, modules: Modules, state: dict, sums: Modules, weights,
-  moved: Mapping[str, jax.Array] | None = None, inner_optimizer: str = 'adamw',
+  moved: Mapping[str, jax.Array] | None = None, inner_optimizer: str = 'adamw', masses: Modules | None = None,
 ):  # fmt: skip
   """One outer step of all modules.
 
@@ -92,6 +123,7 @@ def update(
     weights: w_i, shaped like the grid; 0 means that the path took no part.
     moved: r_i by level, each shaped like the grid, from which the modules learn what is usual; None: they don't.
     inner_optimizer: whose r these are.
+    masses: sum_i w_i s_{i,r}, shaped like the rows of the modules' parameters, where `sums` are times s; None: s is 1.
 
   Returns:
     The new modules, the new state, and {level name: norm of Delta per module}.
@@ -100,18 +132,22 @@ def update(
   for level in layout.levels:
     total = over_lacking(layout, level, weights)
     active = over_lacking(layout, level, (weights > 0).astype(jnp.float32))
-    factor = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-    factor = factor * jnp.sqrt(active) if rescale else factor
+    share = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+    factor = jnp.sqrt(active) if rescale else jnp.ones_like(active)
+    factor = factor if masses else factor * share
 
-    def one(module, state, sum_of_module, factor, touched):
+    def one(module, state, sum_of_module, mass_of_module, factor, touched):
       delta = jax.tree.map(lambda s: s * factor, sum_of_module)
+      for name, mass in mass_of_module.items():
+        rows = by_row(mass, delta[name])
+        delta[name] = jnp.where(rows > 0, delta[name] / jnp.where(rows > 0, rows, 1), 0)
       new = step(transformation, module, state, delta)
       kept = jax.tree.map(lambda n, o: jnp.where(touched, n, o), new, (module, state))
       return *kept, optax.tree.norm(delta)
 
     name = level.name
     new_modules[name], optimizer, norms[name] = vmap_modules(one, len(level.axes))(
-      modules[name], state[name].optimizer, sums[name], factor, total > 0
+      modules[name], state[name].optimizer, sums[name], masses[name] if masses else {}, factor, total > 0
     )
     usual = state[name].usual
     if moved is not None:

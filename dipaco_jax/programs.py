@@ -47,6 +47,7 @@ class Gathered(NamedTuple):
   squares: Any  # |w (old - new)|^2, [positions, K_a, ...] by level
   moved: Any  # r of screening.py, shaped like the grid, by level
   excluded: Any  # whose outer gradient takes no part, bool, shaped like the grid
+  masses: Any  # with `outer.row_weights` w s, [positions, K_a, ..., rows], and sums and squares are times s; else {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -105,12 +106,16 @@ class Programs:
   def gathered_spec(self) -> Gathered:
     """Partial sums, which take one all-reduce; and what is known of each path, where the path is."""
     sums = self._per_parameter(
-      lambda level, name: P(
-        self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape)
-      )
+      lambda level, name: P(self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape))
     )
     squares = {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
-    return Gathered(sums, squares, dict.fromkeys(squares, self.weights_spec), self.weights_spec)
+    masses = self._per_parameter(
+      lambda level, name: P(
+        self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape)[:1]
+      )
+    )
+    weighed = masses if self.settings.outer.row_weights else {}
+    return Gathered(sums, squares, dict.fromkeys(squares, self.weights_spec), self.weights_spec, weighed)
 
   def _lacking(self, level: Level) -> tuple[str, ...]:
     return tuple(self.layout.grid.names[i] for i in self.layout.grid.lacking(level))
@@ -121,9 +126,7 @@ class Programs:
     return {level.name: P(*level.axes) for level in self.layout.levels}
 
   def _per_parameter(self, spec) -> dict[str, dict[str, Any]]:
-    return {
-      level.name: {name: spec(level, name) for name in self.layout.names(level)} for level in self.layout.levels
-    }
+    return {level.name: {name: spec(level, name) for name in self.layout.names(level)} for level in self.layout.levels}
 
   def shardings(self, specs):
     """PartitionSpecs to NamedShardings."""
@@ -203,14 +206,16 @@ class Programs:
 
   @functools.cached_property
   def finish(self):
-    """`finish(gathered, modules, usual, params, weights, limits, first_step, num_steps, turn) -> gathered`.
+    """`finish(gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn) -> gathered`.
 
-    Adds the parts of the paths in flight. `usual` is {level: h}, `limits` f of each path, 0: only what is not finite is
-    excluded; the steps are those of the phase. Donates gathered.
+    Adds the parts of the paths in flight; their inner state is looked at with `outer.row_weights` only. `usual` is
+    {level: h}, `limits` f of each path, 0: only what is not finite is excluded; the steps are those of the phase.
+    Donates gathered.
     """
 
-    def finish(gathered, modules, usual, params, weights, limits, first_step, num_steps, turn):
+    def finish(gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn):
       turn = tuple(turn)
+      rows = self._row_weights(self.squeeze(state)) if self.settings.outer.row_weights else {}
       old, new = modules_lib.take(self.layout, modules, turn), self.squeeze(params)
       rates = screening.sum_of_rates(self.inner.learning_rate, first_step, num_steps)
       module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels}
@@ -220,18 +225,31 @@ class Programs:
       plausible = [screening.is_plausible(moved[level], usual[level][at], limits[turn]) for level, at in module.items()]
       ok = jnp.all(jnp.stack(plausible))
       w, counts = weights[turn], ok & (weights[turn] > 0)
-      sums, squares = {}, {}
+      sums, squares, masses = {}, {}, {}
       for level, at in module.items():
-        part = {name: jnp.where(counts, w * d, 0) for name, d in delta[level].items()}
+        moves = {name: d * outer_lib.by_row(rows[name], d) if rows else d for name, d in delta[level].items()}
+        part = {name: jnp.where(counts, w * d, 0) for name, d in moves.items()}
         sums[level] = {name: gathered.sums[level][name].at[0, *at].add(d) for name, d in part.items()}
-        squares[level] = gathered.squares[level].at[0, *at].add(jnp.where(counts, w * w * square[level], 0))
+        of_part = self._square(moves) if rows else square[level]
+        squares[level] = gathered.squares[level].at[0, *at].add(jnp.where(counts, w * w * of_part, 0))
+        if rows:
+          mass = {name: jnp.where(counts, w * rows[name], 0) for name in moves}
+          masses[level] = {name: gathered.masses[level][name].at[0, *at].add(m) for name, m in mass.items()}
       of_path = {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
-      return Gathered(sums, squares, of_path, gathered.excluded.at[turn].set(~ok))
+      return Gathered(sums, squares, of_path, gathered.excluded.at[turn].set(~ok), masses)
 
     spec = self.gathered_spec
     by_path = self.weights_spec, self.weights_spec
-    inputs = (spec, self.modules_spec, self.usual_spec, self.params_spec, *by_path, P(), P(), P())
+    inputs = (spec, self.modules_spec, self.usual_spec, self.params_spec, self.state_spec, *by_path, P(), P(), P())
     return self.shard_map(finish, inputs, spec, donate_argnums=0)
+
+  def _row_weights(self, state) -> dict[str, jax.Array]:
+    """Of one path; where a row lies in parts on the devices of its slice, their mean."""
+
+    def over_slice(name, mean):
+      return jax.lax.pmean(mean, 'data') if self.dims[name] not in (None, 0) else mean
+
+    return outer_lib.row_weights(state, self.settings.inner.b2, self.settings.inner.epsilon, over_slice)
 
   def _square(self, delta: dict[str, jax.Array]):
     """|delta|^2 of one module's parameters, over the slice."""
@@ -278,7 +296,7 @@ class Programs:
       before = usual(state)
       modules, state, norms = outer_lib.update(
         self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, gathered.moved,
-        self.settings.inner.optimizer,
+        self.settings.inner.optimizer, jax.tree.map(lambda x: x.sum(0), gathered.masses),
       )  # fmt: skip
       of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
       return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
@@ -352,11 +370,14 @@ class Programs:
       state = self._first_outer_state(modules)
       positions = {level.name: math.prod(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
       sums = {l: {n: jnp.zeros((positions[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
-      squares = {
-        l.name: jnp.zeros((positions[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels
-      }
+      squares = {l.name: jnp.zeros((positions[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels}
       moved = {level: jnp.zeros(grid.shape, jnp.float32) for level in squares}
-      return modules, state, Gathered(sums, squares, moved, jnp.zeros(grid.shape, bool))
+      masses = {
+        l.name: {n: jnp.zeros(x.shape[: 2 + len(l.axes)], jnp.float32) for n, x in sums[l.name].items()}
+        for l in self.layout.levels
+      }
+      weighed = masses if self.settings.outer.row_weights else {}
+      return modules, state, Gathered(sums, squares, moved, jnp.zeros(grid.shape, bool), weighed)
 
     specs = (self.modules_spec, self.outer_spec, self.gathered_spec)
     return jax.jit(start, out_shardings=self.shardings(specs))

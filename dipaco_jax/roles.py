@@ -70,6 +70,10 @@ def run_role(
   """
   if settings.outer.lost:
     raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
+  if settings.outer.row_weights:
+    raise ValueError(
+      'config.outer.row_weights is for a run in one job: what islands send has no second moments; leave it out'
+    )
   hosts = Hosts()
   if role != 'worker' and not hosts.alone:
     raise ValueError(f'--distributed is for workers, of several hosts; --role={role} is one process')

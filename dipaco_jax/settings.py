@@ -122,6 +122,7 @@ class Outer:
   epsilon: float = 0.1  # of adam
   rescale: bool = True  # times sqrt(P_{l,e})
   reweigh: bool = True  # paths weigh as their shards' tokens
+  row_weights: bool = False  # and, in each row of a parameter, as the size of their gradients there (see outer.py)
   exclude_above: float = 10.0  # times the usual length of an outer gradient; a longer one takes no part; 0: any length
   max_excluded: int = 3  # phases in a row in which a path may take no part for that; one more stops the run
   lost: float = 0.0  # probability that a path's outer gradient is lost: it goes on from its own parameters [DiLoCo]

@@ -286,8 +286,8 @@ class Trainer:
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     first, steps = self.job.global_step(dispatch.phase, 0), self.job.steps_per_phase
     state.gathered = programs.finish(
-      state.gathered, state.modules, programs_lib.usual(state.outer), state.params, self.job.heard(dispatch.phase),
-      self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
+      state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
+      self.job.heard(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
     )  # fmt: skip
     if self.job.lost_in_flight(dispatch.phase, tuple(turn)).any():
       state.own[dispatch.turn] = state.params

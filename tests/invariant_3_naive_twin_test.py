@@ -25,6 +25,8 @@ CASES = {
   'three axes': (ABC, CROSSED, {}),
   'a replica axis': ({'a': 2, 'replica': 2}, (('ends', 'embed|final', ()), ('blocks', 'block', ('a',))), {}),
   'neither weights nor rescale': (AB, small.MIXED_LEVELS, {'outer': dict(rescale=False, reweigh=False)}),
+  'row weights': (AB, small.MIXED_LEVELS, {'outer': dict(row_weights=True)}),
+  'row weights, sampled': (ABC, CROSSED, {'outer': dict(row_weights=True), 'train': dict(paths_per_phase=3, phases=4)}),
   'fresh states': (AB, small.MIXED_LEVELS, {'inner': dict(keep_state=False)}),
   'momentum': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='momentum')}),
   'adam': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='adam', learning_rate=0.1)}),
@@ -45,8 +47,8 @@ def base_state(params):
   return {'m': m, 'v': v, 't': 5}, inner_lib.InnerState(theirs, np.int32(0))
 
 
-ALL = [*((case, 1) for case in CASES), ('three axes', 4), ('sampled', 4), ('lost', 4)]
-SLOW = ('three axes', 4), ('sampled', 1), ('lost', 1), ('momentum', 1), ('inherited once', 1)
+ALL = [*((case, 1) for case in CASES), ('row weights', 4), ('three axes', 4), ('sampled', 4), ('lost', 4)]
+SLOW = ('three axes', 4), ('row weights', 1), ('sampled', 1), ('lost', 1), ('momentum', 1), ('inherited once', 1)
 
 
 @pytest.mark.parametrize('case, devices', slow.but(ALL, *SLOW))

@@ -23,10 +23,10 @@ OTHERS = slow.but(list(PLACEMENTS)[1:], 'two devices', 'two devices inside a pat
 
 
 @functools.cache
-def trained(name):
+def trained(name, row_weights=False):
   """(programs, modules and moments by path on the host, rows of metrics, directory) after three phases."""
   devices, mesh, positions = PLACEMENTS[name]
-  s = small.settings(GRID, small.MIXED_LEVELS, mesh=mesh)
+  s = small.settings(GRID, small.MIXED_LEVELS, mesh=mesh, outer=dict(row_weights=row_weights))
   made = small.make_programs(s, devices)
   assert (*made.placement.positions, made.placement.data) == positions
   workdir = pathlib.Path(tempfile.mkdtemp())
@@ -45,6 +45,12 @@ def tolerance(made):
   s = made.settings
   steps = s.train.phases * s.train.steps_per_phase
   return 1.33 * 8**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * small.ROWS * small.LENGTH)
+
+
+def test_rows_that_lie_on_several_devices_weigh_as_whole_ones():
+  made, found, *_ = trained('states sharded inside a path', True)
+  assert any(dim not in (None, 0) for dim in made.dims.values())
+  small.assert_close(found, trained('one device, eight turns', True)[1], tolerance(made))
 
 
 @pytest.mark.parametrize('name', OTHERS)

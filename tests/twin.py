@@ -111,7 +111,16 @@ def outer_opt(theta, momentum, delta, outer):
   return theta - rate * (delta + mu * m if outer.optimizer == 'nesterov' else m), m
 
 
-def outer_step(modules, momenta, new_params, weights, grid, levels, outer):
+def row_weights(state, inner):
+  """{name: root of the mean second moment in each row of a parameter, plus epsilon} of a path's AdamW state."""
+  found = {}
+  for name, v in state['v'].items():
+    corrected = v / (1 - inner.b2 ** state['t'])
+    found[name] = np.array([math.sqrt(np.mean(corrected[row])) + inner.epsilon for row in range(v.shape[0])], 'f')
+  return found
+
+
+def outer_step(modules, momenta, new_params, weights, grid, levels, outer, rows=None):
   """One outer step of every module: (new modules, new momenta).
 
   Args:
@@ -122,6 +131,7 @@ def outer_step(modules, momenta, new_params, weights, grid, levels, outer):
     grid: Grid.
     levels: its levels.
     outer: settings.Outer.
+    rows: {path: its `row_weights`}, with outer.row_weights.
   """
   new_modules, new_momenta = dict(modules), dict(momenta)
   for level in levels:
@@ -132,7 +142,12 @@ def outer_step(modules, momenta, new_params, weights, grid, levels, outer):
       shares = [weights[path] if outer.reweigh else 1 for path in through]
       new_modules[module], new_momenta[module] = {}, {}
       for name, old in modules[module].items():
-        delta = sum(w * (old - new_params[path][name]) for w, path in zip(shares, through, strict=True)) / sum(shares)
+        if outer.row_weights:
+          spread = (-1, *[1] * (old.ndim - 1))
+          each = [w * rows[path][name].reshape(spread) for w, path in zip(shares, through, strict=True)]
+        else:
+          each = shares
+        delta = sum(w * (old - new_params[path][name]) for w, path in zip(each, through, strict=True)) / sum(each)
         if outer.rescale:
           delta = delta * math.sqrt(len(through))
         momentum = momenta.get(module, {}).get(name)
@@ -168,7 +183,7 @@ def train(
   own_step = [config.pretrain.steps] * grid.num_paths
   for t, paths in enumerate(active):
     first_step = config.pretrain.steps + t * tau
-    new_params, losses = {}, {}
+    new_params, losses, rows = {}, {}, {}
     for path in paths:
       new_params[path], states[path], losses[path] = inner_phase(
         own[path] if path in own else path_params(modules, grid, owner, path),
@@ -176,6 +191,7 @@ def train(
         [batches(path, own_step[path] + i) for i in range(tau)],
         first_step, loss_fn, config.inner, total_steps, config.pretrain.steps,
       )  # fmt: skip
+      rows[path] = row_weights(states[path], config.inner) if config.inner.optimizer == 'adamw' else None
       own_step[path] += tau
       if not config.inner.keep_state:
         states[path] = None  # the base model's, if any, was for its first phase
@@ -183,6 +199,6 @@ def train(
     for path in excluded(t):
       new_params.pop(path, None), own.pop(path, None)
       states[path] = None
-    modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer)
+    modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer, rows)
     history.append(losses)
   return modules, momenta, states, history
