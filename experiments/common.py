@@ -9,6 +9,7 @@ table, also where its workdir is gone; where the config has changed since, it is
 import json
 import os
 import pathlib
+import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ def read_all(size: str, folder: pathlib.Path) -> dict[str, Record]:
 
 def write(table: Table, size: str, folder: pathlib.Path, results: Results):
   """The table's file and its picture; rows in the table's order, seeds rising."""
+  results |= {at: r for at, r in read(table, size, folder).items() if at not in results}  # of others beside us
   order = [row.name for row in table.rows(size)]
   records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
   contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
@@ -146,6 +148,7 @@ def main(table: Table, prepare: Callable[[str], None] = lambda size: None):
   flags.DEFINE_enum('size', 'micro', list(config.SIZES), 'How large the runs are, see config.py.')
   flags.DEFINE_list('seeds', ['0'], 'A run of every row for each.')
   flags.DEFINE_list('rows', [], 'Run these rows only; none: all.')
+  flags.DEFINE_string('share', '0/1', 'As 0/2: every second run, where another process makes the others with 1/2.')
   flags.DEFINE_string('data', '', 'Training text, globs as in config.data.train; none: that of the running Python.')
   flags.DEFINE_string('validation', '', 'Validation text, likewise.')
   flags.DEFINE_string('workdir', 'runs/experiments', 'Where the runs are.')
@@ -156,6 +159,8 @@ def main(table: Table, prepare: Callable[[str], None] = lambda size: None):
 def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], None]) -> int:
   """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
   rows, f = table.rows(size), flags.FLAGS
+  if not re.fullmatch(r'(\d+)/([1-9]\d*)', f.share) or not int(f.share.split('/')[0]) < int(f.share.split('/')[1]):
+    raise ValueError(f'--share={f.share}: write it as 0/2 and 1/2, for two processes')
   if unknown := set(f.rows) - {row.name for row in rows}:
     raise ValueError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
   planned = [runs.make(size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in rows]
@@ -178,7 +183,8 @@ def run_missing(
   table: Table, folder: pathlib.Path, workdirs: pathlib.Path, wanted: Sequence[runs.Run], results: Results
 ) -> list[str]:
   """Adds to the results, and writes the table after every run; returns those that failed."""
-  todo = list({p.key: p for p in reversed(wanted) if (p.row.name, p.seed) not in results}.values())[::-1]
+  number, of = map(int, flags.FLAGS.share.split('/'))
+  todo = list({p.key: p for p in reversed(wanted) if (p.row.name, p.seed) not in results}.values())[::-1][number::of]
   failed = []
   for i, one in enumerate(todo):
     done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]

@@ -97,7 +97,7 @@ SIZES = {
       pretrain=dict(steps=600, batch_size=32),
       train=dict(phases=600, steps_per_phase=5, batch_size=32, max_holdout_rows=64, steps_per_dispatch=25),
       inner=dict(learning_rate=1e-2, warmup_steps=100),
-      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False),  # see tau.py
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),  # see tau.py
       routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=200),
       evaluate=dict(batch_size=64),
       checkpoint=dict(every_steps=100_000),
@@ -164,7 +164,7 @@ def dense(c: ConfigDict, size: Size, numbers: Numbers):
 
 def exchange_nothing(c: ConfigDict, size: Size):
   """Phases are only where hold-outs are looked at, and the outer step leaves paths where they are."""
-  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
+  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=False)
   c.train.phases = max(1, c.train.phases * c.train.steps_per_phase // size.alone)
   c.train.steps_per_phase = size.alone
 

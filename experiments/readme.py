@@ -54,7 +54,8 @@ def render(words: str, folder: pathlib.Path) -> str:
   for table in TABLES:
     begin, end = f'<!-- {table.name} -->\n', f'\n<!-- end of {table.name} -->'
     inside = begin + between(table, folder) + end
-    words, count = re.subn(f'{begin}.*?\n?<!-- end of {table.name} -->', lambda _, inside=inside: inside, words, flags=re.DOTALL)
+    place = f'{begin}.*?\n?<!-- end of {table.name} -->'
+    words, count = re.subn(place, lambda _, inside=inside: inside, words, flags=re.DOTALL)
     if count != 1:
       raise ValueError(f'{README.name} has {count} places for the table {table.name}: it needs one')
   return CLAIM.sub(lambda found: claim(found, folder), words)

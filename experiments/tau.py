@@ -34,6 +34,9 @@ def rows(size: str) -> list[Row]:
   third = {'train.learning_rate': rate / 3}
   found += [grid(f'third_{t}', f'tau = {t}, a third of the rate', t, third) for t in taus[:3]]
   found += [grid(f'{other}_{t}', f'tau = {t}, {NAMES[other]}', t, OUTER[other]) for t in taus[:3]]
+  by_shard = {'outer.row_weights': not outer.row_weights}
+  words = 'without' if outer.row_weights else 'with'
+  found += [grid(f'rows_{t}', f'tau = {t}, {words} row weights', t, by_shard) for t in taus[:3]]
   found += [
     grid(f'{other}_third', f'tau = {seldom}, {NAMES[other]}, a third of the rate', seldom, OUTER[other] | third),
     grid('rescale', f'tau = {often}, {"not " * outer.rescale}rescaled', often, {'outer.rescale': not outer.rescale}),
@@ -55,7 +58,7 @@ COLUMNS = (
 
 
 def series(row: Row) -> list[str]:
-  named = {'tau': 'DiPaCo', 'diloco': 'DiLoCo', 'third': 'DiPaCo, a third of the rate'} | NAMES
+  named = {'tau': 'DiPaCo', 'diloco': 'DiLoCo', 'third': 'a third of the rate', 'rows': 'other row weights'} | NAMES
   kind, _, tau = row.name.partition('_')
   return [named[kind]] if tau.isdecimal() else []
 
