@@ -184,7 +184,8 @@ def run_missing(
 ) -> list[str]:
   """Adds to the results, and writes the table after every run; returns those that failed."""
   number, of = map(int, flags.FLAGS.share.split('/'))
-  todo = list({p.key: p for p in reversed(wanted) if (p.row.name, p.seed) not in results}.values())[::-1][number::of]
+  mine = list({p.key: p for p in reversed(wanted)}.values())[::-1][number::of]  # whatever is there already
+  todo = [p for p in mine if (p.row.name, p.seed) not in results]
   failed = []
   for i, one in enumerate(todo):
     done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
