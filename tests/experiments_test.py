@@ -263,7 +263,7 @@ def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
   assert base.stat().st_mtime_ns == made_at  # it went on
   (other,) = tmp_path.glob('runs/test/dipaco-*/stages/pretrain.json')
   assert json.loads(other.read_text()) == json.loads(base.read_text())  # taken from there
-  assert '| DiPaCo, k-means | 1 |' in out and '| dense, 2x steps | 0 | not run |' in out
+  assert '| DiPaCo, k-means | 1 |' in out and '| DiLoCo, 4 workers | 0 | not run |' in out
 
   file = tmp_path / 'results' / 'test' / 'methods.json'
   written = file.read_bytes()

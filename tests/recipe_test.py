@@ -1,0 +1,103 @@
+"""The recipe: short runs from one base, judged on hold-outs, and options that a run takes."""
+
+import json
+import math
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+import tiny_run
+
+from dipaco_jax import recipe, settings
+
+
+def found(tau: int, loss: float, name: str = '', **changes) -> recipe.Found:
+  return recipe.Found(name, changes, loss, 0.01, tau)
+
+
+def test_shorter_phases_divide_the_configs():
+  assert recipe.taus(150) == [30, 6]
+  assert recipe.taus(16) == [4, 1]
+  assert recipe.taus(7) == [1]
+  assert recipe.taus(1) == []
+
+
+def test_longer_phases_win_unless_they_cost_something():
+  assert recipe.longest_good([found(100, 3.05), found(25, 3.009), found(5, 3.0)]).tau == 25
+  assert recipe.longest_good([found(100, math.inf), found(25, 3.5), found(5, 3.0)]).tau == 5
+  assert recipe.longest_good([found(100, math.inf), found(25, math.inf)]).tau == 100
+
+
+def test_a_table_names_what_diverged():
+  lines = recipe.table([found(8, 3.5, 'the config'), found(2, math.inf, 'tau 2')], found(8, 3.25, 'dense')).splitlines()
+  assert [line.split() for line in lines] == [
+    ['loss', 'less', 'dense', 'averaging', 'gap'], ['dense', '3.250'], ['the', 'config', '3.500', '+0.250', '+0.010'],
+    ['tau', '2', 'diverged', '+inf', '+0.010'],
+  ]  # fmt: skip
+
+
+class Planned:
+  """Losses by name, in place of runs."""
+
+  def __init__(self, losses: dict[str, float]):
+    self.losses, self.steps, self.ran, self.most = losses, 100, [], 0
+
+  def run(self, name, changes):
+    self.ran.append((name, dict(changes)))
+    return recipe.Found(name, dict(changes), self.losses[name], 0.0, changes.get('train.steps_per_phase', 50))
+
+
+def test_what_was_better_is_kept_by_what_comes_after():
+  s = settings.from_dict({'grid': {'a': 2}, 'train': {'steps_per_phase': 50, 'phases': 40}, 'pretrain': {'steps': 60}})
+  losses = {'the config': 4.0, 'averages by row': 3.5, 'tau 10': 3.3, 'tau 2': 3.295, 'dense': 3.6}
+  runs = Planned(losses | {'a third of the rate': 3.4})
+  best, candidates, dense = recipe.search(s, runs)
+  assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.most == len(candidates) + 1
+  assert dict(runs.ran)['a third of the rate'] == recipe.PLAIN | recipe.lasting(100, 10) | {
+    'train.learning_rate': s.inner.learning_rate / 3
+  }
+  assert recipe.advice(s, best) == recipe.PLAIN | recipe.lasting(2000, 10) | {'inner.decay_steps': 2060}
+  losses |= {'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 4.0, 'a third of the rate': 3.9}
+  best, *_ = recipe.search(s, Planned(losses))
+  assert recipe.advice(s, best) == {'train.learning_rate': s.inner.learning_rate / 3, 'inner.decay_steps': 2060}
+
+
+def start(*options: str) -> subprocess.CompletedProcess:
+  folder = str(pathlib.Path(recipe.__file__).parent.parent)
+  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': folder}
+  command = [sys.executable, '-m', 'dipaco_jax.recipe', *options]
+  return subprocess.run(command, env=env, capture_output=True, text=True, timeout=4 * tiny_run.PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    (['--workdir=x'], 'name a config'),
+    (['--config=tiny:dense', '--workdir=x'], 'one path'),
+    (['--config=tiny', '--workdir=x', '--steps=17'], '--steps=17 should be a multiple'),
+    (['--config=tiny', '--workdir=x', '--config.train.early_stopping=False'], 'early_stopping=False'),
+    (['--config=tiny', '--workdir=x', '--config.outer.rate=1'], '--config.outer.rate'),
+  ],
+)
+def test_wrong_options_are_told_before_any_work(options, words, tmp_path):
+  done = start(*[option.replace('=x', f'={tmp_path / "recipe"}') for option in options])
+  assert done.returncode == 2 and words in done.stderr and not (tmp_path / 'recipe').exists()
+
+
+@pytest.mark.slow
+def test_its_options_are_those_of_a_run_that_takes_its_base(tmp_path):
+  config, folder = tiny_run.write_config(tmp_path), tmp_path / 'recipe'
+  options = f'--config={config}', f'--workdir={folder}', '--steps=6'
+  done = start(*options)
+  assert done.returncode == 0, done.stderr
+  told = json.loads((folder / 'recipe.json').read_text())
+  names = [one['name'] for one in told['candidates']]
+  assert names == ['the config', 'averages by row', 'tau 1', 'a third of the rate']
+  assert all(math.isfinite(one['loss']) for one in [*told['candidates'], told['dense']])
+  again = start(*options)
+  assert again.stdout == done.stdout and not again.stderr  # nothing is run twice
+  said = tiny_run.run(config, tmp_path / 'run', *shlex.split(done.stdout.splitlines()[-1]))
+  assert 'pretrain 12/12' not in said and 'train 96/96' in said  # 4 paths of 24 steps, from its base
