@@ -7,15 +7,15 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
 
     METHOD        NUMBERS           what it is
     dense         steps, 1          one path, AdamW alone, so many times as many steps
-    batch         P                 the same at so many times the rows in a step: P workers, data parallel
     larger                          one larger path of a base of its own, the FLOPs of all P paths and their base
     diloco        P                 P workers on one model, documents dealt out at random
     flat          P or AxB          P models that share nothing, k-means
     dipaco        AxB               a lower level over axis a, an upper one over b, all else shared; k-means
     ends          AxB               the same with path-specific embedding, first and last blocks [4]
+    own           AxB               the lower half of the blocks over axis a, the upper half path-specific
+    blocks_own    AxB               all blocks path-specific, the embedding shared
     rerouted      AxB               dipaco, re-routed every W tokens while evaluating
     discriminative  AxB             the same, sharded anew by what the paths know
-    synchronous   AxB               dipaco with an exchange after every step, see `synchronous`
 
 Where NUMBERS is left out they are those of the size's own grid.
 """
@@ -57,7 +57,7 @@ SIZES = {
       pretrain=dict(steps=8, batch_size=4),
       train=dict(phases=4, steps_per_phase=2, batch_size=4, max_holdout_rows=8),
       inner=dict(learning_rate=1e-2, warmup_steps=4),
-      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),
       routing=dict(router_fraction=0.1, phases_per_round=1),
       evaluate=dict(batch_size=4),
       checkpoint=dict(every_steps=4),
@@ -77,7 +77,7 @@ SIZES = {
       pretrain=dict(steps=64, batch_size=16),
       train=dict(phases=4, steps_per_phase=8, batch_size=4, max_holdout_rows=8),
       inner=dict(learning_rate=4e-3, warmup_steps=16),
-      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),
       routing=dict(router_fraction=0.1, phases_per_round=1),
       evaluate=dict(batch_size=16),
       checkpoint=dict(every_steps=500),
@@ -227,6 +227,12 @@ def own(c: ConfigDict, size: Size, numbers: Numbers):
   c.levels = (('shared', 'embed|final_norm', ()), ('low', blocks(low), ('a',)), ('own', blocks(high), ('a', 'b')))
 
 
+def blocks_own(c: ConfigDict, size: Size, numbers: Numbers):
+  """Path-specific: all blocks."""
+  dipaco(c, size, numbers)
+  c.levels = (('shared', 'embed|final_norm', ()), ('own', 'block_', ('a', 'b')))
+
+
 def rerouted(c: ConfigDict, size: Size, numbers: Numbers):
   """Costs an evaluation of all router data and validation documents under all paths."""
   dipaco(c, size, numbers)
@@ -257,5 +263,5 @@ def blocks(numbers: list[int]) -> str:
 
 
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
-  f.__name__: f for f in (dense, larger, diloco, flat, dipaco, ends, own, rerouted, discriminative)
+  f.__name__: f for f in (dense, larger, diloco, flat, dipaco, ends, own, blocks_own, rerouted, discriminative)
 }

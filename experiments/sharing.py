@@ -27,8 +27,10 @@ def rows(size: str) -> list[Row]:
     row('product', 'product k-means', routing__method='product_kmeans'),
     row('random', 'random shards', routing__method='random'),
     row('equal', 'k-means, paths weigh alike', outer__reweigh=False),
-    row('ends', 'path-specific ends [4]', 'ends'),
+    row('by_shard', 'k-means, paths weigh as their shards in every row', outer__row_weights=False),
+    row('ends', 'path-specific embedding (and, of more than two blocks, the outer ones)', 'ends'),
     row('own', 'path-specific upper blocks', 'own'),
+    row('blocks', 'all blocks path-specific', 'blocks_own'),
     row('own_alike', 'path-specific upper blocks, paths that meet are alike', 'own', routing__arrange='alike'),
     Row('flat', 'nothing shared (flat MoE)', 'flat', alone),
   ]
