@@ -14,6 +14,7 @@ from tau import STEPS, TAUS
 
 def rows(size: str) -> list[Row]:
   lasting = config.lasting(size, STEPS[size], TAUS[size][0])
+  by_row = config.get_config(f'{size},dipaco').outer.row_weights
   alone = config.lasting(size, STEPS[size], config.SIZES[size].alone)
 
   def row(name: str, title: str, method: str = 'dipaco', **changes):
@@ -27,7 +28,7 @@ def rows(size: str) -> list[Row]:
     row('product', 'product k-means', routing__method='product_kmeans'),
     row('random', 'random shards', routing__method='random'),
     row('equal', 'k-means, paths weigh alike', outer__reweigh=False),
-    row('by_shard', 'k-means, paths weigh as their shards in every row', outer__row_weights=False),
+    row('rows', f'k-means, {"without" if by_row else "with"} row weights', outer__row_weights=not by_row),
     row('ends', 'path-specific embedding (and, of more than two blocks, the outer ones)', 'ends'),
     row('own', 'path-specific upper blocks', 'own'),
     row('blocks', 'all blocks path-specific', 'blocks_own'),
