@@ -18,7 +18,7 @@ SET_UP = (
   '--config=configs/tiny.py --workdir=runs/tiny',
   "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest -q",
 )
-COMMANDS = ('main', 'status', 'generate', 'serve', 'export', 'harness', 'report', 'inspect')
+COMMANDS = ('main', 'recipe', 'status', 'generate', 'serve', 'export', 'harness', 'report', 'inspect')
 FILES = {'inspect': 'inspection'}
 
 
@@ -72,10 +72,10 @@ def test_what_a_run_leaves_is_explained(undisturbed):
   assert {path.name for path in undisturbed.iterdir()} == explained
 
 
-START, KINDS, ROUTERS, _ = blocks('python')
+START, KINDS, ROUTERS, EXCHANGES, _ = blocks('python')
 
 
-@pytest.mark.parametrize('kind', ['', *f'{KINDS}\n{ROUTERS}'.strip().split('\n\n')], ids=lambda kind: kind[2:30])
+@pytest.mark.parametrize('kind', ['', *f'{KINDS}\n{ROUTERS}\n{EXCHANGES}'.strip().split('\n\n')], ids=lambda kind: kind[2:30])
 def test_configs(kind):
   space: dict = {}
   exec(START, space)
