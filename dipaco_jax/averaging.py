@@ -14,8 +14,9 @@ from collections.abc import Sequence
 MARK = b'"averaging_gap": '  # of rows that have it
 LARGE = 0.1  # nats a token, in the mean over paths: a perplexity 10% higher
 ADVICE = (
-  'shorter phases (--config.train.steps_per_phase), a lower --config.inner.learning_rate or modules that fewer paths '
-  'share (--config.levels) would lose less'
+  'shorter phases (--config.train.steps_per_phase), another outer step (--config.outer), a lower rate of the paths '
+  '(--config.train.learning_rate) or modules that fewer paths share (--config.levels) would lose less: '
+  'python -m dipaco_jax.recipe finds out'
 )
 
 

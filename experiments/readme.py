@@ -15,6 +15,7 @@ import config
 import methods
 import paths
 import pretrained
+import router
 import runs
 import sharing
 import sizes
@@ -23,7 +24,7 @@ import tune
 
 from dipaco_jax import progress
 
-MODULES = tune, methods, paths, sizes, tau, pretrained, sharing
+MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing
 TABLES = [module.TABLE for module in MODULES]
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ ]+)+) -->[^<]*<!-- / -->')

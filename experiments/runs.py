@@ -182,6 +182,7 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'text_tokens': sum(json.loads((workdir(run, folder) / 'shards' / '0' / 'meta.json').read_text())['shard_tokens']),
     'forgetting': forgetting(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
+    'routers': scores.routers(workdir(run, folder), run.settings) if scored else None,
   }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Labels without scoring all paths, tried on the scores that a run's first round of re-sharding has kept."""
+"""What a router can gain, and labels without scoring all paths: tried on the scores that a run's first round keeps."""
 
 import math
 import pathlib
@@ -9,6 +9,8 @@ import numpy as np
 from dipaco_jax import labels, sequences, settings, shards
 
 SWEEPS = 8
+PENALTIES = (1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger
+HIDDEN = 64
 
 
 def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -49,4 +51,39 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
       'regret': labels.regret(scores_NP, of.paths),
     }
     for name, of in found.items()
+  }  # fmt: skip
+
+
+def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, float]]:
+  """Of each router, on a part of the router data that no fit has seen: how often it names the best path, and its value.
+
+  The value is the mean log-likelihood that its paths give a sequence less that of the sequence's best path, nats: 0 is
+  the best there is. `logistic` is the best of several penalties, which favours it; so is `mlp`.
+  """
+  from sklearn import linear_model, neural_network  # comes with .[test] only
+
+  scores_NP, first_N, documents_N, kept = read(workdir, s)
+  z_ND = np.load(workdir / 'features' / 'train.npy')[kept].astype(np.float64)
+  held_N = shards.drawn(documents_N, s.seed, 0.2, 'tested')
+  best_N, regret_NP = scores_NP.argmax(axis=1), scores_NP - scores_NP.max(axis=1, keepdims=True)
+  x_ND = (z_ND - z_ND[~held_N].mean(0)) / z_ND[~held_N].std(0)
+
+  def judge(paths_N) -> dict[str, float]:
+    values_N = np.take_along_axis(regret_NP[held_N], paths_N[:, None], axis=1)
+    return {'accuracy': float(np.mean(paths_N == best_N[held_N])), 'value': float(values_N.mean())}
+
+  def best_of(fits) -> dict[str, float]:
+    found = [judge(fit.fit(x_ND[~held_N], best_N[~held_N]).predict(x_ND[held_N])) for fit in fits]
+    return max(found, key=lambda one: one['value'])
+
+  mlps = [neural_network.MLPClassifier((HIDDEN,), alpha=a, max_iter=500, random_state=0) for a in (1e-2, 1.0, 10.0)]
+  return {
+    'first': judge(first_N[held_N]),
+    'single': judge(np.full(held_N.sum(), regret_NP[~held_N].mean(0).argmax())),
+    'random': {'accuracy': 1 / scores_NP.shape[1], 'value': float(regret_NP[held_N].mean())},
+    'logistic': best_of(linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES),
+    'mlp': best_of(mlps),
+    'ascent': judge(labels.coordinate_ascent(
+      lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
+    ).paths[held_N]),
   }  # fmt: skip
