@@ -1,12 +1,12 @@
-"""How often paths should exchange, how, and at what learning rate: found by short runs from the config's own base.
+"""How often paths should exchange, how, and at what learning rate: found by short runs of a config.
 
     python -m dipaco_jax.recipe --config=configs/text.py --workdir=runs/recipe --config.data.train='books/*.txt'
 
-Trains the base, or takes one with --reuse, and from it a few phases of each candidate, in folders of their own inside
---workdir: first the outer step of the config against averages by row (outer.py), then shorter phases, then a third of
-the learning rate; beside them the base alone, trained on as one dense path. Each is judged by its loss on the paths'
-hold-outs just after an outer step, weighted by their shards' tokens. Prints the options that did best. The same command
-again goes on.
+Trains a base, and from it a few phases of each candidate, in folders of their own inside --workdir: first the outer
+step of the config against averages by row (outer.py), then shorter phases, then a third of the learning rate; beside
+them the base alone, trained on as one dense path. The cosine ends with each: what a large step costs at once, and gains
+later, is then known. Candidates are judged by the loss on the paths' hold-outs after the last outer step, weighted by
+their shards' tokens. Prints the options that did best. The same command again goes on.
 """
 
 import json
@@ -23,7 +23,9 @@ from absl import flags
 
 from dipaco_jax import averaging, checkpoint, command, config_file, metrics, seals, settings
 
+PHASES, SHARE = 4, 0.05  # of the config: a short run has so many phases at least, and such a part of them
 TOLERANCE = 0.01  # nats a token that longer phases may cost, for what they save in exchanges
+FIRST = 'the-config'
 SHORTER = (4, 16)  # times, than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': True}
 ALONE = {'grid': {}, 'levels': (('all', '.*', ()),), 'routing.method': 'single', 'outer.row_weights': False}
@@ -45,9 +47,9 @@ class Found(NamedTuple):
 
 
 def base_changes(s: settings.Settings, steps: int) -> dict[str, Any]:
-  """What all candidates have: a few phases of the schedule of the whole run, without rounds of re-sharding."""
+  """What all candidates have: a few phases, with whose last step the cosine ends, and no rounds of re-sharding."""
   first = {'routing.method': s.routing.first} if s.routing.method == 'discriminative' else {}
-  return BARE | first | {'inner.decay_steps': s.decay_steps, **lasting(steps, s.train.steps_per_phase)}
+  return BARE | first | {'inner.decay_steps': s.pretrain.steps + steps, **lasting(steps, s.train.steps_per_phase)}
 
 
 def lasting(steps: int, tau: int) -> dict[str, int]:
@@ -104,7 +106,7 @@ class Search:
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Found:
     """Raises SystemExit where a run was stopped, or its input is wrong."""
-    folder = self.workdir / name.replace(' ', '-').replace(',', '').replace('/', '-')
+    folder = self.workdir / name.replace(' ', '-')
     if not (folder / 'stages' / 'evaluate.json').exists():
       print(f'[{len(self.done) + 1}/{self.most}] {name}', file=sys.stderr, flush=True)
       other = self.reuse or (str(self.done[0]) if self.done else '')
@@ -125,7 +127,9 @@ def search(s: settings.Settings, runs: Search) -> tuple[Found, list[Found], Foun
   tau, steps = s.train.steps_per_phase, runs.steps
   is_plain = all(getattr(s.outer, field.split('.')[1]) == value for field, value in PLAIN.items())
   runs.most = 4 - is_plain + len(taus(tau))
-  best = runs.run('the config', {})
+  share = runs.most * steps / (s.train.phases * tau)
+  print(f'{runs.most} short runs, with {share:.0%} of the steps of the run itself; fewer with --steps', file=sys.stderr)
+  best = runs.run(FIRST.replace('-', ' '), {})
   found = [best]
 
   def try_it(name: str, changes: Mapping[str, Any]) -> Found:
@@ -141,10 +145,9 @@ def search(s: settings.Settings, runs: Search) -> tuple[Found, list[Found], Foun
 
 
 def advice(s: settings.Settings, best: Found) -> dict[str, Any]:
-  """The options of the whole run: as many steps as the config has, the base's schedule stated."""
+  """The options of the whole run: as many steps as the config has."""
   steps = s.train.phases * s.train.steps_per_phase
-  whole = best.changes | lasting(steps, best.tau) if best.tau != s.train.steps_per_phase else best.changes
-  return whole | {'inner.decay_steps': s.decay_steps}
+  return best.changes | (lasting(steps, best.tau) if best.tau != s.train.steps_per_phase else {})
 
 
 def main():
@@ -157,7 +160,7 @@ def main():
     raise ValueError('config.grid has one path, which exchanges nothing: there is nothing to find')
   if not s.train.early_stopping:
     raise ValueError('config.train.early_stopping=False holds no rows back, by which candidates are judged')
-  steps = f.steps or 2 * tau
+  steps = f.steps or tau * max(PHASES, math.ceil(s.train.phases * SHARE))
   if steps % tau:
     raise ValueError(f'--steps={steps} should be a multiple of config.train.steps_per_phase={tau}')
   options = [f'--config={f.config}', *(f'--config.{o.name}={o.text}' for o in OVERRIDES)]
@@ -166,11 +169,11 @@ def main():
   chosen = advice(s, best)
   report = {'steps': steps, 'dense': dense._asdict(), 'candidates': [one._asdict() for one in found], 'options': chosen}
   checkpoint.write_json(workdir / 'recipe.json', metrics.plain(report))
-  words = shlex.join(f'--config.{name}={value}' for name, value in chosen.items())
+  words = shlex.join([*(f'--config.{name}={value}' for name, value in chosen.items()), f'--reuse={workdir / FIRST}'])
   print(f'loss on hold-outs after {steps} steps, nats a token\n\n{table(found, dense)}\n')
   if not best.loss < dense.loss:
     print('no candidate is below the dense path yet: paths need more steps, text that differs more, or a longer base')
-  print(f'{words} --reuse={workdir / "the-config"}')
+  print(words)
 
 
 OVERRIDES: list[config_file.Override] = []
@@ -179,7 +182,7 @@ if __name__ == '__main__':
   flags.DEFINE_string('config', None, 'As for main: a file, or a config that comes with this, and its fields.')
   flags.DEFINE_string('workdir', None, 'Where the short runs are kept; made if it is not there.')
   flags.DEFINE_string('reuse', '', 'A run whose base and shards are taken, as far as its settings are these.')
-  flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default two phases of the config.', lower_bound=0)
+  flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default 4 phases or 5% of all.', lower_bound=0)
   try:
     sys.argv[1:], OVERRIDES[:] = config_file.split(sys.argv[1:])
   except ValueError as e:

@@ -75,7 +75,10 @@ def test_what_a_run_leaves_is_explained(undisturbed):
 START, KINDS, ROUTERS, EXCHANGES, _ = blocks('python')
 
 
-@pytest.mark.parametrize('kind', ['', *f'{KINDS}\n{ROUTERS}\n{EXCHANGES}'.strip().split('\n\n')], ids=lambda kind: kind[2:30])
+CHANGES = '\n'.join([KINDS, ROUTERS, EXCHANGES]).strip().split('\n\n')
+
+
+@pytest.mark.parametrize('kind', ['', *CHANGES], ids=lambda kind: kind[2:30])
 def test_configs(kind):
   space: dict = {}
   exec(START, space)
