@@ -145,6 +145,11 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
 
 def main(table: Table, prepare: Callable[[str], None] = lambda size: None):
   """Of a table's script; `prepare(size)` makes what its rows start from."""
+  define_flags()
+  command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results), prepare))
+
+
+def define_flags():
   flags.DEFINE_enum('size', 'micro', list(config.SIZES), 'How large the runs are, see config.py.')
   flags.DEFINE_list('seeds', ['0'], 'A run of every row for each.')
   flags.DEFINE_list('rows', [], 'Run these rows only; none: all.')
@@ -153,7 +158,6 @@ def main(table: Table, prepare: Callable[[str], None] = lambda size: None):
   flags.DEFINE_string('validation', '', 'Validation text, likewise.')
   flags.DEFINE_string('workdir', 'runs/experiments', 'Where the runs are.')
   flags.DEFINE_string('results', str(RESULTS), 'Where tables and their pictures are.')
-  command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results), prepare))
 
 
 def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], None]) -> int:

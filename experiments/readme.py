@@ -12,6 +12,7 @@ import sys
 import claims
 import common
 import config
+import downstream
 import methods
 import paths
 import pretrained
@@ -24,7 +25,7 @@ import tune
 
 from dipaco_jax import progress
 
-MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing
+MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream
 TABLES = [module.TABLE for module in MODULES]
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ ]+)+) -->[^<]*<!-- / -->')

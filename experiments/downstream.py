@@ -1,0 +1,136 @@
+"""(8) Downstream: small tasks made of validation text, scored through the LM Evaluation Harness, by kind of text.
+
+`next`: which of four pieces goes on from the beginning of a document; the other three are from other documents of its
+kind. `word`: which of four words does. The runs are those of table (1), whose workdirs have to be there; the base is
+the dense run's before any phase. Needs `pip install -e '.[harness]'`.
+"""
+
+import gzip
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import common
+import methods
+import pictures
+import runs
+from absl import flags
+from common import Column
+from runs import Row
+
+from dipaco_jax import command
+
+METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'dense_px')
+CONTEXT, PIECE, CHOICES = 200, 100, 4  # characters; pieces to choose from
+TASK = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: "{file}"}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{answers}}}}"
+doc_to_target: "{{{{right}}}}"
+target_delimiter: ""
+metric_list: [{{metric: acc_norm, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+def rows(size: str) -> list[Row]:
+  found = {row.name: row for row in methods.rows(size)}
+  return [found['dense']._replace(name='base', title='base'), *(found[name] for name in METHODS)]
+
+
+def pieces(text: str) -> tuple[str, str, str] | None:
+  """A document's beginning, the piece that follows, and the word that does; None where it is too short."""
+  cut = text.find(' ', CONTEXT)
+  end = text.find(' ', cut + PIECE)
+  word = text.find(' ', cut + 1)
+  return (text[:cut], text[cut:end], text[cut:word]) if 0 < cut < end and word > 0 else None
+
+
+def questions(lines, seed: int = 0) -> dict[str, list[dict]]:
+  """{'next' or 'word': questions, with the kind of each}."""
+  by_kind: dict[str, list[tuple[str, str, str]]] = {}
+  for line in lines:
+    document = json.loads(line)
+    if found := pieces(document['text']):
+      by_kind.setdefault(document['domain'], []).append(found)
+  rng, made = random.Random(seed), {'next': [], 'word': []}
+  for kind, documents in sorted(by_kind.items()):
+    for i, (context, *right) in enumerate(documents):
+      for name, answer, part in zip(made, right, (1, 2), strict=True):
+        others = sorted({other[part] for j, other in enumerate(documents) if j != i} - {answer})
+        if len(others) >= CHOICES - 1:
+          answers = [answer, *rng.sample(others, CHOICES - 1)]
+          rng.shuffle(answers)
+          question = {'question': context, 'answers': answers, 'right': answers.index(answer), 'kind': kind}
+          made[name].append(question)
+  return made
+
+
+def write_tasks(validation: str, folder: pathlib.Path) -> list[str]:
+  """A task for each kind of question and of text; their names."""
+  with gzip.open(validation, 'rt') as lines:
+    made = questions(lines)
+  names = []
+  for name, asked in made.items():
+    for kind in sorted({question['kind'] for question in asked}):
+      task = f'{name}_{kind}'
+      mine = [question for question in asked if question['kind'] == kind]
+      (folder / f'{task}.jsonl').write_text(''.join(json.dumps(question) + '\n' for question in mine))
+      (folder / f'{task}.yaml').write_text(TASK.format(name=task, file=folder / f'{task}.jsonl'))
+      names.append(task)
+  return names
+
+
+def score(workdir: pathlib.Path, tasks: list[str], folder: pathlib.Path, is_base: bool) -> dict[str, float]:
+  """{task: accuracy}, and means over kinds by `next` and `word`."""
+  out = folder / 'out.json'
+  line = [f'--workdir={workdir}', f'--tasks={",".join(tasks)}', f'--include_path={folder}', f'--out={out}']
+  version = ['--version=0'] if is_base else []
+  subprocess.run([sys.executable, '-m', 'dipaco_jax.harness', *line, *version, '--batch_size=32'], check=True)
+  found = {task: scores['acc_norm,none'] for task, scores in json.loads(out.read_text()).items()}
+  for name in ('next', 'word'):
+    mine = [accuracy for task, accuracy in found.items() if task.startswith(name)]
+    found[name] = sum(mine) / len(mine)
+  return found
+
+
+COLUMNS = (
+  Column('next piece, mean of kinds', 'downstream.next', '.3f'),
+  Column('less dense, by seed', 'downstream.next', '+.3f', 'dense'),
+  Column('next word, mean of kinds', 'downstream.word', '.3f'),
+  Column('less dense, by seed ', 'downstream.word', '+.3f', 'dense'),
+  Column('next piece of German law', 'downstream.next_law_de', '.3f'),
+  Column('perplexity', 'perplexity'),
+)
+
+TABLE = common.Table('downstream', 'Tasks made of validation text', rows, COLUMNS, pictures.dots)
+
+
+def main() -> int:
+  f = flags.FLAGS
+  folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
+  results = common.read(TABLE, f.size, folder)
+  with tempfile.TemporaryDirectory() as scratch:
+    tasks = write_tasks(f.validation, pathlib.Path(scratch))
+    for seed in map(int, f.seeds):
+      for row in rows(f.size):
+        run = runs.make(f.size, row, seed, f.data, f.validation)
+        if (row.name, seed) in results or (f.rows and row.name not in f.rows):
+          continue
+        if not runs.is_finished(run, workdirs):
+          raise ValueError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
+        found = score(runs.workdir(run, workdirs), tasks, pathlib.Path(scratch), row.name == 'base')
+        results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'downstream': found}
+        common.write(TABLE, f.size, folder, results)
+  print(f'{TABLE.title}\n\n{common.to_markdown(TABLE, f.size, results)}')
+  return 0
+
+
+if __name__ == '__main__':
+  common.define_flags()
+  command.run(main)
