@@ -47,6 +47,7 @@ def tolerance(made):
   return 1.33 * 8**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * small.ROWS * small.LENGTH)
 
 
+@pytest.mark.slow
 def test_rows_that_lie_on_several_devices_weigh_as_whole_ones():
   made, found, *_ = trained('states sharded inside a path', True)
   assert any(dim not in (None, 0) for dim in made.dims.values())
