@@ -214,6 +214,7 @@ def run_role(settings: settings_lib.Settings):
   if FLAGS.backup and FLAGS.role != 'worker':
     raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
   url = roles.check(FLAGS.registry, FLAGS.share)
+  roles.check_settings(settings)
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   if FLAGS.parent:

@@ -56,6 +56,16 @@ OWNER = 'registry.id'  # in storage: which registry knows what is there
 ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
+def check_settings(settings: settings_lib.Settings):
+  """Raises ValueError for what islands cannot do."""
+  if settings.outer.lost:
+    raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
+  if settings.outer.row_weights:
+    raise ValueError(
+      'config.outer.row_weights is for a run in one job: what islands send has no second moments; leave it out'
+    )
+
+
 def run_role(
   role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
   is_backup: bool = False, resumes: bool = True,
@@ -68,12 +78,6 @@ def run_role(
     ValueError: another config began this run, or the database or the place cannot be used.
     Diverged: it is no use to go on.
   """
-  if settings.outer.lost:
-    raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
-  if settings.outer.row_weights:
-    raise ValueError(
-      'config.outer.row_weights is for a run in one job: what islands send has no second moments; leave it out'
-    )
   hosts = Hosts()
   if role != 'worker' and not hosts.alone:
     raise ValueError(f'--distributed is for workers, of several hosts; --role={role} is one process')

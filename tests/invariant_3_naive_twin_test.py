@@ -48,7 +48,10 @@ def base_state(params):
 
 
 ALL = [*((case, 1) for case in CASES), ('row weights', 4), ('three axes', 4), ('sampled', 4), ('lost', 4)]
-SLOW = ('three axes', 4), ('row weights', 1), ('row weights, sampled', 1), ('sampled', 1), ('lost', 1), ('momentum', 1), ('inherited once', 1)
+SLOW = [
+  ('three axes', 4), ('row weights', 1), ('row weights, sampled', 1), ('sampled', 1), ('lost', 1), ('momentum', 1),
+  ('inherited once', 1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize('case, devices', slow.but(ALL, *SLOW))

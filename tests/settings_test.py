@@ -165,6 +165,10 @@ SEQIO = {'source': 'seqio', 'name': 'my_task'}
   [
     ({'inner': {'final_fraction': 1.5}}, 'config.inner.final_fraction=1.5 should be 1 (a constant rate) or below'),
     ({'inner': {'learning_rate': math.nan}}, 'config.inner.learning_rate=nan should be a finite number'),
+    (
+      {'outer': {'row_weights': True}, 'inner': {'optimizer': 'sgd'}},
+      "config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'",
+    ),
     ({'outer': {'learning_rate': math.inf}}, 'config.outer.learning_rate=inf should be a finite number'),
     ({'pretrain': {'batch_size': 0}}, 'config.pretrain.batch_size=0 should be above 0'),
     ({'train': {'batch_size': 0}}, 'config.train.batch_size=0 should be above 0'),
