@@ -37,7 +37,8 @@ def rows(size: str) -> list[Row]:
   def row(name: str, title: str, method: str, tau: int, times: int = 1):
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau}
-    return Row(name, title, method, lasting | {'pretrain.init': BASE, 'pretrain.steps': 0})
+    base = {'pretrain.init': BASE, 'pretrain.steps': 0, 'tokenizer.model_file': f'{BASE}/tokenizer.model'}
+    return Row(name, title, method, lasting | base)
 
   return [
     row('dense', 'dense, trained on', 'dense', seldom),
