@@ -1,8 +1,8 @@
 """(8) Downstream: small tasks made of validation text, scored through the LM Evaluation Harness, by kind of text.
 
 `next`: which of four pieces goes on from the beginning of a document; the other three are from other documents of its
-kind. `word`: which of four words does. The runs are those of table (1), whose workdirs have to be there; the base is
-the dense run's before any phase. Needs `pip install -e '.[harness]'`.
+kind. `word`: which of four words does. The runs are those of table (1), whose workdirs have to be there. Needs
+`pip install -e '.[harness]'`.
 """
 
 import gzip
@@ -40,7 +40,7 @@ metric_list: [{{metric: acc_norm, aggregation: mean, higher_is_better: true}}]
 
 def rows(size: str) -> list[Row]:
   found = {row.name: row for row in methods.rows(size)}
-  return [found['dense']._replace(name='base', title='base'), *(found[name] for name in METHODS)]
+  return [found[name] for name in METHODS]
 
 
 def pieces(text: str) -> tuple[str, str, str] | None:
@@ -86,12 +86,11 @@ def write_tasks(validation: str, folder: pathlib.Path) -> list[str]:
   return names
 
 
-def score(workdir: pathlib.Path, tasks: list[str], folder: pathlib.Path, is_base: bool) -> dict[str, float]:
+def score(workdir: pathlib.Path, tasks: list[str], folder: pathlib.Path) -> dict[str, float]:
   """{task: accuracy}, and means over kinds by `next` and `word`."""
   out = folder / 'out.json'
   line = [f'--workdir={workdir}', f'--tasks={",".join(tasks)}', f'--include_path={folder}', f'--out={out}']
-  version = ['--version=0'] if is_base else []
-  subprocess.run([sys.executable, '-m', 'dipaco_jax.harness', *line, *version, '--batch_size=32'], check=True)
+  subprocess.run([sys.executable, '-m', 'dipaco_jax.harness', *line, '--batch_size=32'], check=True)
   found = {task: scores['acc_norm,none'] for task, scores in json.loads(out.read_text()).items()}
   for name in ('next', 'word'):
     mine = [accuracy for task, accuracy in found.items() if task.startswith(name)]
@@ -124,7 +123,7 @@ def main() -> int:
           continue
         if not runs.is_finished(run, workdirs):
           raise ValueError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
-        found = score(runs.workdir(run, workdirs), tasks, pathlib.Path(scratch), row.name == 'base')
+        found = score(runs.workdir(run, workdirs), tasks, pathlib.Path(scratch))
         results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'downstream': found}
         common.write(TABLE, f.size, folder, results)
   print(f'{TABLE.title}\n\n{common.to_markdown(TABLE, f.size, results)}')
