@@ -63,6 +63,11 @@ def check(s):
     raise ValueError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise ValueError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
+  if s.outer.row_weights and s.outer.rescale:
+    raise ValueError(
+      'config.outer.row_weights goes with config.outer.rescale=False: a row that one path alone has moved would go '
+      'further than that path'
+    )
   _check_schedule(s, num_paths)
 
 

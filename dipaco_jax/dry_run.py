@@ -145,10 +145,11 @@ def bytes_on_chip(tree) -> int:
 def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
   """A chip's HBM at its fullest, and by kind while a path trains."""
   a, turns = arguments(made), len(made.placement.turns())
+  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()  # of the state, by `finish` itself
   waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
   held = {
     'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting,
-    'finish': bytes_on_chip((a.outer, a.state)) + waiting,
+    'finish': bytes_on_chip((a.outer, a.state)) - bytes_on_chip(taken) + waiting,
     'outer': bytes_on_chip(a.state) + waiting,
     'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting,
   }

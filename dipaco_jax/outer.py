@@ -14,12 +14,13 @@ gradients there have been, which their AdamW knows: v^ is its second moment, eps
 elements.
 
     s_{i,r} = sqrt(mean v^_{i,r}) + epsilon
-    Delta_r = sum_i w_i s_{i,r} (old - new_i)_r / sum_i w_i s_{i,r}  [* sqrt(number of those paths)]
+    Delta_r = sum_i w_i s_{i,r} (old - new_i)_r / sum_i w_i s_{i,r}
 
 AdamW divides each path's gradients by about s before they are averaged: a row that one path needs, as the embedding of
 a word of its language, moves as far in the paths that hardly know it, by noise, and the mean of all undoes what the one
 has learned. Times s, moves are gradients again, and their sum is divided once, as data-parallel AdamW would. Not in the
-papers; weighting by the diagonal of Fisher's information, in merging models, is akin to it (arXiv 2111.09832).
+papers; weighting by the diagonal of Fisher's information, in merging models, is akin to it (arXiv 2111.09832). The
+cosines between outer gradients are then those of moves times s.
 """
 
 import math
@@ -167,14 +168,15 @@ def cosine(paths: jax.Array, square_of_sum: jax.Array, sum_of_squares: jax.Array
   return jnp.where(paths > 1, mean, jnp.nan)
 
 
-def exchanged_bytes(layout: Layout, shapes, active: float) -> int:
+def exchanged_bytes(layout: Layout, shapes, active: float, row_weights: bool = False) -> int:
   """What an outer step of `active` paths (their mean, where they are sampled) sends. Arithmetic.
 
   Each path sends its copy of every module it shares, and receives the new one; path-specific modules (P_{l,e} = 1) are
-  not exchanged.
+  not exchanged. With `row_weights` it sends one number a row beside its copy.
   """
-  shared = (name for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1)
-  return round(active * sum(2 * 4 * math.prod(shapes[name].shape) for name in shared))
+  shared = [shapes[name].shape for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1]
+  rows = sum(shape[0] for shape in shared) if row_weights else 0
+  return round(active * 4 * (2 * sum(map(math.prod, shared)) + rows))
 
 
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:

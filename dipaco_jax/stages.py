@@ -165,7 +165,7 @@ def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[s
     'phases': job.phases, 'steps': job.phases * job.steps_per_phase, 'train_tokens': tokens, 'tokens_per_s': rate,
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, job.phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
-    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard),
+    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
     'peak_memory_bytes': metrics.device_peak_bytes(devices) or metrics.process_peak_bytes(),
     'train_flops': flops * tokens,

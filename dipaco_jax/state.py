@@ -5,7 +5,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +66,27 @@ class State:
   def arrays(self) -> dict[str, Any]:
     """What a checkpoint holds: nothing that `begin` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
-    kept |= {'gathered': self.gathered} if self.record.turn else {}
+    kept |= {'gathered': _as_kept(self.gathered)} if self.record.turn else {}
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
     return kept | ({'params': self.params} if self.params is not None else {})
+
+
+class Plain(NamedTuple):
+  """What is gathered, as checkpoints have it where paths weigh alike in all rows."""
+
+  sums: Any
+  squares: Any
+  moved: Any
+  excluded: Any
+
+
+def _as_kept(gathered: programs_lib.Gathered) -> Any:
+  """Without `masses`, which some versions do not know, where there are none."""
+  return gathered if gathered.masses else Plain(*gathered[:4])
+
+
+def _as_gathered(kept: Any) -> programs_lib.Gathered:
+  return programs_lib.Gathered(kept.sums, kept.squares, kept.moved, kept.excluded, getattr(kept, 'masses', {}))
 
 
 def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
@@ -110,7 +128,7 @@ def restore(
   if found is None:
     return None
   arrays, meta = found
-  gathered = arrays['gathered'] if 'gathered' in arrays else _zeros(programs)
+  gathered = _as_gathered(arrays['gathered']) if 'gathered' in arrays else _zeros(programs)
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:

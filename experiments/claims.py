@@ -3,8 +3,9 @@
     <!-- lower TABLE ROW OTHER [FIELD] -->1.23 ± 0.10<!-- / -->
 
 Differences are taken seed by seed, between runs of the same text; behind ± is the standard error of their mean. A claim
-that one row is lower or higher than another needs a difference above twice that, of two seeds or more; a claim that two
-are level needs one below. `figure` claims nothing, and may be of one seed.
+that one row is lower or higher than another needs a difference that is above chance with 95% by Student's t, of two
+seeds or more, and above twice the standard error; `unclear` is for a difference that is not. All seeds share one
+validation text, whose own chance is not in these. `figure` claims nothing, and may be of one seed.
 """
 
 import math
@@ -14,24 +15,24 @@ from collections.abc import Sequence
 import common
 from common import Column, Results
 
-SURE = 2.0  # standard errors
+SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # standard errors by seeds; with more seeds 2
 
 
-def difference(results: Results, row: str, other: str, field: str) -> tuple[float, float]:
-  """The mean over seeds of ROW less OTHER, and its standard error; inf with one seed."""
+def difference(results: Results, row: str, other: str, field: str) -> tuple[float, float, float]:
+  """The mean over seeds of ROW less OTHER, its standard error, and what it has to be above; inf with one seed."""
   found = common.figures(results, row, Column('', field, against=other))
   if not found:
     raise ValueError(f'there are no two runs of {row} and {other} that have {field}')
   error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
-  return statistics.fmean(found), error
+  return statistics.fmean(found), error, SURE.get(len(found), 2.0) * error
 
 
 def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
   """By how much ROW is lower than OTHER."""
-  mean, error = difference(results, row, other, field)
-  if not mean < -SURE * error:
+  mean, error, sure = difference(results, row, other, field)
+  if not mean < -sure:
     raise ValueError(f'{row} is not lower than {other} in {field}: {mean:+.3g} ± {error:.2g}')
-  return f'{-mean:.2f} ± {error:.2f}'
+  return f'{-mean:.{places(mean)}f} ± {error:.{places(mean)}f}'
 
 
 def higher(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -39,12 +40,17 @@ def higher(results: Results, row: str, other: str, field: str = 'perplexity') ->
   return lower(results, other, row, field)
 
 
-def level(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
+def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
   """The difference of two rows that the seeds do not tell apart."""
-  mean, error = difference(results, row, other, field)
-  if not abs(mean) <= SURE * error < math.inf:
-    raise ValueError(f'{row} and {other} are not level in {field}: {mean:+.3g} ± {error:.2g}')
-  return f'{mean:+.2f} ± {error:.2f}'
+  mean, error, sure = difference(results, row, other, field)
+  if not abs(mean) <= sure < math.inf:
+    raise ValueError(f'{row} and {other} are told apart in {field}: {mean:+.3g} ± {error:.2g}')
+  return f'{mean:+.{places(mean)}f} ± {error:.{places(mean)}f}'
+
+
+def places(mean: float) -> int:
+  """Decimals that show two digits of a small difference."""
+  return 2 if abs(mean) >= 0.1 or not mean else 3
 
 
 def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.2f') -> str:
@@ -64,7 +70,7 @@ def percent(results: Results, row: str, other: str, field: str = 'perplexity') -
   return f'{100 * statistics.fmean(mine) / statistics.fmean(others):.1f}%'
 
 
-KINDS = {f.__name__: f for f in (lower, higher, level, figure, percent)}
+KINDS = {f.__name__: f for f in (lower, higher, unclear, figure, percent)}
 
 
 def render(words: Sequence[str], results: Results) -> str:

@@ -169,8 +169,7 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
     raise ValueError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
   planned = [runs.make(size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in rows]
   results, known = read(table, size, folder), read_all(size, folder)
-  if any(r['text'] != planned[0].text for r in results.values()):
-    raise ValueError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
+  check_text(table, size, folder, results, planned[0])
   results |= {(p.row.name, p.seed): known[p.key] | {'row': p.row.name} for p in planned if p.key in known}
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
@@ -181,6 +180,12 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
   if failed:
     print(f'failed: {"; ".join(failed)}', file=sys.stderr)
   return int(bool(failed))
+
+
+def check_text(table: Table, size: str, folder: pathlib.Path, results: Results, planned: runs.Run):
+  """Raises ValueError where what is there is of another text."""
+  if any(r['text'] != planned.text for r in results.values()):
+    raise ValueError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
 
 
 def run_missing(

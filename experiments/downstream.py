@@ -9,6 +9,7 @@ import gzip
 import json
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,8 +48,8 @@ def pieces(text: str) -> tuple[str, str, str] | None:
   """A document's beginning, the piece that follows, and the word that does; None where it is too short."""
   cut = text.find(' ', CONTEXT)
   end = text.find(' ', cut + PIECE)
-  word = text.find(' ', cut + 1)
-  return (text[:cut], text[cut:end], text[cut:word]) if 0 < cut < end and word > 0 else None
+  word = re.compile(r'\s+\S+').match(text, cut) if cut > 0 else None
+  return (text[:cut], text[cut:end], word[0]) if word and cut < end else None
 
 
 def questions(lines, seed: int = 0) -> dict[str, list[dict]]:
@@ -99,12 +100,12 @@ def score(workdir: pathlib.Path, tasks: list[str], folder: pathlib.Path) -> dict
 
 
 COLUMNS = (
+  Column('perplexity', 'perplexity'),
   Column('next piece, mean of kinds', 'downstream.next', '.3f'),
   Column('less dense, by seed', 'downstream.next', '+.3f', 'dense'),
   Column('next word, mean of kinds', 'downstream.word', '.3f'),
   Column('less dense, by seed ', 'downstream.word', '+.3f', 'dense'),
   Column('next piece of German law', 'downstream.next_law_de', '.3f'),
-  Column('perplexity', 'perplexity'),
 )
 
 TABLE = common.Table('downstream', 'Tasks made of validation text', rows, COLUMNS, pictures.dots)
@@ -121,6 +122,7 @@ def main() -> int:
         run = runs.make(f.size, row, seed, f.data, f.validation)
         if (row.name, seed) in results or (f.rows and row.name not in f.rows):
           continue
+        common.check_text(TABLE, f.size, folder, results, run)
         if not runs.is_finished(run, workdirs):
           raise ValueError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
         found = score(runs.workdir(run, workdirs), tasks, pathlib.Path(scratch))

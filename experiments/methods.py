@@ -7,6 +7,7 @@ import config
 import pictures
 from common import Column
 from runs import Row
+from tau import OUTER
 
 MEASURED = 12  # times, along the steps
 
@@ -24,6 +25,7 @@ def rows(size: str) -> list[Row]:
   return [
     row('dense', 'dense', 'dense'),
     row('diloco', f'DiLoCo, {num_paths} workers', 'diloco'),
+    row('averaged', f'{num_paths} workers, averaged', 'diloco', OUTER['sgd']),
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
     row('own', 'DiPaCo, k-means, path-specific upper blocks', 'own'),

@@ -30,8 +30,9 @@ def rows(size: str) -> list[Row]:
 
 
 COLUMNS = (
-  Column('perplexity', 'perplexity'),
-  Column('less dense on the text for 1', 'perplexity', '+.2f', 'dense_1'),
+  Column('bits per byte', 'bits_per_byte', '.4f'),
+  Column('less dense on the text for 1', 'bits_per_byte', '+.4f', 'dense_1'),
+  Column('perplexity (tokenizers differ with the text)', 'perplexity'),
   Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),
@@ -48,9 +49,9 @@ def series(row: Row) -> list[str]:
 
 
 def exponent(results: common.Results, kind: str) -> tuple[float, tuple[float, float]]:
-  """b of loss = a P^-b, with its interval over seeds and rows; P: paths, or their worth of text or steps."""
+  """b of bits per byte = a P^-b, with its interval over seeds and rows; P: paths, or their worth of text or steps."""
   points = [
-    (float(name.split('_')[1]), record['validation_loss'])
+    (float(name.split('_')[1]), record['bits_per_byte'])
     for (name, _), record in sorted(results.items())
     if name.startswith(kind) or name == 'dense_1'
   ]

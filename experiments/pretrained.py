@@ -73,8 +73,10 @@ def without(file: str, out: pathlib.Path):
 
 def make_base(size: str, seed: int, data: str, validation: str, folder: pathlib.Path):
   """Trains and exports the base of a seed, where it is not there."""
-  out = folder / f'base-{seed}'
+  out, of = folder / f'base-{seed}', runs.text_digest(data, validation)
   if (out / 'config.json').exists():
+    if (folder / f'base-{seed}.text').read_text() != of:
+      raise ValueError(f'{out} is of another text: name another --workdir')
     return
   for name, file in (('train', data), ('validation', validation)):
     without(file, folder / f'{name}.jsonl.gz')
@@ -82,6 +84,7 @@ def make_base(size: str, seed: int, data: str, validation: str, folder: pathlib.
   if status := runs.execute(one, folder):
     sys.exit(status)
   command = [sys.executable, '-m', 'dipaco_jax.export', f'--workdir={runs.workdir(one, folder)}', '--path=0']
+  common.publish(folder / f'base-{seed}.text', of)
   subprocess.run([*command, f'--out={out}'], check=True)
 
 

@@ -6,6 +6,7 @@ those that name files apart; the text's is over the bytes of the files.
 
 import glob
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
@@ -145,10 +146,11 @@ def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
 
   def shared(other: pathlib.Path) -> int:
     upto: list[str] = []
+    mine = make_settings(run.variant, placed(run, folder))
     for count, stage in enumerate(SHARED):
       upto += settings.DEPENDS[stage]
       file = other / 'stages' / f'{stage}.json'
-      if not file.exists() or json.loads(file.read_text())['digest'] != settings.digest(run.settings, *upto):
+      if not file.exists() or json.loads(file.read_text())['digest'] != settings.digest(mine, *upto):
         return count
     return len(SHARED)
 
@@ -182,7 +184,7 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'text_tokens': sum(json.loads((workdir(run, folder) / 'shards' / '0' / 'meta.json').read_text())['shard_tokens']),
     'forgetting': forgetting(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
-    'routers': scores.routers(workdir(run, folder), run.settings) if scored else None,
+    'routers': scores.routers(workdir(run, folder), run.settings) if scored and has_sklearn() else None,
   }  # fmt: skip
 
 
@@ -202,13 +204,21 @@ def from_metrics(folder: pathlib.Path) -> Record:
   }
 
 
+def has_sklearn() -> bool:
+  if importlib.util.find_spec('sklearn'):
+    return True
+  print('scikit-learn is not there (it comes with .[test]): what a router can gain is left out', file=sys.stderr)
+  return False
+
+
 def forgetting(report: Record) -> float | None:
-  """How many nats a target the base's perplexity has risen, in the mean of the kinds of text where it has."""
+  """How many nats a target what was lost has cost: the mean over the kinds of text of which perplexity has risen."""
   base, now = report['base_perplexity_by_domain'], report['perplexity_by_domain']
   if not base or not now:
     return None
   rises = [math.log(now[kind] / base[kind]) for kind in base if base[kind] and now.get(kind)]
-  return statistics.fmean(max(0.0, rise) for rise in rises) if rises else None
+  lost = [rise for rise in rises if rise > 0]
+  return statistics.fmean(lost) if lost else 0.0 if rises else None
 
 
 def tenths(values: Sequence[float | None]) -> list[float | None]:

@@ -1,6 +1,6 @@
 """(4) How far apart, how often: tau, the paths' rate, the base's share of all steps, the outer step [2.5, 2.7].
 
-All rows train as many steps of a path, a third of those of table (1) or less; the cosine ends with the last of them.
+All rows train as many steps, the base's and a path's together; the cosine ends with the last of them.
 """
 
 import common
@@ -31,15 +31,17 @@ def rows(size: str) -> list[Row]:
   found = [Row('dense', 'dense', 'dense', config.lasting(size, steps, config.SIZES[size].alone))]
   found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}', t) for t in taus]
   found += [grid(f'diloco_{t}', f'DiLoCo, tau = {t}', t, method='diloco') for t in taus]
+  found += [grid(f'averaged_{t}', f'DiLoCo, {NAMES["sgd"]}, tau = {t}', t, OUTER['sgd'], 'diloco') for t in taus[:3]]
   third = {'train.learning_rate': rate / 3}
   found += [grid(f'third_{t}', f'tau = {t}, a third of the rate', t, third) for t in taus[:3]]
   found += [grid(f'{other}_{t}', f'tau = {t}, {NAMES[other]}', t, OUTER[other]) for t in taus[:3]]
-  by_shard = {'outer.row_weights': not outer.row_weights}
+  by_shard = {'outer.row_weights': not outer.row_weights, 'outer.rescale': False}
   words = 'without' if outer.row_weights else 'with'
   found += [grid(f'rows_{t}', f'tau = {t}, {words} row weights', t, by_shard) for t in taus[:3]]
   found += [
     grid(f'{other}_third', f'tau = {seldom}, {NAMES[other]}, a third of the rate', seldom, OUTER[other] | third),
-    grid('rescale', f'tau = {often}, {"not " * outer.rescale}rescaled', often, {'outer.rescale': not outer.rescale}),
+    grid('rescale', f'tau = {often}, {"not " * outer.rescale}rescaled', often,
+         {'outer.rescale': not outer.rescale, 'outer.row_weights': False}),
     *(grid(f'base_{n}', f'tau = {often}, a base of {n:,} of all steps', often, config.lasting(size, steps, often, n))
       for n in (max(1, (base + steps) // 16 // often) * often, (base + steps) // 2)),
   ]  # fmt: skip
@@ -58,9 +60,12 @@ COLUMNS = (
 
 
 def series(row: Row) -> list[str]:
-  named = {'tau': 'DiPaCo', 'diloco': 'DiLoCo', 'third': 'a third of the rate', 'rows': 'other row weights'} | NAMES
+  named = {
+    'tau': 'DiPaCo', 'diloco': 'DiLoCo', 'averaged': 'averages', 'third': 'a third of the rate',
+    'rows': 'other row weights',
+  } | NAMES  # fmt: skip
   kind, _, tau = row.name.partition('_')
-  return [named[kind]] if tau.isdecimal() else []
+  return [named[kind]] if kind in named and tau.isdecimal() else []
 
 
 TABLE = common.Table(

@@ -16,6 +16,7 @@ from dipaco_jax import loss, outer
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
 FLAT = (('all', '.*', ('a', 'b')),)
 CROSSED = (('ends', 'embed|final', ()), ('low', 'block_0', ('a', 'b')), ('high', 'block_1', ('c',)))
+BY_ROW = dict(row_weights=True, rescale=False)
 
 CASES = {
   'dense': ((), small.ONE_LEVEL, {}),
@@ -25,8 +26,8 @@ CASES = {
   'three axes': (ABC, CROSSED, {}),
   'a replica axis': ({'a': 2, 'replica': 2}, (('ends', 'embed|final', ()), ('blocks', 'block', ('a',))), {}),
   'neither weights nor rescale': (AB, small.MIXED_LEVELS, {'outer': dict(rescale=False, reweigh=False)}),
-  'row weights': (AB, small.MIXED_LEVELS, {'outer': dict(row_weights=True)}),
-  'row weights, sampled': (ABC, CROSSED, {'outer': dict(row_weights=True), 'train': dict(paths_per_phase=3, phases=4)}),
+  'row weights': (AB, small.MIXED_LEVELS, {'outer': BY_ROW}),
+  'row weights, sampled': (ABC, CROSSED, {'outer': BY_ROW, 'train': dict(paths_per_phase=3, phases=4)}),
   'fresh states': (AB, small.MIXED_LEVELS, {'inner': dict(keep_state=False)}),
   'momentum': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='momentum')}),
   'adam': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='adam', learning_rate=0.1)}),

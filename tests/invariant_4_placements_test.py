@@ -26,7 +26,7 @@ OTHERS = slow.but(list(PLACEMENTS)[1:], 'two devices', 'two devices inside a pat
 def trained(name, row_weights=False):
   """(programs, modules and moments by path on the host, rows of metrics, directory) after three phases."""
   devices, mesh, positions = PLACEMENTS[name]
-  s = small.settings(GRID, small.MIXED_LEVELS, mesh=mesh, outer=dict(row_weights=row_weights))
+  s = small.settings(GRID, small.MIXED_LEVELS, mesh=mesh, outer=dict(row_weights=row_weights, rescale=not row_weights))
   made = small.make_programs(s, devices)
   assert (*made.placement.positions, made.placement.data) == positions
   workdir = pathlib.Path(tempfile.mkdtemp())

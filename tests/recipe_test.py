@@ -15,11 +15,12 @@ from dipaco_jax import recipe, settings
 
 
 def found(tau: int, loss: float, name: str = '', **changes) -> recipe.Found:
-  return recipe.Found(name, changes, loss, 0.01, tau)
+  return recipe.Found(name, changes, loss, 0.01, tau, 60.0)
 
 
 def test_shorter_phases_divide_the_configs():
-  assert recipe.taus(150) == [30, 6]
+  assert recipe.taus(150) == [30, 10]
+  assert recipe.taus(24) == [6, 2]
   assert recipe.taus(16) == [4, 1]
   assert recipe.taus(7) == [1]
   assert recipe.taus(1) == []
@@ -34,8 +35,8 @@ def test_longer_phases_win_unless_they_cost_something():
 def test_a_table_names_what_diverged():
   lines = recipe.table([found(8, 3.5, 'the config'), found(2, math.inf, 'tau 2')], found(8, 3.25, 'dense')).splitlines()
   assert [line.split() for line in lines] == [
-    ['loss', 'less', 'dense', 'averaging', 'gap'], ['dense', '3.250'], ['the', 'config', '3.500', '+0.250', '+0.010'],
-    ['tau', '2', 'diverged', '+inf', '+0.010'],
+    ['loss', 'less', 'dense', 'averaging', 'gap', 'seconds'], ['dense', '3.250', '60'],
+    ['the', 'config', '3.500', '+0.250', '+0.010', '60'], ['tau', '2', 'diverged', '+0.010', '60'],
   ]  # fmt: skip
 
 
@@ -45,24 +46,36 @@ class Planned:
   def __init__(self, losses: dict[str, float]):
     self.losses, self.steps, self.ran, self.most = losses, 100, [], 0
 
+  def make(self, changes):
+    pass
+
   def run(self, name, changes):
     self.ran.append((name, dict(changes)))
-    return recipe.Found(name, dict(changes), self.losses[name], 0.0, changes.get('train.steps_per_phase', 50))
+    return recipe.Found(name, dict(changes), self.losses[name], 0.0, changes.get('train.steps_per_phase', 50), 1.0)
 
 
 def test_what_was_better_is_kept_by_what_comes_after():
-  s = settings.from_dict({'grid': {'a': 2}, 'train': {'steps_per_phase': 50, 'phases': 40}, 'pretrain': {'steps': 60}})
-  losses = {'the config': 4.0, 'averages by row': 3.5, 'tau 10': 3.3, 'tau 2': 3.295, 'dense': 3.6}
+  changes = {'train': {'steps_per_phase': 50, 'phases': 40}, 'evaluate': {'every_phases': 2}}
+  s = settings.from_dict({'grid': {'a': 2}, 'pretrain': {'steps': 60}} | changes)
+  losses = {'the config': 4.0, 'plain averages': 3.7, 'averages by row': 3.5, 'dense': 3.6}
+  losses |= {'tau 10': 3.3, 'tau 2': 3.295}
   runs = Planned(losses | {'a third of the rate': 3.4})
   best, candidates, dense = recipe.search(s, runs)
+  by_row, third = recipe.PLAIN | recipe.BY_ROW, {'train.learning_rate': s.inner.learning_rate / 3}
   assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.most == len(candidates) + 1
-  assert dict(runs.ran)['a third of the rate'] == recipe.PLAIN | recipe.lasting(100, 10) | {
-    'train.learning_rate': s.inner.learning_rate / 3
-  }
-  assert recipe.advice(s, best) == recipe.PLAIN | recipe.lasting(2000, 10)
-  losses |= {'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 4.0, 'a third of the rate': 3.9}
+  assert dict(runs.ran)['a third of the rate'] == by_row | recipe.lasting(100, 10) | third
+  assert recipe.advice(s, best) == by_row | recipe.lasting(2000, 10) | {'evaluate.every_phases': 10}
+  losses |= {'plain averages': 4.2, 'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 4.0, 'a third of the rate': 3.9}
   best, *_ = recipe.search(s, Planned(losses))
-  assert recipe.advice(s, best) == {'train.learning_rate': s.inner.learning_rate / 3}
+  assert recipe.advice(s, best) == third
+
+
+def test_a_copy_has_the_shape_of_the_whole_run():
+  train, inner = {'steps_per_phase': 50, 'phases': 40}, {'warmup_steps': 100}
+  s = settings.from_dict({'grid': {'a': 2}, 'pretrain': {'steps': 1000}, 'train': train, 'inner': inner})
+  short = recipe.copy_changes(s, 200)
+  assert short['pretrain.steps'] == 100 and short['inner.warmup_steps'] == 10
+  assert short['inner.decay_steps'] == 300 and short['train.phases'] == 4
 
 
 def start(*options: str) -> subprocess.CompletedProcess:
@@ -79,6 +92,8 @@ def start(*options: str) -> subprocess.CompletedProcess:
     (['--config=tiny:dense', '--workdir=x'], 'one path'),
     (['--config=tiny', '--workdir=x', '--steps=17'], '--steps=17 should be a multiple'),
     (['--config=tiny', '--workdir=x', '--config.train.early_stopping=False'], 'early_stopping=False'),
+    (['--config=tiny', '--workdir=x', '--steps=160'], 'more than the 96'),
+    (['--config=tiny', '--workdir=x', '--config.train.schedule=((0,(0,1)),)'], 'schedule counts phases'),
     (['--config=tiny', '--workdir=x', '--config.outer.rate=1'], '--config.outer.rate'),
   ],
 )
@@ -95,9 +110,11 @@ def test_its_options_are_those_of_a_run_that_takes_its_base(tmp_path):
   assert done.returncode == 0, done.stderr
   told = json.loads((folder / 'recipe.json').read_text())
   names = [one['name'] for one in told['candidates']]
-  assert names == ['the config', 'averages by row', 'tau 1', 'a third of the rate']
+  assert names == ['the config', 'plain averages', 'averages by row', 'tau 2', 'tau 1', 'a third of the rate']
   assert all(math.isfinite(one['loss']) for one in [*told['candidates'], told['dense']])
   again = start(*options)
-  assert again.stdout == done.stdout and '[1/5]' in done.stderr and '[1/5]' not in again.stderr  # nothing is run twice
+  assert again.stdout == done.stdout and '[1/7]' in done.stderr and '[1/7]' not in again.stderr  # nothing is run twice
+  other = start(*options[:2], '--steps=12')
+  assert other.returncode == 2 and 'is of other options' in other.stderr
   said = tiny_run.run(config, tmp_path / 'run', *shlex.split(done.stdout.splitlines()[-1]))
   assert 'tokenize' not in said and 'train 96/96' in said  # 4 paths of 24 steps, of the text as it is there
