@@ -11,7 +11,7 @@ from dipaco_jax import config_file, settings
 
 COMMANDS = {
   'main': ('--config=tiny --workdir=runs/tiny', 'trains, from text to report; the same command again goes on'),
-  'recipe': ('--config=text --workdir=runs/recipe', 'how often paths should exchange, and how, by short runs'),
+  'recipe': ('--config=tiny --workdir=runs/recipe', 'how often paths should exchange, and how, by short runs'),
   'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
   'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),

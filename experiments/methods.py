@@ -1,4 +1,4 @@
-"""(1) Methods where dense training has nearly stopped gaining: at equal steps of a path, at equal FLOPs [4]."""
+"""(1) Methods at some 250 tokens a parameter: at equal steps of a path, and at equal FLOPs [4, Table 1]."""
 
 import math
 
