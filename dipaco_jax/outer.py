@@ -17,7 +17,7 @@ elements.
     Delta_r = sum_i w_i s_{i,r} (old - new_i)_r / sum_i w_i s_{i,r}
 
 AdamW divides each path's gradients by about s before they are averaged: a row that one path needs, as the embedding of
-a word of its language where that is a row, moves as far in the paths that hardly know it, by noise, and the mean of all undoes what the one
+a word of its language, moves as far in the paths that hardly know it, by noise, and the mean of all undoes what the one
 has learned. Times s, moves are gradients again, and their sum is divided once, as data-parallel AdamW would. Not in the
 papers; weighting by the diagonal of Fisher's information, in merging models, is akin to it (arXiv 2111.09832). The
 cosines between outer gradients are then those of moves times s.
