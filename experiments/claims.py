@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Sequence
 
 import common
+import paths
+import sizes
 from common import Column, Results
 
 SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # standard errors by seeds; with more seeds 2
@@ -70,7 +72,25 @@ def percent(results: Results, row: str, other: str, field: str = 'perplexity') -
   return f'{100 * statistics.fmean(mine) / statistics.fmean(others):.1f}%'
 
 
-KINDS = {f.__name__: f for f in (lower, higher, unclear, figure, percent)}
+def exponent(results: Results, kind: str) -> str:
+  """Of table (2), with its interval; kind: 'dense', 'grid' or 'long'."""
+  b, (low, high) = paths.exponent(results, kind)
+  return f'{b:.3f} ({low:.3f} to {high:.3f})'
+
+
+def law(results: Results, size: str) -> str:
+  """Of table (3)."""
+  (log_a, b, c, d), _ = sizes.law(size, results)
+  return f'{math.exp(log_a):.2f} N^-{b:.3f} P^-{c:.3f} D^-{d:.3f}'
+
+
+def predicted(results: Results, size: str, row: str) -> str:
+  """A row that the law was not fitted on: its loss, and what the law says."""
+  loss, said = sizes.law(size, results)[1][row]
+  return f'{loss:.3f}, where the law says {said:.3f}'
+
+
+KINDS = {f.__name__: f for f in (lower, higher, unclear, figure, percent, exponent, law, predicted)}
 
 
 def render(words: Sequence[str], results: Results) -> str:

@@ -195,6 +195,20 @@ def test_questions_have_one_right_answer_among_others_of_the_kind():
     assert all(answer.split()[0].startswith(question['kind']) for answer in question['answers'])
 
 
+def test_laws_of_the_tables():
+  grids = {(f'grid_{n}', 0): {'bits_per_byte': 2 * n**-0.1} for n in (4, 16, 36)}
+  assert claims.render(['exponent', 'grid'], grids | {('dense_1', 0): {'bits_per_byte': 2.0}}).startswith('0.100 (0.100')
+  found = {}
+  for row in readme.sizes.rows('micro'):
+    width, n, steps = map(int, row.name.split('_'))
+    figures = {'parameters_path': width**2, 'paths': n * n, 'train_tokens': steps * n * n, 'pretrain_tokens': 0}
+    loss = 9 * figures['parameters_path'] ** -0.05 * (n * n) ** -0.02 * steps**-0.1
+    found[row.name, 0] = figures | {'validation_loss': loss}
+  assert claims.render(['law', 'micro'], found) == '9.00 N^-0.050 P^-0.020 D^-0.100'
+  loss, said = claims.render(['predicted', 'micro', '48_3_1000'], found).split(', where the law says ')
+  assert loss == said
+
+
 def test_results_of_another_config_are_left_out(tmp_path):
   digest = runs.make('micro', ROWS[0], 0).config
   records = [{'row': 'dense', 'seed': seed, 'config': digest, 'text': ''} for seed in (0, 1)]
