@@ -28,7 +28,7 @@ from dipaco_jax import progress
 MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream
 TABLES = [module.TABLE for module in MODULES]
 SIZE = 'micro'  # of the claims
-CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ ]+)+) -->[^<]*<!-- / -->')
+CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ <>\n]+)+) -->[^<]*<!-- / -->')
 README = pathlib.Path(__file__).parent / 'README.md'
 
 

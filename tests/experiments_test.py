@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -232,6 +233,18 @@ def test_results_of_another_text_are_kept(tmp_path):
 def test_the_page_holds_the_results_as_they_are():
   words = readme.README.read_text()
   assert readme.render(words, common.RESULTS) == words
+
+
+def test_claims_stand_between_their_markers(tmp_path):
+  row = next(row for row in readme.methods.rows('micro') if row.name == 'dense')
+  record = {'row': 'dense', 'seed': 0, 'config': runs.make('micro', row, 0).config, 'text': 'x', 'perplexity': 47.0}
+  common.publish(tmp_path / 'micro' / 'methods.json', json.dumps({'runs': [record]}))
+  tables = ''.join(f'<!-- {table.name} -->\n<!-- end of {table.name} -->\n' for table in readme.TABLES)
+  words = 'from <!-- figure methods dense -->1<!-- / -->, and\n<!-- figure methods dense perplexity .1f -->2<!-- / -->.\n'
+  made = readme.render(words + tables, tmp_path)
+  assert re.sub('<!--.*?-->', '', made.split('\n<!-- methods')[0]) == 'from 47.00, and\n47.0.'
+  with pytest.raises(ValueError, match='no table'):
+    readme.render(words.replace('methods', 'others') + tables, tmp_path)
 
 
 def test_every_command_of_the_page_is_there():
