@@ -238,11 +238,12 @@ def test_the_page_holds_the_results_as_they_are():
 def test_claims_stand_between_their_markers(tmp_path):
   row = next(row for row in readme.methods.rows('micro') if row.name == 'dense')
   record = {'row': 'dense', 'seed': 0, 'config': runs.make('micro', row, 0).config, 'text': 'x', 'perplexity': 47.0}
+  record |= {'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0}}
   common.publish(tmp_path / 'micro' / 'methods.json', json.dumps({'runs': [record]}))
   tables = ''.join(f'<!-- {table.name} -->\n<!-- end of {table.name} -->\n' for table in readme.TABLES)
-  words = 'from <!-- figure methods dense -->1<!-- / -->, and\n<!-- figure methods dense perplexity .1f -->2<!-- / -->.\n'
+  words = 'is <!-- figure methods dense -->1<!-- / -->,\n<!-- figure methods dense perplexity .1f -->2<!-- / -->.\n'
   made = readme.render(words + tables, tmp_path)
-  assert re.sub('<!--.*?-->', '', made.split('\n<!-- methods')[0]) == 'from 47.00, and\n47.0.'
+  assert re.sub('<!--.*?-->', '', made).startswith('is 47.00,\n47.0.\n')
   with pytest.raises(ValueError, match='no table'):
     readme.render(words.replace('methods', 'others') + tables, tmp_path)
 
