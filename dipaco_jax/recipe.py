@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from dipaco_jax import averaging, checkpoint, command, config_file, history, metrics, seals, settings
+from dipaco_jax import averaging, command, config_file, settings
 
 PHASES, SHARE = 4, 0.05  # of the config: a copy has so many phases at least, and such a part of them
 TOLERANCE = 0.01  # nats a token that longer phases may cost, for what they save in exchanges
@@ -85,6 +85,8 @@ def longest_good(found: Iterable[Found]) -> Found:
 
 def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   """Of a run that is finished, or has diverged."""
+  from dipaco_jax import history, metrics, seals
+
   s = history.read_settings(workdir)
   rows = [row for row in metrics.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]
   meta = seals.read_json(workdir / 'shards' / '0' / 'meta.json', 'shard_tokens', 'holdout_rows')
@@ -134,6 +136,8 @@ class Search:
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Found:
     """Raises SystemExit where a run was stopped, and ValueError where what is there is of other options."""
+    from dipaco_jax import history
+
     folder = self.workdir / name.replace(' ', '-')
     diverged = folder.with_name(f'{folder.name}.diverged')
     if (folder / 'config.json').exists():
@@ -234,6 +238,8 @@ def main():
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check(s, steps)
+  from dipaco_jax import checkpoint, metrics  # not for --help
+
   workdir = pathlib.Path(f.workdir)
   runs = Search(workdir, f.config, OVERRIDES, f.reuse, steps, copy_changes(s, steps))
   best, found, dense = search(s, runs)

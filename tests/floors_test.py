@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = 'dipaco_jax'
 
 FLOORS = {
-  4: '__main__ main generate serve export harness report status inspection command config_file usage',
+  4: '__main__ main recipe generate serve export harness report status inspection command config_file usage',
   3: 'spmd worker outer_executor evaluator monitor stages jobs run routing rounds reuse rerouting validation evaluate '
   'corrections journal token_losses islands leases backup hosts roles history_of_islands live_islands dry_run roofline '
   'trained generation batch server driver tokenizing __init__ harness_model excerpts screening_of_islands',

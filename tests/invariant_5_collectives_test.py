@@ -30,7 +30,9 @@ def compiled(name, data, shard_states=False, devices=8):
   arguments = {
     'begin': (stacked[0], turn),
     'steps': (params, state, rows, rows, np.int32(0), weights, turn),
-    'finish': (stacked[2], stacked[0], programs.usual(stacked[1]), params, weights, weights, *[np.int32(2)] * 2, turn),
+    'finish': (
+      stacked[2], stacked[0], programs.usual(stacked[1]), params, state, weights, weights, *[np.int32(2)] * 2, turn,
+    ),
     'outer': (*stacked, weights),
   }[name]
   return getattr(made, name).lower(*arguments).compile().as_text(), made
