@@ -103,6 +103,12 @@ def by_row(weights: jax.Array, x: jax.Array) -> jax.Array:
   return weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
 
 
+def over_mass(x: jax.Array, mass: jax.Array) -> jax.Array:
+  """A sum over its rows' weights; 0 where nobody has a weight."""
+  rows = by_row(mass, x)
+  return jnp.where(rows > 0, x / jnp.where(rows > 0, rows, 1), 0)
+
+
 def over_lacking(layout: Layout, level, x: jax.Array, reduce=jnp.sum) -> jax.Array:
   """Reduces an array shaped like the grid over the axes that the level lacks: one value per module."""
   return reduce(x, axis=layout.grid.lacking(level))
@@ -117,7 +123,7 @@ def update(
   Args:
     layout: grid and levels.
     transformation: OuterOpt, for one module.
-    rescale: multiply Delta by sqrt(number of active paths through the module), P_{l,e} when all are.
+    rescale: multiply Delta by sqrt(number of active paths through the module), P_{l,e} when all are; not with masses.
     modules: the old modules.
     state: outer states, as `init` makes them.
     sums: sum_i w_i (old - new_i), shaped like the modules.
@@ -133,15 +139,14 @@ def update(
   for level in layout.levels:
     total = over_lacking(layout, level, weights)
     active = over_lacking(layout, level, (weights > 0).astype(jnp.float32))
-    share = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-    factor = jnp.sqrt(active) if rescale else jnp.ones_like(active)
-    factor = factor if masses else factor * share
+    factor = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+    factor = factor * jnp.sqrt(active) if rescale else factor
 
     def one(module, state, sum_of_module, mass_of_module, factor, touched):
-      delta = jax.tree.map(lambda s: s * factor, sum_of_module)
-      for name, mass in mass_of_module.items():
-        rows = by_row(mass, delta[name])
-        delta[name] = jnp.where(rows > 0, delta[name] / jnp.where(rows > 0, rows, 1), 0)
+      if mass_of_module:
+        delta = {name: over_mass(s, mass_of_module[name]) for name, s in sum_of_module.items()}
+      else:
+        delta = jax.tree.map(lambda s: s * factor, sum_of_module)
       new = step(transformation, module, state, delta)
       kept = jax.tree.map(lambda n, o: jnp.where(touched, n, o), new, (module, state))
       return *kept, optax.tree.norm(delta)

@@ -144,9 +144,10 @@ def workdir(run: Run, folder: pathlib.Path) -> pathlib.Path:
 def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
   """The workdir of which most stages can be taken: those whose records are of these settings."""
 
+  mine = make_settings(run.variant, placed(run, folder))
+
   def shared(other: pathlib.Path) -> int:
     upto: list[str] = []
-    mine = make_settings(run.variant, placed(run, folder))
     for count, stage in enumerate(SHARED):
       upto += settings.DEPENDS[stage]
       file = other / 'stages' / f'{stage}.json'
