@@ -149,7 +149,8 @@ class Search:
       other = str(self.done[0]) if self.done else self.reuse
       line = [f'--config={self.config}', f'--workdir={folder}', *([f'--reuse={other}'] if other else [])]
       line += [f'--config.{field}={value}' for field, value in self.changed(changes)]
-      status = train(line, self.workdir / 'cache')
+      cache = {'JAX_COMPILATION_CACHE_DIR': str((self.workdir / 'cache').absolute())}  # many have the same programs
+      status = train(line, cache | os.environ, subprocess.DEVNULL)
       if status not in (0, command.DIVERGED):
         sys.exit(status)
       if status:
@@ -158,10 +159,9 @@ class Search:
     return read(folder, name, changes)
 
 
-def train(options: Sequence[str], cache: pathlib.Path) -> int:
-  """One run of the program; what asks us to end is passed on, and its end waited for."""
-  env = {'JAX_COMPILATION_CACHE_DIR': str(cache.absolute())} | os.environ  # many runs have the same programs
-  process = subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *options], env=env, stdout=subprocess.DEVNULL)
+def train(options: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
+  """One run of the program, its exit status; what asks us to end is passed on, and its end waited for."""
+  process = subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *options], env=env, stdout=stdout)
 
   def stop(number, frame):
     if number != signal.SIGINT:  # Ctrl-C reaches both

@@ -12,9 +12,7 @@ import json
 import math
 import os
 import pathlib
-import signal
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ from typing import Any, NamedTuple
 import config
 import scores
 
-from dipaco_jax import checks, metrics, settings
+from dipaco_jax import checks, metrics, recipe, settings
 
 HERE = pathlib.Path(__file__).parent
 NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
@@ -116,24 +114,12 @@ def text_digest(*globs: str) -> str:
 
 def execute(run: Run, folder: pathlib.Path) -> int:
   """Goes on with the run from wherever it is; its exit status."""
-  command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={HERE / "config.py"}:{run.variant}']
-  command += [f'--workdir={workdir(run, folder)}']
+  options = [f'--config={HERE / "config.py"}:{run.variant}', f'--workdir={workdir(run, folder)}']
   if other := most_shared(run, folder):
-    command += [f'--reuse={other}']
-  command += [f'--config.{name}={value}' for name, value in placed(run, folder).items()]
+    options += [f'--reuse={other}']
+  options += [f'--config.{name}={value}' for name, value in placed(run, folder).items()]
   cache = {'JAX_COMPILATION_CACHE_DIR': str((folder / 'cache').absolute())}  # many runs have the same programs
-  process = subprocess.Popen(command, env=os.environ | cache)
-
-  def stop(number, frame):
-    if number == signal.SIGTERM:  # Ctrl-C reaches both
-      process.send_signal(number)
-
-  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-  try:
-    return process.wait()
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
+  return recipe.train(options, os.environ | cache)
 
 
 def workdir(run: Run, folder: pathlib.Path) -> pathlib.Path:
