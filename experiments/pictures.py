@@ -38,6 +38,8 @@ def curves(table: Table, rows: Sequence[Row], results: Results):
     lines = {row.title: along(row, results, of) for row in rows}
     draw_lines(ax, {title: points for title, points in lines.items() if points})
     ax.set_xscale('log')
+    ax.xaxis.set_major_formatter('{x:.0e}')  # the style shows mathematical text as it is written
+    ax.xaxis.set_minor_formatter('')
     ax.set_yscale('log')
     ax.yaxis.set_major_formatter('{x:.0f}')
     ax.yaxis.set_minor_formatter('{x:.0f}')
