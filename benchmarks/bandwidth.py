@@ -39,9 +39,12 @@ PORT = 5000  # in a namespace of its own
 PATIENCE_S = 1800  # for one measurement
 PATHS = 4
 ENVIRONMENT = {
-  'AWS_ACCESS_KEY_ID': 'test', 'AWS_SECRET_ACCESS_KEY': 'test', 'AWS_REGION': 'us-east-1', 'JAX_PLATFORMS': 'cpu',
+  'AWS_ACCESS_KEY_ID': 'test',
+  'AWS_SECRET_ACCESS_KEY': 'test',
+  'AWS_REGION': 'us-east-1',
+  'JAX_PLATFORMS': 'cpu',
   'PYTHONPATH': str(ROOT),
-}  # fmt: skip
+}
 CONFIG = """
 import runpy
 
@@ -213,10 +216,14 @@ def tell(db: registry.Registry, tau: int, began: float) -> dict:
 
   return {
     'utilization': tau * math.fsum(step_s) / math.fsum(meta['wall_s'] for meta in counted),
-    'step_s': math.fsum(step_s) / len(step_s), 'task_s': mean(counted, 'wall_s'), 'tasks': len(counted),
-    'worker_in': mean(counted, 'bytes_in'), 'worker_out': mean(counted, 'bytes_out'),
-    'outer_in': mean(modules, 'bytes_in'), 'outer_out': mean(modules, 'bytes_out'),
-  }  # fmt: skip
+    'step_s': math.fsum(step_s) / len(step_s),
+    'task_s': mean(counted, 'wall_s'),
+    'tasks': len(counted),
+    'worker_in': mean(counted, 'bytes_in'),
+    'worker_out': mean(counted, 'bytes_out'),
+    'outer_in': mean(modules, 'bytes_in'),
+    'outer_out': mean(modules, 'bytes_out'),
+  }
 
 
 def table(rows: list[dict]) -> str:

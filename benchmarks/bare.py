@@ -84,10 +84,14 @@ def optimizer(learning_rate, b1, b2, epsilon, weight_decay, clip_norm):
   return optax.chain(
     optax.clip_by_global_norm(clip_norm),
     optax.adamw(
-      learning_rate, b1, b2, epsilon, weight_decay=weight_decay,
+      learning_rate,
+      b1,
+      b2,
+      epsilon,
+      weight_decay=weight_decay,
       mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
     ),
-  )  # fmt: skip
+  )
 
 
 def make(config: Config, transformation):

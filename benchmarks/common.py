@@ -78,8 +78,9 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   checkpoint.write_file(workdir / 'routing' / '0' / 'router.safetensors', checkpoint.to_bytes(arrays))
   found = (
     (level, module, {n: base[n] + rng.normal(0, 1e-3, base[n].shape).astype('f') for n in layout.names(level)})
-    for level in layout.levels for module in layout.grid.modules(level)
-  )  # fmt: skip
+    for level in layout.levels
+    for module in layout.grid.modules(level)
+  )
   checkpoint.publish_module_files(workdir, 1, found)
   checkpoint.write_json(workdir / 'paths' / 'best.json', {'version': [1] * num_paths})
 

@@ -36,10 +36,13 @@ def make(folder: pathlib.Path) -> islands.Islands:
   """A module of its own level, shared by all paths; the rest is path-specific."""
   mine = f'block_({"|".join(map(str, range(BLOCKS.value)))})/'
   rest = f'^(?!{mine})'
-  s = settings.from_dict({
-    'grid': {'a': PATHS.value}, 'levels': (('mine', mine, ()), ('rest', rest, ('a',))),
-    'train': {'phases': ROUNDS.value, 'early_stopping': False},
-  })  # fmt: skip
+  s = settings.from_dict(
+    {
+      'grid': {'a': PATHS.value},
+      'levels': (('mine', mine, ()), ('rest', rest, ('a',))),
+      'train': {'phases': ROUNDS.value, 'early_stopping': False},
+    }
+  )
   checkpoint.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
   (folder / 'stages').mkdir()
   place = storage.open_storage(PLACE.value or str(folder))
@@ -107,8 +110,10 @@ def main(argv):
     medians = {name: statistics.median(values) for name, values in found.items()}
     size = sum(x.nbytes for x in of.read(*of.registry.facts('checkpoint')[0].meta['objects']['mine']).values())
     peak = peak_bytes() - before
-  print(f'{PATHS.value} checkpoints of {size / 1e6:.0f} MB: read once {medians["read_once_seconds"]:.2f} s, '
-        f'outer round {medians["seconds"]:.2f} s, memory {peak / 1e6:.0f} MB')  # fmt: skip
+  print(
+    f'{PATHS.value} checkpoints of {size / 1e6:.0f} MB: read once {medians["read_once_seconds"]:.2f} s, '
+    f'outer round {medians["seconds"]:.2f} s, memory {peak / 1e6:.0f} MB'
+  )
   ratio = medians['seconds'] / medians['read_once_seconds']
   print(json.dumps(medians | {'ratio': ratio, 'peak_memory_bytes': peak, 'bytes': size * PATHS.value}))
 

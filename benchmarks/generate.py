@@ -30,9 +30,7 @@ from absl import app, flags
 from dipaco_jax import generation, hf_checkpoint, model, trained
 from dipaco_jax.request import Request
 
-common.define_sizes(
-  width=896, num_layers=12, num_heads=16, mlp_dim=2432, vocab_size=8192, seq_len=1024, batch_size=1
-)
+common.define_sizes(width=896, num_layers=12, num_heads=16, mlp_dim=2432, vocab_size=8192, seq_len=1024, batch_size=1)
 PROMPTS = flags.DEFINE_multi_integer('prompt', [100, 300, 700], 'tokens of a prompt')
 TOKENS = flags.DEFINE_integer('tokens', 64, 'that are added to a prompt, where tokens are timed')
 REPEATS = flags.DEFINE_integer('repeats', 5, 'of which medians are reported')

@@ -28,11 +28,15 @@ def make(folder: pathlib.Path, sizes: list[int]) -> islands.Islands:
   """A level over each axis, and one over all: path-specific."""
   axes = 'abcdef'[: len(sizes)]
   levels = [('ends', 'embed|final', tuple(axes)), *((f'level_{x}', f'block_{i}/', (x,)) for i, x in enumerate(axes))]
-  s = settings.from_dict({
-    'grid': dict(zip(axes, sizes, strict=True)), 'levels': tuple(levels), 'tokenizer': {'vocab_size': 300},
-    'model': {'width': 16, 'num_layers': len(sizes), 'num_heads': 2, 'head_dim': 8, 'mlp_dim': 24, 'seq_len': 64},
-    'train': {'phases': FLAGS.phases, 'early_stopping': False},
-  })  # fmt: skip
+  s = settings.from_dict(
+    {
+      'grid': dict(zip(axes, sizes, strict=True)),
+      'levels': tuple(levels),
+      'tokenizer': {'vocab_size': 300},
+      'model': {'width': 16, 'num_layers': len(sizes), 'num_heads': 2, 'head_dim': 8, 'mlp_dim': 24, 'seq_len': 64},
+      'train': {'phases': FLAGS.phases, 'early_stopping': False},
+    }
+  )
   checkpoint.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
   url = FLAGS.registry or f'sqlite:///{folder}/registry.db'
   place = storage.open_storage(str(folder))

@@ -122,9 +122,10 @@ def first_tokens(run: trained.Trained, port: int, length: int) -> dict[str, floa
   whole, named, routed = common.in_turns(actions, REPEATS.value)
   connection.close()
   return {
-    f'forward_s_{length}': whole, f'first_token_ratio_{length}': named / whole,
+    f'forward_s_{length}': whole,
+    f'first_token_ratio_{length}': named / whole,
     f'routed_first_token_ratio_{length}': routed / whole,
-  }  # fmt: skip
+  }
 
 
 def measure(run: trained.Trained, port: int) -> dict[str, Any]:

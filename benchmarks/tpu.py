@@ -32,8 +32,8 @@ OUT = flags.DEFINE_string('out', '', 'a file of rows, lines of JSON')
 BEST = 'model.remat=dots+model.loss_chunk=4096+train.microbatch=4+routing.method=single'
 SIZES = {
   '150M': '',
-  '1.3B': 'model.width=2048+model.num_layers=24+model.num_heads=16+model.head_dim=128+model.mlp_dim=5504'
-}  # fmt: skip
+  '1.3B': 'model.width=2048+model.num_layers=24+model.num_heads=16+model.head_dim=128+model.mlp_dim=5504',
+}
 HEADER = '| topology | model | batch | change | chips | FLOPs a row | traffic a row | HBM | MFU |' + '\n|' + '---|' * 9
 
 
@@ -69,9 +69,13 @@ def measure(name: str, s: settings.Settings) -> dict[str, Any]:
   found = roofline.times(made, compiled['steps'], chips, sent)
   rows = s.train.batch_size / made.placement.data  # of a chip
   return about | {
-    'fits': True, 'hbm_bytes': needed, 'traffic_bytes': found['traffic_bytes_per_step'] / rows,
-    'flops': found['flops_per_step'] / s.train.batch_size, 'mfu_low': found['mfu_low'], 'mfu_high': found['mfu_high'],
-  }  # fmt: skip
+    'fits': True,
+    'hbm_bytes': needed,
+    'traffic_bytes': found['traffic_bytes_per_step'] / rows,
+    'flops': found['flops_per_step'] / s.train.batch_size,
+    'mfu_low': found['mfu_low'],
+    'mfu_high': found['mfu_high'],
+  }
 
 
 def line(row: dict[str, Any]) -> str:

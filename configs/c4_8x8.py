@@ -28,8 +28,10 @@ def get_config(variant: str = 'ends') -> ConfigDict:
     )
   else:
     c.levels = (
-      ('shared', 'embed|final_norm', ()), ('low', 'block_[0-5]/', ('a',)), ('high', 'block_([6-9]|1[01])/', ('b',)),
-    )  # fmt: skip
+      ('shared', 'embed|final_norm', ()),
+      ('low', 'block_[0-5]/', ('a',)),
+      ('high', 'block_([6-9]|1[01])/', ('b',)),
+    )
   c.model.update(remat='dots', loss_chunk=4096)
   c.train.microbatch = 4
   c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005)

@@ -1,5 +1,7 @@
 """softmax(q k^T / sqrt(K)) v over the tokens before in the same segment, and which kernel computes it.
 
+The kernels:
+
     splash   Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
     cudnn    on GPU, in 16 bits
     xla      anywhere
@@ -16,9 +18,7 @@ KEPT = 'attention'  # the name of what splash's gradient needs beside q, k and v
 BLOCKS = (512, 256, LANES)  # of tokens at one time; the first that divides the length
 
 
-def attend(
-  q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL: jax.Array, kernel: str
-) -> jax.Array:
+def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL: jax.Array, kernel: str) -> jax.Array:
   """The product, [B, L, H, K]; `kernel` is settings.Model.attention. Lengths that splash does not take are xla's."""
   length = q_BLHK.shape[1]
   if kernel == 'splash' and length % LANES == 0:
@@ -69,4 +69,3 @@ def _splash_kernel(length: int, heads: int, interpret: bool):
     return lib.make_splash_mha_single_device(
       mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=KEPT
     )
-

@@ -27,9 +27,12 @@ IDLE_S = 5  # PostgreSQL ends a transaction whose client has been silent for so 
 
 # A connection over which nothing comes back is given up within half a minute.
 KEEPALIVE = {
-  'connect_timeout': '10', 'keepalives_idle': '10', 'keepalives_interval': '5', 'keepalives_count': '3',
+  'connect_timeout': '10',
+  'keepalives_idle': '10',
+  'keepalives_interval': '5',
+  'keepalives_count': '3',
   'tcp_user_timeout': '30000',
-}  # fmt: skip
+}
 
 
 class Now(FunctionElement):

@@ -148,9 +148,10 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
 def cut(cache: Cache, places: int) -> Cache:
   """Its first places."""
   return Cache(
-    tuple(x[:, :, :places] for x in cache.keys), tuple(x[:, :, :places] for x in cache.values),
+    tuple(x[:, :, :places] for x in cache.keys),
+    tuple(x[:, :, :places] for x in cache.values),
     {n: x[:, :places] for n, x in cache.entering.items()},
-  )  # fmt: skip
+  )
 
 
 def longer(cache: Cache, places: int) -> Cache:

@@ -1,5 +1,7 @@
 """What a run will cost, known without the machine: its programs compiled ahead of time for a TPU that is not there.
 
+Where the figures come from:
+
     HBM         of the compiler, program by program, and what else is on a chip meanwhile
     collectives of the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
     time        see `roofline`
@@ -38,9 +40,12 @@ def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   made = on(s, topology)
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {
-    'topology': topology.name, 'chips': chips, 'chips_per_path': made.placement.data,
-    'paths_in_turn': len(made.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes,
-  }  # fmt: skip
+    'topology': topology.name,
+    'chips': chips,
+    'chips_per_path': made.placement.data,
+    'paths_in_turn': len(made.placement.turns()),
+    'hbm_capacity_bytes': topology.chip.hbm_bytes,
+  }
   try:
     compiled = compile_all(made)
   except DoesNotFit as e:
@@ -226,8 +231,9 @@ def what_fits(s: settings_lib.Settings, topology: Topology) -> str:
     if (remat, part, size) == (s.model.remat, rows, last):
       continue
     train, evaluate = (
-      dataclasses.replace(s.train, microbatch=part, batch_size=size), dataclasses.replace(s.evaluate, batch_size=size)
-    )  # fmt: skip
+      dataclasses.replace(s.train, microbatch=part, batch_size=size),
+      dataclasses.replace(s.evaluate, batch_size=size),
+    )
     changed = dataclasses.replace(s, model=dataclasses.replace(s.model, remat=remat), train=train)
     try:
       made = on(changed if size == last else dataclasses.replace(changed, evaluate=evaluate), topology)

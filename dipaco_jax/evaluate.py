@@ -54,9 +54,7 @@ class Begun(NamedTuple):
   outputs: list[tuple[jax.Array, jax.Array]]  # nats and targets of every batch, [m_a, ..., B]
 
 
-def begin(
-  programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
-) -> Begun:
+def begin(programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Begun:
   """Dispatches the evaluation of a turn's paths on their own rows; `read` waits for it."""
   paths = programs.placement.paths(turn)
   counts = [rows.counts[path] for path in paths]

@@ -64,9 +64,13 @@ class Reader:
 
 
 def read(
-  reader: Reader, texts: Sequence[Text], W: int, length: int, first: Sequence[int] | None,
+  reader: Reader,
+  texts: Sequence[Text],
+  W: int,
+  length: int,
+  first: Sequence[int] | None,
   known: Callable[[int], np.ndarray] | None = None,
-) -> chunks.Excerpts:  # fmt: skip
+) -> chunks.Excerpts:
   """Texts in chunks of W tokens, with paths and losses.
 
   Args:
@@ -159,10 +163,14 @@ def _reader_of_trained(run: trained_lib.Trained, routes: bool, version: int | No
   _ = run.best_versions  # raises where no path is there yet
   base: Any = run.router.base if routes else jax.device_put(run.base)
   return Reader(
-    model_lib.make(run.settings.model, len(base['embed/tokens'])), base, lambda path: run.path(path, version).params,
-    run.router.fitted if routes else None, run.chooser if routes else None, run.tokenizer,
+    model_lib.make(run.settings.model, len(base['embed/tokens'])),
+    base,
+    lambda path: run.path(path, version).params,
+    run.router.fitted if routes else None,
+    run.chooser if routes else None,
+    run.tokenizer,
     run.settings.routing.prefix_tokens,
-  )  # fmt: skip
+  )
 
 
 # -- of a run

@@ -1,5 +1,7 @@
 """Paths of a run for other engines, each in a folder in the layout of Hugging Face's Llama.
 
+Examples:
+
     python -m dipaco_jax.export --workdir=DIR --path=3 --out=DIR2       one path, by its number or coordinates (1,0)
     python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, in DIR2/0, DIR2/1, ...
 """
@@ -41,9 +43,11 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     sum(x.size for x in params.values()),
   )  # fmt: skip
   about = {
-    'path': number, 'coordinates': list(facts.coordinates), 'version': version,
+    'path': number,
+    'coordinates': list(facts.coordinates),
+    'version': version,
     'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
-  }  # fmt: skip
+  }
   files = hf_checkpoint.files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.make(facts).encode()
   try:

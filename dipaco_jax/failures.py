@@ -33,9 +33,10 @@ def words(found: Failures, most: int = 5) -> list[str]:
   """A line for each failure, for people; the last ones, with how many there were before."""
   lines = [
     f'path {x["path"]} was left out of the outer step of phase {x["phase"]} (step {x["step"]:,}'
-    + (f', worker {x["worker"]}' if x.get('worker') else '') + f'): {x["why"]}'
+    + (f', worker {x["worker"]}' if x.get('worker') else '')
+    + f'): {x["why"]}'
     for x in found.excluded
-  ]  # fmt: skip
+  ]
   if len(lines) > most:
     lines = [f'{len(lines)} times a path was left out of an outer step; the last {most}:', *lines[-most:]]
   if found.skipped:

@@ -207,9 +207,11 @@ class Engine:
     """A row with the prompt in its cache, and with its first token."""
     r = text.request
     draw = decode.Draw(
-      jnp.full(1, r.seed, jnp.uint32), jnp.full(1, r.temperature, jnp.float32), jnp.full(1, r.top_k, jnp.int32),
+      jnp.full(1, r.seed, jnp.uint32),
+      jnp.full(1, r.temperature, jnp.float32),
+      jnp.full(1, r.top_k, jnp.int32),
       jnp.full(1, r.top_p, jnp.float32),
-    )  # fmt: skip
+    )
     tokens_1L, length = _padded(r.tokens, self.max_length), np.int32(len(r.tokens))
     return _begin(path.model, self._keep, path.params, tokens_1L, length, jnp.full(1, text.limit), draw)
 

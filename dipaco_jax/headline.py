@@ -14,7 +14,7 @@ HELD_BACK = {
   'documents': 'Validated on whole documents, {share} of the text, drawn from all of it.',
   'files': 'Validated on whole files, about {share} of the text.',
   'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
-}  # fmt: skip
+}
 MANY = 4  # paths more than these are not named
 DENSE = 'one dense model trained for as many steps'
 

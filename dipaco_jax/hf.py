@@ -14,22 +14,29 @@ from dipaco_jax import settings
 
 Arrays = Mapping[str, np.ndarray]
 ENDS = {
-  'embed/tokens': 'model.embed_tokens.weight', 'final_norm/scale': 'model.norm.weight', 'head/kernel': 'lm_head.weight',
-}  # fmt: skip
+  'embed/tokens': 'model.embed_tokens.weight',
+  'final_norm/scale': 'model.norm.weight',
+  'head/kernel': 'lm_head.weight',
+}
 IN_BLOCK = {
-  'attention_norm/scale': 'input_layernorm.weight', 'mlp_norm/scale': 'post_attention_layernorm.weight',
+  'attention_norm/scale': 'input_layernorm.weight',
+  'mlp_norm/scale': 'post_attention_layernorm.weight',
   **{f'attention/{x}': f'self_attn.{x}_proj.weight' for x in 'qkvo'},
   **{f'mlp/{x}': f'mlp.{x}_proj.weight' for x in ('gate', 'up', 'down')},
-}  # fmt: skip
+}
 FIELDS = {  # of LlamaConfig, as ours
   'hidden_size': 'width', 'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads', 'head_dim': 'head_dim',
   'intermediate_size': 'mlp_dim', 'tie_word_embeddings': 'tied', 'rms_norm_eps': 'norm_epsilon',
   'rope_theta': 'rope_base',
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {  # of LlamaConfig, for what config.json leaves out
-  'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0, 'hidden_act': 'silu',
-  'attention_bias': False, 'mlp_bias': False,
-}  # fmt: skip
+  'tie_word_embeddings': False,
+  'rms_norm_eps': 1e-6,
+  'rope_theta': 10_000.0,
+  'hidden_act': 'silu',
+  'attention_bias': False,
+  'mlp_bias': False,
+}
 
 
 def their_name(name: str) -> str:

@@ -23,10 +23,13 @@ def files(model: bytes) -> dict[str, bytes]:
   """
   pieces = parse(model).pieces
   config = {
-    'tokenizer_class': 'PreTrainedTokenizerFast', 'add_bos_token': False, 'add_eos_token': False,
-    'clean_up_tokenization_spaces': False, 'model_input_names': ['input_ids', 'attention_mask'],
+    'tokenizer_class': 'PreTrainedTokenizerFast',
+    'add_bos_token': False,
+    'add_eos_token': False,
+    'clean_up_tokenization_spaces': False,
+    'model_input_names': ['input_ids', 'attention_mask'],
     'split_special_tokens': True,  # '</s>' in a text is four characters
-  } | {f'{name}_token': pieces[i].piece for name, i in special_ids(model).items()}  # fmt: skip
+  } | {f'{name}_token': pieces[i].piece for name, i in special_ids(model).items()}
   return {
     'tokenizer.model': model,
     'tokenizer.json': json.dumps(convert(model), ensure_ascii=False, indent=1).encode(),
@@ -53,13 +56,16 @@ def convert(model: bytes) -> dict[str, Any]:
   special = [(i, p) for i, p in enumerate(proto.pieces) if p.type in (UNKNOWN, CONTROL, USER_DEFINED)]
   added = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
   return {
-    'version': '1.0', 'truncation': None, 'padding': None,
+    'version': '1.0',
+    'truncation': None,
+    'padding': None,
     'added_tokens': [{'id': i, 'content': p.piece} | added | {'special': p.type != USER_DEFINED} for i, p in special],
     'normalizer': {'type': 'Sequence', 'normalizers': _normalizers(proto.normalizer_spec)},
-    'pre_tokenizer': None, 'post_processor': None,
+    'pre_tokenizer': None,
+    'post_processor': None,
     'decoder': {'type': 'Sequence', 'decoders': _decoders(proto.normalizer_spec)},
     'model': _bpe(proto) if proto.trainer_spec.model_type == BPE else _unigram(proto),
-  }  # fmt: skip
+  }
 
 
 def _check(proto):

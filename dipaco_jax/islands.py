@@ -268,7 +268,8 @@ def _after_modules(islands: Islands, facts: Iterable[Fact]):
       active = islands.active(version)
       carried += [
         fact._replace(number=version + 1, meta={name: fact.meta[name] for name in CARRIED if name in fact.meta})
-        for fact in group if not active[islands.paths_through(fact.key)].any()
+        for fact in group
+        if not active[islands.paths_through(fact.key)].any()
       ]
   if carried:
     islands.registry.put(carried)

@@ -174,8 +174,12 @@ class Journal:
     if mean > guess + 1:
       logging.warning(
         '%s, phase %d: the mean loss is %.2f nats, and guessing costs %.2f: the model gets worse, not better; a lower '
-        'learning rate may help', self._name, self._record.phase, mean, guess,
-      )  # fmt: skip
+        'learning rate may help',
+        self._name,
+        self._record.phase,
+        mean,
+        guess,
+      )
 
   def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
     """A row for a validation."""

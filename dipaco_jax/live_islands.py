@@ -82,8 +82,12 @@ class LivePage:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
       tokens = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len
       yield {
-        'kind': 'step', 'stage': 'train', 'step': screening_of_islands.first_step(self.islands, fact.number + 1),
+        'kind': 'step',
+        'stage': 'train',
+        'step': screening_of_islands.first_step(self.islands, fact.number + 1),
         'paths': [int(fact.key)],
-        'loss': [float(losses.mean())], 'grad_norm': [float(norms.mean())], 'learning_rate': float(rates[-1]),
+        'loss': [float(losses.mean())],
+        'grad_norm': [float(norms.mean())],
+        'learning_rate': float(rates[-1]),
         'tokens_per_s': tokens / fact.meta['timed_s'] if fact.meta['timed_s'] else None,
-      }  # fmt: skip
+      }

@@ -52,8 +52,10 @@ class LiveReport:
     if not self._failed:  # once, as it may be so for weeks
       logging.warning(
         'the report of the run so far was not written (%s); training goes on, and `python -m dipaco_jax.report '
-        '--workdir=%s` says why', why, self._workdir,
-      )  # fmt: skip
+        '--workdir=%s` says why',
+        why,
+        self._workdir,
+      )
     self._failed = True
 
   def close(self):
@@ -75,9 +77,13 @@ def start(workdir: pathlib.Path) -> subprocess.Popen:
   package = str(pathlib.Path(__file__).parent.parent)
   path = os.pathsep.join(filter(None, [package, os.environ.get('PYTHONPATH')]))
   return subprocess.Popen(
-    [sys.executable, '-c', PROGRAM, str(workdir)], env=os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'},
-    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-  )  # fmt: skip
+    [sys.executable, '-c', PROGRAM, str(workdir)],
+    env=os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'},
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    start_new_session=True,
+  )
 
 
 def write(workdir: str):

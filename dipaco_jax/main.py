@@ -47,9 +47,10 @@ OPTIONS = (
   'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
 ONLY_WITH = {
-  'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'), 'compile_only': ('topology',),
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'),
+  'compile_only': ('topology',),
   'distributed': ('coordinator', 'num_processes', 'process_id'),
-}  # fmt: skip
+}
 
 
 def parse(argv: list[str]) -> settings_lib.Settings:
@@ -162,9 +163,13 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     compilation_cache(workdir)
     page = open_.enter_context(live_report.LiveReport(workdir))
     run = run_lib.Run(
-      workdir, settings, open_.enter_context(metrics.Metrics(workdir, first, page.due)), metrics.count_compilations(),
-      signals.requested, signals.graceful,
-    )  # fmt: skip
+      workdir,
+      settings,
+      open_.enter_context(metrics.Metrics(workdir, first, page.due)),
+      metrics.count_compilations(),
+      signals.requested,
+      signals.graceful,
+    )
     metrics.tell_compilations()
     run_lib.note_environment(run)
     if FLAGS.reuse and first:

@@ -35,9 +35,7 @@ WORDS = {  # of programs
 class Metrics:
   """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
 
-  def __init__(
-    self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None
-  ):
+  def __init__(self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None):
     """`writes` is for one process of a job; the others' rows go nowhere. `evaluated` hears of evaluations."""
     self._workdir, self._writes, self._evaluated = pathlib.Path(workdir), writes, evaluated
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115

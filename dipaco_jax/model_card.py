@@ -66,12 +66,16 @@ def make(f: Facts) -> str:
   """README.md, with the heading that model hubs read."""
   paths = math.prod(size for _, size in f.settings.grid)
   return PAGE.format(
-    title=f'Path {f.number} of {paths}' if paths > 1 else 'A model of one path', version=dipaco_jax.__version__,
-    parameters=f'{f.parameters:,}', one_of=f'one of {paths} paths' if paths > 1 else 'the only path of a run',
-    others=_others(f) if paths > 1 else '', seq_len=f'{f.settings.model.seq_len:,}', dtype=f.dtype,
+    title=f'Path {f.number} of {paths}' if paths > 1 else 'A model of one path',
+    version=dipaco_jax.__version__,
+    parameters=f'{f.parameters:,}',
+    one_of=f'one of {paths} paths' if paths > 1 else 'the only path of a run',
+    others=_others(f) if paths > 1 else '',
+    seq_len=f'{f.settings.model.seq_len:,}',
+    dtype=f.dtype,
     training='\n'.join(f'| {name} | {_cell(value)} |' for name, value in _training(f).items()),
     evaluation=_evaluation(f),
-  )  # fmt: skip
+  )
 
 
 def _cell(value: str) -> str:
@@ -100,14 +104,16 @@ def _training(f: Facts) -> dict[str, str]:
   grid = ' x '.join(f'{name} {size}' for name, size in s.grid)
   place = ', '.join(f'{name}={i}' for (name, _), i in zip(s.grid, f.coordinates, strict=True))
   return {
-    'text': _source(s.data), 'base model': base,
+    'text': _source(s.data),
+    'base model': base,
     **({'grid of paths': grid, 'this path': f'{f.number}, at {place}'} if s.grid else {}),
     'modules': ', '.join(f'`{name}`' for name in f.modules.values()),
     'version': f'{f.version}: as many outer steps, {t.steps_per_phase:,} inner steps apart',
     'steps of this path': f'{steps:,} of {t.batch_size:,} rows, after those of the base',
-    'tokens read, with the base': f'{tokens:,}', 'routing': _routing(s),
+    'tokens read, with the base': f'{tokens:,}',
+    'routing': _routing(s),
     'optimizers': f'{s.inner.optimizer} inside the path, {s.outer.optimizer} between paths',
-  }  # fmt: skip
+  }
 
 
 def _source(data: settings.Data) -> str:

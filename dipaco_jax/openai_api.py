@@ -52,9 +52,13 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is(bool))),
 }
 NOTHING: dict[str, tuple] = {  # what fields that are not supported may be
-  'suffix': ('',), 'logprobs': (), 'logit_bias': ({},), 'best_of': (1,), 'presence_penalty': (0,),
+  'suffix': ('',),
+  'logprobs': (),
+  'logit_bias': ({},),
+  'best_of': (1,),
+  'presence_penalty': (0,),
   'frequency_penalty': (0,),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,10 +121,13 @@ class Model:
     room = max(1, min(MAX_TOKENS, self.max_length - len(tokens)))
     stop = values.get('stop', ())
     return Request(
-      tokens, values.get('max_tokens', room), path, stop=(stop,) if isinstance(stop, str) else tuple(stop),
+      tokens,
+      values.get('max_tokens', room),
+      path,
+      stop=(stop,) if isinstance(stop, str) else tuple(stop),
       reroute_every=values.get('reroute_every', self.reroute_every if path is None else 0),
       **{name: values[name] for name in ('seed', 'temperature', 'top_k', 'top_p') if name in values},
-    )  # fmt: skip
+    )
 
   def _checked(self, request: Request):
     try:

@@ -190,9 +190,11 @@ def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   figures = {
-    'norm': norm, 'paths': paths, 'square_of_sum': (norm / factor * weight) ** 2,
+    'norm': norm,
+    'paths': paths,
+    'square_of_sum': (norm / factor * weight) ** 2,
     'sum_of_squares': math.fsum(partial.squares.values()),
-  }  # fmt: skip
+  }
   return name, sha256, figures
 
 

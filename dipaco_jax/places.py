@@ -15,9 +15,12 @@ Path = pathlib.Path
 TRANSFERS = 4  # at once: files of a tree, parts of an object
 PART_BYTES = 8 << 20
 SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
-PASSING = {getattr(errno, f'E{name}') for name in (
-  'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
-).split()}  # fmt: skip
+PASSING = {
+  getattr(errno, f'E{name}')
+  for name in (
+    'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
+  ).split()
+}
 
 
 class Place(Protocol):

@@ -31,14 +31,22 @@ SHORTER = (4, 16)  # times, than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': False}
 BY_ROW = {'outer.row_weights': True}
 ALONE = PLAIN | {
-  'grid': {}, 'levels': (('all', '.*', ()),), 'routing.method': 'single', 'routing.top_n': 1,
-  'train.paths_per_phase': 0, 'train.learning_rate': 0.0,
-}  # fmt: skip
+  'grid': {},
+  'levels': (('all', '.*', ()),),
+  'routing.method': 'single',
+  'routing.top_n': 1,
+  'train.paths_per_phase': 0,
+  'train.learning_rate': 0.0,
+}
 # Nothing but training, and one validation at the end, which cannot be left out.
 BARE: dict[str, Any] = {
-  'evaluate.every_phases': 0, 'evaluate.control': False, 'evaluate.matrix': False, 'evaluate.reroute_every': (),
-  'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0,
-}  # fmt: skip
+  'evaluate.every_phases': 0,
+  'evaluate.control': False,
+  'evaluate.matrix': False,
+  'evaluate.reroute_every': (),
+  'evaluate.chunk_router_steps': 0,
+  'evaluate.mixture': 0,
+}
 
 
 class Found(NamedTuple):

@@ -21,7 +21,8 @@ METADATA = sa.MetaData()
 SCHEMA = sa.Table('dipaco_schema', METADATA, sa.Column('version', sa.Integer, nullable=False))
 
 FACTS = sa.Table(
-  'dipaco_facts', METADATA,
+  'dipaco_facts',
+  METADATA,
   sa.Column('kind', TEXT, primary_key=True),
   sa.Column('key', TEXT, primary_key=True),
   sa.Column('number', sa.Integer, primary_key=True),
@@ -31,13 +32,14 @@ FACTS = sa.Table(
   sa.Column('scheduled', sa.Boolean, nullable=False, default=False),
   sa.Index('dipaco_facts_by_number', 'kind', 'number'),
   sa.Index('dipaco_facts_unscheduled', 'number', sqlite_where=UNSCHEDULED, postgresql_where=UNSCHEDULED),
-)  # fmt: skip
+)
 
 OPEN = sa.text('lease IS NOT NULL')  # any comparison with `lease` implies it
 UNDONE = sa.text("state <> 'done'")
 
 TASKS = sa.Table(
-  'dipaco_tasks', METADATA,
+  'dipaco_tasks',
+  METADATA,
   sa.Column('id', sa.BigInteger().with_variant(sa.Integer, 'sqlite'), primary_key=True),
   sa.Column('kind', TEXT, nullable=False),
   sa.Column('key', TEXT, nullable=False),
@@ -55,15 +57,16 @@ TASKS = sa.Table(
   sa.UniqueConstraint('kind', 'key', 'number'),
   sa.Index('dipaco_tasks_open', 'kind', 'number', 'id', sqlite_where=OPEN, postgresql_where=OPEN),
   sa.Index('dipaco_tasks_undone', 'kind', 'number', sqlite_where=UNDONE, postgresql_where=UNDONE),
-)  # fmt: skip
+)
 
 ROLES = sa.Table(
-  'dipaco_roles', METADATA,
+  'dipaco_roles',
+  METADATA,
   sa.Column('name', TEXT, primary_key=True),
   sa.Column('role', TEXT, primary_key=True),
   sa.Column('about', sa.Text, nullable=False),
   sa.Column('seen', sa.Double, nullable=False),
-)  # fmt: skip
+)
 
 
 def prepare(connection: sa.Connection):
@@ -164,8 +167,12 @@ def claim(kinds: tuple[str, ...], keyed: bool) -> sa.Executable:
     sa.update(TASKS)
     .where(TASKS.c.id == first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery())
     .values(
-      state='running', lease=LEASE, fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1,
-      owner=sa.bindparam('claimant'), claimed=Now(),
+      state='running',
+      lease=LEASE,
+      fence=TASKS.c.fence + 1,
+      attempts=TASKS.c.attempts + 1,
+      owner=sa.bindparam('claimant'),
+      claimed=Now(),
     )
     .returning(*CLAIMED)
-  )  # fmt: skip
+  )

@@ -1,5 +1,7 @@
 """The report of a run, and of several side by side.
 
+Examples:
+
     python -m dipaco_jax.report --workdir=DIR                      report.json, report.html, plots/*.png
     python -m dipaco_jax.report --workdir=DIR --workdir=DIR2       a table; compare.html and compare.png under --out
 """

@@ -28,9 +28,10 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 
   if s.reroute_every:
     by: dict[str, Any] = {
-      'oracle': reroute.oracle, 'history': functools.partial(reroute.oracle, history=True),
+      'oracle': reroute.oracle,
+      'history': functools.partial(reroute.oracle, history=True),
       'hindsight': lambda nll, counts, W, _: reroute.hindsight(nll, counts, W),
-    }  # fmt: skip
+    }
     if s.chunk_router_steps:
       chosen = learned_choices(run)
       by['learned'] = lambda nll, counts, W, first: reroute.by_chooser(nll, counts, W, first, chosen)

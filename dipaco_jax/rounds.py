@@ -61,8 +61,10 @@ def tell_of_failures(number: int, found: labels.Labels, num_sequences: int):
     failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
     logging.warning(
       'round %d of re-sharding: scores are not finite of path %s of %d router sequences, which it is no label of',
-      number, failed, num_sequences,
-    )  # fmt: skip
+      number,
+      failed,
+      num_sequences,
+    )
 
 
 def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
@@ -166,11 +168,13 @@ def _fit(
 
   frequency_P = np.bincount(labels_N, minlength=num_paths) / len(labels_N)
   meta = {
-    'scored_pairs': found.scored, 'not_finite_by_path': found.failed.tolist(), 'router_sequences': of_all,
+    'scored_pairs': found.scored,
+    'not_finite_by_path': found.failed.tolist(),
+    'router_sequences': of_all,
     'accuracy': accuracy(),
     'majority': float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, tested.sum())),
     'label_frequency_by_path': frequency_P.tolist(),
-  }  # fmt: skip
+  }
   if s.routing.calibrate:
     target_P = (frequency_P * len(labels_N) + 1) / (len(labels_N) + num_paths)  # no path is left without text
     fitted = classifier.calibrate(fitted, z_ND, target_P)

@@ -81,9 +81,12 @@ class Run:
   def _dense(self) -> settings_lib.Settings:
     s, takes_over = self.settings, settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
     return dataclasses.replace(
-      s, grid=(), levels=(('all', '.*', ()),), outer=takes_over,
+      s,
+      grid=(),
+      levels=(('all', '.*', ()),),
+      outer=takes_over,
       train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0, learning_rate=0.0),
-    )  # fmt: skip
+    )
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, model.shapes(self.model))
@@ -220,9 +223,12 @@ def only_first_process(function: Callable[[], None], name: str):
 def note_environment(run: Run):
   """Records what the digest of the modules depends on beside the config, and warns where a resumed run differs."""
   now = {
-    'device': jax.devices()[0].device_kind, 'devices': jax.device_count(), 'processes': jax.process_count(),
-    'cpus': len(os.sched_getaffinity(0)), 'jax': jax.__version__,
-  }  # fmt: skip
+    'device': jax.devices()[0].device_kind,
+    'devices': jax.device_count(),
+    'processes': jax.process_count(),
+    'cpus': len(os.sched_getaffinity(0)),
+    'jax': jax.__version__,
+  }
   file = run.workdir / 'environment.json'
   then = history.read_environment(run.workdir)
   if not then and file.exists():

@@ -95,10 +95,14 @@ def main() -> int:
     return openai_api.Model(name, num_paths, engine.max_length, run.tokenizer, check, f.reroute_every, most)
 
   served = server.Server(
-    lambda: warm(generation.Engine(run, f.max_paths, f.max_batch, f.version)), model,
-    lambda: print(greeting(name, num_paths, url), flush=True), f.max_waiting, f.grace_s,
-    os.environ.get('DIPACO_API_KEY', ''), limits,
-  )  # fmt: skip
+    lambda: warm(generation.Engine(run, f.max_paths, f.max_batch, f.version)),
+    model,
+    lambda: print(greeting(name, num_paths, url), flush=True),
+    f.max_waiting,
+    f.grace_s,
+    os.environ.get('DIPACO_API_KEY', ''),
+    limits,
+  )
   stopping.leave(served.run(listener, f.access_log))  # at once: the engine's thread may be at a long compilation
   raise AssertionError
 

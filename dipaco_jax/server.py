@@ -80,7 +80,7 @@ class Server:
       middleware=[Middleware(self._guarded)],
       exception_handlers={Refused: _refused, HTTPException: _lost, ClientDisconnect: _nobody, Exception: _failed},
       lifespan=self._lifespan,
-    )  # fmt: skip
+    )
 
   def run(self, listener: socket.socket, access_log: bool) -> int:
     """Until a signal; its exit status. Raises what ended the engine's thread."""

@@ -241,10 +241,13 @@ MAY_CHANGE = (
 
 # How fields that are no plain values are written, and what plain ones should be.
 EXAMPLES = {
-  'grid': "{'a': 4, 'b': 4}", 'levels': "(('all', '.*', ()),)", 'data.train': "('books/*.txt',)",
-  'data.validation': "('books/*.txt',)", 'train.schedule': '((0, (0, 1)), (8, (2, 3)))',
+  'grid': "{'a': 4, 'b': 4}",
+  'levels': "(('all', '.*', ()),)",
+  'data.train': "('books/*.txt',)",
+  'data.validation': "('books/*.txt',)",
+  'train.schedule': '((0, (0, 1)), (8, (2, 3)))',
   'evaluate.reroute_every': '(64, 32)',
-}  # fmt: skip
+}
 PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
 
 

@@ -87,8 +87,10 @@ def drawn_pieces(documents: np.ndarray, draws: np.ndarray, fraction: float, afte
   """So many of the pieces, but at least LEAST_PIECES, if they are not more than MOST_PIECES of all."""
   if not fraction:
     return Drawn(draws, after, after)
-  near = [block.start + np.flatnonzero((draws[block] >= after) & (draws[block] < after + MOST_PIECES))
-          for block in blocks(len(draws))]  # fmt: skip
+  near = [
+    block.start + np.flatnonzero((draws[block] >= after) & (draws[block] < after + MOST_PIECES))
+    for block in blocks(len(draws))
+  ]
   indices = np.concatenate(near) if near else np.zeros(0, np.int64)
   indices = indices[np.argsort(draws[indices], kind='stable')]
   _, first = np.unique(documents[indices], return_index=True)  # each document where it comes first
@@ -117,11 +119,14 @@ def merge(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
   metas = [read_meta(os.path.join(folder, str(path))) for path in range(num_paths)]
   tokens, rows = ([meta['train'][name] for meta in metas] for name in ('tokens', 'rows'))
   return {
-    'shard_tokens': tokens, 'shard_sequences': [meta['train']['sequences'] for meta in metas], 'shard_rows': rows,
+    'shard_tokens': tokens,
+    'shard_sequences': [meta['train']['sequences'] for meta in metas],
+    'shard_rows': rows,
     'holdout_rows': [meta['holdout']['rows'] for meta in metas],
     'sequences_by_path_and_domain': [meta['domains'] for meta in metas],
-    'padding_fraction': 1 - sum(tokens) / max(1, sum(rows) * seq_len), 'seq_len': seq_len,
-  }  # fmt: skip
+    'padding_fraction': 1 - sum(tokens) / max(1, sum(rows) * seq_len),
+    'seq_len': seq_len,
+  }
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -129,9 +134,7 @@ def blocks(count: int) -> Iterator[slice]:
   return (slice(start, start + BLOCK_SEQUENCES) for start in range(0, count, BLOCK_SEQUENCES))
 
 
-def drawn(
-  documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Drawn | None = None
-) -> np.ndarray:
+def drawn(documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Drawn | None = None) -> np.ndarray:
   """bool [N]: whether a hash of (seed, purpose, document) falls below `fraction`; of longer texts, those `pieces`."""
   key = int.from_bytes(purpose.encode()[:7], 'big')
   found = np.empty(len(documents), bool)

@@ -147,9 +147,12 @@ def domains(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _of_files(
-  data: settings.Data, files: Sequence[tuple[str, str]], draws: Mapping[str, float], names: Mapping[str, str],
+  data: settings.Data,
+  files: Sequence[tuple[str, str]],
+  draws: Mapping[str, float],
+  names: Mapping[str, str],
   fraction: float,
-) -> Iterator[sources.Item]:  # fmt: skip
+) -> Iterator[sources.Item]:
   for name, path in files:
     if _is_json(path):
       for number, line in _lines(path):

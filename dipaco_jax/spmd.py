@@ -260,10 +260,14 @@ class Trainer:
     state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
     self.unsaved += job.dispatch_steps
     self.journal.dispatched(
-      dispatch.phase, job.updates(dispatch.phase, dispatch.turn, after), first + job.dispatch_steps,
-      job.trained(dispatch.phase, tuple(turn.tolist())), int((job.weights(dispatch.phase) > 0).sum()), job.batch_size,
+      dispatch.phase,
+      job.updates(dispatch.phase, dispatch.turn, after),
+      first + job.dispatch_steps,
+      job.trained(dispatch.phase, tuple(turn.tolist())),
+      int((job.weights(dispatch.phase) > 0).sum()),
+      job.batch_size,
       found,
-    )  # fmt: skip
+    )
 
   def _in_flight(self, of_path: list[int], turn) -> np.ndarray:
     """What is known of paths, of those that are in flight, [m..]."""

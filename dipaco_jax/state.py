@@ -113,9 +113,7 @@ def save(run_state: run_state_lib.RunState, updates: int, state: State, position
   run_state.save(updates, state.arrays(), meta)
 
 
-def restore(
-  run_state: run_state_lib.RunState, programs: Programs, first_state: Callable[[Any], Any]
-) -> State | None:
+def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: Callable[[Any], Any]) -> State | None:
   """The state of the newest checkpoint that can be read; with other positions, of the last at the end of a phase.
 
   Args:
@@ -173,8 +171,9 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
   )  # fmt: skip
   arrays = jax.tree.map(
     lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-    structs.arrays(), _shardings(programs, meta, record).arrays(),
-  )  # fmt: skip
+    structs.arrays(),
+    _shardings(programs, meta, record).arrays(),
+  )
   if meta['shapes'] != _shapes(arrays):
     raise ValueError(OTHER_VERSION)
   return arrays

@@ -18,9 +18,10 @@ from dipaco_jax.settings import DOING, STAGES
 
 CONTROL = 'control'  # the dense one, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {
-  'train': ' after phase {phase}', 'pretrain': ' of the base model',
+  'train': ' after phase {phase}',
+  'pretrain': ' of the base model',
   CONTROL: ' of the dense control after phase {phase}',
-}  # fmt: skip
+}
 REGISTRY = 'registry.db'
 
 
@@ -125,8 +126,9 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
     of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.DENSE}')]
     found = [
       f'{words} {headline.figure(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
-      for name, words in of if result.get(f'{name}perplexity') is not None
-    ]  # fmt: skip
+      for name, words in of
+      if result.get(f'{name}perplexity') is not None
+    ]
     return [f'validation perplexity{"".join(found)}']
   so_far: dict[str, str] = {}
   for row in rows_backwards(workdir):

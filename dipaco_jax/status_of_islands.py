@@ -31,7 +31,7 @@ def failures(registry: registry_lib.Registry) -> list[str]:
     f'{EXCLUDED}phase {fact.number + 1}, step {fact.meta["step"]}: path {fact.key}, trained by {fact.meta["worker"]}, '
     f'took no part: {fact.meta["why"]}'
     for fact in registry.facts('excluded')
-  ]  # fmt: skip
+  ]
   ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', ['resumed'])
   return found[-SHOWN:] + [fact.meta['why'] for fact in ended[len(resumed) :]]
 
@@ -42,9 +42,13 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
   step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
   rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
   return (
-    role['name'] + (f' ({role["role"]})' if names_role else ''), about.get('task') or 'idle', step, rate,
-    str(about.get('tasks_done', '')), f'{duration(role["silent_s"])} ago',
-  )  # fmt: skip
+    role['name'] + (f' ({role["role"]})' if names_role else ''),
+    about.get('task') or 'idle',
+    step,
+    rate,
+    str(about.get('tasks_done', '')),
+    f'{duration(role["silent_s"])} ago',
+  )
 
 
 class Screen:

@@ -68,10 +68,13 @@ def draw(found: dict[str, list[Task]]):
     colours = [COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
     wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge
     ax.broken_barh(
-      [(task.start / scale, (task.end - task.start) / scale) for task in row], (y - 0.38, 0.76), facecolor=colours,
-      edgecolor=[drawing.PAPER if w else c for w, c in zip(wide, colours, strict=True)], lw=0.4,
+      [(task.start / scale, (task.end - task.start) / scale) for task in row],
+      (y - 0.38, 0.76),
+      facecolor=colours,
+      edgecolor=[drawing.PAPER if w else c for w, c in zip(wide, colours, strict=True)],
+      lw=0.4,
       rasterized=len(row) > MAX_BARS,
-    )  # fmt: skip
+    )
     for task in row:
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale

@@ -119,9 +119,12 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
   """Removes what is stale or was left by killed runs; then says what the files are made from, and writes `counts`."""
   prefix = programs.settings.routing.prefix_tokens
   about = {
-    'paths': len(sources), 'sequences': len(rows.indices), 'length': rows.length, 'prefix_tokens': prefix,
+    'paths': len(sources),
+    'sequences': len(rows.indices),
+    'length': rows.length,
+    'prefix_tokens': prefix,
     'indices_sha256': hashlib.sha256(np.asarray(rows.indices, '<i8').tobytes()).hexdigest(),
-  }  # fmt: skip
+  }
   folder.mkdir(parents=True, exist_ok=True)
   for leftover in folder.glob('.*'):
     leftover.unlink()

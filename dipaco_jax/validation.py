@@ -112,9 +112,10 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
   final = of_version(s.train.phases)
   best = of_version(None) if s.train.early_stopping else final
   result = told(best) | {
-    'perplexity_final': told(final)['perplexity'], 'validation_documents': int((best.targets > 0).sum()),
+    'perplexity_final': told(final)['perplexity'],
+    'validation_documents': int((best.targets > 0).sum()),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
-  }  # fmt: skip
+  }
   others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if has_control else {})
   for name, (dense, params) in others.items():
     other = measure(run, dense, functools.partial(_of_one, dense, params))

@@ -106,8 +106,12 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     arrays, loss = inner_steps(islands, job, **words, arrays=hosts.share(arrays), done=done)
     hosts.meet()
   about = losses.close() | {
-    'holdout_loss': loss, 'worker': islands.name, 'started': started, 'ended': time.time(), 'from_step': step
-  }  # fmt: skip
+    'holdout_loss': loss,
+    'worker': islands.name,
+    'started': started,
+    'ended': time.time(),
+    'from_step': step,
+  }
 
   def publish() -> list[Fact]:
     new = {name: arrays[place(PARAMS, name)] for name in old}

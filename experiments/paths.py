@@ -59,9 +59,12 @@ def exponent(results: common.Results, kind: str) -> tuple[float, tuple[float, fl
 
 
 TABLE = common.Table(
-  'paths', 'More paths on more text', rows, COLUMNS,
+  'paths',
+  'More paths on more text',
+  rows,
+  COLUMNS,
   pictures.against_number('paths, or their worth of text and steps', series),
-)  # fmt: skip
+)
 
 if __name__ == '__main__':
   common.main(TABLE)

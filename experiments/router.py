@@ -10,10 +10,13 @@ from common import Column
 from runs import Row
 
 WAYS = {
-  'random': 'a path at random', 'single': 'the path that is best on the rest',
+  'random': 'a path at random',
+  'single': 'the path that is best on the rest',
   'first': 'k-means, as trained',
-  'logistic': 'logistic regression', 'mlp': 'MLP', 'ascent': 'labels by coordinate ascent',
-}  # fmt: skip
+  'logistic': 'logistic regression',
+  'mlp': 'MLP',
+  'ascent': 'labels by coordinate ascent',
+}
 
 
 def rows(size: str) -> list[Row]:

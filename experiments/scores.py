@@ -51,7 +51,7 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
       'regret': labels.regret(scores_NP, of.paths),
     }
     for name, of in found.items()
-  }  # fmt: skip
+  }
 
 
 def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, float]]:
@@ -83,7 +83,9 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
     'random': {'accuracy': 1 / scores_NP.shape[1], 'value': float(regret_NP[held_N].mean())},
     'logistic': best_of(linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES),
     'mlp': best_of(mlps),
-    'ascent': judge(labels.coordinate_ascent(
-      lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
-    ).paths[held_N]),
-  }  # fmt: skip
+    'ascent': judge(
+      labels.coordinate_ascent(
+        lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
+      ).paths[held_N]
+    ),
+  }

@@ -17,9 +17,10 @@ from runs import Row
 
 # width, heads, MLP, of a model of as many blocks as the size has.
 MODELS = {
-  'test': ((16, 2, 24), (24, 3, 32)), 'smoke': ((32, 1, 86), (64, 2, 172)),
+  'test': ((16, 2, 24), (24, 3, 32)),
+  'smoke': ((32, 1, 86), (64, 2, 172)),
   'medium': ((128, 2, 344), (192, 3, 512), (256, 4, 688), (384, 6, 1024)),
-}  # fmt: skip
+}
 MICRO = ((16, 1, 43), (24, 2, 64), (32, 2, 86), (48, 3, 128))
 GRIDS = {'test': (1, 2), 'smoke': (1, 2)}
 STEPS = {'test': (4, 8), 'smoke': (16, 32), 'micro': (250, 1000), 'medium': (500, 2000)}

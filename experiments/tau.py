@@ -61,17 +61,23 @@ COLUMNS = (
 
 def series(row: Row) -> list[str]:
   named = {
-    'tau': 'DiPaCo', 'diloco': 'DiLoCo', 'averaged': 'averages', 'third': 'a third of the rate',
+    'tau': 'DiPaCo',
+    'diloco': 'DiLoCo',
+    'averaged': 'averages',
+    'third': 'a third of the rate',
     'rows': 'other row weights',
-  } | NAMES  # fmt: skip
+  } | NAMES
   kind, _, tau = row.name.partition('_')
   return [named[kind]] if kind in named and tau.isdecimal() else []
 
 
 TABLE = common.Table(
-  'tau', 'Steps between exchanges, rates and outer steps, at a fixed number of steps', rows, COLUMNS,
+  'tau',
+  'Steps between exchanges, rates and outer steps, at a fixed number of steps',
+  rows,
+  COLUMNS,
   pictures.against('steps_per_phase', 'tau: steps between exchanges', series),
-)  # fmt: skip
+)
 
 if __name__ == '__main__':
   common.main(TABLE)

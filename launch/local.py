@@ -103,8 +103,11 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
   )
   parser.add_argument('--config', required=True, help='as for dipaco_jax.main')
   parser.add_argument('--workdir', required=True, help='a folder, s3://BUCKET/... or gs://BUCKET/...')
-  parser.add_argument('--registry', help='postgresql://..., sqlite:////FILE, or file:PATH of a file with that; else\n'
-                      'DIPACO_REGISTRY has it; by default a file in the workdir')
+  parser.add_argument(
+    '--registry',
+    help='postgresql://..., sqlite:////FILE, or file:PATH of a file with that; else\n'
+    'DIPACO_REGISTRY has it; by default a file in the workdir',
+  )
   parser.add_argument('--workers', type=int, default=2, help='processes that train (2)')
   parser.add_argument('--backups', type=int, default=0, help='workers for what others leave lying or are late with (0)')
   parser.add_argument('--lease_s', type=float, default=30, help='after so long a silence a task goes to another (30)')

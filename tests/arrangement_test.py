@@ -12,8 +12,12 @@ from dipaco_jax import arrangement
 @pytest.mark.parametrize('unlike', [False, True])
 def test_no_order_is_better(shape, unlike):
   centroids = np.random.default_rng(len(shape)).normal(size=(np.prod(shape), 5))
-  shared = np.array([[sum(x == y and n > 1 for x, y, n in zip(a, b, shape, strict=True)) * (a != b)
-                      for b in np.ndindex(shape)] for a in np.ndindex(shape)])  # fmt: skip
+  shared = np.array(
+    [
+      [sum(x == y and n > 1 for x, y, n in zip(a, b, shape, strict=True)) * (a != b) for b in np.ndindex(shape)]
+      for a in np.ndindex(shape)
+    ]
+  )
   apart = ((centroids[:, None] - centroids[None]) ** 2).sum(-1)
   orders = itertools.permutations(range(len(centroids))) if len(centroids) < 8 else []
   costs = [arrangement.cost(shared, apart, np.array(order)) for order in orders]

@@ -71,7 +71,10 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),
     ([TINY, '--distributed', '--coordinator=h', '--num_processes=2', '--process_id=0'], '--distributed needs all of'),
     ([TINY, '--distributed', '--coordinator=h:1', '--num_processes=2', '--process_id=2'], 'should be from 0 to 1'),
-    ([TINY, '--role=worker', '--registry=foo'], 'the registry cannot be used: give sqlite:////ABSOLUTE/FILE.db or postgresql://USER:PASSWORD@HOST/'),
+    (
+      [TINY, '--role=worker', '--registry=foo'],
+      'the registry cannot be used: give sqlite:////ABSOLUTE/FILE.db or postgresql://USER:PASSWORD@HOST/',
+    ),
     ([TINY, '--role=outer', '--share=5/4'], '--share=5/4: write i/n, i from 0 to n - 1'),
     ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
     ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for a run in one process'),
@@ -204,10 +207,13 @@ def test_a_microbatch_that_does_not_divide(caplog):
   assert not caplog.text
 
 
-@pytest.mark.parametrize('error, said', [
-  (RuntimeError("Unable to initialize backend 'tpu': no libtpu (set JAX_PLATFORMS='' to)\nmore"), 'no libtpu;'),
-  (AssertionError(), 'JAX_PLATFORMS=cuda: JAX has no device: it has no such platform; unset it'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'error, said',
+  [
+    (RuntimeError("Unable to initialize backend 'tpu': no libtpu (set JAX_PLATFORMS='' to)\nmore"), 'no libtpu;'),
+    (AssertionError(), 'JAX_PLATFORMS=cuda: JAX has no device: it has no such platform; unset it'),
+  ],
+)
 def test_no_device(monkeypatch, error, said):
   def fail():
     raise error

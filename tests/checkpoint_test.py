@@ -117,8 +117,9 @@ def test_digest_is_of_parameters_and_where_they_are(workdir, tmp_path_factory):
 def test_bytes_are_those_of_safetensors_and_are_not_copied():
   arrays = {
     f'[{i}].é"{name}': np.arange(-6, 6).reshape(3, 2, 2)[..., :i].astype(dtype)
-    for name, dtype in checkpoint.DTYPES.items() for i in range(3)
-  } | {'scalar': np.float32(3), 'in another order': np.arange(6).reshape(2, 3).T}  # fmt: skip
+    for name, dtype in checkpoint.DTYPES.items()
+    for i in range(3)
+  } | {'scalar': np.float32(3), 'in another order': np.arange(6).reshape(2, 3).T}
   data = checkpoint.to_bytes(arrays)
   assert data == safetensors.numpy.save({name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()})
   assert data == checkpoint.to_bytes(dict(reversed(arrays.items())))

@@ -93,7 +93,7 @@ def test_a_config_that_comes_with_the_package(tmp_path, monkeypatch):
   assert read(config='text').seed == 77  # a file goes first
 
 
-ONE, ALL = 'the size of one, as --config.grid.a=4', '"{\'a\': 4, \'b\': 4}"'
+ONE, ALL = 'the size of one, as --config.grid.a=4', "\"{'a': 4, 'b': 4}\""
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_overrides_that_cannot_be(argument, words):
   [
     ('', '--config=c.py: get_config() returns nothing: end it with `return c`'),
     ('  return [c]\n', '--config=c.py: get_config() returns list; it should return ConfigDict('),
-    ('  c.data.train = "x.txt"\n  return c\n', "line 7: train=x.txt should be a tuple: config.data.train is"),
+    ('  c.data.train = "x.txt"\n  return c\n', 'line 7: train=x.txt should be a tuple: config.data.train is'),
     ('  c.train.update(phases=1e3)\n  return c\n', 'line 7: phases=1000.0 should be a whole number: write 1000'),
     ('  c.train.phases = 2.5\n  return c\n', 'line 7: phases=2.5 should be a whole number'),
     ('  c.inner.learning_rate = "x"\n  return c\n', 'line 7: learning_rate=x should be a number'),

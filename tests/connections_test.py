@@ -39,9 +39,12 @@ def address():
   """Of a server, with little patience."""
   routes = [Route('/health', health), Route('/body', body, methods=['POST']), Route('/stream', stream)]
   config = uvicorn.Config(
-    Starlette(routes=routes), http=connections.limited(LIMITS), lifespan='off', log_config=None,
+    Starlette(routes=routes),
+    http=connections.limited(LIMITS),
+    lifespan='off',
+    log_config=None,
     timeout_graceful_shutdown=1,
-  )  # fmt: skip
+  )
   server, listener = uvicorn.Server(config), socket.create_server(('127.0.0.1', 0))
 
   async def serve():

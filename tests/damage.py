@@ -184,8 +184,12 @@ def inspected(workdir: Path) -> str:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-  'status': status, 'generate': generate, 'export': exported, 'inspect': inspected, 'report': report,
-}  # fmt: skip
+  'status': status,
+  'generate': generate,
+  'export': exported,
+  'inspect': inspected,
+  'report': report,
+}
 
 
 # -- a case
@@ -239,9 +243,7 @@ def modules(workdir: Path) -> str:
   return tiny_run.modules_sha256(workdir)
 
 
-def run_case(
-  case: Case, workdir: Path, config: Path, expected: dict[str, Said], sha256: str, place: Path
-) -> list[str]:
+def run_case(case: Case, workdir: Path, config: Path, expected: dict[str, Said], sha256: str, place: Path) -> list[str]:
   """What is wrong; the notes of what was said go to stdout."""
   faults = []
   copy(workdir, place)

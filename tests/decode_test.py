@@ -120,9 +120,7 @@ def allowed(logits, temperature, top_k, top_p) -> np.ndarray:
 @given(st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0, 1, 3, 8]), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
 def test_tokens_are_drawn_as_often_as_they_should(temperature, top_k, top_p):
   n, logits = 4000, np.random.default_rng(0).normal(size=8).astype('f')
-  draw = decode.Draw(
-    jnp.arange(n, dtype=jnp.uint32), jnp.full(n, temperature), jnp.full(n, top_k), jnp.full(n, top_p)
-  )
+  draw = decode.Draw(jnp.arange(n, dtype=jnp.uint32), jnp.full(n, temperature), jnp.full(n, top_k), jnp.full(n, top_p))
   found = np.bincount(drawn(jnp.tile(logits, (n, 1)), draw, jnp.zeros(n, jnp.int32)), minlength=8)
   expected = allowed(logits.astype('d'), temperature, top_k, top_p)
   assert not found[expected == 0].any()

@@ -117,11 +117,14 @@ def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
     topology.find(name)
 
 
-@pytest.mark.parametrize('name, asked', [
-  ('v5e:2x4', {'topology_name': 'v5e:2x4', 'num_slices': 1}),
-  ('v5e:2x2*3', {'topology_name': 'v5e:2x2', 'num_slices': 3}),
-  ('v4:2x2x1', {'topology_name': 'v4:2x2x1', 'num_slices': 1, 'chip_config_name': 'megacore'}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'name, asked',
+  [
+    ('v5e:2x4', {'topology_name': 'v5e:2x4', 'num_slices': 1}),
+    ('v5e:2x2*3', {'topology_name': 'v5e:2x2', 'num_slices': 3}),
+    ('v4:2x2x1', {'topology_name': 'v4:2x2x1', 'num_slices': 1, 'chip_config_name': 'megacore'}),
+  ],
+)
 def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monkeypatch):
   calls = []
 
@@ -140,9 +143,13 @@ def test_no_text_is_asked_for():
   assert done.returncode == 2 and '--topology=none is not known' in done.stderr
 
 
-@pytest.mark.parametrize('options, words', [
-  ([], '--topology is missing'), (['--topology=v5e:3x5'], 'v5e:3x5 is not known'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ([], '--topology is missing'),
+    (['--topology=v5e:3x5'], 'v5e:3x5 is not known'),
+  ],
+)
 def test_the_command_refuses_in_one_line(options, words):
   command = [sys.executable, '-m', 'dipaco_jax.main', '--config=configs/tiny.py', '--compile_only', *options]
   done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -66,10 +66,12 @@ def test_in_flight_asks_for_each_path_once(made):
 def test_early_stopping_points_at_the_best_version(tmp_path):
   """Ever larger steps: the loss falls, then rises, and versions that nobody points at go."""
   s = small.settings(
-    {'a': 2, 'b': 2}, small.MIXED_LEVELS, train=dict(phases=6, steps_per_phase=2),
+    {'a': 2, 'b': 2},
+    small.MIXED_LEVELS,
+    train=dict(phases=6, steps_per_phase=2),
     inner=dict(learning_rate=0.3, warmup_steps=12, decay_steps=1000, weight_decay=0.0),
     outer=dict(optimizer='sgd', learning_rate=1.0),
-  )  # fmt: skip
+  )
   made = small.make_programs(s, 2)
   state = small.train(small.make_job(made, holdout=ROWS, publish=True), tmp_path)
   rows = [row for row in small.metrics.read_rows(tmp_path) if row['kind'] == 'phase']

@@ -153,12 +153,15 @@ def test_weights_are_positive_and_bounded(weight):
     ExactSum().add(weight, random_tree(1, 0), random_tree(1, 1))
 
 
-@pytest.mark.parametrize('other, message', [
-  ({'w': np.zeros(2, 'f')}, r'bias: nothing does not belong into a sum of'),
-  ({**random_tree(3, 0)}, r'w: float32\[3\] does not belong into a sum of uint64\[2\]'),
-  ({**random_tree(2, 0), 'more': np.zeros(1, 'f')}, r'more: float32\[1\] does not belong into a sum of nothing'),
-  ({**random_tree(2, 0), 'w': np.zeros(2)}, r'w: float64\[2\] does not'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'other, message',
+  [
+    ({'w': np.zeros(2, 'f')}, r'bias: nothing does not belong into a sum of'),
+    ({**random_tree(3, 0)}, r'w: float32\[3\] does not belong into a sum of uint64\[2\]'),
+    ({**random_tree(2, 0), 'more': np.zeros(1, 'f')}, r'more: float32\[1\] does not belong into a sum of nothing'),
+    ({**random_tree(2, 0), 'w': np.zeros(2)}, r'w: float64\[2\] does not'),
+  ],
+)
 def test_other_shapes_are_named(other, message):
   made, tree = ExactSum(), random_tree(2, 0)
   made.add(1, tree, tree)

@@ -128,8 +128,11 @@ def test_the_panel_is_escaped_and_coloured():
   assert [attrs['class'] for attrs, _ in parts] == ['prefix', '', 'worse']
   assert parts[0][0]['title'].split('\n')[-1] == 'not counted'
   assert parts[1][0]['title'].split('\n') == [
-    'path 3: a 1, b 1', '2.250 nats a token', 'base 3.000', 'difference -0.750'
-  ]  # fmt: skip
+    'path 3: a 1, b 1',
+    '2.250 nats a token',
+    'base 3.000',
+    'difference -0.750',
+  ]
   assert panel.tags.count('sup') == 2  # the last chunk has the same path as the one before it
   words = '3.000 nats a token under the base, 2.500 under path 1, 2.250 with paths chosen anew.'
   assert words in panel.words
@@ -250,7 +253,10 @@ def test_the_stages_own_choice_of_chunks():
 def test_nobody_loses_pythons_inspect():
   """Not even who runs a file in the package's folder, which Python then searches first."""
   done = subprocess.run(
-    [sys.executable, '-c', 'import inspect; print(inspect.signature(print))'], cwd=ROOT / 'dipaco_jax',
-    capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    [sys.executable, '-c', 'import inspect; print(inspect.signature(print))'],
+    cwd=ROOT / 'dipaco_jax',
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
   assert done.returncode == 0, done.stderr

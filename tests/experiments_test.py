@@ -165,10 +165,14 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
   assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
   for words, results in (
-    (['lower', 'dense', 'grid'], sure), (['unclear', 'grid', 'dense'], sure), (['lower', 'grid', 'dense'], unsure),
-    (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)), (['unclear', 'grid', 'gone'], sure),
-    (['unclear', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)), (['nicer', 'grid', 'dense'], sure),
-  ):  # fmt: skip
+    (['lower', 'dense', 'grid'], sure),
+    (['unclear', 'grid', 'dense'], sure),
+    (['lower', 'grid', 'dense'], unsure),
+    (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)),
+    (['unclear', 'grid', 'gone'], sure),
+    (['unclear', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)),
+    (['nicer', 'grid', 'dense'], sure),
+  ):
     with pytest.raises(ValueError):
       claims.render(words, results)
 

@@ -197,9 +197,10 @@ def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path
       place.write(f'llama/{file.name}', file.read_bytes())
     s = run.settings
     s = dataclasses.replace(
-      s, pretrain=dataclasses.replace(s.pretrain, init=f'{url}/llama'),
+      s,
+      pretrain=dataclasses.replace(s.pretrain, init=f'{url}/llama'),
       tokenizer=dataclasses.replace(s.tokenizer, model_file=f'{url}/llama/tokenizer.model'),
-    )  # fmt: skip
+    )
     hf_checkpoint.check(s)
     found, _ = hf_checkpoint.load(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
     assert (found['block_0/mlp/up'] == checkpoint.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()

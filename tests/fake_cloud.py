@@ -48,8 +48,6 @@ exit "$(< "$FAKE_CLOUD/ends")"
 """
 
 
-
-
 class Cloud:
   """A fake one in a folder, and the script beside it."""
 
@@ -86,9 +84,13 @@ class Cloud:
   def start(self, *args: str) -> subprocess.Popen:
     """As from a terminal, where Ctrl-C goes to all processes of the foreground."""
     return subprocess.Popen(
-      [sys.executable, '-ISc', LISTENING, SCRIPT, *args], env=self.env, text=True, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+      [sys.executable, '-ISc', LISTENING, SCRIPT, *args],
+      env=self.env,
+      text=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      start_new_session=True,
+    )
 
   def __call__(self, *args: str, status: int = 0) -> tuple[str, str]:
     return ended(self.start(*args), status)

@@ -63,8 +63,9 @@ def plainly(run, r: Request) -> tuple[list[int], list[int]]:
 MIXED = (0, 1.0), (0.8, 0.7), (1, 1), (0.0, 1.0)  # temperature, top_p
 PROMPTS = st.builds(
   lambda seed, length: tuple(np.random.default_rng(seed).integers(3, 330, length).tolist()),
-  st.integers(0, 99), st.integers(1, 60),
-)  # fmt: skip
+  st.integers(0, 99),
+  st.integers(1, 60),
+)
 REQUESTS = st.builds(
   Request, PROMPTS, max_tokens=st.integers(1, 30), path=st.none(), temperature=st.sampled_from([0.0, 0.8]),
   top_k=st.sampled_from([0, 5]), top_p=st.sampled_from([0.7, 1.0]), seed=st.integers(0, 9),

@@ -78,8 +78,11 @@ def test_an_axis_is_either_the_levels_or_lacking(axes_and_level):
 
 def test_the_special_cases_are_configs():
   grid = Grid({'a': 4, 'b': 3, 'replica': 2})
-  counts = {axes: (grid.num_modules(level), grid.paths_through(level))
-            for axes in ((), ('a',), ('a', 'b'), grid.names) for level in [Level('x', '.*', axes)]}  # fmt: skip
+  counts = {
+    axes: (grid.num_modules(level), grid.paths_through(level))
+    for axes in ((), ('a',), ('a', 'b'), grid.names)
+    for level in [Level('x', '.*', axes)]
+  }
   assert counts == {(): (1, 24), ('a',): (4, 6), ('a', 'b'): (12, 2), grid.names: (24, 1)}
   dense = Grid()
   assert (dense.num_paths, dense.coordinates(0), dense.path(())) == (1, (), 0)

@@ -52,7 +52,7 @@ MODELS = {
   'llama': lambda: train(vocab_size=900, split_digits=True, **LLAMA),
   'gemma': lambda: train(vocab_size=900, add_dummy_prefix=False, user_defined_symbols=['\n\n', '<mask>'], **LLAMA),
   't5': lambda: train(vocab_size=600, model_type='unigram', pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -31,7 +31,15 @@ def compiled(name, data, shard_states=False, devices=8):
     'begin': (stacked[0], turn),
     'steps': (params, state, rows, rows, np.int32(0), weights, turn),
     'finish': (
-      stacked[2], stacked[0], programs.usual(stacked[1]), params, state, weights, weights, *[np.int32(2)] * 2, turn,
+      stacked[2],
+      stacked[0],
+      programs.usual(stacked[1]),
+      params,
+      state,
+      weights,
+      weights,
+      *[np.int32(2)] * 2,
+      turn,
     ),
     'outer': (*stacked, weights),
   }[name]

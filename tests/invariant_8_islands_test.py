@@ -98,14 +98,16 @@ def check_losses(facts: registry.Registry, run):
   """Of the first phase, which begins from the base: equal to the bit. And all that are there."""
   expected = {
     (path, row['phase'], row['step']): loss
-    for row in metrics.read_rows(run.workdir) if row['kind'] == 'step' and row['stage'] == 'train'
+    for row in metrics.read_rows(run.workdir)
+    if row['kind'] == 'step' and row['stage'] == 'train'
     for path, loss in zip(row['paths'], row['loss'], strict=True)
-  }  # fmt: skip
+  }
   s = run.settings
   found = {
     (int(fact.key), fact.number, s.pretrain.steps + fact.number * s.train.steps_per_phase + after): loss
-    for fact in facts.facts('checkpoint') for after, loss, *_ in fact.meta['rows']
-  }  # fmt: skip
+    for fact in facts.facts('checkpoint')
+    for after, loss, *_ in fact.meta['rows']
+  }
   assert found.keys() == expected.keys()
   for at, loss in found.items():
     assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
@@ -165,9 +167,11 @@ def test_three_workers_as_one_process(tmp_path):
   tests = pathlib.Path(__file__).parent
   flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   env = os.environ | {
-    'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': f'{tests}:{tests.parent}',
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': flags,
+    'PYTHONPATH': f'{tests}:{tests.parent}',
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-  }  # fmt: skip
+  }
   alone, three = tmp_path / 'alone', tmp_path / 'three'
   local = str(tests.parent / 'launch' / 'local.py')
   for command in (

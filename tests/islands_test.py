@@ -169,9 +169,11 @@ def test_trees_that_are_damaged_are_made_again(machine, backend, prepared, undis
 
 
 SPOILED = (
-  ('base/inner.safetensors', tiny_run.flip_a_bit, False), ('base/params.safetensors', pathlib.Path.unlink, True),
-  ('shards/0/1/train.array_record', tiny_run.flip_a_bit, True), ('shards/0', shutil.rmtree, False),
-)  # fmt: skip
+  ('base/inner.safetensors', tiny_run.flip_a_bit, False),
+  ('base/params.safetensors', pathlib.Path.unlink, True),
+  ('shards/0/1/train.array_record', tiny_run.flip_a_bit, True),
+  ('shards/0', shutil.rmtree, False),
+)
 
 
 @pytest.mark.parametrize('name, damage, far', slow.but(SPOILED, SPOILED[0], SPOILED[1]))
@@ -250,9 +252,13 @@ def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, u
   facts.close()
 
 
-@pytest.mark.parametrize('point, words', [
-  ('before write objects/paths/0/2-low', 'No space left on device'), ('before complete train 2 0', 'disk is full'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'point, words',
+  [
+    ('before write objects/paths/0/2-low', 'No space left on device'),
+    ('before complete train 2 0', 'disk is full'),
+  ],
+)
 def test_a_full_disk(point, words, machine, prepared, undisturbed, tmp_path, caplog):
   """It has room again a second later."""
   with small_disk(tmp_path / 'disk', 64 << 20) as disk:

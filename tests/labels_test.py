@@ -106,9 +106,9 @@ def test_additive_is_the_least_squares_fit(shape):
   rng = np.random.default_rng(2)
   paths_NM = np.stack([rng.permutation(math.prod(shape))[:9] for _ in range(20)])
   points = list(itertools.product(*map(range, shape)))
-  terms = np.array([
-    [1.0, *(float(c == k) for c, size in zip(point, shape, strict=True) for k in range(size))] for point in points
-  ])  # fmt: skip
+  terms = np.array(
+    [[1.0, *(float(c == k) for c, size in zip(point, shape, strict=True) for k in range(size))] for point in points]
+  )
   expected = []
   for scores_P, paths_M in zip(scores_NP, paths_NM, strict=True):
     fit, *_ = np.linalg.lstsq(terms[paths_M], scores_P[paths_M], rcond=1e-9)

@@ -43,9 +43,13 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
     (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(base))
   num_paths, width = layout.grid.num_paths, s.model.width
   fitted = {
-    'mean': np.zeros(width), 'scale': np.ones(width), 'hidden': np.zeros((width, 0)), 'hidden_bias': np.zeros(0),
-    'centroids': rng.normal(size=(num_paths, width)), 'bias': np.zeros(num_paths),
-  }  # fmt: skip
+    'mean': np.zeros(width),
+    'scale': np.ones(width),
+    'hidden': np.zeros((width, 0)),
+    'hidden_bias': np.zeros(0),
+    'centroids': rng.normal(size=(num_paths, width)),
+    'bias': np.zeros(num_paths),
+  }
   fitted = {name: x.astype('f') for name, x in fitted.items()}
   with checkpoint.publish_directory(workdir / 'routing' / '0') as aside:
     (aside / 'router.safetensors').write_bytes(checkpoint.to_bytes(fitted))

@@ -110,9 +110,13 @@ def test_the_largest_dimension_that_divides_is_sharded(shape, expected):
   assert place({'a': 4}, 4, shard_states=True).data_dim(shape) is None
 
 
-@pytest.mark.parametrize('data, rows, words', [
-  (9, 4, 'config.mesh.data=9 is more than the 8 devices'), (3, 4, 'config.train.batch_size=4 is not divided by'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'data, rows, words',
+  [
+    (9, 4, 'config.mesh.data=9 is more than the 8 devices'),
+    (3, 4, 'config.train.batch_size=4 is not divided by'),
+  ],
+)
 def test_what_cannot_be_is_said(data, rows, words):
   with pytest.raises(ValueError, match=words):
     place({'a': 2}, 8, data, rows)

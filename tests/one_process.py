@@ -214,9 +214,10 @@ class Machine:
     made, before = self.islands(place, workdir), set(threading.enumerate())
     executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
     performs = {
-      **dict.fromkeys(worker.KINDS, worker.perform), **dict.fromkeys(evaluator.KINDS, evaluator.perform),
+      **dict.fromkeys(worker.KINDS, worker.perform),
+      **dict.fromkeys(evaluator.KINDS, evaluator.perform),
       **dict.fromkeys(outer_executor.KINDS, executor.perform),
-    }  # fmt: skip
+    }
     try:
       perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
       leases.Role(made, 'all', KINDS, perform, fetches={'train': worker.fetch}).serve()

@@ -29,9 +29,13 @@ from dipaco_jax.registry_schema import TASKS
 from dipaco_jax.screening_of_islands import begins_anew, heed, resume
 
 KINDS = {
-  'worker-0': ('prepare', 'train', 'reroute'), 'worker-1': ('prepare', 'train', 'reroute'), 'outer-0': ('outer',),
-  'outer-1': ('outer',), 'evaluator-0': ('evaluate', 'finish'), 'monitor-0': (),
-}  # fmt: skip
+  'worker-0': ('prepare', 'train', 'reroute'),
+  'worker-1': ('prepare', 'train', 'reroute'),
+  'outer-0': ('outer',),
+  'outer-1': ('outer',),
+  'evaluator-0': ('evaluate', 'finish'),
+  'monitor-0': (),
+}
 SPEEDS = 1, 1, 1, 0.3, 0.02  # relative; the last is as good as stopped
 STEPS = 1, 2, 4, 8, 16, 32, 64  # between one turn and another, of a process
 FAULTS = {'killed': 0.05, 'expired': 0.1, 'damaged': 0.02}  # for each turn

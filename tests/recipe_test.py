@@ -35,9 +35,11 @@ def test_longer_phases_win_unless_they_cost_something():
 def test_a_table_names_what_diverged():
   lines = recipe.table([found(8, 3.5, 'the config'), found(2, math.inf, 'tau 2')], found(8, 3.25, 'dense')).splitlines()
   assert [line.split() for line in lines] == [
-    ['loss', 'less', 'dense', 'averaging', 'gap', 'seconds'], ['dense', '3.250', '60'],
-    ['the', 'config', '3.500', '+0.250', '+0.010', '60'], ['tau', '2', 'diverged', '+0.010', '60'],
-  ]  # fmt: skip
+    ['loss', 'less', 'dense', 'averaging', 'gap', 'seconds'],
+    ['dense', '3.250', '60'],
+    ['the', 'config', '3.500', '+0.250', '+0.010', '60'],
+    ['tau', '2', 'diverged', '+0.010', '60'],
+  ]
 
 
 class Planned:

@@ -64,7 +64,10 @@ def test_no_password_is_said(url, monkeypatch, capsys):
   assert 'secret' not in str(refused.value)
 
 
-@pytest.mark.parametrize('words', ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b', 'x://USER:PASSWORD@HOST/y'])
+@pytest.mark.parametrize(
+  'words',
+  ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b', 'x://USER:PASSWORD@HOST/y'],
+)
 def test_what_is_no_password_is_said(words):
   assert plain.redacted(words) == words
 

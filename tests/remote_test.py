@@ -46,9 +46,11 @@ def test_globs_match_as_on_disk(tmp_path, bucket, pattern):
 def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   lines = ''.join(json.dumps({'text': f'line {i} ' * 50, 'domain': 'ab'[i % 2]}) + '\n' for i in range(20_000)).encode()
   contents = {
-    'a.jsonl': lines, 'b.jsonl.gz': gzip.compress(lines, 1), 'c.json.zst': zstandard.compress(lines),
+    'a.jsonl': lines,
+    'b.jsonl.gz': gzip.compress(lines, 1),
+    'c.json.zst': zstandard.compress(lines),
     'd.txt': b'some words\n\n' * 1000,
-  }  # fmt: skip
+  }
   for name, content in contents.items():
     (tmp_path / name).write_bytes(content)
     bucket.write(f'text/{name}', content)

@@ -352,8 +352,10 @@ def test_drift_against_numpy(runs):
 
   base = load_file(workdir / 'base' / 'params.safetensors')
   for slab, found in drift.measure(workdir, 12, grid, levels):
-    files = [workdir / 'modules' / '12' / slab.level.name / f'{"-".join(map(str, m))}.safetensors'
-             for m in grid.modules(slab.level)]  # fmt: skip
+    files = [
+      workdir / 'modules' / '12' / slab.level.name / f'{"-".join(map(str, m))}.safetensors'
+      for m in grid.modules(slab.level)
+    ]
     modules = np.stack([np.concatenate([load_file(f)[n].ravel() for n in slab.names]) for f in files]).astype(float)
     start = np.concatenate([base[n].ravel() for n in slab.names]).astype(float)
     norm = np.linalg.norm(start)
@@ -370,8 +372,9 @@ def test_slabs_follow_the_network():
   found = drift.slabs(levels, [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel'])
   parts = [('ends', 'embed, block 0'), ('middle', 'blocks 1-10'), ('ends', 'block 11, final norm, head')]
   assert [(slab.level.name, slab.parts) for slab in found] == parts
-  assert sorted(n for slab in found for n in slab.names) == sorted([*names, 'embed/tokens', 'final_norm/scale',
-                                                                    'head/kernel'])  # fmt: skip
+  assert sorted(n for slab in found for n in slab.names) == sorted(
+    [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel']
+  )
 
 
 def test_levels_that_share_blocks_are_slabs_of_their_own():

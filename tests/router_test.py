@@ -77,9 +77,13 @@ def test_a_router_is_its_arrays(hidden):
   fitted, z_ND = random_mlp(8, hidden, 6), hidden_like(50, 8)
   arrays = safetensors.load(safetensors.save(fitted._asdict()))
   assert {name: x.shape for name, x in arrays.items()} == {
-    'mean': (8,), 'scale': (8,), 'hidden': (8, hidden), 'hidden_bias': (hidden,), 'centroids': (6, hidden or 8),
+    'mean': (8,),
+    'scale': (8,),
+    'hidden': (8, hidden),
+    'hidden_bias': (hidden,),
+    'centroids': (6, hidden or 8),
     'bias': (6,),
-  }  # fmt: skip
+  }
   np.testing.assert_array_equal(router.route(router.Router(**arrays), z_ND), router.route(fitted, z_ND))
 
 

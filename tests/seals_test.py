@@ -155,7 +155,7 @@ TREES = (
     'report.json': 'report.json',
     'tokenize-1/sequences/0/x': 'tokenize-1 stages/tokenize.json',
   }.items(),
-)  # fmt: skip
+)
 def test_what_is_to_be_removed(name, removed, tmp_path):
   workdir = tmp_path / 'shards' / 'run'  # where somebody keeps his runs
   for each in TREES:
@@ -174,9 +174,11 @@ def test_what_is_to_be_removed(name, removed, tmp_path):
 
 def test_it_is_the_user_s_to_mend(tmp_path):
   for action in (
-    lambda: seals.check(tmp_path / 'base' / 'none'), lambda: seals.read_json(tmp_path / 'stages' / 'train.json'),
-    lambda: records.record_reader(str(tmp_path / 'none')), lambda: checkpoint.best_versions(tmp_path),
-  ):  # fmt: skip
+    lambda: seals.check(tmp_path / 'base' / 'none'),
+    lambda: seals.read_json(tmp_path / 'stages' / 'train.json'),
+    lambda: records.record_reader(str(tmp_path / 'none')),
+    lambda: checkpoint.best_versions(tmp_path),
+  ):
     with pytest.raises(seals.Damaged) as info:
       action()
     assert checks.is_input_error(info.value) and 'is missing' in str(info.value) and info.value.errno is None
@@ -206,9 +208,10 @@ def test_flipped_signs_and_changed_routes_are_noticed(workdir):
   (workdir / 'routing' / '0' / 'train.npy').unlink()
   np.save(workdir / 'routing' / '0' / 'train.npy', routes)
   for read, words in (
-    (run.base, 'remove .*/base and .*/stages/pretrain.json,'), (lambda: run.routed('train', 0), 'routing/0/train.npy'),
+    (run.base, 'remove .*/base and .*/stages/pretrain.json,'),
+    (lambda: run.routed('train', 0), 'routing/0/train.npy'),
     (lambda: trained.Trained(str(workdir)).router, r'base/params\.safetensors'),
-  ):  # fmt: skip
+  ):
     with pytest.raises(seals.Damaged, match=words):
       read()
   run.metrics.close()
@@ -301,4 +304,3 @@ def test_a_run_without_seals_is_read(tmp_path):
   file.write_bytes(file.read_bytes()[:100])
   with pytest.raises(seals.Damaged, match='base/params'):
     trained.Trained(workdir).router.path('The fox')
-

@@ -198,9 +198,10 @@ def test_missing_and_damaged_files(tmp_path):
   for name in ('train.array_record', 'train.documents', 'meta.json'):
     (folder / name).unlink()
   for name, action in (
-    ('train.array_record', lambda: sequences.read([0])), ('train.documents', sequences.columns),
+    ('train.array_record', lambda: sequences.read([0])),
+    ('train.documents', sequences.columns),
     ('meta.json', lambda: Sequences(tmp_path / 'a', 'train')),
-  ):  # fmt: skip
+  ):
     with pytest.raises(ValueError, match=rf'0/{name} is missing'):
       action()
 

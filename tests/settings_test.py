@@ -61,9 +61,7 @@ def test_round_trip_through_json():
   assert {type(section) for section in vars(s).values()} <= {int, tuple, *typing.get_type_hints(Settings).values()}
 
 
-@pytest.mark.parametrize(
-  'given, globs', [('my/*.txt', ('my/*.txt',)), ('a,b', ('a', 'b')), (['a', 'b'], ('a', 'b'))]
-)  # fmt: skip
+@pytest.mark.parametrize('given, globs', [('my/*.txt', ('my/*.txt',)), ('a,b', ('a', 'b')), (['a', 'b'], ('a', 'b'))])
 def test_globs_may_be_one_string(given, globs):
   assert from_dict({'data': {'source': 'files', 'train': given}}).data.train == globs
   assert from_dict({'data': {'validation': ''}}).data.validation == ()

@@ -85,11 +85,14 @@ THREAD = '  threading.Thread(target=time.sleep, args=(30,)).start()\n'
 @pytest.mark.parametrize(
   'last, status, words',
   [
-    ('', 0, ''), ('  sys.exit(3)', 3, ''), ("  sys.exit('so')", 1, 'so\n'),
-    ('  raise ValueError(5)', 1, 'ValueError: 5'), ('  raise BrokenPipeError', 141, ''),
+    ('', 0, ''),
+    ('  sys.exit(3)', 3, ''),
+    ("  sys.exit('so')", 1, 'so\n'),
+    ('  raise ValueError(5)', 1, 'ValueError: 5'),
+    ('  raise BrokenPipeError', 141, ''),
     ('  send(signal.SIGINT); time.sleep(9)', 130, 'stopped'),
   ],
-)  # fmt: skip
+)
 def test_no_thread_holds_the_process_up(last, status, words):
   assert words in ended(THREAD + last, status=status)[1]
 
@@ -115,10 +118,12 @@ CLOSING = """
 @pytest.mark.parametrize(
   'pause, broken, last, status, words',
   [
-    (0, 'int', 'pass', 0, ''), (1, 'int', 'pass', 0, ''), (0, 'int, "x"', 'pass', 1, 'ValueError'),
+    (0, 'int', 'pass', 0, ''),
+    (1, 'int', 'pass', 0, ''),
+    (0, 'int, "x"', 'pass', 1, 'ValueError'),
     (0, 'int, "x"', 'raise OSError(7)', 1, 'OSError: 7'),
   ],
-)  # fmt: skip
+)
 def test_all_is_closed(pause, broken, last, status, words):
   out, err = ended(CLOSING.format(pause=pause, broken=broken, last=last), status=status)
   assert out == 'closed\n' and words in err

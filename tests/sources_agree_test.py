@@ -52,10 +52,13 @@ def sources(folder: pathlib.Path) -> dict[str, dict]:
     'tfrecord': tfds | {'data_dir': str(folder / 'tfrecord')},
     'array_record': tfds | {'data_dir': str(folder / 'array_record')},
     'seqio': {
-      'source': 'seqio', 'name': 'my_task', 'module': 'one_task', 'text_key': 'targets',
+      'source': 'seqio',
+      'name': 'my_task',
+      'module': 'one_task',
+      'text_key': 'targets',
       'data_dir': str(folder / 'tfrecord'),
     },
-  }  # fmt: skip
+  }
 
 
 def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[str, bytes]:

@@ -68,8 +68,10 @@ def test_training_the_dense_control(tmp_path, held):
     writer.write('step', 'control', 15, step=315, phase=1, paths=[0], loss=[2.5], tokens_per_s=100.0)
   lines = status.status(tmp_path).splitlines()
   assert lines[:3] == [
-    f'{tmp_path}: evaluating (stage 5 of 5)', 'first the dense control:', 'phase 2 of 3, step 315 of 330, 50% of it'
-  ]  # fmt: skip
+    f'{tmp_path}: evaluating (stage 5 of 5)',
+    'first the dense control:',
+    'phase 2 of 3, step 315 of 330, 50% of it',
+  ]
   assert lines[3].startswith('loss 2.500, 100 tokens/s')
 
 

@@ -39,16 +39,18 @@ def make_config(axes, phases, tau, pretrain_steps) -> settings.Settings:
   if len(names) == 2:
     ends = ('ends', 'embed|block_[05]/|final_norm', tuple(names))
     levels = [('lower', 'block_[12]/', ('a',)), ('upper', 'block_[34]/', ('b',)), ends]
-  return settings.from_dict({
-    'grid': dict(axes),
-    'levels': levels,
-    'model': {'width': 32, 'num_layers': 6, 'num_heads': 2, 'head_dim': 16, 'mlp_dim': 64, 'seq_len': 128},
-    'tokenizer': {'vocab_size': 256},
-    'pretrain': {'steps': pretrain_steps, 'batch_size': 32},
-    'train': {'phases': phases, 'steps_per_phase': tau, 'batch_size': 32},
-    'routing': {'method': 'kmeans' if axes else 'single'},
-    'evaluate': {'control': bool(axes)},
-  })  # fmt: skip
+  return settings.from_dict(
+    {
+      'grid': dict(axes),
+      'levels': levels,
+      'model': {'width': 32, 'num_layers': 6, 'num_heads': 2, 'head_dim': 16, 'mlp_dim': 64, 'seq_len': 128},
+      'tokenizer': {'vocab_size': 256},
+      'pretrain': {'steps': pretrain_steps, 'batch_size': 32},
+      'train': {'phases': phases, 'steps_per_phase': tau, 'batch_size': 32},
+      'routing': {'method': 'kmeans' if axes else 'single'},
+      'evaluate': {'control': bool(axes)},
+    }
+  )
 
 
 def write_json(path: pathlib.Path, value):
@@ -166,8 +168,9 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
                  perplexity_by_path=[perplexity * math.exp(x) for x in level],
                  perplexity_by_domain={n: perplexity for n in results['tokenize']['domains']})  # fmt: skip
     if config.evaluate.control and results.get('evaluate') and phases == config.train.phases:
-      writer.write('evaluation', 'control', done, phase=phase + 1, step=start + done,
-                   perplexity=11.47 + 2 * math.exp(-done / 150))  # fmt: skip
+      writer.write(
+        'evaluation', 'control', done, phase=phase + 1, step=start + done, perplexity=11.47 + 2 * math.exp(-done / 150)
+      )
   writer.close()
   if train:
     write_json(workdir / 'paths' / 'best.json', {'version': version.tolist(), 'holdout_loss': best.tolist()})

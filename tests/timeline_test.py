@@ -46,15 +46,20 @@ def test_a_fact_tells_of_the_bytes_since_the_one_before(islands):
   assert first.meta == {'x': 1, 'role': 'worker', 'bytes_in': 5, 'bytes_out': 5} and other.meta == {}
   islands.storage.write('b', b'123')
   (second,) = role.counted([Fact('checkpoint', '2', 0, '', '', {})])
-  islands.registry.put([first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7,
-                                                                                'bytes_out': 0})])  # fmt: skip
+  islands.registry.put(
+    [first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7, 'bytes_out': 0})]
+  )
   found = history_of_islands.bytes_by_role(islands)
   assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
 
 
 def test_rows():
-  tasks = [Task('outer-0', 'outer', 1, 3, 5), Task('worker-10', 'train', 1, 0, 4), Task('worker-9', 'train', 2, 4, 6),
-           Task('worker-9', 'train', 1, 0, 5)]  # fmt: skip
+  tasks = [
+    Task('outer-0', 'outer', 1, 3, 5),
+    Task('worker-10', 'train', 1, 0, 4),
+    Task('worker-9', 'train', 2, 4, 6),
+    Task('worker-9', 'train', 1, 0, 5),
+  ]
   found = timeline_plot.rows(tasks)
   assert list(found) == ['worker-9', 'worker-10', 'outer-0']
   assert found['worker-9'] == [Task('worker-9', 'train', 1, 0, 4), Task('worker-9', 'train', 2, 4, 6)]

@@ -109,7 +109,7 @@ def test_what_is_not_proved_blank_is_not_formatted(cloud, byte_at):
 
 def test_arguments_arrive_as_they_are(cloud):
   cloud.installed()
-  odd = ["--config.data.train=/mnt/mine/two words/it's $HOME*.txt,\"x\"", '--config.data.text_key=', '--name=a;b&c']
+  odd = ['--config.data.train=/mnt/mine/two words/it\'s $HOME*.txt,"x"', '--config.data.text_key=', '--name=a;b&c']
   out, err = cloud(*RUN, *odd)
   for file in cloud.folder.glob('hosts/*/arguments'):
     assert file.read_text().split('\0')[:-1] == ['-m', 'dipaco_jax.main', '--distributed', *PROGRAM, *odd]
@@ -144,7 +144,7 @@ def test_a_dry_run_prints_what_is_called(cloud, command):
   out, err = cloud(command, *TPU, '--dry_run')
   assert not cloud.calls() and not err
   cloud(command, *TPU)
-  printed = re.findall(r"^gcloud (.*?)(?=^gcloud|^tar|\Z)", out, re.MULTILINE | re.DOTALL)
+  printed = re.findall(r'^gcloud (.*?)(?=^gcloud|^tar|\Z)', out, re.MULTILINE | re.DOTALL)
   temporary = re.compile(r'/\S*/dipaco_jax.tar.gz')
   assert [temporary.sub('', ' '.join(shlex.split(line))) for line in printed] == [
     temporary.sub('', ' '.join(call)) for call in cloud.calls()

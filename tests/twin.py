@@ -189,8 +189,12 @@ def train(
         own[path] if path in own else path_params(modules, grid, owner, path),
         states[path],
         [batches(path, own_step[path] + i) for i in range(tau)],
-        first_step, loss_fn, config.inner, total_steps, config.pretrain.steps,
-      )  # fmt: skip
+        first_step,
+        loss_fn,
+        config.inner,
+        total_steps,
+        config.pretrain.steps,
+      )
       rows[path] = row_weights(states[path], config.inner) if config.inner.optimizer == 'adamw' else None
       own_step[path] += tau
       if not config.inner.keep_state:

@@ -105,10 +105,14 @@ def test_outer_step_by_hand():
   moved, momenta = twin.outer_step(modules, {}, new, [1, 3, 2, 100], grid, LEVELS, outer)
   shift = {module: next(iter(moved[module].values())) - next(iter(modules[module].values())) for module in moved}
   expected = {
-    ('ends', (0, 0)): 1, ('ends', (0, 1)): 2, ('ends', (1, 0)): 3, ('ends', (1, 1)): 0,
-    ('middle', (0,)): 2**0.5 * (1 * 1 + 3 * 2) / 4, ('middle', (1,)): 3,
+    ('ends', (0, 0)): 1,
+    ('ends', (0, 1)): 2,
+    ('ends', (1, 0)): 3,
+    ('ends', (1, 1)): 0,
+    ('middle', (0,)): 2**0.5 * (1 * 1 + 3 * 2) / 4,
+    ('middle', (1,)): 3,
     ('all', ()): 3**0.5 * (1 * 1 + 3 * 2 + 2 * 3) / 6,
-  }  # fmt: skip
+  }
   assert {module: pytest.approx(x) for module, x in shift.items()} == expected
   assert ('ends', (1, 1)) not in momenta
 

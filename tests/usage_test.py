@@ -83,7 +83,7 @@ def test_an_installed_wheel(tmp_path):
   elsewhere = {'cwd': tmp_path / 'empty', 'package': tmp_path / 'site'}
   assert '0: all; the first so many' in run('dipaco_jax.main', '--help', **elsewhere)
   refused = run('dipaco_jax.main', '--config=tiny:dens', '--workdir=x', status=2, **elsewhere)
-  assert f"--config={tmp_path}/site/dipaco_jax/configs/tiny.py, line " in refused and "variant 'dens'" in refused
+  assert f'--config={tmp_path}/site/dipaco_jax/configs/tiny.py, line ' in refused and "variant 'dens'" in refused
   large = '--config.train.batch_size=100000'
   assert 'more text' in run('dipaco_jax.main', '--config=tiny', '--workdir=x', large, status=2, **elsewhere)
   assert not any((tmp_path / 'empty').iterdir())
