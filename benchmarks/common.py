@@ -55,10 +55,10 @@ def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Set
 
 def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> programs.Programs:
   """What the run computes with on these devices."""
-  transformer = model.make(s.model, flags.FLAGS.vocab_size)
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(transformer))
+  network = model.make(s.model, flags.FLAGS.vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, model.shapes(network))
   placement = mesh.place(layout.grid, s.mesh, {'train.batch_size': s.train.batch_size}, devices)
-  return programs.make(s, placement, layout, transformer)
+  return programs.make(s, placement, layout, network)
 
 
 def write_run(workdir: pathlib.Path, s: settings.Settings):

@@ -206,8 +206,8 @@ def _compute_features(run: run_lib.Run, split: str, indices: np.ndarray) -> Iter
 
 
 @functools.cache
-def _features_program(transformer: model.Transformer):
-  return jax.jit(lambda params, tokens: model.features(transformer, params, tokens))
+def _features_program(network: model.Transformer):
+  return jax.jit(lambda params, tokens: model.features(network, params, tokens))
 
 
 def router_data(run: run_lib.Run) -> np.ndarray:

@@ -50,14 +50,14 @@ def items(
 
 
 @functools.cache
-def load(module: str, source: str) -> Any:
+def load(module: str, name: str) -> Any:
   """A library that needs TensorFlow, which is kept off accelerators."""
   try:
     with _mute():
       tf = importlib.import_module('tensorflow')
       loaded = importlib.import_module(module)
   except ImportError as e:
-    raise ValueError(f"config.data.source={source!r} needs {e.name}: pip install 'dipaco_jax[c4]'") from e
+    raise ValueError(f"config.data.source={name!r} needs {e.name}: pip install 'dipaco_jax[c4]'") from e
   for kind in ('GPU', 'TPU'):
     tf.config.set_visible_devices([], kind)
   return loaded

@@ -222,9 +222,9 @@ def test_the_command(undisturbed, tmp_path):
   )
   found = excerpts.of_text(trained.Trained(str(undisturbed)), words, 16, None, None)
   assert out == excerpts_text.make(found, FOUR, False) + '\n' and not err
-  page = Spans((tmp_path / 'x.html').read_text())
-  assert not page.fetched and 'script' not in page.tags and page.tags.count('h1') == 1
-  assert out.count('[path ') == page.tags.count('sup')
+  spans = Spans((tmp_path / 'x.html').read_text())
+  assert not spans.fetched and 'script' not in spans.tags and spans.tags.count('h1') == 1
+  assert out.count('[path ') == spans.tags.count('sup')
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,9 @@ def test_report(reports, name):
   assert set(FIELDS) <= set(found)
   page = Page(text)
   assert not page.fetched
-  pictures = sorted(p.name for p in (workdir / 'plots').iterdir())
-  assert all(p.endswith('.png') for p in pictures)
-  assert page.tags.count('figure') == page.tags.count('svg') == len(pictures)
+  drawn = sorted(p.name for p in (workdir / 'plots').iterdir())
+  assert all(p.endswith('.png') for p in drawn)
+  assert page.tags.count('figure') == page.tags.count('svg') == len(drawn)
   assert page.tags.count('h1') == 1 and not page.unlabelled
 
 
@@ -150,8 +150,8 @@ def test_what_is_not_measured_is_none(runs):
 
 def test_page_names_the_key_figures(reports):
   words = ''.join(Page(reports('grid')[2]).words)
-  figures = ('10.31', 'of the paths (10.02 to 10.61)', '10% lower (9 to 11%) than one dense model', '24% lower')
-  for expected in ('16 paths', *figures, '69 times as much', 'a4xb4', 'this run', '5f5f5f'):
+  numbers = ('10.31', 'of the paths (10.02 to 10.61)', '10% lower (9 to 11%) than one dense model', '24% lower')
+  for expected in ('16 paths', *numbers, '69 times as much', 'a4xb4', 'this run', '5f5f5f'):
     assert expected in words
 
 
@@ -276,8 +276,8 @@ def test_a_table_is_never_cut_off():
 def test_a_picture_that_is_alone_has_its_caption_beside_it(reports):
   for name in RUNS:
     for row in reports(name)[2].split('<div class="row">')[1:]:
-      figures = row.split('</figure></div>')[0].count('<figure')
-      assert figures == 2 or 'class="alone"' in row or 'class="wide"' in row
+      count = row.split('</figure></div>')[0].count('<figure')
+      assert count == 2 or 'class="alone"' in row or 'class="wide"' in row
 
 
 def test_early_stopping_that_stops_nothing_is_a_sentence(tmp_path):

@@ -69,15 +69,15 @@ def check_scores(workdir, number, version):
 
 
 def test_what_a_round_reports(rerouted):
-  rounds = tiny_run.record(rerouted, 'train')['result']['rounds']
-  assert len(rounds) == 2
-  for found in rounds:
+  made = tiny_run.record(rerouted, 'train')['result']['rounds']
+  assert len(made) == 2
+  for found in made:
     assert 0 <= found['majority'] <= 1 and found['accuracy'] >= found['majority'] - 0.2
     assert sum(found['label_frequency_by_path']) == pytest.approx(1) and 0 <= found['moved_fraction'] <= 1
     assert found['not_finite_by_path'] == found['given_by_path'] == [0] * 4
     assert min(found['shard_rows']) > 0 and found['scored_pairs'] == 4 * found['router_sequences']
   report = json.loads((rerouted / 'report.json').read_text())
-  assert report['domain_nmi'] == rounds[-1]['domain_nmi'] and 0 <= report['router_accuracy'] <= 1
+  assert report['domain_nmi'] == made[-1]['domain_nmi'] and 0 <= report['router_accuracy'] <= 1
 
 
 def test_rerouting_and_mixtures_are_reported(rerouted):

@@ -67,7 +67,7 @@ def both(given):
 def test_a_task_gives_the_text_that_was_put_in(folder, name):
   """But for what its tokens do not tell, where it keeps nothing else."""
   text.check(data(folder, name))
-  as_it_was = (lambda text: text) if name == 'kept' else (lambda text: text.replace('\u2581', ' '))
+  as_it_was = (lambda words: words) if name == 'kept' else (lambda words: words.replace('\u2581', ' '))
   for documents, given in zip(both(data(folder, name)), (TRAIN, VALIDATION), strict=True):
     assert sorted((d.text, d.domain) for d in documents) == sorted((as_it_was(d['text']), d['domain']) for d in given)
     assert len({d.id for d in documents}) == len(given)
@@ -88,7 +88,7 @@ def test_a_mixture(folder, name):
   train, validation = both(data(folder, name))
   assert len(train) > 60 and len(validation) >= 20  # of two tasks, until one ends
   assert {d.domain for d in train} == set(prepared.KINDS)
-  as_it_was = (lambda text: text) if name == 'mixed' else (lambda text: text.replace('\u2581', ' '))
+  as_it_was = (lambda words: words) if name == 'mixed' else (lambda words: words.replace('\u2581', ' '))
   assert {d.text for d in train} <= {as_it_was(d['text']) for d in TRAIN}
 
 

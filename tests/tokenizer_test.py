@@ -80,7 +80,7 @@ def test_no_text():
 def test_sample_does_not_depend_on_order_but_on_the_seed():
   documents = [(str(i), f'text {i} ' * 10) for i in range(500)]
   chosen = sample(documents, 5000, seed=0)
-  assert 5000 <= sum(len(text) for _, text in chosen) < 5200
+  assert 5000 <= sum(len(piece) for _, piece in chosen) < 5200
   random.Random(0).shuffle(documents)
   assert sample(iter(documents), 5000, seed=0) == chosen
   assert set(sample(documents, 5000, seed=1)) != set(chosen)
