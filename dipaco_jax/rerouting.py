@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, chunk_router, reroute, router, routing, seals, shards, token_losses, validation
+from dipaco_jax import checkpoint, chunk_router, reroute, route_stage, router, seals, shards, token_losses, validation
 from dipaco_jax import run as run_lib
 
 
@@ -48,7 +48,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
   """Token losses of all paths, each at its version, on validation documents or ('train') on router data."""
   s, found = run.settings, run.sequences(split)
-  indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(routing.router_data(run))
+  indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(route_stage.router_data(run))
   rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
   versions = checkpoint.best_versions(run.workdir)
 
@@ -74,7 +74,7 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
     return np.zeros((len(run.sequences('validation')), num_paths), np.float32)
   arrays = checkpoint.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
-  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in routing.features(run, 'validation'))
+  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in route_stage.features(run, 'validation'))
   found = np.concatenate([np.asarray(chunk) for chunk in chunks])
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
 
@@ -91,7 +91,7 @@ def learned_choices(run: run_lib.Run) -> np.ndarray:
 def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   """Fine-tunes the chooser from the base on router data [7.2.2], keeps it, and lets it choose."""
   s, data = run.settings, run.sequences('train')
-  indices, labels_NL = np.flatnonzero(routing.router_data(run)), chunk_router.labels(scored.nll)
+  indices, labels_NL = np.flatnonzero(route_stage.router_data(run)), chunk_router.labels(scored.nll)
 
   def rows(sequences, chosen, length):
     return shards.pad([x.tokens for x in sequences.read(chosen)], length)

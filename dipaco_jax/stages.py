@@ -24,7 +24,7 @@ from dipaco_jax import (
   outer,
   rerouting,
   rounds,
-  routing,
+  route_stage,
   spmd,
   tokenizing,
   validation,
@@ -38,7 +38,7 @@ from dipaco_jax.checks import Diverged
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
   """Every stage up to the last that is not done yet, in order; a finished run is only reported again."""
-  functions = (tokenizing.tokenize, pretrain, routing.route, train, evaluate)
+  functions = (tokenizing.tokenize, pretrain, route_stage.route, train, evaluate)
   upto = settings_lib.STAGES.index(last) + 1
   for name, stage in list(zip(settings_lib.STAGES, functions, strict=True))[:upto]:
     if not run_lib.is_done(run, name):
@@ -64,7 +64,7 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
   params, about = first_parameters(run)
   if checkpoint.any_process((run.workdir / 'base').exists(), 'base'):
     return _pretrained(run) | about
-  routing.write_base_shards(run)
+  route_stage.write_base_shards(run)
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
     state = jobs.train(run, jobs.base_job(run, params))
@@ -138,7 +138,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 
   Where it diverges, the paths are evaluated without it: they are what the run is for.
   """
-  routing.write_base_shards(run)  # one of many processes has none yet
+  route_stage.write_base_shards(run)  # one of many processes has none yet
   with run_lib.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
     try:
       record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record

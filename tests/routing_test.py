@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, history, rounds, router, routing, seals
+from dipaco_jax import checkpoint, history, rounds, route_stage, router, seals
 from dipaco_jax import run as run_lib
 
 
@@ -26,20 +26,20 @@ def opened(undisturbed, workdir, *names):
 def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
   run, fitted = opened(undisturbed, tmp_path, 'sequences', 'base', 'stages')
   expected, folder = np.load(undisturbed / 'routing' / '0' / 'train.npy'), tmp_path / 'parts'
-  monkeypatch.setattr(routing, 'MAX_FEATURE_BYTES', 0)  # as of a text whose features are not kept
-  monkeypatch.setattr(routing, 'FEATURE_ROWS', 64)
-  monkeypatch.setattr(routing, 'PART_ROWS', 128)
+  monkeypatch.setattr(route_stage, 'MAX_FEATURE_BYTES', 0)  # as of a text whose features are not kept
+  monkeypatch.setattr(route_stage, 'FEATURE_ROWS', 64)
+  monkeypatch.setattr(route_stage, 'PART_ROWS', 128)
   assert len(expected) > 3 * 128
 
   for share, there in (((2, 3), {2}), ((0, 3), {0, 2, 3}), ((1, 3), {0, 1, 2, 3})):
-    routing.route_parts(run, fitted, folder, 'train', 1, share)
+    route_stage.route_parts(run, fitted, folder, 'train', 1, share)
     assert {path.name for path in folder.glob('*.npy')} == {f'train-{i}.npy' for i in there}
   np.testing.assert_array_equal(np.concatenate([np.load(folder / f'train-{i}.npy') for i in range(4)]), expected)
   assert not (tmp_path / 'features').exists()
 
   checkpoint.write_array(folder / 'train-1.npy', np.full((128, 1), 7, np.int32))
   (folder / 'train-2.npy').unlink()
-  routing.route_parts(run, fitted, folder, 'train', 1, (0, 1))
+  route_stage.route_parts(run, fitted, folder, 'train', 1, (0, 1))
   assert (np.load(folder / 'train-1.npy') == 7).all()
   np.testing.assert_array_equal(np.load(folder / 'train-2.npy'), expected[256:384])
   run.metrics.close()
@@ -52,11 +52,11 @@ def test_what_is_routed_needs_no_features_and_its_parts_go(undisturbed, tmp_path
   for split in ('train', 'validation'):
     np.save(folder / f'{split}-0.npy', np.load(routed / f'{split}.npy').reshape(len(run.sequences(split)), -1))
   killed = shutil.copytree(folder, tmp_path / 'as it was')
-  monkeypatch.setattr(routing, 'MAX_FEATURE_BYTES', 0)
+  monkeypatch.setattr(route_stage, 'MAX_FEATURE_BYTES', 0)
 
   for _ in range(2):
-    routing.publish_router(run, 0, lambda: (fitted, {}))
-    routing.write_shards(run, 0)
+    route_stage.publish_router(run, 0, lambda: (fitted, {}))
+    route_stage.write_shards(run, 0)
     assert sorted(path.name for path in (tmp_path / 'routing').iterdir()) == ['0']
     shutil.copytree(killed, folder)  # as one leaves it who is killed before it goes
   for name in ('train.npy', 'validation.npy', 'meta.json'):
@@ -72,8 +72,8 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   assert 2 not in routed
   alone = shutil.copytree(tmp_path, tmp_path / 'alone')
   with caplog.at_level(logging.WARNING):
-    routing.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(rounds.fill, run, 1))
-    routing.write_shards(run, 1)
+    route_stage.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(rounds.fill, run, 1))
+    route_stage.write_shards(run, 1)
 
   meta = seals.read_json(tmp_path / 'routing' / '1' / 'meta.json')
   shard, trained = run.shards_meta(1), run.shards_meta(1)['shard_sequences']
@@ -88,9 +88,9 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   assert lack_N[moved].mean() < np.quantile(lack_N, 0.15)
 
   other = run_lib.unattended(alone, run.settings)
-  routing.publish_router(other, 1, lambda: (biased, {}))
+  route_stage.publish_router(other, 1, lambda: (biased, {}))
   with pytest.raises(ValueError, match=r'no text was routed to paths \[2\]'):
-    routing.write_shards(other, 1)
+    route_stage.write_shards(other, 1)
   for made in (run, other):
     made.metrics.close()
 
@@ -101,5 +101,5 @@ def test_too_little_router_data_is_said_before_training(undisturbed, tmp_path):
   few = dataclasses.replace(s.routing, method='discriminative', router_fraction=1e-4)
   run = dataclasses.replace(run, settings=dataclasses.replace(s, routing=few))
   with pytest.raises(ValueError, match=r'router_fraction=0.0001 keeps \d sequences, fewer than the 4 paths'):
-    routing.route(run)
+    route_stage.route(run)
   run.metrics.close()
