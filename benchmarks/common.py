@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import checkpoint, checks, mesh, model, modules, programs, router, settings, text, tokenizer
+from dipaco_jax import checkpoint, mesh, model, programs, router, text, tokenizer
+from dipaco_jax.core import modules, settings, settings_checks
 
 LEVELS = (
   ('stem', r'block_0/', ()),
@@ -38,8 +39,8 @@ def define_sizes(**sizes: int):
   """An integer flag for every size, and those of how to compute."""
   for name, default in ({'head_dim': 0, 'loss_chunk': settings.Model.loss_chunk} | sizes).items():
     flags.DEFINE_integer(name, default, HELP[name])
-  flags.DEFINE_enum('dtype', 'float32', checks.CHOICES['model.dtype'][1:], 'of compute')
-  flags.DEFINE_enum('remat', 'none', checks.CHOICES['model.remat'], 'what is computed again')
+  flags.DEFINE_enum('dtype', 'float32', settings_checks.CHOICES['model.dtype'][1:], 'of compute')
+  flags.DEFINE_enum('remat', 'none', settings_checks.CHOICES['model.remat'], 'what is computed again')
   flags.DEFINE_bool('tied', False, 'the head is the embedding, transposed')
 
 

@@ -22,8 +22,9 @@ import numpy as np
 import psutil
 from absl import app, flags
 
-from dipaco_jax import checkpoint, islands, leases, outer_executor, registry, run, settings, storage
+from dipaco_jax import checkpoint, islands, leases, outer_executor, registry, run, storage
 from dipaco_jax import model as model_lib
+from dipaco_jax.core import settings
 from dipaco_jax.registry import Fact, NewTask
 
 PATHS = flags.DEFINE_integer('paths', 16, 'through the module')

@@ -15,7 +15,8 @@ import time
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import records, sequences, settings, shards, text
+from dipaco_jax import records, sequences, shards, text
+from dipaco_jax.core import settings
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 SEQ_LEN = flags.DEFINE_integer('seq_len', 128, 'tokens in a row')

@@ -15,7 +15,8 @@ import time
 
 from absl import flags
 
-from dipaco_jax import checkpoint, command, islands, registry, run, settings, storage
+from dipaco_jax import checkpoint, command, islands, registry, run, storage
+from dipaco_jax.core import settings
 from dipaco_jax.registry import Fact, NewTask
 
 FLAGS = flags.FLAGS

@@ -21,7 +21,8 @@ import numpy as np
 import sentencepiece
 from absl import app, flags
 
-from dipaco_jax import records, remote, sequences, settings, shards, text
+from dipaco_jax import records, remote, sequences, shards, text
+from dipaco_jax.core import settings
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 TEXT = flags.DEFINE_list('text', [], 'globs, as in config.data.train; none: the text of the running Python')

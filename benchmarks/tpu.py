@@ -17,7 +17,8 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, settings
+from dipaco_jax import command
+from dipaco_jax.core import settings
 
 TOPOLOGIES = flags.DEFINE_list('topologies', ['v5e:1x1', 'v5p:2x2x1', 'v6e:1x1'], 'of one path')
 MODELS = flags.DEFINE_list('models', ['150M'], '150M, 1.3B')

@@ -24,8 +24,8 @@ import numpy as np
 import safetensors.numpy
 
 from dipaco_jax import seals, trees
-from dipaco_jax.grid import Coordinates, Level
-from dipaco_jax.modules import Layout, Modules
+from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.core.modules import Layout, Modules
 
 Path = pathlib.Path
 Data = bytes | memoryview

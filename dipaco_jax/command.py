@@ -13,7 +13,8 @@ from typing import NoReturn
 from absl import app, flags
 
 import dipaco_jax
-from dipaco_jax import checks, display, plain, processes, settings, stopping
+from dipaco_jax import display, processes, stopping
+from dipaco_jax.core import printable, settings, settings_checks
 
 TRY_AGAIN = 75  # exit status where the disk is full
 DIVERGED = 65  # where training cannot go on
@@ -44,7 +45,7 @@ def run(main: Callable[[], int | None]):
     try:
       return main()
     except ValueError as e:
-      if not checks.is_input_error(e):
+      if not settings_checks.is_input_error(e):
         raise
       fail(' '.join(str(e).split()))
     except OSError as e:
@@ -113,7 +114,7 @@ class Plain(logging.Formatter):
   """What is said of text from outside obeys nothing that stands in it, and tells no passwords."""
 
   def format(self, record: logging.LogRecord) -> str:
-    return display.STDERR.cleared + plain.redacted(plain.text(super().format(record)))
+    return display.STDERR.cleared + printable.redacted(printable.text(super().format(record)))
 
 
 def keep_programs():
@@ -128,7 +129,7 @@ def keep_programs():
 
 def fail(words: str, status: int = 2) -> NoReturn:
   """One line on stderr, and out."""
-  stopping.say(plain.redacted(plain.text(words)))
+  stopping.say(printable.redacted(printable.text(words)))
   sys.exit(status)
 
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dipaco_jax import drawing, headline, page, plain, settings
+from dipaco_jax import drawing, headline, page
+from dipaco_jax.core import printable, settings
 from dipaco_jax.pictures import count, size
 from dipaco_jax.progress import duration
 from dipaco_jax.report_page import fields
@@ -81,7 +82,7 @@ def short_names(workdirs: Sequence[str]) -> list[str]:
 
 def text(rows: Rows) -> str:
   """In columns, for a terminal; long cells are cut."""
-  rows = [[plain.name(cell, 40) for cell in row] for row in rows]
+  rows = [[printable.name(cell, 40) for cell in row] for row in rows]
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   form = '  '.join(f'{{:{"<" if i == 0 else ">"}{width}}}' for i, width in enumerate(widths))
   return '\n'.join(form.format(*row) for row in rows)

@@ -16,10 +16,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from dipaco_jax import checks, settings
+from dipaco_jax.core import settings, settings_checks
 
 SHIPPED = pathlib.Path(__file__).parent / 'configs'  # in a clone a link, so that wheels take them along
-FIELDS = {'seed': 0, 'grid': {}} | checks.flatten(settings.Settings().to_dict())  # and their defaults, in order
+FIELDS = {'seed': 0, 'grid': {}} | settings_checks.flatten(
+  settings.Settings().to_dict()
+)  # and their defaults, in order
 TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no': False}
 
 

@@ -6,7 +6,7 @@ The line with which such a run ended is in `refused.txt`. Only where that is may
 import pathlib
 import shutil
 
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 
 FILE = 'refused.txt'
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import palette, plain, seals
+from dipaco_jax import palette, seals
+from dipaco_jax.core import printable
 from dipaco_jax.palette import BLUE, COLOURS, FAINT, GREY, INK, ORANGE, PAPER  # noqa: F401 for whoever draws
 
 # Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.
@@ -86,7 +87,7 @@ def left_out(name: str) -> Iterator[None]:
 
 def short(name: str, most: int = MAX_NAME) -> str:
   """What others have named, so that the picture beside it has room."""
-  return plain.name(name, most)
+  return printable.name(name, most)
 
 
 def axes(width: float, height: float, columns: int = 1, **kwargs):

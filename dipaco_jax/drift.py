@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import safetensors
 
-from dipaco_jax import grid as grids
 from dipaco_jax import seals
-from dipaco_jax.grid import Grid, Level
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core.grid import Grid, Level
 
 
 class Slab(NamedTuple):

@@ -17,9 +17,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import grid as grid_lib
-from dipaco_jax import hlo, mesh, model, modules, programs, roofline
-from dipaco_jax import settings as settings_lib
+from dipaco_jax import hlo, mesh, model, programs, roofline
+from dipaco_jax.core import grid as grid_lib
+from dipaco_jax.core import modules
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.topology import GIB, Topology
 
 SPARE = 0.95  # of a chip's memory; the rest is the runtime's

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dipaco_jax import mesh as mesh_lib
-from dipaco_jax.grid import Coordinates
+from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.programs import Programs
 
 

@@ -3,9 +3,10 @@
 import html
 from typing import NamedTuple
 
-from dipaco_jax import page, palette, plain
+from dipaco_jax import page, palette
 from dipaco_jax.chunks import Chunk, Excerpt, Excerpts
-from dipaco_jax.grid import Grid
+from dipaco_jax.core import printable
+from dipaco_jax.core.grid import Grid
 
 MANY = 32  # paths; of more, the legend has those that are met
 LEGEND = (
@@ -119,5 +120,5 @@ def _chunk(chunk: Chunk, grid: Grid, changed: bool) -> str:
   mark = f'<sup>{chunk.path}</sup>' if changed else ''
   return (
     f'<span class="{" ".join(kinds)}" style="{colour(grid, chunk.path).style}" title="{html.escape(title)}">'
-    f'{mark}{html.escape(plain.text(chunk.text))}</span>'
+    f'{mark}{html.escape(printable.text(chunk.text))}</span>'
   )

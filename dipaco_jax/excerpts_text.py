@@ -1,9 +1,9 @@
 """Text by the paths that read it, in a terminal or as plain text."""
 
 from dipaco_jax import excerpts_panel as panel
-from dipaco_jax import plain
 from dipaco_jax.chunks import Excerpt, Excerpts
-from dipaco_jax.grid import Grid
+from dipaco_jax.core import printable
+from dipaco_jax.core.grid import Grid
 
 SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')
 
@@ -13,7 +13,7 @@ def make(found: Excerpts, grid: Grid, colours: bool) -> str:
   parts = [panel.words(found)]
   for document in found.documents:
     text = _coloured(document, grid) if colours else _marked(document)
-    parts += [plain.name(document.name)] * bool(document.name)
+    parts += [printable.name(document.name)] * bool(document.name)
     parts += [text, _table(document), panel.figures(found, document)]
   return '\n\n'.join(parts + [_total(found)] * (len(found.documents) > 1))
 
@@ -37,14 +37,14 @@ def _coloured(document: Excerpt, grid: Grid) -> str:
   for chunk, changed in zip(document.chunks, panel.changes(document), strict=True):
     red, green, blue = bytes.fromhex(panel.colour(grid, chunk.path).light[1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
-    words = str(chunk.path).translate(SUPERSCRIPT) * changed + plain.text(chunk.text)
+    words = str(chunk.path).translate(SUPERSCRIPT) * changed + printable.text(chunk.text)
     text += start + words.replace('\n', f'{end}\n{start}') + end  # else the colour goes on to the margin
   return text
 
 
 def _marked(document: Excerpt) -> str:
   chunks_and_changes = zip(document.chunks, panel.changes(document), strict=True)
-  return ''.join(f'[path {c.path}]' * changed + plain.text(c.text) for c, changed in chunks_and_changes)
+  return ''.join(f'[path {c.path}]' * changed + printable.text(c.text) for c, changed in chunks_and_changes)
 
 
 def _table(document: Excerpt) -> str:

@@ -12,13 +12,14 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command, display, plain
+from dipaco_jax import command, display
+from dipaco_jax.core import printable
 from dipaco_jax.request import Request, check
 
 
 def stream(engine, texts):
   """Writes each text as it grows, those behind the first when their turn comes."""
-  shown = plain.text if sys.stdout.isatty() else str  # a terminal would obey what a model writes
+  shown = printable.text if sys.stdout.isatty() else str  # a terminal would obey what a model writes
   for text in texts:
     while not text.paths:
       engine.step()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dipaco_jax import drawing
+from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.drawing import GREY, HALF, INK, PAPER, SMALL, short, styled
-from dipaco_jax.grid import Grid, Level
 from dipaco_jax.palette import PALE, RULE, shade
 
 SLANT = 0.42  # how far the plane's back edge is to the right of its front edge, in widths of it

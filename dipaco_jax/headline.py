@@ -7,7 +7,7 @@ model trained for as many steps more (`evaluate.control`), as paths that train l
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dipaco_jax import bootstrap
+from dipaco_jax.core import bootstrap
 
 HELD_BACK = {
   'given': "Validated on the source's own validation text, or on that of config.data.validation.",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import settings
+from dipaco_jax.core import settings
 
 Arrays = Mapping[str, np.ndarray]
 ENDS = {

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, hf, hf_tokenizer, model, remote, settings
+from dipaco_jax import checkpoint, hf, hf_tokenizer, model, remote
 from dipaco_jax import tokenizer as tokenizer_lib
+from dipaco_jax.core import settings
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
 MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit

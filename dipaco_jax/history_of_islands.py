@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import averaging, checkpoint, evaluate, jobs, rounds, stages
+from dipaco_jax import checkpoint, evaluate, jobs, rounds, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
+from dipaco_jax.core import averaging_gap
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact
 
@@ -127,7 +128,7 @@ def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str
   return {
     'phase': phase + 1, 'step': after, 'inner_s': seconds(found.checkpoints),
     'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
-    'holdout_loss_before_by_path': before, 'averaging_gap': averaging.mean(averaging.gaps(before, found.losses)),
+    'holdout_loss_before_by_path': before, 'averaging_gap': averaging_gap.mean(averaging_gap.gaps(before, found.losses)),
     'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip
 

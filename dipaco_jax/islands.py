@@ -31,13 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import checkpoint, jobs, model, outer, seals
-from dipaco_jax import modules as modules_lib
+from dipaco_jax import checkpoint, jobs, model, seals
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import storage as storage_lib
 from dipaco_jax import trees as trees_lib
-from dipaco_jax.grid import Coordinates, Level
+from dipaco_jax.core import modules as modules_lib
+from dipaco_jax.core import outer
+from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.registry import Fact, NewTask
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere

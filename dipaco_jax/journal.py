@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import averaging, checkpoint, mesh, metrics, progress, screening
-from dipaco_jax.checks import Diverged
+from dipaco_jax import checkpoint, mesh, metrics, progress
+from dipaco_jax.core import averaging_gap, screening
+from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
 
@@ -145,7 +146,7 @@ class Journal:
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
-    gap = averaging.mean(averaging.gaps(record.own_loss, holdout))
+    gap = averaging_gap.mean(averaging_gap.gaps(record.own_loss, holdout))
     self._tell_gap(gap)
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
@@ -164,9 +165,9 @@ class Journal:
 
   def _tell_gap(self, gap: float | None):
     """Once, where the outer step costs the paths much."""
-    if gap is not None and gap > averaging.LARGE and not self._told_gap:
+    if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
       self._told_gap = True
-      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging.words(gap))
+      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging_gap.words(gap))
 
   def _compare_with_guessing(self, means: list[float]):
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""

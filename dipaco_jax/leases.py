@@ -20,7 +20,7 @@ from typing import Any
 from dipaco_jax import backup, screening_of_islands, seals, stopping
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, Task
 

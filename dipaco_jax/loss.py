@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dipaco_jax import model as model_lib
-from dipaco_jax.grid import largest_divisor
+from dipaco_jax.core.grid import largest_divisor
 
 
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:

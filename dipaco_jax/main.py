@@ -22,8 +22,9 @@ import time
 from absl import flags
 
 import dipaco_jax
-from dipaco_jax import checks, command, config_file, corrections, display, plain, processes, stopping, usage
-from dipaco_jax import settings as settings_lib
+from dipaco_jax import command, config_file, corrections, display, processes, stopping, usage
+from dipaco_jax.core import printable, settings_checks
+from dipaco_jax.core import settings as settings_lib
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
@@ -69,14 +70,14 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 def check_options(rest: list[str]):
   """Raises ValueError where options are missing, or of no use together."""
   if rest:
-    words = plain.redacted(rest[0])
+    words = printable.redacted(rest[0])
     raise ValueError(f'{words!r} is not an option: write --name=value, and a pattern of files in quotes')
   if not FLAGS.config:
     raise ValueError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
   if not FLAGS.workdir and not FLAGS.compile_only:
     raise ValueError('--workdir is missing: name a directory to keep the run in')
-  plain.check('workdir', FLAGS.workdir or '', 4096)
-  plain.check('name', FLAGS.name)
+  printable.check('workdir', FLAGS.workdir or '', 4096)
+  printable.check('name', FLAGS.name)
   if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
     raise ValueError(
       f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
@@ -114,9 +115,9 @@ def guarded(argv: list[str], signals: stopping.Signals):
     if command.disk_is_full(e):
       words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
       command.fail(words, command.TRY_AGAIN)
-    if isinstance(e, checks.Diverged):
+    if isinstance(e, settings_checks.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
-    if not checks.is_input_error(e):
+    if not settings_checks.is_input_error(e):
       raise
     command.fail(' '.join(str(e).split()))
 
@@ -181,7 +182,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       checkpoint.barrier('stopped')  # the first process takes the coordinator with it
       raise
     except ValueError as e:
-      if first and checks.is_input_error(e):
+      if first and settings_checks.is_input_error(e):
         corrections.note(workdir, str(e))
       raise
     run.metrics.close()
@@ -288,7 +289,8 @@ def check_model(settings: settings_lib.Settings):
   """Patterns against the model's parameters, devices against batches: before any work."""
   import jax
 
-  from dipaco_jax import inner, mesh, model, modules
+  from dipaco_jax import mesh, model
+  from dipaco_jax.core import inner, modules
 
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
     raise ValueError("config.model.attention='splash' is for TPU: use 'auto'")
@@ -321,7 +323,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
       )
   checkpoint.write_json(file, settings.to_dict())
   (workdir / corrections.FILE).unlink(missing_ok=True)
-  words = shlex.join(map(plain.redacted, sys.argv[1:]))
+  words = shlex.join(map(printable.redacted, sys.argv[1:]))
   checkpoint.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
 
 
@@ -343,7 +345,7 @@ def finish(workdir: pathlib.Path):
     r = run_report.write(workdir)
     trees.tidy(workdir)
   if r['perplexity'] is None:
-    raise checks.Diverged(checks.NO_PERPLEXITY)
+    raise settings_checks.Diverged(settings_checks.NO_PERPLEXITY)
   lines = [
     f'perplexity    {headline.figure(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.changes(r)),

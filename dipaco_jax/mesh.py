@@ -17,8 +17,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dipaco_jax import settings
-from dipaco_jax.grid import Coordinates, Grid
+from dipaco_jax.core import settings
+from dipaco_jax.core.grid import Coordinates, Grid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import display, events, settings
+from dipaco_jax import display, events
+from dipaco_jax.core import settings
 from dipaco_jax.topology import CHIPS
 
 SEALED = re.compile(rb'(.*), "seal": "([0-9a-f]{8})"}\n?', re.DOTALL)

@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax import headline, outer, plain, settings
+from dipaco_jax import headline
+from dipaco_jax.core import outer, printable, settings
 
 PAGE = """---
 library_name: transformers
@@ -79,7 +80,7 @@ def make(f: Facts) -> str:
 
 
 def _cell(value: str) -> str:
-  return plain.name(value, 1000).replace('|', '\\|')
+  return printable.name(value, 1000).replace('|', '\\|')
 
 
 def _others(f: Facts) -> str:

@@ -3,7 +3,8 @@
 import html
 from collections.abc import Iterable, Sequence
 
-from dipaco_jax import palette, plain
+from dipaco_jax import palette
+from dipaco_jax.core import printable
 
 # Names of colours, each light and dark: see palette.py.
 COLOURS = {
@@ -93,7 +94,7 @@ pre { background: var(--ground); border-radius: 8px; padding: 12px 16px; margin:
 
 def page(title: str, parts: Iterable[str]) -> str:
   inside = '\n'.join(parts)
-  return plain.text(
+  return printable.text(
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     '<meta name="color-scheme" content="light dark">\n'

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import averaging, drawing, drift, grid_plot, metrics, plots, seals, settings, timeline_plot
+from dipaco_jax import drawing, drift, grid_plot, metrics, plots, seals, timeline_plot
+from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.drawing import Curve
-from dipaco_jax.grid import Grid, Level
 from dipaco_jax.history import History
 from dipaco_jax.progress import duration
 
@@ -198,7 +199,7 @@ def _averaging_gap(run: Run) -> Picture | None:
     return None
   before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
   words = 'The mean over the paths, on what their shards hold back: what lies between is what averaging takes '
-  words += f'away again. The last phase has an {averaging.words(after[-1] - before[-1])}.'
+  words += f'away again. The last phase has an {averaging_gap.words(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
   return Picture(plots.by_level('Loss around the outer step', 'nats per token', h.phases, curves, [*curves]), words)
 

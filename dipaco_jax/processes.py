@@ -7,7 +7,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from dipaco_jax import checks, plain, stopping
+from dipaco_jax import stopping
+from dipaco_jax.core import printable, settings_checks
 
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
@@ -81,7 +82,7 @@ def tell(error: BaseException):
     if isinstance(error, SystemExit) and isinstance(error.code, str):
       print(error.code, file=sys.stderr)
     elif not isinstance(error, (SystemExit, BrokenPipeError)):
-      print(plain.redacted(''.join(traceback.format_exception(error))), end='', file=sys.stderr)
+      print(printable.redacted(''.join(traceback.format_exception(error))), end='', file=sys.stderr)
 
 
 def joined() -> bool:
@@ -92,7 +93,7 @@ def joined() -> bool:
 
 def end_if_another_is_gone(error: BaseException):
   """One line and status GONE where an error says that; before anything else waits for that process."""
-  theirs = isinstance(error, (RuntimeError, ValueError)) and not checks.is_input_error(error)
+  theirs = isinstance(error, (RuntimeError, ValueError)) and not settings_checks.is_input_error(error)
   if joined() and theirs and OF_ANOTHER.search(str(error)):
     words = str(error).splitlines()[0]
     stopping.leave(GONE, f'another process of the run is gone ({words}): start all of them again')

@@ -26,14 +26,14 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import inner as inner_lib
 from dipaco_jax import loss as loss_lib
 from dipaco_jax import model as model_lib
-from dipaco_jax import modules as modules_lib
-from dipaco_jax import outer as outer_lib
-from dipaco_jax import screening
-from dipaco_jax import settings as settings_lib
-from dipaco_jax.grid import Level
+from dipaco_jax.core import inner as inner_lib
+from dipaco_jax.core import modules as modules_lib
+from dipaco_jax.core import outer as outer_lib
+from dipaco_jax.core import screening
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.grid import Level
 from dipaco_jax.mesh import Placement
 
 # As the compiler knows them.

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from dipaco_jax import averaging, command, config_file, settings
+from dipaco_jax import command, config_file
+from dipaco_jax.core import averaging_gap, settings
 
 PHASES, SHARE = 4, 0.05  # of the config: a copy has so many phases at least, and such a part of them
 TOLERANCE = 0.01  # nats a token that longer phases may cost, for what they save in exchanges
@@ -103,7 +104,7 @@ def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   known = [(math.inf if loss is None else loss, tokens) for loss, tokens, held in pairs if held]
   loss = math.fsum(loss * n for loss, n in known) / max(1, sum(n for _, n in known)) if complete else math.inf
   seconds = history.read_stages(workdir).get('train', {'wall_s': math.nan})['wall_s']
-  gap = averaging.mean([row.get('averaging_gap') for row in rows])
+  gap = averaging_gap.mean([row.get('averaging_gap') for row in rows])
   return Found(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds)
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import pathlib
 
-from dipaco_jax import plain
+from dipaco_jax.core import printable
 
 VARIABLE = 'DIPACO_REGISTRY'
 FILE = 'file:'
@@ -16,7 +16,7 @@ def given(option: str | None) -> str:
   Raises ValueError where there is no such file, or anything but a URL in it.
   """
   url = option or os.environ.get(VARIABLE, '')
-  if option and plain.redacted(option) != option:
+  if option and printable.redacted(option) != option:
     words = 'whoever lists the processes of this machine can read the password in --registry: set %s, or name a file'
     logging.warning(f'{words}, --registry=file:PATH', VARIABLE)
   return _read(pathlib.Path(url.removeprefix(FILE))) if url.startswith(FILE) else url

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from dipaco_jax.grid import Coordinates
+from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.mesh import Placement
 
 

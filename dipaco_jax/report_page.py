@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from dipaco_jax import checks, chunks, drawing, excerpts_panel, failures, headline, page, seals, settings
-from dipaco_jax.grid import Grid
+from dipaco_jax import chunks, drawing, excerpts_panel, failures, headline, page, seals
+from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.core.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
 
@@ -187,7 +188,7 @@ def fields(s: settings.Settings) -> dict[str, str]:
   """Every field as words."""
   levels = [f'{name}: {pattern} over {", ".join(axes) or "nothing"}' for name, pattern, axes in s.levels]
   nested = s.to_dict() | {'grid': str(Grid(s.grid)), 'levels': '; '.join(levels)}
-  flat = checks.flatten(nested).items()
+  flat = settings_checks.flatten(nested).items()
   return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in flat}
 
 

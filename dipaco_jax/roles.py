@@ -31,7 +31,6 @@ import jax
 from dipaco_jax import (
   backup,
   checkpoint,
-  checks,
   database,
   evaluator,
   history,
@@ -45,9 +44,10 @@ from dipaco_jax import (
 )
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
-from dipaco_jax import settings as settings_lib
 from dipaco_jax import storage as storage_lib
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import settings_checks
+from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, NewTask
@@ -101,7 +101,7 @@ def run_role(
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
   if registry.facts('finished')[0].meta['perplexity'] is None:
-    raise Diverged(checks.NO_PERPLEXITY)
+    raise Diverged(settings_checks.NO_PERPLEXITY)
 
 
 def serve(islands: Islands, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
@@ -207,8 +207,8 @@ def settle(
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
   """All fields that differ: what may change when `main` goes on may not here, where others are at it."""
-  was = checks.flatten(settings_lib.from_dict(before).to_dict())
-  now = checks.flatten(settings.to_dict())
+  was = settings_checks.flatten(settings_lib.from_dict(before).to_dict())
+  now = settings_checks.flatten(settings.to_dict())
   return '; '.join(f'config.{name} was {was[name]!r}, is {now[name]!r}' for name in now if was[name] != now[name])
 
 

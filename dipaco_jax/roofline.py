@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import attention, hlo, inner, loss, mesh, metrics, model, outer, programs
-from dipaco_jax import grid as grid_lib
-from dipaco_jax import settings as settings_lib
+from dipaco_jax import attention, hlo, loss, mesh, metrics, model, programs
+from dipaco_jax.core import grid as grid_lib
+from dipaco_jax.core import inner, outer
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.topology import DCN_BYTES_PER_S, Chip, Topology
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from dipaco_jax import balance, checkpoint, classifier, evaluate, labels, route_stage, router, seals, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core.settings_checks import Diverged
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on

@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import arrangement, kmeans, settings
+from dipaco_jax import arrangement, kmeans
+from dipaco_jax.core import settings
 
 
 class Router(NamedTuple):

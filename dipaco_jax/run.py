@@ -17,11 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, history, mesh, metrics, model, modules, seals
+from dipaco_jax import checkpoint, history, mesh, metrics, model, seals
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import sequences as sequences_lib
-from dipaco_jax import settings as settings_lib
 from dipaco_jax import tokenizer as tokenizer_lib
+from dipaco_jax.core import modules
+from dipaco_jax.core import settings as settings_lib
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax import grid as grids
-from dipaco_jax import seals, settings
+from dipaco_jax import seals
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core import settings
 
 EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
@@ -38,7 +39,8 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax import averaging, failures, history, metrics
+  from dipaco_jax import failures, history, metrics
+  from dipaco_jax.core import averaging_gap
 
   workdir = pathlib.Path(workdir)
   s, stages = history.read_settings(workdir), history.read_stages(workdir)
@@ -53,7 +55,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
     'averaging_gap_by_phase': [
-      row['averaging_gap'] for row in metrics.rows_with(workdir, averaging.MARK) if row['stage'] == 'train'
+      row['averaging_gap'] for row in metrics.rows_with(workdir, averaging_gap.MARK) if row['stage'] == 'train'
     ],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),

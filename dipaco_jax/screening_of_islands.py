@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import inner, screening
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core import inner, screening
+from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, NewTask, Registry
 

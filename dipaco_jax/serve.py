@@ -15,7 +15,8 @@ import socket
 
 from absl import flags
 
-from dipaco_jax import command, plain, seals, stopping
+from dipaco_jax import command, seals, stopping
+from dipaco_jax.core import printable
 from dipaco_jax.request import Request
 
 
@@ -60,7 +61,7 @@ def greeting(name: str, num_paths: int, url: str) -> str:
   """Where it is, what it has, and what to type."""
   body = json.dumps({'model': name, 'prompt': 'The', 'max_tokens': 32})
   paths = f'{name}/path-0 to path-{num_paths - 1}'
-  return plain.text(
+  return printable.text(
     f'{name} is at {url}/v1, its paths are {paths}; Ctrl-C stops it\n'
     f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
   )

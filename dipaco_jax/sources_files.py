@@ -19,7 +19,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from dipaco_jax import remote, settings, sources
+from dipaco_jax import remote, sources
+from dipaco_jax.core import settings
 
 ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
 PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many

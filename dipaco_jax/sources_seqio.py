@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dipaco_jax import settings, sources
+from dipaco_jax import sources
+from dipaco_jax.core import settings
 from dipaco_jax.sources_tfds import load
 
 BATCH = 256  # examples read at one time

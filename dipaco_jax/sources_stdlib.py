@@ -7,7 +7,8 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator
 
-from dipaco_jax import settings, sources, sources_files
+from dipaco_jax import sources, sources_files
+from dipaco_jax.core import settings
 
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 

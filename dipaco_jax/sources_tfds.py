@@ -14,7 +14,8 @@ from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax import settings, sources
+from dipaco_jax import sources
+from dipaco_jax.core import settings
 
 READ_RECORDS = 256  # at one time
 BUFFER_BYTES = 8 << 20

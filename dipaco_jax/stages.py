@@ -21,7 +21,6 @@ from dipaco_jax import (
   mesh,
   metrics,
   model,
-  outer,
   rerouting,
   rounds,
   route_stage,
@@ -31,9 +30,10 @@ from dipaco_jax import (
 )
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import run as run_lib
-from dipaco_jax import settings as settings_lib
 from dipaco_jax import state as state_lib
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core import outer
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.settings_checks import Diverged
 
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):

@@ -14,7 +14,7 @@ import numpy as np
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import relocate
 from dipaco_jax import run_state as run_state_lib
-from dipaco_jax.grid import Coordinates
+from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.programs import Programs
 
 OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another --workdir'

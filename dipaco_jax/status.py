@@ -11,10 +11,11 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import averaging, command, corrections, failures, headline, metrics, registry_url, settings
+from dipaco_jax import command, corrections, failures, headline, metrics, registry_url
+from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core.settings import DOING, STAGES
 from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.progress import duration, whose_loss
-from dipaco_jax.settings import DOING, STAGES
 
 CONTROL = 'control'  # the dense one, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {
@@ -147,7 +148,7 @@ def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str
   rows = itertools.takewhile(lambda row: row['stage'] == 'train', rows_backwards(workdir))
   newest = next((row for row in rows if row['kind'] == 'phase'), {})
   gap = newest.get('averaging_gap')
-  return [] if gap is None else [f'phase {newest["phase"]}, {averaging.words(gap)}']
+  return [] if gap is None else [f'phase {newest["phase"]}, {averaging_gap.words(gap)}']
 
 
 def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:

@@ -4,8 +4,8 @@ import os
 import shutil
 from typing import Any, TextIO
 
-from dipaco_jax import plain
 from dipaco_jax import registry as registry_lib
+from dipaco_jax.core import printable
 from dipaco_jax.progress import duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5
@@ -18,11 +18,11 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   done = [f'{kind} {n.get("done", 0)} of {sum(n.values())}' for kind in KINDS if (n := counts.get(kind))]
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
   names = [role['name'] for role in roles]
-  rows += [tuple(map(plain.name, row(role, names.count(role['name']) > 1))) for role in roles]
+  rows += [tuple(map(printable.name, row(role, names.count(role['name']) > 1))) for role in roles]
   widths = [max(len(cells[i]) for cells in rows) for i in range(len(rows[0]))]
   table = ['  '.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-  stuck = [plain.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
-  return ['tasks so far: ' + (', '.join(done) or 'none'), *table, *stuck, *map(plain.text, failures(registry))]
+  stuck = [printable.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
+  return ['tasks so far: ' + (', '.join(done) or 'none'), *table, *stuck, *map(printable.text, failures(registry))]
 
 
 def failures(registry: registry_lib.Registry) -> list[str]:

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dipaco_jax import plain, settings, sources, sources_files, sources_seqio, sources_stdlib, sources_tfds
+from dipaco_jax import sources, sources_files, sources_seqio, sources_stdlib, sources_tfds
+from dipaco_jax.core import printable, settings
 
 SOURCES = {
   'files': sources_files.items,
@@ -102,7 +103,7 @@ def documents(
     # Of what is left for training, a share of the same text is held back by the same draw.
     draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
     words, domain = item.read()
-    yield Document(item.id, words, plain.name(domain), draw)
+    yield Document(item.id, words, printable.name(domain), draw)
   if item or part != sources.WHOLE:
     return
   if split == 'validation':

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, display, hf_checkpoint, progress, remote, seals, sequences, settings, text, tokenizer
+from dipaco_jax import checkpoint, display, hf_checkpoint, progress, remote, seals, sequences, text, tokenizer
 from dipaco_jax import run as run_lib
-from dipaco_jax.grid import Grid
+from dipaco_jax.core import settings
+from dipaco_jax.core.grid import Grid
 
 Path = pathlib.Path
 

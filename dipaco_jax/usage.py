@@ -7,7 +7,8 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from dipaco_jax import config_file, settings
+from dipaco_jax import config_file
+from dipaco_jax.core import settings
 
 COMMANDS = {
   'main': ('--config=tiny --workdir=runs/tiny', 'trains, from text to report; the same command again goes on'),

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import bootstrap, checkpoint, display, evaluate, metrics, shards
+from dipaco_jax import checkpoint, display, evaluate, metrics, shards
 from dipaco_jax import run as run_lib
-from dipaco_jax.grid import Coordinates
+from dipaco_jax.core import bootstrap
+from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.programs import Programs
 
 

@@ -31,7 +31,7 @@ from dipaco_jax import (
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import storage as storage_lib
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.hosts import Hosts, leaving
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from dipaco_jax import metrics, settings
+from dipaco_jax import metrics
+from dipaco_jax.core import settings
 
 Numbers = tuple[int, ...]
 

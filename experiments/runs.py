@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import config
 import scores
 
-from dipaco_jax import checks, metrics, recipe, settings
+from dipaco_jax import metrics, recipe
+from dipaco_jax.core import settings, settings_checks
 
 HERE = pathlib.Path(__file__).parent
 NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
@@ -92,8 +93,8 @@ def placed(run: Run, folder: pathlib.Path) -> dict[str, Any]:
 
 def config_digest(s: settings.Settings) -> str:
   """A field that is added with a default changes no digest."""
-  default = checks.flatten(settings.Settings().to_dict())
-  fields = {k: v for k, v in checks.flatten(s.to_dict()).items() if k not in default or v != default[k]}
+  default = settings_checks.flatten(settings.Settings().to_dict())
+  fields = {k: v for k, v in settings_checks.flatten(s.to_dict()).items() if k not in default or v != default[k]}
   fields = {k: v for k, v in fields.items() if not k.startswith(NOT_IN_DIGEST)}
   return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 

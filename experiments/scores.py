@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import labels, sequences, settings, shards
+from dipaco_jax import labels, sequences, shards
+from dipaco_jax.core import settings
 
 SWEEPS = 8
 PENALTIES = (1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger

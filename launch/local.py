@@ -16,20 +16,18 @@ import sys
 import time
 
 from dipaco_jax import (
-  checks,
   command,
   config_file,
   headline,
-  plain,
   registry,
   registry_url,
   roles,
-  settings,
   status_of_islands,
   storage,
   text,
   tokenizing,
 )
+from dipaco_jax.core import printable, settings, settings_checks
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # that the monitor has, after the end; and all roles to end where the run has diverged
@@ -122,7 +120,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
   if options.lease_s <= 0:
     parser.error(f'--lease_s={options.lease_s}: give a time above 0')
   if unknown := config_file.split(rest)[0]:
-    parser.error(f'{plain.redacted(unknown[0])}: there is no such option')
+    parser.error(f'{printable.redacted(unknown[0])}: there is no such option')
   return options, rest
 
 
@@ -178,7 +176,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     if found := facts.facts('finished'):
       screen.close()
       if found[0].meta['perplexity'] is None:
-        status = diverged(checks.NO_PERPLEXITY)
+        status = diverged(settings_checks.NO_PERPLEXITY)
       else:
         print('\n'.join(headline.finished(found[0].meta)), flush=True)
         status = 0

@@ -9,19 +9,20 @@ import slow
 import small
 from evaluate_test import ROWS
 
-from dipaco_jax import averaging, metrics, spmd
+from dipaco_jax import metrics, spmd
+from dipaco_jax.core import averaging_gap
 
 
 def test_what_is_not_known_on_either_side_has_no_gap():
-  found = averaging.gaps([1.0, None, 2.0, math.nan, 1.0], [1.5, 1.0, None, 1.0, math.inf])
+  found = averaging_gap.gaps([1.0, None, 2.0, math.nan, 1.0], [1.5, 1.0, None, 1.0, math.inf])
   assert found == [0.5, None, None, None, None]
-  assert averaging.mean(found) == 0.5 and averaging.mean([None, None]) is None
-  assert averaging.mean([0.5, None, -0.25]) == pytest.approx(0.125)
+  assert averaging_gap.mean(found) == 0.5 and averaging_gap.mean([None, None]) is None
+  assert averaging_gap.mean([0.5, None, -0.25]) == pytest.approx(0.125)
 
 
 def test_advice_is_given_where_the_gap_is_large_alone():
-  assert averaging.words(0.05) == 'averaging gap of +0.050 nats a token, a perplexity +5.1% by the outer step'
-  large = averaging.words(0.6)
+  assert averaging_gap.words(0.05) == 'averaging gap of +0.050 nats a token, a perplexity +5.1% by the outer step'
+  large = averaging_gap.words(0.6)
   assert large.startswith('averaging gap of +0.600 nats a token, a perplexity +82.2% by the outer step; ')
   assert '--config.train.steps_per_phase' in large
 
@@ -43,7 +44,7 @@ def test_the_loss_before_is_that_of_paths_that_share_nothing(devices, tmp_path):
   """Until the first outer step paths of a grid are what they are alone, where SGD with a rate of 1 takes them over."""
   grid, alone = (phases(levels, devices, tmp_path / name) for name, levels in (('g', small.MIXED_LEVELS), ('f', FLAT)))
   assert grid[0]['holdout_loss_before_by_path'] == pytest.approx(alone[0]['holdout_loss_by_path'], abs=1e-5)
-  gaps = averaging.gaps(grid[0]['holdout_loss_before_by_path'], grid[0]['holdout_loss_by_path'])
+  gaps = averaging_gap.gaps(grid[0]['holdout_loss_before_by_path'], grid[0]['holdout_loss_by_path'])
   known = [gap for gap in gaps if gap is not None]
   assert grid[0]['averaging_gap'] == pytest.approx(sum(known) / 3, abs=1e-12) and max(map(abs, known)) > 1e-3
   assert [row['averaging_gap'] for row in alone] == pytest.approx([0, 0], abs=1e-5)

@@ -10,8 +10,9 @@ import jax
 import pytest
 from absl import flags
 
-from dipaco_jax import checks, command, main, tokenizing
-from dipaco_jax.settings import Settings
+from dipaco_jax import command, main, tokenizing
+from dipaco_jax.core import settings_checks
+from dipaco_jax.core.settings import Settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
@@ -266,10 +267,10 @@ def test_whose_error_it_is():
       call(*args)
     return info.value
 
-  assert checks.is_input_error(caught(tokenizing.check_rows, Settings(), 1000))
-  assert not checks.is_input_error(caught(jax.numpy.zeros, -1))
+  assert settings_checks.is_input_error(caught(tokenizing.check_rows, Settings(), 1000))
+  assert not settings_checks.is_input_error(caught(jax.numpy.zeros, -1))
   with contextlib.suppress(ValueError):
-    assert not checks.is_input_error(caught(main.pathlib.Path, 3))
+    assert not settings_checks.is_input_error(caught(main.pathlib.Path, 3))
 
 
 def test_a_full_disk_by_whatever_name():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dipaco_jax import bootstrap
+from dipaco_jax.core import bootstrap
 
 
 def draw(count, seed=0):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import chunk_router, model, reroute, settings
+from dipaco_jax import chunk_router, model, reroute
+from dipaco_jax.core import settings
 
 PATHS, ROWS, LENGTH = 4, 16, 24
 CONFIG = settings.Inner(learning_rate=0.01, weight_decay=0.01, warmup_steps=1000, decay_steps=1)

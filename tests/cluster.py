@@ -27,7 +27,7 @@ from dipaco_jax import (
   storage,
   trees,
 )
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])

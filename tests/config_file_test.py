@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from dipaco_jax import config_file, settings
+from dipaco_jax import config_file
+from dipaco_jax.core import settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 START = """

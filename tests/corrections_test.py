@@ -9,7 +9,8 @@ import pytest
 import tiny_run
 from absl import flags
 
-from dipaco_jax import checkpoint, config_file, corrections, main, run, settings, stages, status
+from dipaco_jax import checkpoint, config_file, corrections, main, run, stages, status
+from dipaco_jax.core import settings
 
 
 @pytest.fixture(scope='module')

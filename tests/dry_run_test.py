@@ -13,7 +13,7 @@ import small
 from jax.experimental import topologies
 
 from dipaco_jax import dry_run, metrics, roofline, topology
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 
 CHIP = topology.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
 

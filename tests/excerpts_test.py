@@ -28,11 +28,11 @@ from dipaco_jax import (
   report_page,
   run_report,
   seals,
-  settings,
   trained,
 )
 from dipaco_jax import run as run_lib
-from dipaco_jax.grid import Grid
+from dipaco_jax.core import settings
+from dipaco_jax.core.grid import Grid
 from dipaco_jax.sequences import Sequences
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent

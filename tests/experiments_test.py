@@ -15,7 +15,8 @@ import time
 import pytest
 import tiny_run
 
-from dipaco_jax import metrics, model, modules, settings
+from dipaco_jax import metrics, model
+from dipaco_jax.core import modules, settings
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / 'experiments'))
 import claims  # after the path

@@ -18,7 +18,7 @@ import dipaco_jax
 from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, storage, trained
 from dipaco_jax import command as command_lib
 from dipaco_jax import model as model_lib
-from dipaco_jax.settings import Model
+from dipaco_jax.core.settings import Model
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, hf, hf_checkpoint, settings, stages, tokenizer, tokenizing, trained
+from dipaco_jax import checkpoint, hf, hf_checkpoint, stages, tokenizer, tokenizing, trained
 from dipaco_jax import model as model_lib
 from dipaco_jax import run as run_lib
+from dipaco_jax.core import settings
 
 V, L = 70, 24
 MODEL = settings.Model(

@@ -13,7 +13,7 @@ import two_processes_test
 from one_process import Faults, Machine
 
 from dipaco_jax import registry
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 
 pytestmark = pytest.mark.filterwarnings('ignore::ResourceWarning')
 LEASE_S = 60  # nobody waits for one to run out

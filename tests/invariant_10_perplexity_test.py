@@ -10,7 +10,8 @@ import safetensors.numpy
 import sentencepiece
 import small
 
-from dipaco_jax import checkpoint, evaluate, model, modules, sequences, settings, shards
+from dipaco_jax import checkpoint, evaluate, model, sequences, shards
+from dipaco_jax.core import modules, settings
 
 PREFIX = 32
 # Sums of float32 in the model against float64: relative, of losses of a few nats made of sums over 64 tokens or 300.

@@ -17,7 +17,7 @@ from one_process import Faults, Machine, changed, close
 from poison import poisoned
 
 from dipaco_jax import command, history_of_islands, islands, metrics, registry
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core.settings_checks import Diverged
 
 pytestmark = [
   pytest.mark.slow,

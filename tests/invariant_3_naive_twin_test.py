@@ -10,8 +10,9 @@ import slow
 import small
 import twin
 
-from dipaco_jax import inner as inner_lib
-from dipaco_jax import loss, outer
+from dipaco_jax import loss
+from dipaco_jax.core import inner as inner_lib
+from dipaco_jax.core import outer
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
 FLAT = (('all', '.*', ('a', 'b')),)

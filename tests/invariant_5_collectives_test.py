@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import outer, programs
+from dipaco_jax import programs
+from dipaco_jax.core import outer
 from dipaco_jax.hlo import collectives
 
 GRID = {'a': 4, 'b': 2}

@@ -26,7 +26,7 @@ import tiny_run
 from cluster import LONGEST_S, Cluster, More
 
 from dipaco_jax import islands, registry
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.registry_schema import FACTS, TASKS
 
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')

@@ -19,7 +19,7 @@ from dipaco_jax import (
   run_report,
   screening_of_islands,
 )
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.registry import Fact, NewTask
 
 BOUNDS = screening_of_islands.Bounds({'low': 100.0}, 1.0, 10.0)

@@ -13,9 +13,10 @@ import pytest
 import sqlalchemy
 
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import leases, settings
+from dipaco_jax import leases
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import storage as storage_lib
+from dipaco_jax.core import settings
 from dipaco_jax.registry import Fact, NewTask
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]

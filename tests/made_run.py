@@ -8,8 +8,9 @@ import pathlib
 import numpy as np
 import small
 
-from dipaco_jax import checkpoint, chunk_router, model, modules, tokenizer
-from dipaco_jax import settings as settings_lib
+from dipaco_jax import checkpoint, chunk_router, model, tokenizer
+from dipaco_jax.core import modules
+from dipaco_jax.core import settings as settings_lib
 
 TEXT = [
   'The quick brown fox jumps over the lazy dog. ',

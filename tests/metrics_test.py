@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from tensorboardX.proto import event_pb2
 
 from dipaco_jax import events as events_lib
-from dipaco_jax import metrics, settings
+from dipaco_jax import metrics
 from dipaco_jax import progress as progress_lib
+from dipaco_jax.core import settings
 
 
 @pytest.fixture

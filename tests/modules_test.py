@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import model, modules
+from dipaco_jax import model
+from dipaco_jax.core import modules
 
 AXES = {'a': 2, 'b': 3}.items()
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('high', 'w', ('b',)), ('own', 'z', ('a', 'b')))

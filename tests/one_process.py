@@ -29,7 +29,7 @@ from dipaco_jax import (
   worker,
 )
 from dipaco_jax import run as run_lib
-from dipaco_jax import settings as settings_lib
+from dipaco_jax.core import settings as settings_lib
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
 LEASE_S = 0.5

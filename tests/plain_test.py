@@ -15,18 +15,17 @@ from dipaco_jax import (
   drawing,
   grid_plot,
   metrics,
-  plain,
   plots,
   registry,
   report,
   run_report,
-  settings,
   status_of_islands,
   text,
   timeline_plot,
   tokenizer,
 )
-from dipaco_jax import grid as grids
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core import printable, settings
 
 HOSTILE = (
   r'$\frac$', r'$x^2$ \$', 'a' * 400, '<b onclick="x">&amp;', '\x1b[2J\x1b]0;title\x07', 'nul\0nul', 'one\ntwo\r\n3',
@@ -50,11 +49,11 @@ OBEYED = re.compile('[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-
   ],
 )
 def test_a_name_is_one_line_that_only_shows_itself(given, shown):
-  assert plain.name(given) == shown == plain.name(shown)
+  assert printable.name(given) == shown == printable.name(shown)
 
 
 def test_texts_keep_their_lines():
-  assert plain.text('a\n\tb\x1b\0\r\u2028') == 'a\n\tb\u241b\u2400\u240d\ufffd'
+  assert printable.text('a\n\tb\x1b\0\r\u2028') == 'a\n\tb\u241b\u2400\u240d\ufffd'
 
 
 def test_domains_are_plain_where_they_enter(tmp_path):
@@ -75,7 +74,7 @@ SMALL = {'axes': (('a', 2), ('b', 2)), 'phases': 2, 'pretrain_steps': 20, 'tau':
 def hostile(tmp_path_factory):
   """A run of such domains, with a picture that cannot be drawn."""
   workdir = tmp_path_factory.mktemp('hostile') / r'run $\frac$ <b>'
-  synthetic.make(workdir, domains=tuple(map(plain.name, HOSTILE)), **SMALL)
+  synthetic.make(workdir, domains=tuple(map(printable.name, HOSTILE)), **SMALL)
   file = workdir / 'stages' / 'route.json'
   record = json.loads(file.read_text())
   record['result']['shard_tokens'] = ['many'] * 4
@@ -93,7 +92,7 @@ def test_a_report_of_any_names_and_without_what_cannot_be_drawn(hostile, caplog)
   assert r'$\frac$' in page and '<b onclick' not in page
   for svg in re.findall('<svg.*?</svg>', page, re.DOTALL):
     xml.dom.minidom.parseString(svg)
-  assert set(found['perplexity_by_domain']) == set(map(plain.name, HOSTILE))
+  assert set(found['perplexity_by_domain']) == set(map(printable.name, HOSTILE))
 
 
 def test_a_comparison_of_any_names(hostile, tmp_path):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from dipaco_jax import checks, model, modules, run_report, settings
+from dipaco_jax import model, run_report
+from dipaco_jax.core import modules, settings, settings_checks
 
 ROOT = pathlib.Path(__file__).parent.parent
 README, BUILD = (ROOT / 'README.md').read_text(), (ROOT / 'BUILD.md').read_text()
@@ -40,7 +41,7 @@ def test_every_command_and_option_is_there():
 
 
 def test_every_config_and_field_is_there():
-  fields = checks.flatten(settings.Settings().to_dict())
+  fields = settings_checks.flatten(settings.Settings().to_dict())
   assert all((ROOT / path).is_file() for path in re.findall(r'--config=([\w/]+\.py)', PAGES))
   overrides = set(re.findall(r'--config\.([a-z_.]+)=', PAGES))
   assert 'train.phases' in overrides and overrides - {'grid', 'grid.a'} <= set(fields)

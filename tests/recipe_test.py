@@ -11,7 +11,8 @@ import sys
 import pytest
 import tiny_run
 
-from dipaco_jax import recipe, settings
+from dipaco_jax import recipe
+from dipaco_jax.core import settings
 
 
 def found(tau: int, loss: float, name: str = '', **changes) -> recipe.Found:

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from dipaco_jax import command, database, plain, registry_url, roles
+from dipaco_jax import command, database, registry_url, roles
+from dipaco_jax.core import printable
 
 ROOT = pathlib.Path(__file__).parent.parent
 URL = 'postgresql://dipaco:secret@first/dipaco'
@@ -69,11 +70,11 @@ def test_no_password_is_said(url, monkeypatch, capsys):
   ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b', 'x://USER:PASSWORD@HOST/y'],
 )
 def test_what_is_no_password_is_said(words):
-  assert plain.redacted(words) == words
+  assert printable.redacted(words) == words
 
 
 def test_redacting_takes_no_time():
-  assert plain.redacted('a:' * 50_000) == 'a:' * 50_000
+  assert printable.redacted('a:' * 50_000) == 'a:' * 50_000
 
 
 def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys):

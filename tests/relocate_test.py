@@ -11,8 +11,9 @@ import small
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import mesh, metrics, relocate, settings, spmd
-from dipaco_jax.grid import Grid
+from dipaco_jax import mesh, metrics, relocate, spmd
+from dipaco_jax.core import settings
+from dipaco_jax.core.grid import Grid
 
 GRID = {'a': 4, 'b': 2}
 

@@ -9,7 +9,8 @@ import object_server
 import pytest
 import zstandard
 
-from dipaco_jax import remote, settings, storage, text
+from dipaco_jax import remote, storage, text
+from dipaco_jax.core import settings
 from dipaco_jax.places import PART_BYTES
 from dipaco_jax.tokenizer import Tokenizer, train
 

@@ -28,10 +28,10 @@ from dipaco_jax import (
   report_page,
   run_report,
   seals,
-  settings,
 )
-from dipaco_jax import grid as grids
 from dipaco_jax import page as page_lib
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core import settings
 
 FIELDS = (
   'perplexity perplexity_by_path perplexity_by_domain base_perplexity validation_tokens bits_per_byte train_tokens '

@@ -10,8 +10,9 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax import checkpoint, checks, history, model, modules, rounds, settings, shards, tokenizer
+from dipaco_jax import checkpoint, history, model, rounds, shards, tokenizer
 from dipaco_jax import run as run_lib
+from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.sequences import Sequences
 
 OPTIONS = [
@@ -142,7 +143,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   for path in range(4):
     score(tmp_path, path, np.full(num, np.nan))
   shutil.rmtree(tmp_path / 'routing' / '1')
-  with pytest.raises(checks.Diverged, match='training diverged before round 1 of re-sharding'):
+  with pytest.raises(settings_checks.Diverged, match='training diverged before round 1 of re-sharding'):
     rounds.reroute(run, 1, 1)
   run.metrics.close()
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import outer, shards, spmd, worker
+from dipaco_jax import shards, spmd, worker
+from dipaco_jax.core import outer
 
 GRID, FIRST = {'a': 2, 'b': 2}, 5  # paths; steps of pretraining
 SAMPLED = {

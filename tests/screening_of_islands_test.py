@@ -10,8 +10,9 @@ import optax
 import pytest
 from one_process import Machine, close
 
-from dipaco_jax import exact_sum, islands, outer, outer_executor, registry, screening, screening_of_islands
-from dipaco_jax.checks import Diverged
+from dipaco_jax import islands, outer_executor, registry, screening_of_islands
+from dipaco_jax.core import exact_sum, outer, screening
+from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.registry import Fact, NewTask, Task
 
 BOUNDS = screening_of_islands.Bounds({'low': 100.0}, 0.5, 10.0)  # |old - new| up to 500

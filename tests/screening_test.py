@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax import modules, screening
-from dipaco_jax.checks import Diverged
+from dipaco_jax.core import modules, screening
+from dipaco_jax.core.settings_checks import Diverged
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
 LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import checkpoint, checks, history, metrics, records, reuse, seals, trained
+from dipaco_jax import checkpoint, history, metrics, records, reuse, seals, trained
 from dipaco_jax import run as run_lib
+from dipaco_jax.core import settings_checks
 
 
 def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
@@ -181,7 +182,7 @@ def test_it_is_the_user_s_to_mend(tmp_path):
   ):
     with pytest.raises(seals.Damaged) as info:
       action()
-    assert checks.is_input_error(info.value) and 'is missing' in str(info.value) and info.value.errno is None
+    assert settings_checks.is_input_error(info.value) and 'is missing' in str(info.value) and info.value.errno is None
 
 
 # -- a run

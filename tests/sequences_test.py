@@ -10,7 +10,8 @@ import pytest
 import whole
 
 from dipaco_jax import sequences as sequences_lib
-from dipaco_jax import settings, text
+from dipaco_jax import text
+from dipaco_jax.core import settings
 from dipaco_jax.sequences import MAX_DOMAINS, Sequences
 from dipaco_jax.text import Document
 from dipaco_jax.tokenizer import Tokenizer, train

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_jax import checks, model, modules, settings
-from dipaco_jax.settings import Settings, from_dict
+from dipaco_jax import model
+from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.core.settings import Settings, from_dict
 
-DEFAULTS = checks.flatten(Settings().to_dict())
+DEFAULTS = settings_checks.flatten(Settings().to_dict())
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 VARIANTS = {
   'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared', 'c4_8x8': 'ends shared',
@@ -134,23 +135,23 @@ def test_a_section_or_grid_that_is_no_dict(name):
 def test_ranges(name):
   last = name.split('.')[-1]
   assert f'config.{name}=-1' in error(nest(name, -1 if type(DEFAULTS[name]) is int else -1.0))
-  if not {last, name} & {*checks.MAY_BE_ZERO}:
+  if not {last, name} & {*settings_checks.MAY_BE_ZERO}:
     assert f'config.{name}=0' in error(nest(name, 0))
-  if last in checks.FRACTIONS:
+  if last in settings_checks.FRACTIONS:
     assert error(nest(name, 1.0)) == f'config.{name}=1.0 should be below 1'
 
 
 def test_lists_of_names_name_fields():
   lasts = {name.split('.')[-1] for name in DEFAULTS}
-  assert (lasts | {*DEFAULTS}).issuperset(checks.MAY_BE_ZERO) and lasts.issuperset(checks.FRACTIONS)
-  assert set(DEFAULTS).issuperset(settings.MAY_CHANGE) and set(DEFAULTS).issuperset(checks.CHOICES)
+  assert (lasts | {*DEFAULTS}).issuperset(settings_checks.MAY_BE_ZERO) and lasts.issuperset(settings_checks.FRACTIONS)
+  assert set(DEFAULTS).issuperset(settings.MAY_CHANGE) and set(DEFAULTS).issuperset(settings_checks.CHOICES)
 
 
-@pytest.mark.parametrize('name', checks.CHOICES)
+@pytest.mark.parametrize('name', settings_checks.CHOICES)
 def test_choices(name):
-  assert DEFAULTS[name] in checks.CHOICES[name]
+  assert DEFAULTS[name] in settings_checks.CHOICES[name]
   assert error(nest(name, 'none such')).startswith(f"config.{name}='none such': choose one of ")
-  assert all(choice in error(nest(name, 'none such')) for choice in checks.CHOICES[name])
+  assert all(choice in error(nest(name, 'none such')) for choice in settings_checks.CHOICES[name])
 
 
 GRID = {'grid': {'a': 2, 'b': 2}}
@@ -217,7 +218,7 @@ def test_what_is_just_allowed(values):
 @given(st.recursive(st.integers(), lambda x: st.dictionaries(st.sampled_from('abc'), x, min_size=1), max_leaves=9))
 def test_flatten_keeps_every_leaf(nested):
   if isinstance(nested, dict):
-    flat = checks.flatten(nested)
+    flat = settings_checks.flatten(nested)
     for name, value in flat.items():
       inside = nested
       for key in name.split('.'):

@@ -6,8 +6,9 @@ import functools
 import jax
 import numpy as np
 
-from dipaco_jax import mesh, metrics, model, modules, outer, programs, spmd
-from dipaco_jax import settings as settings_lib
+from dipaco_jax import mesh, metrics, model, programs, spmd
+from dipaco_jax.core import modules, outer
+from dipaco_jax.core import settings as settings_lib
 
 EPS = float(np.finfo('f').eps)
 VOCAB, LENGTH, ROWS = 64, 40, 4

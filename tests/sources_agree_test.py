@@ -10,7 +10,8 @@ import pytest
 import tiny_run
 import whole
 
-from dipaco_jax import sequences, settings, text, tokenizer
+from dipaco_jax import sequences, text, tokenizer
+from dipaco_jax.core import settings
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 

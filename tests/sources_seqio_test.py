@@ -6,7 +6,8 @@ import prepared
 import pytest
 import slow
 
-from dipaco_jax import settings, sources_tfds, text, tokenizer
+from dipaco_jax import sources_tfds, text, tokenizer
+from dipaco_jax.core import settings
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 TRAIN, VALIDATION = prepared.documents(60, seed=0), prepared.documents(20, seed=1)

@@ -5,7 +5,8 @@ import sys
 import prepared
 import pytest
 
-from dipaco_jax import settings, sources_tfds, text
+from dipaco_jax import sources_tfds, text
+from dipaco_jax.core import settings
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 FORMATS = ['tfrecord', 'array_record']

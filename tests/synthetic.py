@@ -8,8 +8,9 @@ import numpy as np
 import tiny_run
 from safetensors import numpy as safetensors
 
-from dipaco_jax import checkpoint, metrics, settings
-from dipaco_jax import grid as grids
+from dipaco_jax import checkpoint, metrics
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core import settings
 
 DOMAINS = ('encyclopedia', 'fiction', 'law', 'medicine', 'news', 'patents', 'python', 'speech')
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 import zstandard
 
-from dipaco_jax import settings, sources_files, sources_stdlib, text
+from dipaco_jax import sources_files, sources_stdlib, text
+from dipaco_jax.core import settings
 
 
 def files(tmp_path, **kwargs):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dipaco_jax import settings, text
+from dipaco_jax import text
+from dipaco_jax.core import settings
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 

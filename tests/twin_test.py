@@ -9,8 +9,8 @@ import optax
 import pytest
 import twin
 
-from dipaco_jax import grid as grids
-from dipaco_jax import settings
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core import settings
 
 LEVELS = (
   grids.Level('ends', 'w', ('a', 'b')),

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dipaco_jax import settings
-from dipaco_jax.grid import largest_divisor
+from dipaco_jax.core import settings
+from dipaco_jax.core.grid import largest_divisor
 
 METRICS = ('loss', 'grad_norm', 'learning_rate', 'skipped')
 

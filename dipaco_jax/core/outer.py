@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax import screening, settings
-from dipaco_jax.modules import Layout, Modules
+from dipaco_jax.core import screening, settings
+from dipaco_jax.core.modules import Layout, Modules
 
 
 class OuterState(NamedTuple):

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax import checks
+from dipaco_jax.core import settings_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +260,7 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
   if isinstance(values, Mapping):
     values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
   settings = _build(Settings, values, '')
-  checks.check(settings)
+  settings_checks.check(settings)
   return settings
 
 
@@ -328,11 +328,13 @@ def _tuple(value, kind, name: str) -> tuple:
 
 def digest(settings: Settings, *prefixes: str) -> str:
   """sha256 over the canonical JSON of the fields whose dotted names start with one of `prefixes` (none: all)."""
-  chosen = {k: v for k, v in checks.flatten(settings.to_dict()).items() if not prefixes or k.startswith(prefixes)}
+  chosen = {
+    k: v for k, v in settings_checks.flatten(settings.to_dict()).items() if not prefixes or k.startswith(prefixes)
+  }
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: Settings, new: Settings) -> dict[str, tuple[Any, Any]]:
   """Fields that differ and may not: `{name: (old, new)}`."""
-  a, b = checks.flatten(old.to_dict()), checks.flatten(new.to_dict())
+  a, b = settings_checks.flatten(old.to_dict()), settings_checks.flatten(new.to_dict())
   return {k: (a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k) and k not in MAY_CHANGE}
