@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import checkpoint, mesh, model, programs, router, text, tokenizer
+from dipaco_jax import checkpoint, mesh, programs, router, text, tokenizer
 from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.models import transformer
 
 LEVELS = (
   ('stem', r'block_0/', ()),
@@ -56,8 +57,8 @@ def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Set
 
 def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> programs.Programs:
   """What the run computes with on these devices."""
-  network = model.make(s.model, flags.FLAGS.vocab_size)
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(network))
+  network = transformer.make(s.model, flags.FLAGS.vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(network))
   placement = mesh.place(layout.grid, s.mesh, {'train.batch_size': s.train.batch_size}, devices)
   return programs.make(s, placement, layout, network)
 
@@ -65,13 +66,13 @@ def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> progra
 def write_run(workdir: pathlib.Path, s: settings.Settings):
   """What a finished run leaves that is read to use it, with random parameters, and a router of random centroids."""
   vocab_size, rng = flags.FLAGS.vocab_size, np.random.default_rng(0)
-  made = model.make(s.model, vocab_size)
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  made = transformer.make(s.model, vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   num_paths, D = layout.grid.num_paths, s.model.width
   drawn = tokenizer.sample(text.documents(s.data, 'train'), 200 * vocab_size, 0)
   checkpoint.write_file(workdir / 'tokenizer.model', tokenizer.train((words for _, words in drawn), vocab_size))
   checkpoint.write_json(workdir / 'config.json', s.to_dict())
-  base = {name: np.asarray(x) for name, x in model.init(made, jax.random.key(0)).items()}
+  base = {name: np.asarray(x) for name, x in transformer.init(made, jax.random.key(0)).items()}
   checkpoint.write_file(workdir / 'base' / 'params.safetensors', checkpoint.to_bytes(base))
   centroids = jax.numpy.asarray(rng.normal(size=(num_paths, D)), jax.numpy.float32)
   fitted = router.linear(jax.numpy.zeros(D), jax.numpy.ones(D), centroids, jax.numpy.zeros(num_paths))

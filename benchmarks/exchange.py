@@ -23,8 +23,8 @@ import psutil
 from absl import app, flags
 
 from dipaco_jax import checkpoint, islands, leases, outer_executor, registry, run, storage
-from dipaco_jax import model as model_lib
 from dipaco_jax.core import settings
+from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.registry import Fact, NewTask
 
 PATHS = flags.DEFINE_integer('paths', 16, 'through the module')

@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import generation, hf_checkpoint, model, trained
+from dipaco_jax import generation, hf_checkpoint, trained
+from dipaco_jax.models import transformer
 from dipaco_jax.request import Request
 
 common.define_sizes(width=896, num_layers=12, num_heads=16, mlp_dim=2432, vocab_size=8192, seq_len=1024, batch_size=1)
@@ -48,9 +49,9 @@ def prompt(length: int) -> tuple[int, ...]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(made: model.Transformer, params: model.Params, tokens_1L):
+def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L):
   """A bare one: the logits behind the last token."""
-  x_1LD, head_DV = model.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = transformer.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   return x_1LD[:, -1] @ head_DV
 
 

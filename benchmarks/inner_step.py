@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import metrics, model, programs
+from dipaco_jax import metrics, programs
+from dipaco_jax.models import transformer
 
 common.define_sizes(width=256, num_layers=4, num_heads=4, mlp_dim=688, vocab_size=8192, seq_len=256, batch_size=16)
 STEPS = flags.DEFINE_integer('steps_per_dispatch', 6, 'k; 6 is what the default makes of phases of 150')
@@ -91,7 +92,7 @@ def measure() -> dict:
   compilations = metrics.count_compilations()
   s = common.make_settings({'a': 1}, [('all', '.*', ())])
   made = common.make_programs(s, [device])
-  params = model.init(made.model, jax.random.key(0))
+  params = transformer.init(made.model, jax.random.key(0))
   rows = common.random_rows(s, STEPS.value)
   product = ours(made, params, common.in_flight(made, rows))
   losses = [np.asarray(product.run())]

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import model, programs
+from dipaco_jax import programs
 from dipaco_jax.core import outer
+from dipaco_jax.models import transformer
 
 common.define_sizes(width=256, num_layers=4, num_heads=4, mlp_dim=688, vocab_size=8192, seq_len=256, batch_size=16)
 GRID = flags.DEFINE_list('grid', ['4', '4'], 'sizes of the two axes')
@@ -30,7 +31,7 @@ class Run:
   def __init__(self, made: programs.Programs):
     self.made, self.turns = made, [np.array(turn, np.int32) for turn in made.placement.turns()]
     self.weights = np.ones(made.layout.grid.shape, np.float32)
-    self.modules, *self.rest = made.start(model.init(made.model, jax.random.key(0)))
+    self.modules, *self.rest = made.start(transformer.init(made.model, jax.random.key(0)))
     self.rows = common.in_flight(made, common.random_rows(made.settings, STEPS.value))
     self.params = made.begin(self.modules, self.turns[0])
     self.state = made.fresh_state(self.params)

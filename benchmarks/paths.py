@@ -30,7 +30,8 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import model, programs
+from dipaco_jax import programs
+from dipaco_jax.models import transformer
 
 common.define_sizes(width=128, num_layers=4, num_heads=4, mlp_dim=352, vocab_size=2048, seq_len=128, batch_size=8)
 PATHS = flags.DEFINE_list('paths', ['1', '4', '16', '64'], 'numbers of paths, each on a grid as square as it can be')
@@ -122,7 +123,7 @@ def measure_one(num_paths: int) -> dict:
   a = max(d for d in range(1, math.isqrt(num_paths) + 1) if num_paths % d == 0)
   s = common.make_settings({'a': a, 'b': num_paths // a}, common.LEVELS)
   made = common.make_programs(s, jax.devices()[:1])
-  base = {name: np.asarray(x) for name, x in model.init(made.model, jax.random.key(0)).items()}
+  base = {name: np.asarray(x) for name, x in transformer.init(made.model, jax.random.key(0)).items()}
   compiled = compile_all(made)
   rows = common.in_flight(made, common.random_rows(s, STEPS.value))
   turns = made.placement.turns()

@@ -35,7 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import generation, model, trained
+from dipaco_jax import generation, trained
+from dipaco_jax.models import transformer
 from dipaco_jax.request import Request
 
 common.define_sizes(width=512, num_layers=4, num_heads=8, mlp_dim=1376, vocab_size=8192, seq_len=1024, batch_size=1)
@@ -98,9 +99,9 @@ def offline(run: trained.Trained) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(made: model.Transformer, params: model.Params, tokens_1L):
+def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L):
   """A bare one: the logits behind the last token."""
-  x_1LD, head_DV = model.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = transformer.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   return x_1LD[:, -1] @ head_DV
 
 

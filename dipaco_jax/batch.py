@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import decode
 from dipaco_jax import trained as trained_lib
-from dipaco_jax.model import Params, Transformer
+from dipaco_jax.models import decoding
+from dipaco_jax.models.transformer import Params, Transformer
 from dipaco_jax.request import Request
 from dipaco_jax.transcript import Transcript
 
@@ -61,7 +61,7 @@ class Text:
 class Batch:
   """Texts that grow under one path; `members[i]` is in row i of the state, None where the row is free."""
 
-  def __init__(self, path: trained_lib.Path, text: Text, row: decode.Texts):
+  def __init__(self, path: trained_lib.Path, text: Text, row: decoding.Texts):
     self.path, self.state = path, row
     self.members: list[Text | None] = [text]
 
@@ -69,7 +69,7 @@ class Batch:
   def count(self) -> int:
     return sum(text is not None for text in self.members)
 
-  def join(self, text: Text, row: decode.Texts):
+  def join(self, text: Text, row: decoding.Texts):
     """One more, in a free row or in a new one."""
     num_rows = len(self.members) if None in self.members else 2 * len(self.members)
     self._fit(num_rows, power_of_two(max(_places(self.state), _places(row)), LEAST_PLACES))
@@ -82,7 +82,7 @@ class Batch:
     """Tokens at most until all of its texts leave."""
     return max(text.limit - len(text.tokens) for text in self.members if text)
 
-  def row(self, text: Text) -> decode.Texts:
+  def row(self, text: Text) -> decoding.Texts:
     """A copy of its row."""
     return _arranged(self.state, jnp.asarray([self.members.index(text)]), _places(self.state), 1)
 
@@ -122,27 +122,29 @@ def power_of_two(number: int, least: int) -> int:
   return 1 << (max(number, least) - 1).bit_length()
 
 
-def _places(texts: decode.Texts) -> int:
+def _places(texts: decoding.Texts) -> int:
   """S."""
   return texts.cache.keys[0].shape[2]
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _advance(model: Transformer, params: Params, texts: decode.Texts):
-  return decode.advance(model, params, texts, STEPS)
+def _advance(model: Transformer, params: Params, texts: decoding.Texts):
+  return decoding.advance(model, params, texts, STEPS)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _arranged(texts: decode.Texts, rows, places: int, cache_rows: int) -> decode.Texts:
+def _arranged(texts: decoding.Texts, rows, places: int, cache_rows: int) -> decoding.Texts:
   """Rows of a batch in another order, with more places or fewer behind; a lone one twice in the cache, if asked."""
   in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
-  cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), decode.longer(decode.cut(texts.cache, places), places))
+  cache = jax.tree.map(
+    lambda x: jnp.take(x, in_cache, axis=0), decoding.longer(decoding.cut(texts.cache, places), places)
+  )
   others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
-  return decode.Texts(cache, *others)
+  return decoding.Texts(cache, *others)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _insert(texts: decode.Texts, row: decode.Texts, index) -> decode.Texts:
+def _insert(texts: decoding.Texts, row: decoding.Texts, index) -> decoding.Texts:
   """A row in its place; what lies behind its own places is what was there."""
   return jax.tree.map(
     lambda x, new: jax.lax.dynamic_update_slice(x, new, (index, *[jnp.int32(0)] * (x.ndim - 1))), texts, row

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from dipaco_jax import loss as loss_lib
-from dipaco_jax import model as model_lib
 from dipaco_jax import reroute
 from dipaco_jax.core import inner, settings
+from dipaco_jax.models import loss as loss_lib
+from dipaco_jax.models import transformer as model_lib
 
 KERNEL = 'chooser/kernel'
 NONE = -1  # the label of a token where no path has finite losses, which is not learned from

@@ -17,10 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import hlo, mesh, model, programs, roofline
+from dipaco_jax import hlo, mesh, programs, roofline
 from dipaco_jax.core import grid as grid_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.models import transformer
 from dipaco_jax.topology import GIB, Topology
 
 SPARE = 0.95  # of a chip's memory; the rest is the runtime's
@@ -36,7 +37,7 @@ class DoesNotFit(Exception):
 
 def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   """The figures, by name; see `table`. Nothing is written. Raises ValueError where devices do not take the grid."""
-  s = dataclasses.replace(settings, model=model.for_device(settings.model, 'tpu'))
+  s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)  # the base model's
   made = on(s, topology)
   chips = made.placement.mesh.devices.size
@@ -59,8 +60,8 @@ def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
 
 def on(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
   """The run's programs, for devices that are not there."""
-  made = model.make(s.model, s.tokenizer.vocab_size)
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  made = transformer.make(s.model, s.tokenizer.vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
   return programs.make(s, placement, layout, made)
 

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from dipaco_jax import checkpoint, chunk_router, chunks, metrics, router, shards, token_losses
-from dipaco_jax import model as model_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import trained as trained_lib
 from dipaco_jax.core import settings
+from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.tokenizer import Tokenizer
 from dipaco_jax.transcript import Transcript
 

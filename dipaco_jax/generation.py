@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import chunk_router, decode
+from dipaco_jax import chunk_router
 from dipaco_jax import trained as trained_lib
 from dipaco_jax.batch import Batch, Text
-from dipaco_jax.model import Params, Transformer
+from dipaco_jax.models import decoding
+from dipaco_jax.models.transformer import Params, Transformer
 from dipaco_jax.request import Request, check
 from dipaco_jax.transcript import Transcript
 
@@ -36,7 +37,7 @@ class Engine:
   def __init__(self, run: trained_lib.Trained, max_paths: int = 4, max_batch: int = 8, version: int | None = None):
     self.run, self.max_paths, self.max_batch, self.version = run, max_paths, max_batch, version
     self.waiting: list[Text] = []
-    self.moving: dict[Text, tuple[decode.Texts, trained_lib.Marks]] = {}  # from a path to another
+    self.moving: dict[Text, tuple[decoding.Texts, trained_lib.Marks]] = {}  # from a path to another
     self.batches: collections.OrderedDict[int, Batch] = collections.OrderedDict()  # the next to advance first
     self.paths: collections.OrderedDict[int, trained_lib.Path] = collections.OrderedDict()  # the last used last
     self.closed: tuple[int, int] | None = None  # a path, and a text's turn: younger ones may not join that path
@@ -127,7 +128,7 @@ class Engine:
     if not text.finished:
       self._go_on(text, row, path)
 
-  def _go_on(self, text: Text, row: decode.Texts, path: trained_lib.Path):
+  def _go_on(self, text: Text, row: decoding.Texts, path: trained_lib.Path):
     """With its row under its path, or under another, if it is to choose now."""
     if len(text.tokens) < text.limit:
       self._join(path, text, row)
@@ -165,7 +166,7 @@ class Engine:
       soonest = min(self.batches, key=lambda number: self.batches[number].left)
       self.closed = soonest, min(text.turn for text in kept_out)
 
-  def _join(self, path: trained_lib.Path, text: Text, row: decode.Texts):
+  def _join(self, path: trained_lib.Path, text: Text, row: decoding.Texts):
     if path.number in self.batches:
       self.batches[path.number].join(text, row)
     else:
@@ -203,10 +204,10 @@ class Engine:
     made = self.run.router.model
     return int(chunk_router.choose(made, self.run.chooser, padded, np.ones_like(padded))[0, len(tokens) - 1])
 
-  def read(self, text: Text, path: trained_lib.Path) -> decode.Texts:
+  def read(self, text: Text, path: trained_lib.Path) -> decoding.Texts:
     """A row with the prompt in its cache, and with its first token."""
     r = text.request
-    draw = decode.Draw(
+    draw = decoding.Draw(
       jnp.full(1, r.seed, jnp.uint32),
       jnp.full(1, r.temperature, jnp.float32),
       jnp.full(1, r.top_k, jnp.int32),
@@ -215,7 +216,7 @@ class Engine:
     tokens_1L, length = _padded(r.tokens, self.max_length), np.int32(len(r.tokens))
     return _begin(path.model, self._keep, path.params, tokens_1L, length, jnp.full(1, text.limit), draw)
 
-  def moved(self, text: Text, row: decode.Texts, old: trained_lib.Marks, new: trained_lib.Path) -> decode.Texts:
+  def moved(self, text: Text, row: decoding.Texts, old: trained_lib.Marks, new: trained_lib.Path) -> decoding.Texts:
     """The row as if all of the text had been read under the new path."""
     row, first = row._replace(end=jnp.full(1, text.limit)), new.first_difference(old)
     self.reread += (new.model.config.num_layers - first) * (len(text.tokens) - 1)
@@ -252,16 +253,16 @@ def _padded(tokens: Sequence[int], max_length: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _begin(model: Transformer, keep, params: Params, tokens_1L, length, end_1, draw: decode.Draw) -> decode.Texts:
-  cache, logits_1V = decode.prefill(model, params, decode.embedded(model, params, tokens_1L), length, 0, None, keep)
+def _begin(model: Transformer, keep, params: Params, tokens_1L, length, end_1, draw: decoding.Draw) -> decoding.Texts:
+  cache, logits_1V = decoding.prefill(model, params, decoding.embedded(model, params, tokens_1L), length, 0, None, keep)
   place_1 = length[None]
-  return decode.Texts(cache, decode.drawn(logits_1V, draw, place_1), place_1, end_1, draw)
+  return decoding.Texts(cache, decoding.drawn(logits_1V, draw, place_1), place_1, end_1, draw)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _reread(model: Transformer, keep, first: int, params: Params, row: decode.Texts, tokens_1L) -> decode.Texts:
+def _reread(model: Transformer, keep, first: int, params: Params, row: decoding.Texts, tokens_1L) -> decoding.Texts:
   """A row's cache computed anew from block `first` on."""
   L = tokens_1L.shape[1]
-  below = decode.cut(row.cache, L)
-  x_1LD = below.entering[first] if first else decode.embedded(model, params, tokens_1L)
-  return row._replace(cache=decode.prefill(model, params, x_1LD, row.place[0], first, below, keep)[0])
+  below = decoding.cut(row.cache, L)
+  x_1LD = below.entering[first] if first else decoding.embedded(model, params, tokens_1L)
+  return row._replace(cache=decoding.prefill(model, params, x_1LD, row.place[0], first, below, keep)[0])

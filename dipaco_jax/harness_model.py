@@ -19,8 +19,9 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from dipaco_jax import generation, loss, trained
-from dipaco_jax import model as model_lib
+from dipaco_jax import generation, trained
+from dipaco_jax.models import loss
+from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.request import Request
 
 NEW_TOKENS = 256  # where a task does not say how many, as in the harness' own models

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, hf, hf_tokenizer, model, remote
+from dipaco_jax import checkpoint, hf, hf_tokenizer, remote
 from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import settings
+from dipaco_jax.models import transformer
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
 MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -64,11 +65,11 @@ def check(s: settings.Settings):
   vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
   _fitting(folder, s.model, vocab_size)
   there = {name for file in _names(folder) for name in _weights(folder, file)}
-  _check_missing(folder, there, model.make(s.model, vocab_size))
+  _check_missing(folder, there, transformer.make(s.model, vocab_size))
 
 
-def _check_missing(folder: str, there: Set[str], made: model.Transformer):
-  if missing := [name for name in map(hf.their_name, model.shapes(made)) if name not in there]:
+def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):
+  if missing := [name for name in map(hf.their_name, transformer.shapes(made)) if name not in there]:
     raise ValueError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
 
 
@@ -88,14 +89,14 @@ def _weights(folder: str, name: str) -> Set[str]:
   return types.keys()
 
 
-def load(folder: str, made: model.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """The base's parameters, float32, and what the stage's record says of them: the files' sha256, what was changed.
 
   Raises:
     ValueError: the folder's model is no path of this config, or a file is not what it should be.
   """
   theirs, heads = _fitting(folder, made.config, made.vocab_size), made.config.num_heads
-  shapes = model.shapes(made)
+  shapes = transformer.shapes(made)
   wanted = {hf.their_name(name): name for name in shapes}
   found: dict[str, np.ndarray] = {}
   sha256: dict[str, str] = {}

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import checkpoint, jobs, model, seals
+from dipaco_jax import checkpoint, jobs, seals
 from dipaco_jax import registry as registry_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax import storage as storage_lib
@@ -39,6 +39,7 @@ from dipaco_jax import trees as trees_lib
 from dipaco_jax.core import modules as modules_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.models import transformer
 from dipaco_jax.registry import Fact, NewTask
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
@@ -147,7 +148,7 @@ class Islands:
   def shapes(self) -> dict[str, Any]:
     """One path's parameters."""
     s = self.run.settings
-    return model.shapes(model.make(s.model, s.tokenizer.vocab_size))
+    return transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
 
   def modules_of(self, path: int) -> dict[str, str]:
     """{level: key of the module that the path picks}."""

@@ -289,12 +289,13 @@ def check_model(settings: settings_lib.Settings):
   """Patterns against the model's parameters, devices against batches: before any work."""
   import jax
 
-  from dipaco_jax import mesh, model
+  from dipaco_jax import mesh
   from dipaco_jax.core import inner, modules
+  from dipaco_jax.models import transformer
 
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
     raise ValueError("config.model.attention='splash' is for TPU: use 'auto'")
-  shapes = model.shapes(model.make(settings.model, settings.tokenizer.vocab_size))
+  shapes = transformer.shapes(transformer.make(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch
   for stage, grid in (('train', layout.grid), ('pretrain', modules.grid_lib.Grid())):

@@ -26,8 +26,6 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import loss as loss_lib
-from dipaco_jax import model as model_lib
 from dipaco_jax.core import inner as inner_lib
 from dipaco_jax.core import modules as modules_lib
 from dipaco_jax.core import outer as outer_lib
@@ -35,6 +33,8 @@ from dipaco_jax.core import screening
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.grid import Level
 from dipaco_jax.mesh import Placement
+from dipaco_jax.models import loss as loss_lib
+from dipaco_jax.models import transformer as model_lib
 
 # As the compiler knows them.
 NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate', 'whole')

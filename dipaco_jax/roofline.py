@@ -15,19 +15,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import attention, hlo, loss, mesh, metrics, model, programs
+from dipaco_jax import hlo, mesh, metrics, programs
 from dipaco_jax.core import grid as grid_lib
 from dipaco_jax.core import inner, outer
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.models import attention, loss, transformer
 from dipaco_jax.topology import DCN_BYTES_PER_S, Chip, Topology
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
   """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled."""
-  made = model.make(unrolled(s.model, s.train.batch_size), s.tokenizer.vocab_size)
+  made = transformer.make(unrolled(s.model, s.train.batch_size), s.tokenizer.vocab_size)
   compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
   optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
-  params = model.shapes(made)
+  params = transformer.shapes(made)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)

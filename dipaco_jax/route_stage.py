@@ -11,21 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import (
-  balance,
-  checkpoint,
-  classifier,
-  display,
-  headline,
-  metrics,
-  model,
-  router,
-  seals,
-  sequences,
-  shards,
-)
+from dipaco_jax import balance, checkpoint, classifier, display, headline, metrics, router, seals, sequences, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
+from dipaco_jax.models import transformer
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
 MAX_FEATURE_BYTES = 2**30
@@ -206,8 +195,8 @@ def _compute_features(run: run_lib.Run, split: str, indices: np.ndarray) -> Iter
 
 
 @functools.cache
-def _features_program(network: model.Transformer):
-  return jax.jit(lambda params, tokens: model.features(network, params, tokens))
+def _features_program(network: transformer.Transformer):
+  return jax.jit(lambda params, tokens: transformer.features(network, params, tokens))
 
 
 def router_data(run: run_lib.Run) -> np.ndarray:

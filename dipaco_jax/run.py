@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, history, mesh, metrics, model, seals
+from dipaco_jax import checkpoint, history, mesh, metrics, seals
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.models import transformer
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
 
@@ -55,8 +56,8 @@ class Run:
       return tokenizer_lib.Tokenizer(file)
 
   @functools.cached_property
-  def model(self) -> model.Transformer:
-    return model.make(self.settings.model, self.result('tokenize')['vocab_size'])
+  def model(self) -> transformer.Transformer:
+    return transformer.make(self.settings.model, self.result('tokenize')['vocab_size'])
 
   @property
   def layout(self) -> modules.Layout:
@@ -90,7 +91,7 @@ class Run:
     )
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
-    layout = modules.make_layout(settings.grid, settings.levels, model.shapes(self.model))
+    layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))
     devices = jax.devices()[: self.num_devices or None]
     placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), devices)
     return programs_lib.make(settings, placement, layout, self.model)

@@ -20,7 +20,6 @@ from dipaco_jax import (
   jobs,
   mesh,
   metrics,
-  model,
   rerouting,
   rounds,
   route_stage,
@@ -34,6 +33,7 @@ from dipaco_jax import state as state_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.models import transformer
 
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
@@ -90,7 +90,7 @@ def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str,
   if run.settings.pretrain.init:
     params, about = hf_checkpoint.load(run.settings.pretrain.init, run.model)
     return params, {'init': about}
-  return {name: np.asarray(x) for name, x in model.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
+  return {name: np.asarray(x) for name, x in transformer.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
 
 
 # -- train

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax import attention, model
+from dipaco_jax.models import attention, transformer
 
 SHAPE = 2, 256, 3, 64  # B, L, H, K
 
@@ -64,7 +64,7 @@ def test_what_the_gradient_of_splash_needs_is_kept():
 
   def loops(remat):
     attend = functools.partial(attention.splash, segments_BL=segments_BL, interpret=True)
-    again = jax.checkpoint(attend, policy=model.REMAT_POLICIES[remat]) if remat else attend
+    again = jax.checkpoint(attend, policy=transformer.REMAT_POLICIES[remat]) if remat else attend
     gradient = jax.jit(jax.grad(lambda q: (again(q, k, v) ** 2).sum()))
     return gradient.lower(q).as_text().count('stablehlo.while')  # of kernels, as plain operations
 

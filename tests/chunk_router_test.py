@@ -5,15 +5,16 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import chunk_router, model, reroute
+from dipaco_jax import chunk_router, reroute
 from dipaco_jax.core import settings
+from dipaco_jax.models import transformer
 
 PATHS, ROWS, LENGTH = 4, 16, 24
 CONFIG = settings.Inner(learning_rate=0.01, weight_decay=0.01, warmup_steps=1000, decay_steps=1)
 
 
-def make(tied: bool = True) -> model.Transformer:
-  return model.make(settings.Model(32, 2, 2, 16, 48, LENGTH, tied), small.VOCAB)
+def make(tied: bool = True) -> transformer.Transformer:
+  return transformer.make(settings.Model(32, 2, 2, 16, 48, LENGTH, tied), small.VOCAB)
 
 
 def draw(seed: int, rows: int = ROWS):
@@ -85,7 +86,7 @@ def test_logits_are_the_head_on_the_normed_hidden_state(tied):
   made = make(tied)
   base = small.base(made)
   tokens, segments, _ = draw(0)
-  x_BLD, _ = model.normed_and_head(made, base, tokens, segments)
+  x_BLD, _ = transformer.normed_and_head(made, base, tokens, segments)
   kernel_DP = np.random.default_rng(0).normal(size=(32, PATHS)).astype('f')
   params = chunk_router.make(base, PATHS) | {chunk_router.KERNEL: kernel_DP}
   assert 'head/kernel' not in params
@@ -115,7 +116,7 @@ def batch(step: int):
 @pytest.mark.slow
 def test_it_learns_what_the_last_tokens_tell():
   made = make()
-  start = chunk_router.make(model.init(made, jax.random.key(0)), PATHS)
+  start = chunk_router.make(transformer.init(made, jax.random.key(0)), PATHS)
   params, losses = chunk_router.train(made, start, batch, 110, CONFIG)
   assert losses.shape == (110,) and losses[0] == pytest.approx(np.log(PATHS), rel=1e-5)
   tokens, segments, nll = draw(1000, 200)

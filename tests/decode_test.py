@@ -10,7 +10,7 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax import decode, model
+from dipaco_jax.models import decoding, transformer
 
 S, LAYERS = 48, 3
 CONFIG = small.settings(model={'width': 16, 'num_layers': LAYERS, 'num_heads': 2, 'head_dim': 8, 'mlp_dim': 24}).model
@@ -21,24 +21,24 @@ PROMPTS = (3, 17, 32)
 
 @pytest.fixture(scope='module')
 def made():
-  return model.make(CONFIG, small.VOCAB)
+  return transformer.make(CONFIG, small.VOCAB)
 
 
-drawn = jax.jit(decode.drawn)
-step = jax.jit(decode.step, static_argnums=0)
-advance = jax.jit(decode.advance, static_argnums=(0, 3))
+drawn = jax.jit(decoding.drawn)
+step = jax.jit(decoding.step, static_argnums=0)
+advance = jax.jit(decoding.advance, static_argnums=(0, 3))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits_of(made, params, tokens_1L):
-  x_1LD, head_DV = model.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = transformer.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   return (x_1LD @ head_DV)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 6))
 def reread(made, params, tokens_1L, length, first=0, below=None, keep=()):
-  x_1LD = below.entering[first] if first else decode.embedded(made, params, tokens_1L)
-  return decode.prefill(made, params, x_1LD, length, first, below, keep)
+  x_1LD = below.entering[first] if first else decoding.embedded(made, params, tokens_1L)
+  return decoding.prefill(made, params, x_1LD, length, first, below, keep)
 
 
 def padded(tokens) -> np.ndarray:
@@ -50,16 +50,16 @@ def whole(made, params, tokens) -> np.ndarray:
   return np.asarray(logits_of(made, params, padded(tokens)))[: len(tokens)]
 
 
-def begun(made, params, tokens, keep=()) -> tuple[decode.Cache, np.ndarray]:
+def begun(made, params, tokens, keep=()) -> tuple[decoding.Cache, np.ndarray]:
   cache, logits = reread(made, params, padded(tokens), np.int32(len(tokens)), 0, None, keep)
   return cache, np.asarray(logits)[0]
 
 
-def texts_of(caches, tokens, places) -> decode.Texts:
+def texts_of(caches, tokens, places) -> decoding.Texts:
   cache = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
   B = len(tokens)
-  draw = decode.Draw(jnp.zeros(B, jnp.uint32), jnp.zeros(B), jnp.zeros(B, jnp.int32), jnp.ones(B))
-  return decode.Texts(cache, jnp.asarray(tokens), jnp.asarray(places), jnp.full(B, S), draw)
+  draw = decoding.Draw(jnp.zeros(B, jnp.uint32), jnp.zeros(B), jnp.zeros(B, jnp.int32), jnp.ones(B))
+  return decoding.Texts(cache, jnp.asarray(tokens), jnp.asarray(places), jnp.full(B, S), draw)
 
 
 def test_steps_give_the_logits_of_the_whole_text(made):
@@ -92,7 +92,7 @@ def test_another_path_s_cache_from_the_block_that_differs(made, first):
   cache, _ = begun(made, old, tokens, (1, 2))
   found, again = reread(made, broken, padded(tokens), np.int32(20), first, cache if first else None, (1, 2))
   np.testing.assert_array_equal(again[0], logits)
-  jax.tree.map(np.testing.assert_array_equal, decode.cut(found, 20), decode.cut(expected, 20))
+  jax.tree.map(np.testing.assert_array_equal, decoding.cut(found, 20), decoding.cut(expected, 20))
 
 
 def test_a_text_stays_as_it_is_at_its_end(made):
@@ -120,7 +120,9 @@ def allowed(logits, temperature, top_k, top_p) -> np.ndarray:
 @given(st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0, 1, 3, 8]), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
 def test_tokens_are_drawn_as_often_as_they_should(temperature, top_k, top_p):
   n, logits = 4000, np.random.default_rng(0).normal(size=8).astype('f')
-  draw = decode.Draw(jnp.arange(n, dtype=jnp.uint32), jnp.full(n, temperature), jnp.full(n, top_k), jnp.full(n, top_p))
+  draw = decoding.Draw(
+    jnp.arange(n, dtype=jnp.uint32), jnp.full(n, temperature), jnp.full(n, top_k), jnp.full(n, top_p)
+  )
   found = np.bincount(drawn(jnp.tile(logits, (n, 1)), draw, jnp.zeros(n, jnp.int32)), minlength=8)
   expected = allowed(logits.astype('d'), temperature, top_k, top_p)
   assert not found[expected == 0].any()
@@ -130,8 +132,8 @@ def test_tokens_are_drawn_as_often_as_they_should(temperature, top_k, top_p):
 
 def test_a_draw_depends_on_seed_and_place_only():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
-  one = decode.Draw(jnp.full(1, 7, jnp.uint32), jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
-  three = decode.Draw(*(jnp.concatenate([x, x, x]) for x in one))._replace(seed=jnp.asarray([1, 7, 2], jnp.uint32))
+  one = decoding.Draw(jnp.full(1, 7, jnp.uint32), jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
+  three = decoding.Draw(*(jnp.concatenate([x, x, x]) for x in one))._replace(seed=jnp.asarray([1, 7, 2], jnp.uint32))
   places = [int(drawn(logits[1:2], one, jnp.full(1, place))[0]) for place in range(20)]
   assert places == [int(drawn(logits, three, jnp.full(3, place))[1]) for place in range(20)]
   assert len(set(places)) > 5

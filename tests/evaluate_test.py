@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import checkpoint, evaluate, loss, metrics, spmd
+from dipaco_jax import checkpoint, evaluate, metrics, spmd
+from dipaco_jax.models import loss
 
 COUNTS = [3, 0, 5, 2]
 

@@ -15,8 +15,9 @@ import time
 import pytest
 import tiny_run
 
-from dipaco_jax import metrics, model
+from dipaco_jax import metrics
 from dipaco_jax.core import modules, settings
+from dipaco_jax.models import transformer
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / 'experiments'))
 import claims  # after the path
@@ -33,7 +34,7 @@ PLANNED = [(size, table, row) for size in config.SIZES for table in readme.TABLE
 
 @functools.cache
 def shapes(of: settings.Model, vocab_size: int):
-  return model.shapes(model.make(of, vocab_size))
+  return transformer.shapes(transformer.make(of, vocab_size))
 
 
 def made(size: str, method: str, **changes) -> settings.Settings:

@@ -17,8 +17,8 @@ import safetensors.numpy
 import dipaco_jax
 from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, storage, trained
 from dipaco_jax import command as command_lib
-from dipaco_jax import model as model_lib
 from dipaco_jax.core.settings import Model
+from dipaco_jax.models import transformer as model_lib
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 

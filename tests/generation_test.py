@@ -14,7 +14,8 @@ import slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax import chunk_router, decode, generation, trained
+from dipaco_jax import chunk_router, generation, trained
+from dipaco_jax.models import decoding
 from dipaco_jax.request import Request
 
 
@@ -28,7 +29,7 @@ def run(request, tmp_path_factory):
 def next_token(made, params, tokens_1L, length, draw):
   x_1LD, head_DV = trained.model_lib.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   logits_1V = jnp.einsum('BLD,DV->BLV', x_1LD, head_DV)[:, length - 1]
-  return decode.drawn(logits_1V, draw, length[None])[0]
+  return decoding.drawn(logits_1V, draw, length[None])[0]
 
 
 def padded(run, tokens):
@@ -47,7 +48,7 @@ def choice(run, tokens, W: int) -> int:
 def plainly(run, r: Request) -> tuple[list[int], list[int]]:
   """Tokens, prompt included, and paths: every token from the whole text, read anew by the path of its chunk."""
   tokens, paths = list(r.tokens), []
-  draw = decode.Draw(*(np.asarray([x]) for x in (np.uint32(r.seed), np.float32(r.temperature), r.top_k, r.top_p)))
+  draw = decoding.Draw(*(np.asarray([x]) for x in (np.uint32(r.seed), np.float32(r.temperature), r.top_k, r.top_p)))
   for _ in range(r.max_tokens):
     if not paths or (r.reroute_every and len(tokens) % r.reroute_every == 0):
       number = r.path if r.path is not None else choice(run, tokens, r.reroute_every)

@@ -3,8 +3,8 @@
 import numpy as np
 import small
 
-from dipaco_jax import model as model_lib
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.models import transformer as model_lib
 
 
 def tolerance(model: settings_lib.Model, length: int, logits: np.ndarray) -> float:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import loss as loss_lib
 from dipaco_jax.core import inner, settings
+from dipaco_jax.models import loss as loss_lib
 
 CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)
 

@@ -10,8 +10,9 @@ import safetensors.numpy
 import sentencepiece
 import small
 
-from dipaco_jax import checkpoint, evaluate, model, sequences, shards
+from dipaco_jax import checkpoint, evaluate, sequences, shards
 from dipaco_jax.core import modules, settings
+from dipaco_jax.models import transformer
 
 PREFIX = 32
 # Sums of float32 in the model against float64: relative, of losses of a few nats made of sums over 64 tokens or 300.
@@ -26,8 +27,8 @@ class Direct:
     self.settings = settings.from_dict(json.loads((workdir / 'config.json').read_text()))
     self.report = json.loads((workdir / 'report.json').read_text())
     s, pieces = self.settings, sentencepiece.SentencePieceProcessor(model_file=str(workdir / 'tokenizer.model'))
-    made = model.make(s.model, pieces.vocab_size())
-    self.layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+    made = transformer.make(s.model, pieces.vocab_size())
+    self.layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
     domains = json.loads((workdir / 'sequences' / 'meta.json').read_text())['domains']
     paths = np.load(workdir / 'routing' / '0' / 'validation.npy')
     found = sequences.Sequences(workdir / 'sequences', 'validation')

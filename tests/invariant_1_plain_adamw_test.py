@@ -9,7 +9,7 @@ import optax
 import pytest
 import small
 
-from dipaco_jax import loss
+from dipaco_jax.models import loss
 
 OUTER = dict(optimizer='sgd', learning_rate=1.0)
 

@@ -6,7 +6,7 @@ import pytest
 import slow
 import small
 
-from dipaco_jax import loss
+from dipaco_jax.models import loss
 
 PHASES = 6
 

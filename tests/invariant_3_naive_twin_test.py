@@ -10,9 +10,9 @@ import slow
 import small
 import twin
 
-from dipaco_jax import loss
 from dipaco_jax.core import inner as inner_lib
 from dipaco_jax.core import outer
+from dipaco_jax.models import loss
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
 FLAT = (('all', '.*', ('a', 'b')),)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import loss
+from dipaco_jax.models import loss
 
 N, D, V = 24, 8, 64
 

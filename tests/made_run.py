@@ -8,9 +8,10 @@ import pathlib
 import numpy as np
 import small
 
-from dipaco_jax import checkpoint, chunk_router, model, tokenizer
+from dipaco_jax import checkpoint, chunk_router, tokenizer
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.models import transformer
 
 TEXT = [
   'The quick brown fox jumps over the lazy dog. ',
@@ -35,8 +36,8 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   """Every module drawn by itself, at version 2; the last path points at version 1, whose modules are others."""
   rng = np.random.default_rng(seed)
   vocab_size = tokenizer.Tokenizer(tokenizer_bytes()).vocab_size
-  made = model.make(s.model, vocab_size)
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  made = transformer.make(s.model, vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   checkpoint.write_json(workdir / 'config.json', s.to_dict())
   checkpoint.write_sealed(workdir / 'tokenizer.model', tokenizer_bytes())
   base = small.base(made, seed)
@@ -74,5 +75,5 @@ def parameters(workdir: str, path: int) -> dict[str, np.ndarray]:
   """One path's, by the function that training itself uses."""
   folder = pathlib.Path(workdir)
   s = settings_lib.from_dict(json.loads((folder / 'config.json').read_text()))
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(model.make(s.model, 1)))
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(transformer.make(s.model, 1)))
   return checkpoint.load_path(folder, layout, path)

@@ -10,7 +10,7 @@ import plain_transformer
 import pytest
 import small
 
-from dipaco_jax import model
+from dipaco_jax.models import transformer
 
 CONFIG = small.settings().model
 # Sums of up to 64 float32 products, a handful of them in a row, of values below 10.
@@ -23,7 +23,7 @@ def tokens_of(num, length, seed=0):
 
 @pytest.fixture(scope='module')
 def made():
-  return model.make(CONFIG, small.VOCAB)
+  return transformer.make(CONFIG, small.VOCAB)
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +33,7 @@ def params(made):
 
 @pytest.fixture(scope='module')
 def hidden(made):
-  return jax.jit(functools.partial(model.hidden, made))
+  return jax.jit(functools.partial(transformer.hidden, made))
 
 
 def test_hidden_states_are_those_of_numpy(params, hidden):
@@ -64,12 +64,12 @@ def test_no_token_sees_a_later_one(params, hidden):
 
 def test_positions_restart_with_every_segment():
   segments = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [5, 5, 5, 5, 5, 5, 5, 5]])
-  np.testing.assert_array_equal(model.positions(segments), [[0, 1, 2, 0, 1, 0, 0, 1], range(8)])
+  np.testing.assert_array_equal(transformer.positions(segments), [[0, 1, 2, 0, 1, 0, 0, 1], range(8)])
 
 
 def test_features_are_the_mean_of_the_last_block(made, params):
   tokens = tokens_of(3, 8)
-  found = jax.jit(functools.partial(model.features, made))(params, tokens)
+  found = jax.jit(functools.partial(transformer.features, made))(params, tokens)
   assert found.shape == (3, CONFIG.width) and found.dtype == jnp.float32
   for row in range(3):
     expected = plain_transformer.hidden(params, tokens[row], CONFIG).mean(0)
@@ -78,10 +78,10 @@ def test_features_are_the_mean_of_the_last_block(made, params):
 
 @pytest.mark.parametrize('tied', [True, False])
 def test_logits_are_those_of_numpy(tied):
-  made = model.make(dataclasses.replace(CONFIG, tied=tied, num_layers=1), small.VOCAB)
+  made = transformer.make(dataclasses.replace(CONFIG, tied=tied, num_layers=1), small.VOCAB)
   params, tokens = small.base(made), tokens_of(1, 16)
   assert ('head/kernel' in params) != tied
-  x_BLD, head_DV = jax.jit(functools.partial(model.normed_and_head, made))(params, tokens, np.ones_like(tokens))
+  x_BLD, head_DV = jax.jit(functools.partial(transformer.normed_and_head, made))(params, tokens, np.ones_like(tokens))
   log_p = jax.nn.log_softmax(x_BLD[0] @ head_DV)
   expected = plain_transformer.nll(params, tokens[0], made.config)
   np.testing.assert_allclose(-log_p[np.arange(15), tokens[0, 1:]], expected, atol=10 * CLOSE)
@@ -95,10 +95,10 @@ def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
   tokens = tokens_of(1, 16)
 
   def gradient(made):
-    square = lambda params: (model.hidden(made, params, tokens, np.ones_like(tokens)) ** 2).mean()  # noqa: E731
+    square = lambda params: (transformer.hidden(made, params, tokens, np.ones_like(tokens)) ** 2).mean()  # noqa: E731
     return jax.jit(jax.grad(square))
 
-  again = model.make(dataclasses.replace(CONFIG, **changes), small.VOCAB)
+  again = transformer.make(dataclasses.replace(CONFIG, **changes), small.VOCAB)
   for word in ('scan[', 'remat'):
     assert (word in str(jax.make_jaxpr(gradient(again))(params))) == (word in words)
     assert word not in str(jax.make_jaxpr(gradient(made))(params))
@@ -106,10 +106,10 @@ def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
 
 
 def test_bfloat16_computes_in_it_and_keeps_parameters(made, params, hidden):
-  half = model.make(dataclasses.replace(CONFIG, dtype='bfloat16'), small.VOCAB)
-  assert {x.dtype for x in model.shapes(half).values()} == {jnp.dtype('float32')}
+  half = transformer.make(dataclasses.replace(CONFIG, dtype='bfloat16'), small.VOCAB)
+  assert {x.dtype for x in transformer.shapes(half).values()} == {jnp.dtype('float32')}
   tokens = tokens_of(1, 16)
-  found = jax.jit(functools.partial(model.hidden, half))(params, tokens, np.ones_like(tokens))
+  found = jax.jit(functools.partial(transformer.hidden, half))(params, tokens, np.ones_like(tokens))
   assert found.dtype == jnp.bfloat16
   expected = np.asarray(hidden(params, tokens, np.ones_like(tokens)))
   # 8 bits, for each of some ten roundings in a row, relative to the state's size.
@@ -122,9 +122,9 @@ def test_auto_is_float32_on_a_cpu(made):
 
 
 def test_fresh_parameters(made):
-  params = model.init(made, jax.random.key(0))
-  assert list(params) == sorted(params) == list(model.shapes(made))
-  assert {n: x.shape for n, x in params.items()} == {n: x.shape for n, x in model.shapes(made).items()}
+  params = transformer.init(made, jax.random.key(0))
+  assert list(params) == sorted(params) == list(transformer.shapes(made))
+  assert {n: x.shape for n, x in params.items()} == {n: x.shape for n, x in transformer.shapes(made).items()}
   for name, fan_in, scale in (
     ('embed/tokens', 16, 1),
     ('block_1/attention/q', 16, 1),
@@ -135,5 +135,5 @@ def test_fresh_parameters(made):
     # 5 standard errors of the deviation of as many normal draws as there are elements.
     assert params[name].std() == pytest.approx(expected, rel=5 / (2 * params[name].size) ** 0.5), name
   assert (params['final_norm/scale'] == 1).all()
-  other = model.init(made, jax.random.key(1))
+  other = transformer.init(made, jax.random.key(1))
   assert not np.array_equal(params['embed/tokens'], other['embed/tokens'])

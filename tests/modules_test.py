@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import model
 from dipaco_jax.core import modules
+from dipaco_jax.models import transformer
 
 AXES = {'a': 2, 'b': 3}.items()
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('high', 'w', ('b',)), ('own', 'z', ('a', 'b')))
@@ -59,7 +59,7 @@ def test_number_of_parameters():
 
 
 def test_a_parameter_without_level_is_named():
-  shapes = model.shapes(small.make_programs(small.settings()).model)
+  shapes = transformer.shapes(small.make_programs(small.settings()).model)
   with pytest.raises(ValueError, match='final_norm/scale'):
     modules.make_layout(AXES, (('blocks', 'block|embed', ('a',)),), shapes)
 

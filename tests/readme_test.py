@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from dipaco_jax import model, run_report
+from dipaco_jax import run_report
 from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.models import transformer
 
 ROOT = pathlib.Path(__file__).parent.parent
 README, BUILD = (ROOT / 'README.md').read_text(), (ROOT / 'BUILD.md').read_text()
@@ -86,7 +87,7 @@ def test_configs(kind):
   c = space['get_config']()
   exec(kind, space | {'c': c})
   s = settings.from_dict(c.to_dict())
-  shapes = model.shapes(model.make(s.model, s.tokenizer.vocab_size))
+  shapes = transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
   assert len(modules.make_layout(s.grid, s.levels, shapes).levels) == len(c.levels)
   if not kind:
     shown = README.split('Parameters are called')[1].split('\n\n')[0]

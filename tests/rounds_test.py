@@ -10,9 +10,10 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax import checkpoint, history, model, rounds, shards, tokenizer
+from dipaco_jax import checkpoint, history, rounds, shards, tokenizer
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.models import transformer
 from dipaco_jax.sequences import Sequences
 
 OPTIONS = [
@@ -57,8 +58,8 @@ def check_scores(workdir, number, version):
   s = settings.from_dict(json.loads((workdir / 'config.json').read_text()))
   sequences = Sequences(workdir / 'sequences', 'train')
   indices = np.flatnonzero(router_data(workdir))
-  made = model.make(s.model, tiny_run.record(workdir, 'tokenize')['result']['vocab_size'])
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  made = transformer.make(s.model, tiny_run.record(workdir, 'tokenize')['result']['vocab_size'])
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   for path in range(4):
     scores = np.load(workdir / 'routing' / f'{number}-scores' / f'{path}.npy')
     assert scores.shape == indices.shape

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_jax import model
 from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.core.settings import Settings, from_dict
+from dipaco_jax.models import transformer
 
 DEFAULTS = settings_checks.flatten(Settings().to_dict())
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
@@ -265,5 +265,5 @@ def test_levels_of_every_config_catch_all_parameters(name, variants):
     values = (get_config(variant) if variant else get_config()).to_dict()
     values['data']['train'] = ('some.txt',)
     s = from_dict(values)
-    shapes = model.shapes(model.make(s.model, s.tokenizer.vocab_size))
+    shapes = transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
     assert modules.make_layout(s.grid, s.levels, shapes).owner.keys() == shapes.keys()

@@ -6,9 +6,10 @@ import functools
 import jax
 import numpy as np
 
-from dipaco_jax import mesh, metrics, model, programs, spmd
+from dipaco_jax import mesh, metrics, programs, spmd
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.models import transformer
 
 EPS = float(np.finfo('f').eps)
 VOCAB, LENGTH, ROWS = 64, 40, 4
@@ -39,18 +40,18 @@ def settings(grid=(), levels=ONE_LEVEL, **changes) -> settings_lib.Settings:
 
 def make_programs(s: settings_lib.Settings, devices: int = 1) -> programs.Programs:
   """On the first so many of the fake devices."""
-  made = model.make(s.model, VOCAB)
-  layout = modules.make_layout(s.grid, s.levels, model.shapes(made))
+  made = transformer.make(s.model, VOCAB)
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), jax.devices()[:devices])
   return programs.make(s, placement, layout, made)
 
 
-def base(made: model.Transformer, seed: int = 0) -> dict[str, np.ndarray]:
+def base(made: transformer.Transformer, seed: int = 0) -> dict[str, np.ndarray]:
   """Fresh parameters, drawn by numpy: nothing to compile. Norms' scales too, since ones would hide some mistakes."""
   rng = np.random.default_rng(seed)
   return {
     name: (1 if 'scale' in name else 0) + rng.normal(0, 0.25, x.shape).astype('f')
-    for name, x in sorted(model.shapes(made).items())
+    for name, x in sorted(transformer.shapes(made).items())
   }
 
 

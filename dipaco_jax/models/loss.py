@@ -8,8 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax import model as model_lib
 from dipaco_jax.core.grid import largest_divisor
+from dipaco_jax.models import transformer as model_lib
 
 
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from dipaco_jax import attention
-from dipaco_jax.model import Block, Params, Transformer, rotary_angles
+from dipaco_jax.models import attention
+from dipaco_jax.models.transformer import Block, Params, Transformer, rotary_angles
 
 
 class Cache(NamedTuple):

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import traverse_util
 
-from dipaco_jax import attention
 from dipaco_jax.core import settings
+from dipaco_jax.models import attention
 
 Params = dict[str, jax.Array]  # flat: name to array
 
