@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, chunk_router, chunks, metrics, router, shards, token_losses
+from dipaco_jax import checkpoint, metrics, shards, token_losses
 from dipaco_jax import run as run_lib
 from dipaco_jax import trained as trained_lib
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.routing import chunk_losses, chunk_router, router
 from dipaco_jax.tokenizer import Tokenizer
 from dipaco_jax.transcript import Transcript
 
@@ -37,7 +38,7 @@ class Text(NamedTuple):
 
 def every(s: settings.Settings) -> int:
   """Tokens in a chunk, as the run is evaluated."""
-  return min(s.evaluate.reroute_every, default=chunks.EVERY)
+  return min(s.evaluate.reroute_every, default=chunk_losses.EVERY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Reader:
   def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
     """See `chunks.read`; None: under the base model; `size` rows at one time."""
     params = self.base if path is None else self.params(path)
-    read = functools.partial(chunks.read, self.model, self.prefix_tokens, params, self.fitted)
-    return chunks.in_batches(read, size, *rows)
+    read = functools.partial(chunk_losses.read, self.model, self.prefix_tokens, params, self.fitted)
+    return chunk_losses.in_batches(read, size, *rows)
 
 
 def read(
@@ -71,7 +72,7 @@ def read(
   length: int,
   first: Sequence[int] | None,
   known: Callable[[int], np.ndarray] | None = None,
-) -> chunks.Excerpts:
+) -> chunk_losses.Excerpts:
   """Texts in chunks of W tokens, with paths and losses.
 
   Args:
@@ -88,11 +89,11 @@ def read(
       return known(path)[chosen]
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
-  found, words, documents = chunks.losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
+  found, words, documents = chunk_losses.losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
   for n, text in enumerate(texts):
-    mine, length = chunks.Losses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
-    documents.append(chunks.excerpt(text.name, words[n], length, W, reader.prefix_tokens, paths[n], mine))
-  return chunks.Excerpts(W, reader.prefix_tokens, reader.by, documents)
+    mine, length = chunk_losses.Losses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
+    documents.append(chunk_losses.excerpt(text.name, words[n], length, W, reader.prefix_tokens, paths[n], mine))
+  return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 
 def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[int] | None) -> list[list[int]]:
@@ -101,14 +102,16 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
   routed: list[list[int]] = []
   if first is None or reader.by == 'router':
     asked = [1 if reader.by == 'chooser' else count for count in counts]
-    seen = [chunks.windows(text.tokens, W, reader.prefix_tokens)[:n] for text, n in zip(texts, asked, strict=True)]
-    packed = chunks.packed(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
+    seen = [
+      chunk_losses.windows(text.tokens, W, reader.prefix_tokens)[:n] for text, n in zip(texts, asked, strict=True)
+    ]
+    packed = chunk_losses.packed(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
     flat = iter(reader.read(None, packed, size)[1].reshape(-1).tolist())
     routed = [list(itertools.islice(flat, n)) for n in asked]
   first = [mine[0] for mine in routed] if first is None else first
   if reader.by == 'chooser':
     choose = functools.partial(chunk_router.choose, reader.model, reader.chooser)
-    later = chunks.in_batches(choose, size, *rows)[:, W - 1 :: W].tolist()
+    later = chunk_losses.in_batches(choose, size, *rows)[:, W - 1 :: W].tolist()
   elif reader.by == 'router':
     later = [mine[1:] for mine in routed]
   else:
@@ -137,7 +140,9 @@ def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str
 # -- of a text
 
 
-def of_text(run: trained_lib.Trained, text: str, W: int, path: int | None, version: int | None) -> chunks.Excerpts:
+def of_text(
+  run: trained_lib.Trained, text: str, W: int, path: int | None, version: int | None
+) -> chunk_losses.Excerpts:
   """Any text, cut into sequences as training text is, each routed by its own first tokens.
 
   Args:
@@ -195,7 +200,7 @@ def _write(run: run_lib.Run):
 
   are_known = s.evaluate.reroute_every or s.evaluate.mixture
   found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known if are_known else None)
-  checkpoint.write_json(run.workdir / chunks.FILE, metrics.plain(found.to_dict()))
+  checkpoint.write_json(run.workdir / chunk_losses.FILE, metrics.plain(found.to_dict()))
 
 
 def choose(run: run_lib.Run) -> list[int]:

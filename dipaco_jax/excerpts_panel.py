@@ -4,9 +4,9 @@ import html
 from typing import NamedTuple
 
 from dipaco_jax import page, palette
-from dipaco_jax.chunks import Chunk, Excerpt, Excerpts
 from dipaco_jax.core import printable
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
 MANY = 32  # paths; of more, the legend has those that are met
 LEGEND = (

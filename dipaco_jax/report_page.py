@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
-from dipaco_jax import chunks, drawing, excerpts_panel, failures, headline, page, seals
+from dipaco_jax import drawing, excerpts_panel, failures, headline, page, seals
 from dipaco_jax.core import settings, settings_checks
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
 from dipaco_jax.progress import duration
+from dipaco_jax.routing import chunk_losses
 
 GLOSSARY = (
   ('Base model', 'One small language model, trained first and alone. Every path starts as a copy of it.'),
@@ -44,10 +45,12 @@ def make(run: Run, found: dict[str, Picture]) -> str:
 
 def _panels(run: Run) -> dict[str, str]:
   """What is no picture, by name; without what an older run has not made."""
-  file = run.workdir / chunks.FILE
+  file = run.workdir / chunk_losses.FILE
   if not file.exists():
     return {}
-  return {'excerpts': excerpts_panel.make(chunks.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)}
+  return {
+    'excerpts': excerpts_panel.make(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)
+  }
 
 
 def _placed(found: list[tuple[str, Picture]]) -> list[str]:

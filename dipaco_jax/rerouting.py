@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, chunk_router, reroute, route_stage, router, seals, shards, token_losses, validation
+from dipaco_jax import checkpoint, route_stage, seals, shards, token_losses, validation
 from dipaco_jax import run as run_lib
+from dipaco_jax.routing import chunk_policies, chunk_router, router
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:
@@ -28,20 +29,22 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 
   if s.reroute_every:
     by: dict[str, Any] = {
-      'oracle': reroute.oracle,
-      'history': functools.partial(reroute.oracle, history=True),
-      'hindsight': lambda nll, counts, W, _: reroute.hindsight(nll, counts, W),
+      'oracle': chunk_policies.oracle,
+      'history': functools.partial(chunk_policies.oracle, history=True),
+      'hindsight': lambda nll, counts, W, _: chunk_policies.hindsight(nll, counts, W),
     }
     if s.chunk_router_steps:
       chosen = learned_choices(run)
-      by['learned'] = lambda nll, counts, W, first: reroute.by_chooser(nll, counts, W, first, chosen)
+      by['learned'] = lambda nll, counts, W, first: chunk_policies.by_chooser(nll, counts, W, first, chosen)
     result['reroute'] = {
       name: {str(W): perplexity(choose(*scored, W, first)) for W in s.reroute_every} for name, choose in by.items()
     }
   if s.mixture:
     weights = log_weights(run)
-    result['mixture'] = {str(n): perplexity(reroute.mixture(*scored, weights, n)) for n in range(1, s.mixture + 1)}
-    result['mixture']['posterior'] = perplexity(reroute.posterior(*scored))
+    result['mixture'] = {
+      str(n): perplexity(chunk_policies.mixture(*scored, weights, n)) for n in range(1, s.mixture + 1)
+    }
+    result['mixture']['posterior'] = perplexity(chunk_policies.posterior(*scored))
   return result
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import balance, checkpoint, classifier, evaluate, labels, route_stage, router, seals, shards
+from dipaco_jax import checkpoint, evaluate, route_stage, seals, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
@@ -44,18 +45,18 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   return found | {'moved_fraction': float(np.mean(before != after))} | route_stage.sharded(run, number)
 
 
-def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> labels.Labels:
+def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> path_labels.Labels:
   """The best path of every router sequence."""
   score = functools.partial(log_likelihoods, run, version, indices)
   if run.settings.routing.labels == 'coordinate':
     start_N = run.routed('train', number - 1)[indices, 0]
-    return labels.coordinate_ascent(score, start_N, run.layout.grid.shape, SWEEPS)
-  return labels.exact(all_scores(run, number, indices, score))
+    return path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, SWEEPS)
+  return path_labels.exact(all_scores(run, number, indices, score))
 
 
-def tell_of_failures(number: int, found: labels.Labels, num_sequences: int):
+def tell_of_failures(number: int, found: path_labels.Labels, num_sequences: int):
   """Names the paths with scores that are not finite; raises Diverged where no sequence has a label."""
-  if (found.paths == labels.NONE).all():
+  if (found.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
   if found.failed.any() and jax.process_index() == 0:
     failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
@@ -145,16 +146,16 @@ def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, in
   scores_NP = np.concatenate([np.asarray(chunk) for chunk in chunks])
   quota = max(1, math.floor(GIVEN * paths_NT.shape[1] * len(drawn) / len(count_P)))
   lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
-  found = balance.give(lack_NE, paths_NT[drawn, -1], count_P, quota)
+  found = balanced_assignment.give(lack_NE, paths_NT[drawn, -1], count_P, quota)
   return [(path, drawn[mine]) for path, mine in zip(empty, found, strict=True)]
 
 
 def _fit(
-  run: run_lib.Run, number: int, indices: np.ndarray, found: labels.Labels
+  run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.Labels
 ) -> tuple[router.Router, dict[str, Any]]:
   """The classifier with its bias, and what it is like."""
   s, num_paths = run.settings, run.layout.grid.num_paths
-  has_label = found.paths != labels.NONE
+  has_label = found.paths != path_labels.NONE
   of_all, labels_N, indices = len(indices), found.paths[has_label], indices[has_label]
   z_ND = jax.numpy.concatenate(list(route_stage.features(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)

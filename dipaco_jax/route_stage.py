@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import balance, checkpoint, classifier, display, headline, metrics, router, seals, sequences, shards
+from dipaco_jax import checkpoint, display, headline, metrics, seals, sequences, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.routing import balanced_assignment, classifier, router
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
 MAX_FEATURE_BYTES = 2**30
@@ -144,7 +145,7 @@ def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity
   room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
   # The greedy rule (arXiv 2410.03529) alone gets part of what is to be had; on scores and duals nearly all.
   bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
-  return balance.assign(scores_NP + bias_P, room_P)[:, None]
+  return balanced_assignment.assign(scores_NP + bias_P, room_P)[:, None]
 
 
 def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, checkpoint.Data] | None = None):

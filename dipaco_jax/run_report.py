@@ -93,7 +93,8 @@ def _when(unix_s: float | None) -> str | None:
 
 def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
-  from dipaco_jax import checkpoint, chunks, drawing, pictures, report_page
+  from dipaco_jax import checkpoint, drawing, pictures, report_page
+  from dipaco_jax.routing import chunk_losses
 
   workdir = pathlib.Path(workdir)
   report = build(workdir)
@@ -101,8 +102,10 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   run, best = read_run(workdir, report), workdir / 'paths' / 'best.json'
   if report['phases'] and not best.exists():
     raise seals.Damaged(seals.fault(best), best)
-  if 'evaluate' in run.results and any(level.axes for level in run.levels) and not (workdir / chunks.FILE).exists():
-    logging.warning('%s', seals.fault(workdir / chunks.FILE))
+  if (
+    'evaluate' in run.results and any(level.axes for level in run.levels) and not (workdir / chunk_losses.FILE).exists()
+  ):
+    logging.warning('%s', seals.fault(workdir / chunk_losses.FILE))
   if gaps := {*range(1, (report['phases'] or 0) + 1)} - {*run.history.phases.tolist()}:
     logging.warning('%s has no rows of %d phases: the curves have gaps', workdir / 'metrics.jsonl', len(gaps))
   found = pictures.make(run)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import labels, sequences, shards
+from dipaco_jax import sequences, shards
 from dipaco_jax.core import settings
+from dipaco_jax.routing import path_labels
 
 SWEEPS = 8
 PENALTIES = (1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger
@@ -35,21 +36,21 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   def score(chosen, paths):
     return scores_NP[chosen, paths]
 
-  cross_NM = labels.cross(start_N, shape)
+  cross_NM = path_labels.cross(start_N, shape)
   random_NM = np.random.default_rng(s.seed).integers(scores_NP.shape[1], size=cross_NM.shape)
   found = {
-    'one_sweep': labels.coordinate_ascent(score, start_N, shape, 1),
-    'ascent': labels.coordinate_ascent(score, start_N, shape, SWEEPS),
-    'additive': labels.additive(score, cross_NM, shape),
-    'additive_more': labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
-    'first': labels.Labels(start_N, 0, np.zeros(math.prod(shape), np.int64)),
+    'one_sweep': path_labels.coordinate_ascent(score, start_N, shape, 1),
+    'ascent': path_labels.coordinate_ascent(score, start_N, shape, SWEEPS),
+    'additive': path_labels.additive(score, cross_NM, shape),
+    'additive_more': path_labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
+    'first': path_labels.Labels(start_N, 0, np.zeros(math.prod(shape), np.int64)),
   }
-  exact_N = labels.exact(scores_NP).paths
+  exact_N = path_labels.exact(scores_NP).paths
   return {'router_sequences': len(start_N)} | {
     name: {
-      'agreement': labels.agreement(of.paths, exact_N),
+      'agreement': path_labels.agreement(of.paths, exact_N),
       'scored': of.scored / scores_NP.size,
-      'regret': labels.regret(scores_NP, of.paths),
+      'regret': path_labels.regret(scores_NP, of.paths),
     }
     for name, of in found.items()
   }
@@ -85,7 +86,7 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
     'logistic': best_of(linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES),
     'mlp': best_of(mlps),
     'ascent': judge(
-      labels.coordinate_ascent(
+      path_labels.coordinate_ascent(
         lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
       ).paths[held_N]
     ),

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dipaco_jax import arrangement
+from dipaco_jax.routing import arrangement
 
 
 @pytest.mark.parametrize('shape', [(2, 2), (2, 3), (1, 2, 3), (2, 2, 2)])

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import chunk_router, reroute
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer
+from dipaco_jax.routing import chunk_policies, chunk_router
 
 PATHS, ROWS, LENGTH = 4, 16, 24
 CONFIG = settings.Inner(learning_rate=0.01, weight_decay=0.01, warmup_steps=1000, decay_steps=1)
@@ -31,7 +31,7 @@ def draw(seed: int, rows: int = ROWS):
 
 @pytest.mark.parametrize('horizon', [0, 1, 5, LENGTH, 100])
 def test_labels_by_hand(horizon, monkeypatch):
-  monkeypatch.setattr(reroute, 'BLOCK_BYTES', 4 * PATHS * LENGTH * 3)  # three at a time
+  monkeypatch.setattr(chunk_policies, 'BLOCK_BYTES', 4 * PATHS * LENGTH * 3)  # three at a time
   nll = [np.random.default_rng(path).gamma(2, 1, (7, LENGTH)).astype('f') for path in range(PATHS)]
   found = chunk_router.labels(nll, horizon)
   assert found.dtype == np.int32

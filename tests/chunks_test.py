@@ -9,7 +9,8 @@ import plain_transformer
 import pytest
 from safetensors.numpy import load_file
 
-from dipaco_jax import chunks, excerpts, trained
+from dipaco_jax import excerpts, trained
+from dipaco_jax.routing import chunk_losses
 
 PREFIX, WORDS = 8, ''.join(made_run.TEXT * 2)
 
@@ -151,7 +152,7 @@ def test_each_path_is_asked_once_and_for_its_texts_alone():
     asked.append((path, rows.tolist()))
     return table[4 if path is None else path][rows]
 
-  found = chunks.losses(paths, 4, nats)
+  found = chunk_losses.losses(paths, 4, nats)
   assert sorted(asked[1:]) == [(0, [0]), (1, [1, 2]), (2, [0, 2])] and asked[0] == (None, [0, 1, 2])
   for n, mine in enumerate(paths):
     for place in range(1, 12):
@@ -162,9 +163,9 @@ def test_each_path_is_asked_once_and_for_its_texts_alone():
 
 
 def test_json_and_back():
-  chunk = chunks.Chunk(0, 'x\n', 1, 2.5, None, 0)
-  found = chunks.Excerpts(32, 8, 'router', [chunks.Excerpt('a', 1, 0, None, 0.5, 1.5, [chunk, chunk])])
-  assert chunks.Excerpts.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+  chunk = chunk_losses.Chunk(0, 'x\n', 1, 2.5, None, 0)
+  found = chunk_losses.Excerpts(32, 8, 'router', [chunk_losses.Excerpt('a', 1, 0, None, 0.5, 1.5, [chunk, chunk])])
+  assert chunk_losses.Excerpts.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_batches_are_of_one_size():
@@ -174,6 +175,6 @@ def test_batches_are_of_one_size():
     sizes.append(len(x_NL))
     return 2 * x_NL, None
 
-  found, nothing = chunks.in_batches(double, 3, np.arange(14).reshape(7, 2))
+  found, nothing = chunk_losses.in_batches(double, 3, np.arange(14).reshape(7, 2))
   np.testing.assert_array_equal(found, 2 * np.arange(14).reshape(7, 2))
   assert sizes == [3, 3, 3] and nothing is None

@@ -6,8 +6,8 @@ import pytest
 from points import blobs, hidden_like
 from sklearn import linear_model
 
-from dipaco_jax import classifier, router
 from dipaco_jax.core import settings
+from dipaco_jax.routing import classifier, router
 
 
 def labelled(num: int, width: int, num_paths: int, seed=0) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,6 @@ import tiny_run
 import dipaco_jax
 from dipaco_jax import (
   checkpoint,
-  chunks,
   excerpts,
   excerpts_panel,
   excerpts_text,
@@ -33,15 +32,16 @@ from dipaco_jax import (
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.routing import chunk_losses
 from dipaco_jax.sequences import Sequences
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 FOUR = Grid({'a': 2, 'b': 2})
-FOUND = chunks.Excerpts(4, 4, 'router', [
-  chunks.Excerpt('code <b>', 1, 3, 2.5, 2.25, 3.0, [
-    chunks.Chunk(0, 'if a < b:\n', 1, 2.0, 2.5, 0),
-    chunks.Chunk(4, '<script>alert("x")</script>\x1b[31m', 3, 2.25, 3.0, 4),
-    chunks.Chunk(8, ' & so on', 3, 3.5, 3.0, 3),
+FOUND = chunk_losses.Excerpts(4, 4, 'router', [
+  chunk_losses.Excerpt('code <b>', 1, 3, 2.5, 2.25, 3.0, [
+    chunk_losses.Chunk(0, 'if a < b:\n', 1, 2.0, 2.5, 0),
+    chunk_losses.Chunk(4, '<script>alert("x")</script>\x1b[31m', 3, 2.25, 3.0, 4),
+    chunk_losses.Chunk(8, ' & so on', 3, 3.5, 3.0, 3),
   ])
 ])  # fmt: skip
 
@@ -50,7 +50,7 @@ FOUND = chunks.Excerpts(4, 4, 'router', [
 
 
 def test_a_run_shows_its_validation_text(undisturbed):
-  found = chunks.Excerpts.from_dict(seals.read_json(undisturbed / chunks.FILE))
+  found = chunk_losses.Excerpts.from_dict(seals.read_json(undisturbed / chunk_losses.FILE))
   run = trained.Trained(str(undisturbed))
   all_of_them = Sequences(undisturbed / 'sequences', 'validation')
   texts = [run.tokenizer.decode(x.tokens) for x in all_of_them.read(range(len(all_of_them)))]
@@ -90,7 +90,7 @@ def test_older_runs_have_no_panel(tmp_path):
   synthetic.make(tmp_path, (('a', 2), ('b', 2)), phases=2)
   run = run_report.read_run(tmp_path, run_report.build(tmp_path))
   without = report_page.make(run, {})
-  synthetic.write_json(tmp_path / chunks.FILE, FOUND.to_dict())
+  synthetic.write_json(tmp_path / chunk_losses.FILE, FOUND.to_dict())
   text = report_page.make(run, {})
   assert '<div class="text">' not in without and 'Who reads what' not in without
   assert text.index('Who reads what') < text.index('<div class="text">')

@@ -14,9 +14,10 @@ import slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax import chunk_router, generation, trained
+from dipaco_jax import generation, trained
 from dipaco_jax.models import decoding
 from dipaco_jax.request import Request
+from dipaco_jax.routing import chunk_router
 
 
 @pytest.fixture(scope='module', params=slow.but([False, True], True), ids=['router', 'chooser'])

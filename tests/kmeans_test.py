@@ -6,7 +6,7 @@ import pytest
 from points import blobs, hidden_like, squared_distances
 from sklearn import cluster
 
-from dipaco_jax import kmeans
+from dipaco_jax.routing import kmeans
 
 pytestmark = pytest.mark.usefixtures('strict_dtypes')
 

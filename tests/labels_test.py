@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dipaco_jax import labels
+from dipaco_jax.routing import path_labels
 
 GRIDS = [(4, 4), (8, 8), (16, 16)]
 NUM = 300
@@ -54,7 +54,7 @@ def starts(shape, num: int = NUM) -> np.ndarray:
 
 
 def test_exact_takes_the_lower_of_equals():
-  assert labels.exact(np.array([[1, 3, 3], [2, 2, 1], [0, 0, 0], [1, 2, 3.5]])).paths.tolist() == [1, 0, 0, 2]
+  assert path_labels.exact(np.array([[1, 3, 3], [2, 2, 1], [0, 0, 0], [1, 2, 3.5]])).paths.tolist() == [1, 0, 0, 2]
 
 
 @pytest.mark.parametrize('sweeps', [1, 2, 10])
@@ -63,7 +63,7 @@ def test_exact_takes_the_lower_of_equals():
 def test_coordinate_ascent_by_hand(shape, noise, sweeps):
   scores_NP, start_N = np.round(drawn(shape, noise, 40)), starts(shape, 40)  # rounded, so that some are equal
   table = Table(scores_NP)
-  found = labels.coordinate_ascent(table, start_N, shape, sweeps)
+  found = path_labels.coordinate_ascent(table, start_N, shape, sweeps)
   by_hand = [ascend(scores_P, start, shape, sweeps) for scores_P, start in zip(scores_NP, start_N, strict=True)]
   assert found.paths.tolist() == [label for label, _ in by_hand]
   assert found.scored == table.asked.sum() == sum(num for _, num in by_hand)
@@ -72,26 +72,26 @@ def test_coordinate_ascent_by_hand(shape, noise, sweeps):
 @pytest.mark.parametrize('shape', [*GRIDS, (2, 3, 4)], ids=str)
 def test_without_interaction_both_are_exact(shape):
   scores_NP, start_N = drawn(shape, 0), starts(shape)
-  exact_N, cost = labels.exact(scores_NP).paths, 1 + sum(size - 1 for size in shape)
+  exact_N, cost = path_labels.exact(scores_NP).paths, 1 + sum(size - 1 for size in shape)
   for found in (
-    labels.coordinate_ascent(Table(scores_NP), start_N, shape, 1),
-    labels.additive(Table(scores_NP), labels.cross(start_N, shape), shape),
+    path_labels.coordinate_ascent(Table(scores_NP), start_N, shape, 1),
+    path_labels.additive(Table(scores_NP), path_labels.cross(start_N, shape), shape),
   ):
     assert found.scored == NUM * cost
     np.testing.assert_array_equal(found.paths, exact_N)
-    assert labels.agreement(found.paths, exact_N) == 1 and labels.regret(scores_NP, found.paths) == 0
+    assert path_labels.agreement(found.paths, exact_N) == 1 and path_labels.regret(scores_NP, found.paths) == 0
 
 
 @pytest.mark.parametrize('shape', GRIDS, ids=str)
 def test_with_interaction_most_labels_are_exact_at_a_part_of_the_cost(shape):
   """Terms of 10 nats, noise of 3. Ascent that settles beats one sweep, which beats the fit to as many scores."""
   scores_NP, start_N = drawn(shape, 3), starts(shape)
-  exact_N = labels.exact(scores_NP).paths
-  settled, swept = (labels.coordinate_ascent(Table(scores_NP), start_N, shape, sweeps) for sweeps in (10, 1))
-  fitted = labels.additive(Table(scores_NP), labels.cross(start_N, shape), shape)
+  exact_N = path_labels.exact(scores_NP).paths
+  settled, swept = (path_labels.coordinate_ascent(Table(scores_NP), start_N, shape, sweeps) for sweeps in (10, 1))
+  fitted = path_labels.additive(Table(scores_NP), path_labels.cross(start_N, shape), shape)
   found = (settled, swept, fitted)
-  regrets = [labels.regret(scores_NP, x.paths) for x in found]
-  agreements = [labels.agreement(x.paths, exact_N) for x in found]
+  regrets = [path_labels.regret(scores_NP, x.paths) for x in found]
+  agreements = [path_labels.agreement(x.paths, exact_N) for x in found]
   print(shape, [x.scored / NUM for x in found], agreements, regrets)
   assert swept.scored == fitted.scored == NUM * (1 + sum(size - 1 for size in shape))
   assert swept.scored < settled.scored < 2 * swept.scored
@@ -113,14 +113,14 @@ def test_additive_is_the_least_squares_fit(shape):
   for scores_P, paths_M in zip(scores_NP, paths_NM, strict=True):
     fit, *_ = np.linalg.lstsq(terms[paths_M], scores_P[paths_M], rcond=1e-9)
     expected.append(int((terms @ fit).argmax()))
-  found = labels.additive(Table(scores_NP), paths_NM, shape)
+  found = path_labels.additive(Table(scores_NP), paths_NM, shape)
   assert found.paths.tolist() == expected and found.scored == 20 * 9
 
 
 def test_a_cross_is_all_paths_but_for_one_coordinate():
   for shape in ((4, 4), (3, 5, 2), (7,)):
     start_N = np.arange(math.prod(shape))
-    for start, paths_M in zip(start_N, labels.cross(start_N, shape), strict=True):
+    for start, paths_M in zip(start_N, path_labels.cross(start_N, shape), strict=True):
       at = np.array(np.unravel_index(start, shape))
       near = [p for p in start_N if (np.array(np.unravel_index(p, shape)) != at).sum() <= 1]
       assert paths_M[0] == start and sorted(paths_M) == near
@@ -128,16 +128,16 @@ def test_a_cross_is_all_paths_but_for_one_coordinate():
 
 def test_groups_of_documents_have_the_same_labels(monkeypatch):
   scores_NP, start_N = drawn((4, 4), 5), starts((4, 4))
-  whole = labels.additive(Table(scores_NP), labels.cross(start_N, (4, 4)), (4, 4))
-  monkeypatch.setattr(labels, 'FIT_DOCUMENTS', 7)
-  found = labels.additive(Table(scores_NP), labels.cross(start_N, (4, 4)), (4, 4))
+  whole = path_labels.additive(Table(scores_NP), path_labels.cross(start_N, (4, 4)), (4, 4))
+  monkeypatch.setattr(path_labels, 'FIT_DOCUMENTS', 7)
+  found = path_labels.additive(Table(scores_NP), path_labels.cross(start_N, (4, 4)), (4, 4))
   np.testing.assert_array_equal(found.paths, whole.paths)
 
 
 def test_regret_and_agreement():
   scores_NP = np.array([[-5.0, -3, -4], [-1, -9, -2]])
-  assert labels.regret(scores_NP, np.array([2, 0])) == 0.5
-  assert labels.agreement(np.array([2, 0]), labels.exact(scores_NP).paths) == 0.5
+  assert path_labels.regret(scores_NP, np.array([2, 0])) == 0.5
+  assert path_labels.agreement(np.array([2, 0]), path_labels.exact(scores_NP).paths) == 0.5
 
 
 BAD = [np.nan, np.inf, -np.inf]
@@ -153,26 +153,26 @@ def test_a_path_that_has_diverged_is_no_label(bad):
   expected_N = without_NP.argmax(1)
   assert 0 < (scores_NP.argmax(1) == gone).sum() < NUM
   scores_NP[:, gone], scores_NP[7] = bad, bad
-  expected_N[7] = labels.NONE
+  expected_N[7] = path_labels.NONE
 
-  found = labels.exact(scores_NP)
+  found = path_labels.exact(scores_NP)
   np.testing.assert_array_equal(found.paths, expected_N)
   assert (found.failed[gone], found.failed.sum(), found.scored) == (NUM, NUM + 15, scores_NP.size)
-  assert np.isfinite(labels.regret(scores_NP, found.paths))
+  assert np.isfinite(path_labels.regret(scores_NP, found.paths))
 
   every_NP = np.tile(np.arange(16), (NUM, 1))
   for ways in (
-    labels.coordinate_ascent(Table(scores_NP), np.full(NUM, gone), shape, 10),
-    labels.additive(Table(scores_NP), every_NP, shape),
+    path_labels.coordinate_ascent(Table(scores_NP), np.full(NUM, gone), shape, 10),
+    path_labels.additive(Table(scores_NP), every_NP, shape),
   ):
     assert gone not in ways.paths and ways.failed[gone] == NUM
-    assert (ways.paths == labels.NONE).nonzero()[0].tolist() == [7]
+    assert (ways.paths == path_labels.NONE).nonzero()[0].tolist() == [7]
     # Where the best path of all is gone, ascent may end at one that no change of one coordinate makes better.
     assert (ways.paths == expected_N).mean() > 0.95
 
 
 def test_ascent_leaves_a_line_of_which_no_score_is_finite():
   scores_NP = np.array([[np.nan, np.nan, 1.0, 3.0], [np.nan, np.nan, np.nan, 2.0], [np.nan] * 4])
-  found = labels.coordinate_ascent(Table(scores_NP), np.zeros(3, int), (2, 2), 8)
-  assert found.paths.tolist() == [3, labels.NONE, labels.NONE]  # of the second, (0, 0)'s cross has none
+  found = path_labels.coordinate_ascent(Table(scores_NP), np.zeros(3, int), (2, 2), 8)
+  assert found.paths.tolist() == [3, path_labels.NONE, path_labels.NONE]  # of the second, (0, 0)'s cross has none
   assert found.failed.tolist() == [3, 3, 2, 0]

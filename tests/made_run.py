@@ -8,10 +8,11 @@ import pathlib
 import numpy as np
 import small
 
-from dipaco_jax import checkpoint, chunk_router, tokenizer
+from dipaco_jax import checkpoint, tokenizer
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.routing import chunk_router
 
 TEXT = [
   'The quick brown fox jumps over the lazy dog. ',

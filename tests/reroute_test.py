@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dipaco_jax import reroute
+from dipaco_jax.routing import chunk_policies
 
 PATHS, LENGTH, PREFIX = 5, 96, 32
 LENGTHS = (33, 40, 64, 65, 80, 95, 96)  # of sequences, in tokens
@@ -33,7 +33,7 @@ class Drawn:
 
 @pytest.fixture(autouse=True, params=[1, 2, 100], ids='{}-at-a-time'.format)
 def few_at_a_time(request, monkeypatch):
-  monkeypatch.setattr(reroute, 'BLOCK_BYTES', 4 * PATHS * LENGTH * request.param)
+  monkeypatch.setattr(chunk_policies, 'BLOCK_BYTES', 4 * PATHS * LENGTH * request.param)
 
 
 def by_hand(drawn: Drawn, W: int, choose) -> list[float]:
@@ -62,7 +62,7 @@ def test_oracle(W):
     return min(range(PATHS), key=lambda path: nats(drawn, n, path, before))
 
   expected = by_hand(drawn, W, choose)
-  np.testing.assert_allclose(reroute.oracle(drawn.nll, drawn.counts, W, drawn.first), expected, rtol=1e-12)
+  np.testing.assert_allclose(chunk_policies.oracle(drawn.nll, drawn.counts, W, drawn.first), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize('W', WS)
@@ -73,7 +73,7 @@ def test_history(W):
     return min(range(PATHS), key=lambda path: nats(drawn, n, path, range(chunk.start)))
 
   expected = by_hand(drawn, W, choose)
-  found = reroute.oracle(drawn.nll, drawn.counts, W, drawn.first, history=True)
+  found = chunk_policies.oracle(drawn.nll, drawn.counts, W, drawn.first, history=True)
   np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -86,14 +86,14 @@ def test_posterior():
       total -= math.log(sum(each)) * (place >= PREFIX)
       weights = [p / sum(each) for p in each]
     expected.append(total)
-  np.testing.assert_allclose(reroute.posterior(drawn.nll, drawn.counts), expected, rtol=1e-10)
+  np.testing.assert_allclose(chunk_policies.posterior(drawn.nll, drawn.counts), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize('W', WS)
 def test_by_chooser(W):
   drawn = Drawn()
   expected = by_hand(drawn, W, lambda n, before, chunk: drawn.chosen[n, before[-1]])
-  found = reroute.by_chooser(drawn.nll, drawn.counts, W, drawn.first, drawn.chosen)
+  found = chunk_policies.by_chooser(drawn.nll, drawn.counts, W, drawn.first, drawn.chosen)
   np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -104,22 +104,22 @@ def test_hindsight_is_the_best_of_all_choices(W):
   for n, length in enumerate(LENGTHS):
     late = [[t for t in range(begin, min(begin + W, length)) if t >= PREFIX] for begin in range(0, length, W)]
     expected.append(sum(min(nats(drawn, n, path, chunk) for path in range(PATHS)) for chunk in late))
-  found = reroute.hindsight(drawn.nll, drawn.counts, W)
+  found = chunk_policies.hindsight(drawn.nll, drawn.counts, W)
   np.testing.assert_allclose(found, expected, rtol=1e-12)
-  assert (found <= reroute.oracle(drawn.nll, drawn.counts, W, drawn.first)).all()
+  assert (found <= chunk_policies.oracle(drawn.nll, drawn.counts, W, drawn.first)).all()
 
 
 def test_chunks_as_long_as_the_sequence_are_routed_once():
   drawn = Drawn()
   expected = [nats(drawn, n, drawn.first[n], range(PREFIX, length)) for n, length in enumerate(LENGTHS)]
-  np.testing.assert_allclose(reroute.oracle(drawn.nll, drawn.counts, 96, drawn.first), expected, rtol=1e-12)
+  np.testing.assert_allclose(chunk_policies.oracle(drawn.nll, drawn.counts, 96, drawn.first), expected, rtol=1e-12)
 
 
 def test_ties_go_to_the_lower_path():
   counts = np.ones((1, 6), bool)
   nll = [np.array([row], 'f') for row in ([3, 1, 1, 1, 1, 0], [1, 1, 2, 2, 2, 0], [1, 1, 9, 9, 9, 0])]
   # Chunks are the tokens 0 1, 2 3 and 4 5: path 2 has the first, then paths 1 and 2 tie, then path 0 is best.
-  assert reroute.oracle(nll, counts, 2, np.array([2])) == [1 + (1 + 2) + (1 + 1)]
+  assert chunk_policies.oracle(nll, counts, 2, np.array([2])) == [1 + (1 + 2) + (1 + 1)]
 
 
 @pytest.mark.parametrize('top_n', [1, 2, PATHS])
@@ -134,17 +134,19 @@ def test_mixture(top_n):
       likelihood = sum(w * math.exp(-drawn.of_token(n, path, place)) for w, path in zip(weights, top, strict=True))
       total -= math.log(likelihood / sum(weights))
     expected.append(total)
-  found = reroute.mixture(drawn.nll, drawn.counts, drawn.scores, top_n)
+  found = chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores, top_n)
   np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_mixture_of_one_is_the_best_path_whatever_its_score():
   drawn = Drawn()
   best = drawn.scores.argmax(1)
-  expected = reroute.oracle(drawn.nll, drawn.counts, 96, best)
-  found = reroute.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 1)
+  expected = chunk_policies.oracle(drawn.nll, drawn.counts, 96, best)
+  found = chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 1)
   np.testing.assert_allclose(found, expected, rtol=1e-12)
-  np.testing.assert_allclose(reroute.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 3), expected, rtol=1e-12)
+  np.testing.assert_allclose(
+    chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 3), expected, rtol=1e-12
+  )
 
 
 def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
@@ -152,8 +154,8 @@ def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
   for path, nll_NL in enumerate(drawn.nll):
     np.save(tmp_path / f'{path}.npy', nll_NL)
   mapped = [np.load(tmp_path / f'{path}.npy', mmap_mode='r') for path in range(PATHS)]
-  found = list(reroute.blocks(mapped))
-  assert max(nll_BPL.nbytes for _, nll_BPL in found) <= reroute.BLOCK_BYTES
+  found = list(chunk_policies.blocks(mapped))
+  assert max(nll_BPL.nbytes for _, nll_BPL in found) <= chunk_policies.BLOCK_BYTES
   np.testing.assert_array_equal(np.concatenate([nll_BPL for _, nll_BPL in found]), np.stack(drawn.nll, 1))
   assert np.concatenate([np.arange(len(LENGTHS))[rows] for rows, _ in found]).tolist() == list(range(len(LENGTHS)))
 
@@ -161,7 +163,7 @@ def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
 def test_a_chunk_of_one_token():
   drawn = Drawn()
   with pytest.raises(ValueError, match='use 2 or more'):
-    reroute.oracle(drawn.nll, drawn.counts, 1, drawn.first)
+    chunk_policies.oracle(drawn.nll, drawn.counts, 1, drawn.first)
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
@@ -174,17 +176,17 @@ def test_a_path_that_has_diverged_is_not_chosen(bad):
   drawn.first[drawn.first == gone] = 0
   first = np.searchsorted(others, drawn.first)
   for history in (False, True):
-    found = reroute.oracle(drawn.nll, drawn.counts, 16, drawn.first, history)
-    np.testing.assert_array_equal(found, reroute.oracle(without, drawn.counts, 16, first, history))
-  found = reroute.hindsight(drawn.nll, drawn.counts, 16)
-  np.testing.assert_array_equal(found, reroute.hindsight(without, drawn.counts, 16))
+    found = chunk_policies.oracle(drawn.nll, drawn.counts, 16, drawn.first, history)
+    np.testing.assert_array_equal(found, chunk_policies.oracle(without, drawn.counts, 16, first, history))
+  found = chunk_policies.hindsight(drawn.nll, drawn.counts, 16)
+  np.testing.assert_array_equal(found, chunk_policies.hindsight(without, drawn.counts, 16))
 
   # A path less shares the first token's weight, which is before any that counts.
-  found = reroute.posterior(drawn.nll, drawn.counts)
-  np.testing.assert_allclose(found, reroute.posterior(without, drawn.counts), rtol=1e-12)
+  found = chunk_policies.posterior(drawn.nll, drawn.counts)
+  np.testing.assert_allclose(found, chunk_policies.posterior(without, drawn.counts), rtol=1e-12)
   weights = np.exp(drawn.scores)[:, others].sum(1) / np.exp(drawn.scores).sum(1)
-  alone = reroute.mixture(without, drawn.counts, drawn.scores[:, others], PATHS - 1)
-  found = reroute.mixture(drawn.nll, drawn.counts, drawn.scores, PATHS)
+  alone = chunk_policies.mixture(without, drawn.counts, drawn.scores[:, others], PATHS - 1)
+  found = chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores, PATHS)
   np.testing.assert_allclose(found, alone - drawn.counts.sum(1) * np.log(weights), rtol=1e-12)
 
 
@@ -193,9 +195,9 @@ def test_where_all_have_diverged_nothing_is_flattered():
   for nll in drawn.nll:
     nll[-1, 40:] = np.nan
   for found in (
-    reroute.oracle(drawn.nll, drawn.counts, 16, drawn.first),
-    reroute.hindsight(drawn.nll, drawn.counts, 16),
-    reroute.posterior(drawn.nll, drawn.counts),
-    reroute.mixture(drawn.nll, drawn.counts, drawn.scores, 3),
+    chunk_policies.oracle(drawn.nll, drawn.counts, 16, drawn.first),
+    chunk_policies.hindsight(drawn.nll, drawn.counts, 16),
+    chunk_policies.posterior(drawn.nll, drawn.counts),
+    chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores, 3),
   ):
     assert np.isfinite(found[:-1]).all() and found[-1] == np.inf

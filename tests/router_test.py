@@ -9,8 +9,8 @@ from points import blobs, hidden_like, squared_distances
 from safetensors import numpy as safetensors
 from sklearn import cluster
 
-from dipaco_jax import arrangement, kmeans, router
 from dipaco_jax.core import settings
+from dipaco_jax.routing import arrangement, kmeans, router
 
 pytestmark = pytest.mark.usefixtures('strict_dtypes')
 

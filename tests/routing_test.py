@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, history, rounds, route_stage, router, seals
+from dipaco_jax import checkpoint, history, rounds, route_stage, seals
 from dipaco_jax import run as run_lib
+from dipaco_jax.routing import router
 
 
 def opened(undisturbed, workdir, *names):

@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import arrangement, kmeans
 from dipaco_jax.core import settings
+from dipaco_jax.routing import arrangement, kmeans
 
 
 class Router(NamedTuple):

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from dipaco_jax import router
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.routing import router
 
 FILE = 'evaluation/excerpts.json'  # a run's Excerpts
 EVERY = 32  # tokens in a chunk, where nobody has said how many

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax import router as router_lib
+from dipaco_jax.routing import router as router_lib
 
 T = TypeVar('T')
 

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from dipaco_jax import reroute
 from dipaco_jax.core import inner, settings
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.routing import chunk_policies
 
 KERNEL = 'chooser/kernel'
 NONE = -1  # the label of a token where no path has finite losses, which is not learned from
@@ -50,7 +50,7 @@ def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
   L = nll[0].shape[1]
   found_NL = np.zeros(nll[0].shape, np.int32)
   ends_L = np.minimum(np.arange(L) + (horizon or L), L)
-  for rows, nll_BPL in reroute.blocks(nll):
+  for rows, nll_BPL in chunk_policies.blocks(nll):
     failed_BPL = np.isinf(nll_BPL)
     nats_BPL = _following(np.where(failed_BPL, 0, nll_BPL), ends_L, np.float64)
     nats_BPL[_following(failed_BPL, ends_L, np.int32) > 0] = np.inf
