@@ -12,10 +12,11 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import checkpoint, mesh, programs, text, tokenizer
+from dipaco_jax import mesh, programs, text, tokenizer
 from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
+from dipaco_jax.storage import checkpoint
 
 LEVELS = (
   ('stem', r'block_0/', ()),

@@ -22,10 +22,11 @@ import numpy as np
 import psutil
 from absl import app, flags
 
-from dipaco_jax import checkpoint, islands, leases, outer_executor, registry, run, storage
+from dipaco_jax import islands, leases, outer_executor, registry, run
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.storage import checkpoint, object_store
 
 PATHS = flags.DEFINE_integer('paths', 16, 'through the module')
 BLOCKS = flags.DEFINE_integer('blocks', 4, 'of the module, of 7.8 M parameters each')
@@ -46,7 +47,7 @@ def make(folder: pathlib.Path) -> islands.Islands:
   )
   checkpoint.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
   (folder / 'stages').mkdir()
-  place = storage.open_storage(PLACE.value or str(folder))
+  place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
   facts.put([Fact('prepared', '', 0, '', '', {'trees': {}})])
   return islands.Islands(run.unattended(folder, s), facts, place, 'benchmark')

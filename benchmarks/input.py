@@ -15,8 +15,9 @@ import time
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import records, sequences, shards, text
+from dipaco_jax import sequences, shards, text
 from dipaco_jax.core import settings
+from dipaco_jax.storage import records
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 SEQ_LEN = flags.DEFINE_integer('seq_len', 128, 'tokens in a row')

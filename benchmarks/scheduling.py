@@ -15,9 +15,10 @@ import time
 
 from absl import flags
 
-from dipaco_jax import checkpoint, command, islands, registry, run, storage
+from dipaco_jax import command, islands, registry, run
 from dipaco_jax.core import settings
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.storage import checkpoint, object_store
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('sizes', ['16x16', '32x32x4', '32x32x32'], 'Grids.')
@@ -40,7 +41,7 @@ def make(folder: pathlib.Path, sizes: list[int]) -> islands.Islands:
   )
   checkpoint.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
   url = FLAGS.registry or f'sqlite:///{folder}/registry.db'
-  place = storage.open_storage(str(folder))
+  place = object_store.open_storage(str(folder))
   return islands.Islands(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')
 
 

@@ -21,8 +21,9 @@ import numpy as np
 import sentencepiece
 from absl import app, flags
 
-from dipaco_jax import records, remote, sequences, shards, text
+from dipaco_jax import sequences, shards, text
 from dipaco_jax.core import settings
+from dipaco_jax.storage import records, remote_files
 from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 TEXT = flags.DEFINE_list('text', [], 'globs, as in config.data.train; none: the text of the running Python')
@@ -148,7 +149,7 @@ def measure(folder: str, model: bytes) -> dict[str, float]:
 
 def main(_):
   if MODEL.value:
-    model = remote.read(MODEL.value)
+    model = remote_files.read(MODEL.value)
   else:  # in a process of its own: its memory is not what is measured
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
       model = pool.submit(make_model, data(), VOCAB_SIZE.value).result()

@@ -26,7 +26,7 @@ def words(workdir: pathlib.Path) -> str:
 
 def note(workdir: pathlib.Path, why: str):
   """Keeps why a run is refused; of no effect once it trains, where its config stays what it is."""
-  from dipaco_jax import checkpoint
+  from dipaco_jax.storage import checkpoint
 
   begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))
   if (workdir / 'config.json').exists() and not begun:

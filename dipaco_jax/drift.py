@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import safetensors
 
-from dipaco_jax import seals
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core.grid import Grid, Level
+from dipaco_jax.storage import seals
 
 
 class Slab(NamedTuple):
@@ -73,7 +73,7 @@ def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Le
 
 
 def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid, slab: Slab) -> Drift:
-  from dipaco_jax import checkpoint  # imports jax
+  from dipaco_jax.storage import checkpoint  # imports jax
 
   files = [checkpoint.module_file(workdir, version, slab.level, m) for m in grid.modules(slab.level)]
   for file in files:

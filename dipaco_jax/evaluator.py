@@ -5,21 +5,11 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import (
-  checkpoint,
-  evaluate,
-  headline,
-  history_of_islands,
-  metrics,
-  run,
-  run_report,
-  stages,
-  trees,
-  validation,
-)
+from dipaco_jax import evaluate, headline, history_of_islands, metrics, run, run_report, stages, validation
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
+from dipaco_jax.storage import checkpoint, trees
 
 KINDS = ('evaluate', 'finish')
 

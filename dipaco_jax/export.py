@@ -31,7 +31,8 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   Raises:
     ValueError: the version is none, the tokenizer cannot be written, or the folder cannot.
   """
-  from dipaco_jax import checkpoint, hf_checkpoint, model_card
+  from dipaco_jax import hf_checkpoint, model_card
+  from dipaco_jax.storage import checkpoint
 
   places = run.places(number, version)
   params = {name: x for place in places.values() for name, x in run.parameters(*place).items()}

@@ -26,7 +26,8 @@ def main():
     from lm_eval.utils import make_table
   except ImportError as e:
     raise ValueError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
-  from dipaco_jax import checkpoint, harness_model
+  from dipaco_jax import harness_model
+  from dipaco_jax.storage import checkpoint
 
   command.devices()
   manager = TaskManager(include_path=f.include_path)

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, hf, hf_tokenizer, remote
+from dipaco_jax import hf, hf_tokenizer
 from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer
+from dipaco_jax.storage import checkpoint, remote_files
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
 MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -138,7 +139,7 @@ def _ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.n
 def _names(folder: str) -> list[str]:
   """Of the files with weights."""
   try:
-    index = remote.read(f'{folder}/{INDEX}')
+    index = remote_files.read(f'{folder}/{INDEX}')
   except OSError:
     return [WEIGHTS]
   return sorted(set(_parsed(folder, INDEX, index).get('weight_map', {}).values()))
@@ -146,12 +147,12 @@ def _names(folder: str) -> list[str]:
 
 def _open(folder: str, name: str) -> BinaryIO:
   path = f'{folder}/{name}'
-  return remote.open_file(path) if remote.is_remote(path) else open(path, 'rb')
+  return remote_files.open_file(path) if remote_files.is_remote(path) else open(path, 'rb')
 
 
 def _read(folder: str, name: str) -> bytes:
   try:
-    return remote.read(f'{folder}/{name}')
+    return remote_files.read(f'{folder}/{name}')
   except OSError as e:
     raise ValueError(_unreadable(folder, name, e)) from e
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import metrics, seals, timeline_plot
+from dipaco_jax import metrics, timeline_plot
 from dipaco_jax.core import settings
 from dipaco_jax.drawing import Curve
+from dipaco_jax.storage import seals
 
 POINTS = 200  # of a curve of training losses; the steps between are averaged
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import checkpoint, evaluate, jobs, rounds, stages
+from dipaco_jax import evaluate, jobs, rounds, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.core import averaging_gap
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact
+from dipaco_jax.storage import checkpoint
 
 FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # of the report's, which count from 1, at a task's number 0
 TIMELINE_TASKS = 20_000  # of a kind; a picture shows no more

@@ -18,14 +18,14 @@ from dipaco_jax import command, display
 
 def text_of(words: str | None, file: str | None) -> str:
   """What is to be read."""
-  from dipaco_jax import remote
+  from dipaco_jax.storage import remote_files
 
   if (words is None) == (file is None):
     raise ValueError('give a text: --text=WORDS or --file=FILE; --file=- is standard input')
   if file is None:
     return words or ''
   try:
-    return (sys.stdin.buffer.read() if file == '-' else remote.read(file)).decode()
+    return (sys.stdin.buffer.read() if file == '-' else remote_files.read(file)).decode()
   except OSError as e:
     raise ValueError(f'--file={file}: {e.strerror or e}; name a file, or give the text by --text') from e
   except UnicodeDecodeError as e:
@@ -40,7 +40,8 @@ def main():
   command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax import checkpoint, excerpts, excerpts_panel, excerpts_text, page, trained
+    from dipaco_jax import excerpts, excerpts_panel, excerpts_text, page, trained
+    from dipaco_jax.storage import checkpoint
 
     run = trained.Trained(options.workdir)
     command.devices()

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, display, mesh, shards, spmd, validation
+from dipaco_jax import display, mesh, shards, spmd, validation
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.programs import Programs
+from dipaco_jax.storage import checkpoint
 
 
 def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import checkpoint, mesh, metrics, progress
+from dipaco_jax import mesh, metrics, progress
 from dipaco_jax.core import averaging_gap, screening
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.programs import Programs
 from dipaco_jax.state import Record
+from dipaco_jax.storage import checkpoint
 
 
 def warn_not_finite(name: str, path: int, step: int, finite_K: np.ndarray, skipped: float):

@@ -89,7 +89,8 @@ def start(workdir: pathlib.Path) -> subprocess.Popen:
 def write(workdir: str):
   """Writes the page; what that process runs."""
   os.nice(19)
-  from dipaco_jax import checkpoint, run_report
+  from dipaco_jax import run_report
+  from dipaco_jax.storage import checkpoint
 
   place = pathlib.Path(workdir)
   checkpoint.write_file(place / PAGE, run_report.page_so_far(place))

@@ -142,8 +142,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     import jax
 
     # JAX: not for --help
-    from dipaco_jax import checkpoint, live_report, metrics, reuse, spmd, stages, text, tokenizing
+    from dipaco_jax import live_report, metrics, reuse, spmd, stages, text, tokenizing
     from dipaco_jax import run as run_lib
+    from dipaco_jax.storage import checkpoint
 
   with display.doing('looking for devices'):
     command.devices()
@@ -308,7 +309,8 @@ def check_model(settings: settings_lib.Settings):
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
-  from dipaco_jax import checkpoint, history
+  from dipaco_jax import history
+  from dipaco_jax.storage import checkpoint
 
   file = workdir / 'config.json'
   if file.exists():
@@ -340,7 +342,8 @@ def compilation_cache(workdir: pathlib.Path):
 
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
-  from dipaco_jax import failures, headline, run_report, trees
+  from dipaco_jax import failures, headline, run_report
+  from dipaco_jax.storage import trees
 
   with display.doing('writing the report'):
     r = run_report.write(workdir)

@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, metrics, plots, seals, timeline_plot
+from dipaco_jax import drawing, drift, grid_plot, metrics, plots, timeline_plot
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.drawing import Curve
 from dipaco_jax.history import History
 from dipaco_jax.progress import duration
+from dipaco_jax.storage import seals
 
 GREAT_GAP = 0.3  # nats between training and held-back loss, that are explained
 

@@ -94,7 +94,8 @@ def longest_good(found: Iterable[Found]) -> Found:
 
 def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   """Of a run that is finished, or has diverged."""
-  from dipaco_jax import history, metrics, seals
+  from dipaco_jax import history, metrics
+  from dipaco_jax.storage import seals
 
   s = history.read_settings(workdir)
   rows = [row for row in metrics.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]
@@ -247,7 +248,8 @@ def main():
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check(s, steps)
-  from dipaco_jax import checkpoint, metrics  # not for --help
+  from dipaco_jax import metrics
+  from dipaco_jax.storage import checkpoint  # not for --help
 
   workdir = pathlib.Path(f.workdir)
   runs = Search(workdir, f.config, OVERRIDES, f.reuse, steps, copy_changes(s, steps))

@@ -15,7 +15,8 @@ from dipaco_jax import command, display, run_report
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   """Writes compare.html and compare.png into `out`; returns the table as text."""
-  from dipaco_jax import checkpoint, comparison, drawing, history, plots
+  from dipaco_jax import comparison, drawing, history, plots
+  from dipaco_jax.storage import checkpoint
 
   reports = {str(workdir): run_report.build(workdir) for workdir in workdirs}
   configs = {str(workdir): history.read_settings(workdir) for workdir in workdirs}

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, route_stage, seals, shards, token_losses, validation
+from dipaco_jax import route_stage, shards, token_losses, validation
 from dipaco_jax import run as run_lib
 from dipaco_jax.routing import chunk_policies, chunk_router, router
+from dipaco_jax.storage import checkpoint, seals
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:

@@ -5,9 +5,10 @@ import os
 import pathlib
 import shutil
 
-from dipaco_jax import checkpoint, metrics, seals, trees
 from dipaco_jax import history as history_lib
+from dipaco_jax import metrics
 from dipaco_jax import run as run_lib
+from dipaco_jax.storage import checkpoint, seals, trees
 
 # What a stage has published, by its place in a workdir.
 ARTEFACTS = {

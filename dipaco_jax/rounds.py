@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, route_stage, seals, shards
+from dipaco_jax import evaluate, route_stage, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
+from dipaco_jax.storage import checkpoint, seals
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on

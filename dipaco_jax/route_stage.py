@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, display, headline, metrics, seals, sequences, shards
+from dipaco_jax import display, headline, metrics, sequences, shards
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import balanced_assignment, classifier, router
+from dipaco_jax.storage import checkpoint, seals
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
 MAX_FEATURE_BYTES = 2**30

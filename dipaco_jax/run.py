@@ -17,13 +17,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, history, mesh, metrics, seals
+from dipaco_jax import history, mesh, metrics
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import sequences as sequences_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.storage import checkpoint, seals
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax import seals
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
+from dipaco_jax.storage import seals
 
 EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
@@ -93,8 +93,9 @@ def _when(unix_s: float | None) -> str | None:
 
 def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
-  from dipaco_jax import checkpoint, drawing, pictures, report_page
+  from dipaco_jax import drawing, pictures, report_page
   from dipaco_jax.routing import chunk_losses
+  from dipaco_jax.storage import checkpoint
 
   workdir = pathlib.Path(workdir)
   report = build(workdir)
@@ -152,7 +153,8 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
 
 def read_drifts(workdir: pathlib.Path, grid: grids.Grid, levels: Sequence[grids.Level], finished: bool) -> list:
   """Of the last version; while a run trains, where it is not much to read, and not just being collected."""
-  from dipaco_jax import checkpoint, drift
+  from dipaco_jax import drift
+  from dipaco_jax.storage import checkpoint
 
   published = checkpoint.versions(workdir)
   if not published:

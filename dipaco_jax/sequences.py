@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import seals, sources
-from dipaco_jax.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
+from dipaco_jax import sources
+from dipaco_jax.storage import seals
+from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
 BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
 MAX_DOMAINS = 256  # further ones count as 'other'

@@ -15,9 +15,10 @@ import socket
 
 from absl import flags
 
-from dipaco_jax import command, seals, stopping
+from dipaco_jax import command, stopping
 from dipaco_jax.core import printable
 from dipaco_jax.request import Request
+from dipaco_jax.storage import seals
 
 
 def check(f):

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax.records import (
+from dipaco_jax.sequences import Sequences
+from dipaco_jax.storage.records import (
   READ_RECORDS,
   read_across,
   read_meta,
@@ -25,7 +26,6 @@ from dipaco_jax.records import (
   record_writer,
   write_meta,
 )
-from dipaco_jax.sequences import Sequences
 
 BLOCK = 4096  # positions of a stream shuffled at one time
 BLOCK_SEQUENCES = 1 << 18  # that are dealt out at one time

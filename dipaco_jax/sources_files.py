@@ -19,8 +19,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from dipaco_jax import remote, sources
+from dipaco_jax import sources
 from dipaco_jax.core import settings
+from dipaco_jax.storage import remote_files
 
 ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
 PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many
@@ -60,7 +61,7 @@ def held_back(data: settings.Data) -> str:
 def listing(data: settings.Data) -> list[tuple[str, int]]:
   """(name, bytes) of every file; 0 in a bucket."""
   files = _find(data.train) + _find(data.validation)
-  return [(name, 0 if remote.is_remote(path) else os.path.getsize(path)) for name, path in files]
+  return [(name, 0 if remote_files.is_remote(path) else os.path.getsize(path)) for name, path in files]
 
 
 def check(data: settings.Data) -> None:
@@ -85,8 +86,8 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
   for pattern in globs:
     pattern = os.path.expanduser(pattern.strip())
     root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
-    if remote.is_remote(pattern):
-      paths = remote.find(pattern)
+    if remote_files.is_remote(pattern):
+      paths = remote_files.find(pattern)
     else:
       paths = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     if not paths:
@@ -98,7 +99,7 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
 def _why_none(pattern: str) -> str:
   """Why a pattern matches no file, and what may be meant."""
   folder = pattern.rstrip('/')
-  if remote.is_remote(pattern):
+  if remote_files.is_remote(pattern):
     return 'matches no object: mend' if re.search(r'[*?[]', pattern) else f"is no object: write '{folder}/*' in"
   if '://' in pattern:
     return 'is no file here, nor of gs:// or s3://: fetch it, and mend'
@@ -129,7 +130,7 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
 
 def _size(path: str) -> int:
   """Bytes, at least 1; in a bucket all files count alike."""
-  return 1 if remote.is_remote(path) else max(1, os.path.getsize(path))
+  return 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
 
 
 def domains(paths: Sequence[str]) -> dict[str, str]:
@@ -191,7 +192,7 @@ def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
 
 def length(path: str) -> int:
   """Bytes of a text, decompressed. What does not say is read for it, once."""
-  if remote.is_remote(path):
+  if remote_files.is_remote(path):
     return _counted(path, 0)
   found = os.stat(path)
   return _counted(path, found.st_mtime_ns) if path.endswith(('.gz', '.zst')) else found.st_size
@@ -215,7 +216,7 @@ def _is_json(path: str) -> bool:
 
 
 def _open(path: str) -> IO[bytes]:
-  file = remote.open_file(path) if remote.is_remote(path) else path
+  file = remote_files.open_file(path) if remote_files.is_remote(path) else path
   if path.endswith('.gz'):
     return gzip.open(file, 'rb')  # type: ignore[return-value]
   if not path.endswith('.zst'):

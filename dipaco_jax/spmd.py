@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import checkpoint, evaluate, journal, mesh, metrics, processes, seals, shards, stopping
+from dipaco_jax import evaluate, journal, mesh, metrics, processes, shards, stopping
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import state as state_lib
@@ -24,6 +24,7 @@ from dipaco_jax.core import screening
 from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.programs import Programs
+from dipaco_jax.storage import checkpoint, seals
 
 CLOSE_S = 30  # after an error, for what was begun to be written
 

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from dipaco_jax import (
-  checkpoint,
   display,
   excerpts,
   hf_checkpoint,
@@ -34,6 +33,7 @@ from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.models import transformer
+from dipaco_jax.storage import checkpoint
 
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):

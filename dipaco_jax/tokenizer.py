@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from dipaco_jax import remote
+from dipaco_jax.storage import remote_files
 
 SENTENCE_CHARS = 2000  # what the trainer sees at one time
 
@@ -93,7 +93,7 @@ class Tokenizer:
     what = 'the tokenizer' if isinstance(model, bytes) else f'tokenizer {os.fspath(model)!r}'
     try:
       if not isinstance(model, bytes):
-        model = remote.read(os.fspath(model))
+        model = remote_files.read(os.fspath(model))
       self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (OSError, RuntimeError) as e:
       reason = getattr(e, 'strerror', None) or 'not a SentencePiece model'

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import checkpoint, display, hf_checkpoint, progress, remote, seals, sequences, text, tokenizer
+from dipaco_jax import display, hf_checkpoint, progress, sequences, text, tokenizer
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.storage import checkpoint, remote_files, seals
 
 Path = pathlib.Path
 
@@ -28,7 +29,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), text.held(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
-    run_lib.only_first_process(lambda: checkpoint.write_sealed(file, remote.read(given)), 'tokenizer')
+    run_lib.only_first_process(lambda: checkpoint.write_sealed(file, remote_files.read(given)), 'tokenizer')
   elif not checkpoint.any_process(file.exists(), 'tokenizer'):
     _sample(s, folder, share, held)
     checkpoint.barrier('samples')

@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, seals
-from dipaco_jax import storage as storage_lib
 from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import router
+from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import object_store as storage_lib
 
 PATIENCE_S = 30  # for a bucket that does not answer
 NOT_YET = 'let the run train on; python -m dipaco_jax.status says where it is'

@@ -30,12 +30,12 @@ from dipaco_jax import (
 )
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import run as run_lib
-from dipaco_jax import storage as storage_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.hosts import Hosts, leaving
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
+from dipaco_jax.storage import object_store as storage_lib
 
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host

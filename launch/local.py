@@ -23,11 +23,11 @@ from dipaco_jax import (
   registry_url,
   roles,
   status_of_islands,
-  storage,
   text,
   tokenizing,
 )
 from dipaco_jax.core import printable, settings, settings_checks
+from dipaco_jax.storage import object_store
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # that the monitor has, after the end; and all roles to end where the run has diverged
@@ -127,7 +127,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """The registry's URL; raises ValueError where it, the config or the text, which all read here, cannot be used."""
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
-  if not storage.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
+  if not object_store.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
     text.check(s.data)
     tokenizing.check_input(s)
   return roles.check(options.registry, '')

@@ -12,7 +12,8 @@ import postgres
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax import database, islands, registry, registry_schema, storage
+from dipaco_jax import database, islands, registry, registry_schema
+from dipaco_jax.storage import object_store
 
 NAMES = 'sqlite,folder', 'postgresql,folder', 'sqlite,s3', 'postgresql,s3'
 
@@ -48,7 +49,7 @@ class Backend:
     shutil.copytree(source, place)
     if self.server:
       copy_rows(f'sqlite:///{source}/registry.db', self.registry(place))
-    there, here = storage.open_storage(str(source)), storage.open_storage(self.storage(place))
+    there, here = object_store.open_storage(str(source)), object_store.open_storage(self.storage(place))
     if here.local('') is None:
       shutil.rmtree(place / islands.OBJECTS)
       for name in there.names(''):

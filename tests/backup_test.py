@@ -9,8 +9,8 @@ import pytest
 from dipaco_jax import backup, leases, status_of_islands
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
-from dipaco_jax import storage as storage_lib
 from dipaco_jax.registry import Fact, NewTask, Task
+from dipaco_jax.storage import object_store as storage_lib
 
 KINDS = ('prepare', 'train', 'reroute')
 

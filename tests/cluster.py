@@ -13,21 +13,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import (
-  backup,
-  command,
-  islands,
-  leases,
-  main,
-  monitor,
-  places,
-  registry,
-  roles,
-  stopping,
-  storage,
-  trees,
-)
+from dipaco_jax import backup, command, islands, leases, main, monitor, registry, roles, stopping
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.storage import backends, object_store, trees
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
@@ -51,7 +39,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   (folder / name).mkdir(exist_ok=True)
   tempfile.tempdir = None  # what is kept of the environment before
   for method in ('put', 'get'):
-    setattr(places.Folder, method, failing_at_times(getattr(places.Folder, method), more.failing))
+    setattr(backends.Folder, method, failing_at_times(getattr(backends.Folder, method), more.failing))
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
   backup.LOOK_S = 0.5
@@ -84,7 +72,7 @@ class Cluster:
   ):
     self.settings, self.place, self.url, self.folder, self.more = settings, place, url, folder, more
     folder.mkdir()
-    self.storage = storage.open_storage(place)
+    self.storage = object_store.open_storage(place)
     self.processes = {name: self.start(name) for name in names}
     self.registry = registry.Registry(url, more.lease_s)
 

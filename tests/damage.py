@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import tiny_run
 
-from dipaco_jax import command, main, seals, stopping
+from dipaco_jax import command, main, stopping
+from dipaco_jax.storage import seals
 
 Path = pathlib.Path
 PROMPT, PHASES, DECAY = 'aeiou oua', 5, '--config.inner.decay_steps=42'

@@ -13,7 +13,7 @@ import pytest
 import slow
 import tiny_run
 
-from dipaco_jax import checkpoint
+from dipaco_jax.storage import checkpoint
 
 CASES = [
   ('config.json', damage.halve, 'status'), ('config.json', damage.OTHER_JSON[2], 'generate'),

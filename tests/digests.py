@@ -20,7 +20,7 @@ import time
 import backends
 import tiny_run
 
-from dipaco_jax import storage
+from dipaco_jax.storage import object_store
 
 ROOT = pathlib.Path(__file__).parent.parent
 RUNS = [
@@ -52,7 +52,7 @@ def of_islands(config: pathlib.Path, folder: pathlib.Path, name: str) -> dict:
     where = [f'--workdir={workdir}', f'--registry={url}']
     out = run(['launch/local.py', f'--config={config}', *where, f'--workers={workers}'], folder)
     print(run(['-m', 'dipaco_jax.status', *where], folder), file=sys.stderr)
-    report = json.loads(bytes(storage.open_storage(workdir).fetch('report.json')))
+    report = json.loads(bytes(object_store.open_storage(workdir).fetch('report.json')))
   assert f'perplexity {report["perplexity"]:.2f}' in out, out
   return report
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import checkpoint, evaluate, metrics, spmd
+from dipaco_jax import evaluate, metrics, spmd
 from dipaco_jax.models import loss
+from dipaco_jax.storage import checkpoint
 
 COUNTS = [3, 0, 5, 2]
 

@@ -17,7 +17,6 @@ import tiny_run
 
 import dipaco_jax
 from dipaco_jax import (
-  checkpoint,
   excerpts,
   excerpts_panel,
   excerpts_text,
@@ -26,7 +25,6 @@ from dipaco_jax import (
   pictures,
   report_page,
   run_report,
-  seals,
   trained,
 )
 from dipaco_jax import run as run_lib
@@ -34,6 +32,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.sequences import Sequences
+from dipaco_jax.storage import checkpoint, seals
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 FOUR = Grid({'a': 2, 'b': 2})

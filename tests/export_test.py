@@ -15,10 +15,11 @@ import pytest
 import safetensors.numpy
 
 import dipaco_jax
-from dipaco_jax import checkpoint, export, hf, hf_checkpoint, sequences, storage, trained
 from dipaco_jax import command as command_lib
+from dipaco_jax import export, hf, hf_checkpoint, sequences, trained
 from dipaco_jax.core.settings import Model
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.storage import checkpoint, object_store
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 
@@ -187,7 +188,7 @@ def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path
     for name, value in object_server.environment(endpoint).items():
       monkeypatch.setenv(name, value)
     url = f's3://{object_server.BUCKET}/run'
-    place = storage.open_storage(url)
+    place = object_store.open_storage(url)
     for file in undisturbed.rglob('*'):
       if file.is_file() and file.relative_to(undisturbed).parts[0] not in ('cache', 'checkpoints', 'shards', 'events'):
         place.write(str(file.relative_to(undisturbed)), file.read_bytes())

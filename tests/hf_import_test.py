@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, hf, hf_checkpoint, stages, tokenizer, tokenizing, trained
+from dipaco_jax import hf, hf_checkpoint, stages, tokenizer, tokenizing, trained
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.storage import checkpoint
 
 V, L = 70, 24
 MODEL = settings.Model(

@@ -10,9 +10,10 @@ import safetensors.numpy
 import sentencepiece
 import small
 
-from dipaco_jax import checkpoint, evaluate, sequences, shards
+from dipaco_jax import evaluate, sequences, shards
 from dipaco_jax.core import modules, settings
 from dipaco_jax.models import transformer
+from dipaco_jax.storage import checkpoint
 
 PREFIX = 32
 # Sums of float32 in the model against float64: relative, of losses of a few nats made of sums over 64 tokens or 300.

@@ -12,11 +12,12 @@ import small
 import twin
 from poison import poisoned
 
-from dipaco_jax import checkpoint, metrics
+from dipaco_jax import metrics
 from dipaco_jax.core import inner as inner_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.models import loss
+from dipaco_jax.storage import checkpoint
 
 AB, PATH, PHASE, TAU = {'a': 2, 'b': 2}, 2, 1, 4
 FLAT = (('all', '.*', ('a', 'b')),)

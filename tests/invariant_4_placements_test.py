@@ -9,7 +9,8 @@ import pytest
 import slow
 import small
 
-from dipaco_jax import checkpoint, metrics
+from dipaco_jax import metrics
+from dipaco_jax.storage import checkpoint
 
 GRID = {'a': 4, 'b': 2}
 PLACEMENTS = {  # devices, mesh: (positions of a and b, devices inside a path)

@@ -10,7 +10,8 @@ import signal
 import pytest
 import tiny_run
 
-from dipaco_jax import checkpoint, metrics
+from dipaco_jax import metrics
+from dipaco_jax.storage import checkpoint
 
 
 def start(config, workdir):

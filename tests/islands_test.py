@@ -16,19 +16,9 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax import (
-  checkpoint,
-  database,
-  islands,
-  monitor,
-  outer_executor,
-  registry,
-  stopping,
-  storage,
-  trees,
-  worker,
-)
+from dipaco_jax import database, islands, monitor, outer_executor, registry, stopping, worker
 from dipaco_jax.registry import Fact
+from dipaco_jax.storage import checkpoint, object_store, trees
 
 pytestmark = [
   pytest.mark.usefixtures('one_device'),
@@ -128,13 +118,13 @@ def test_each_task_on_another_machine(machine, backend, prepared, undisturbed, t
 # -- what is gone, and what goes
 
 
-def flip_a_bit(place: storage.Storage, name: str):
+def flip_a_bit(place: object_store.Storage, name: str):
   data = bytearray(place.fetch(name))
   data[len(data) // 2] ^= 1
   place.place.put(name, bytes(data))
 
 
-GONE = (storage.Storage.delete, 'after claim train 3 1', 1), (flip_a_bit, one_process.TRAINED, 2)
+GONE = (object_store.Storage.delete, 'after claim train 3 1', 1), (flip_a_bit, one_process.TRAINED, 2)
 
 
 @pytest.mark.on('postgresql,folder')
@@ -143,7 +133,7 @@ def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, pr
   """And who asks for it is killed before and after he has said so."""
   place, machine = tmp_path / 'run', machine.other(backend=backend)
   finish(machine, prepared, place, Faults(), end=moment)
-  objects = storage.open_storage(backend.storage(place))
+  objects = object_store.open_storage(backend.storage(place))
   prefixes = [f'{islands.OBJECTS}/{name}' for name in (f'modules/{newest}/low/', 'paths/0/0-', 'paths/0/1-')]
   gone = [name for name in objects.names(islands.OBJECTS) if name.startswith(tuple(prefixes))]
   for name in gone:
@@ -160,7 +150,7 @@ def test_trees_that_are_damaged_are_made_again(machine, backend, prepared, undis
   """By a machine that has nothing of its own."""
   place, machine = tmp_path / 'run', machine.other(backend=backend)
   finish(machine, prepared, place, Faults(), end='after claim train 3 1')
-  objects = storage.open_storage(backend.storage(place))
+  objects = object_store.open_storage(backend.storage(place))
   flip_a_bit(objects, objects.names('shards/0')[-1])
   objects.delete(objects.names('base')[0])
   faults = Faults(['after claim prepare  0'])

@@ -15,9 +15,9 @@ import sqlalchemy
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import leases
 from dipaco_jax import registry as registry_lib
-from dipaco_jax import storage as storage_lib
 from dipaco_jax.core import settings
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.storage import object_store as storage_lib
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 

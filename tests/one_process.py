@@ -25,11 +25,11 @@ from dipaco_jax import (
   registry,
   roles,
   screening_of_islands,
-  storage,
   worker,
 )
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.storage import object_store
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
 LEASE_S = 0.5
@@ -139,7 +139,7 @@ def first(rows, *rest) -> str:
 
 
 CALLS = (
-  (storage.Storage, 'write', lambda name, data, sha256='': name),
+  (object_store.Storage, 'write', lambda name, data, sha256='': name),
   (registry.Registry, 'complete', lambda task, facts: named(task)),
   (registry.Registry, 'put', first),
   (registry.Registry, 'reopen', lambda task, kind, key, number: f'{kind} {key} {number}'),
@@ -202,7 +202,7 @@ class Machine:
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
     facts = registry.Registry(url or self.backend.registry(place), LEASE_S)
-    place_of = storage.open_storage(self.backend.storage(place))
+    place_of = object_store.open_storage(self.backend.storage(place))
     roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)

@@ -20,13 +20,14 @@ import pytest
 import slow
 import sqlalchemy as sa
 
-from dipaco_jax import checkpoint, history_of_islands, islands, jobs, leases, monitor, registry, storage
+from dipaco_jax import history_of_islands, islands, jobs, leases, monitor, registry
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.registry_schema import TASKS
 from dipaco_jax.screening_of_islands import begins_anew, heed, resume
+from dipaco_jax.storage import checkpoint, object_store
 
 KINDS = {
   'worker-0': ('prepare', 'train', 'reroute'),
@@ -245,7 +246,7 @@ class World:
   def islands(self, name: str, step) -> islands.Islands:
     """As a process sees the run; a step ends before and after whatever it does to what others see."""
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db', lease_s=3600)
-    place = storage.open_storage(str(self.place))
+    place = object_store.open_storage(str(self.place))
     resumed = resume(islands.Islands(self.run, facts, place, name))
 
     def stepwise(real):
@@ -323,7 +324,7 @@ class World:
     assert {state for states in self.facts.counts().values() for state in states} == {'done'}, self.facts.counts()
     versions = {self.settings.train.phases, *finished.meta['best']}
     kept = {fact.uri for fact in self.facts.facts('module') if fact.number in versions}
-    left = set(storage.open_storage(str(self.place)).names(islands.OBJECTS))
+    left = set(object_store.open_storage(str(self.place)).names(islands.OBJECTS))
     assert left <= kept and (left == kept or self.counts['damaged'])
 
 

@@ -9,9 +9,10 @@ import object_server
 import pytest
 import zstandard
 
-from dipaco_jax import remote, storage, text
+from dipaco_jax import text
 from dipaco_jax.core import settings
-from dipaco_jax.places import PART_BYTES
+from dipaco_jax.storage import object_store, remote_files
+from dipaco_jax.storage.backends import PART_BYTES
 from dipaco_jax.tokenizer import Tokenizer, train
 
 NAMES = 'a.txt sub/a.txt sub/b1.txt sub/b2.txt sub/b10.txt sub/deep/b1.txt sub/deep/er/b1.txt other/(1).txt'.split()
@@ -22,9 +23,9 @@ def bucket():
   with object_server.s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
     for name, value in object_server.environment(endpoint).items():
       patch.setenv(name, value)
-    remote._storage.cache_clear()
-    yield storage.open_storage(f's3://{object_server.BUCKET}')
-  remote._storage.cache_clear()
+    remote_files._storage.cache_clear()
+    yield object_store.open_storage(f's3://{object_server.BUCKET}')
+  remote_files._storage.cache_clear()
 
 
 PATTERNS = [
@@ -40,7 +41,7 @@ def test_globs_match_as_on_disk(tmp_path, bucket, pattern):
     bucket.write(f'globs/{name}', b'')
   here = [path for path in glob.glob(f'{tmp_path}/{pattern}', recursive=True) if os.path.isfile(path)]
   for root in (f's3://{object_server.BUCKET}/globs', f'gs://{object_server.BUCKET}/globs'):
-    found = [path.removeprefix(root) for path in remote.find(f'{root}/{pattern}')]
+    found = [path.removeprefix(root) for path in remote_files.find(f'{root}/{pattern}')]
     assert sorted(found) == sorted(path.removeprefix(str(tmp_path)) for path in here)
 
 

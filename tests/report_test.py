@@ -14,7 +14,6 @@ import pytest
 import synthetic
 
 from dipaco_jax import (
-  checkpoint,
   comparison,
   drawing,
   drift,
@@ -27,11 +26,11 @@ from dipaco_jax import (
   report,
   report_page,
   run_report,
-  seals,
 )
 from dipaco_jax import page as page_lib
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
+from dipaco_jax.storage import checkpoint, seals
 
 FIELDS = (
   'perplexity perplexity_by_path perplexity_by_domain base_perplexity validation_tokens bits_per_byte train_tokens '

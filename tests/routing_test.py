@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import checkpoint, history, rounds, route_stage, seals
+from dipaco_jax import history, rounds, route_stage
 from dipaco_jax import run as run_lib
 from dipaco_jax.routing import router
+from dipaco_jax.storage import checkpoint, seals
 
 
 def opened(undisturbed, workdir, *names):

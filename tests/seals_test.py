@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import checkpoint, history, metrics, records, reuse, seals, trained
+from dipaco_jax import history, metrics, reuse, trained
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings_checks
+from dipaco_jax.storage import checkpoint, records, seals
 
 
 def flipped(data: bytes, at: int, bit: int = 0) -> bytes:

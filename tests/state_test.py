@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import metrics, spmd, state, trees
+from dipaco_jax import metrics, spmd, state
 from dipaco_jax import run_state as run_state_lib
+from dipaco_jax.storage import trees
 
 
 def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):

@@ -124,7 +124,7 @@ def test_the_owner_is_not_disturbed(tmp_path, held):
 
 
 def test_a_look_leaves_the_lock_free(tmp_path):
-  from dipaco_jax import checkpoint
+  from dipaco_jax.storage import checkpoint
 
   (tmp_path / 'lock').touch()
   assert status.owner(tmp_path) is None

@@ -17,7 +17,7 @@ import object_server
 import pytest
 from backends import small_disk
 
-from dipaco_jax import places, storage
+from dipaco_jax.storage import backends, object_store
 
 KINDS = ['file', 's3', 'gs']
 WRITER = """
@@ -48,11 +48,11 @@ def url_of(kind: str, folder: pathlib.Path, request, monkeypatch) -> str:
 
 
 @pytest.fixture(params=KINDS)
-def place(request, tmp_path, monkeypatch) -> storage.Storage:
-  return storage.open_storage(url_of(request.param, tmp_path, request, monkeypatch), patience_s=20)
+def place(request, tmp_path, monkeypatch) -> object_store.Storage:
+  return object_store.open_storage(url_of(request.param, tmp_path, request, monkeypatch), patience_s=20)
 
 
-@pytest.mark.parametrize('size', [0, 1, 1000, places.PART_BYTES, 2 * places.PART_BYTES + 5])
+@pytest.mark.parametrize('size', [0, 1, 1000, backends.PART_BYTES, 2 * backends.PART_BYTES + 5])
 def test_what_is_written_is_read_and_counted(place, size):
   data = random.Random(size).randbytes(size)
   sha256 = place.write('modules/level-a/0-1.safetensors', data)
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_and_counted(place, size):
 
 @pytest.mark.parametrize('kind', ['file', 's3'])  # of Google's precondition on a generation moto knows nothing
 def test_of_those_that_write_a_name_at_once_one_counts(kind, tmp_path, request, monkeypatch):
-  place = storage.open_storage(url_of(kind, tmp_path, request, monkeypatch), patience_s=20)
+  place = object_store.open_storage(url_of(kind, tmp_path, request, monkeypatch), patience_s=20)
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     found = set(pool.map(lambda i: place.agree('deep/name', b'%d' % i), range(40)))
   assert found == {bytes(place.fetch('deep/name'))}
@@ -91,17 +91,17 @@ def test_bytes_that_changed_are_found_and_named(place, spoil):
   data = bytes(range(256))
   sha256 = place.write('a/b', data)
   place.place.put('a/b', spoil(data))
-  with pytest.raises(storage.Corrupt, match=f'{place.url}/a/b is corrupt'):
+  with pytest.raises(object_store.Corrupt, match=f'{place.url}/a/b is corrupt'):
     place.read('a/b', sha256)
 
 
 def test_an_object_that_is_missing_is_named(place):
   place.write('a/b', b'')
   for name in ('a/c', 'd/e'):
-    with pytest.raises(storage.Missing, match=f'{place.url}/{name} is missing'):
+    with pytest.raises(object_store.Missing, match=f'{place.url}/{name} is missing'):
       place.read(name, '')
   if not place.url.startswith('gs:'):
-    with pytest.raises(storage.Missing, match=f'{place.url}/a/c is missing'):
+    with pytest.raises(object_store.Missing, match=f'{place.url}/a/c is missing'):
       place.copy('a/c', 'd/e')
   assert place.names('') == ['a/b']
 
@@ -119,7 +119,7 @@ def test_a_copy_outlives_its_source(place):
 
 @pytest.mark.parametrize('name', ['', '/a', 'a/', 'a//b', '../a', 'a/../b', './a', 'a/.b.17'])
 def test_names_that_mean_something_else_are_refused(tmp_path, name):
-  place = storage.open_storage(str(tmp_path / 'place'))
+  place = object_store.open_storage(str(tmp_path / 'place'))
   with pytest.raises(ValueError, match='cannot name an object'):
     place.write(name, b'')
   assert list(tmp_path.rglob('*')) == []
@@ -128,7 +128,7 @@ def test_names_that_mean_something_else_are_refused(tmp_path, name):
 @pytest.mark.parametrize('url', ['ftp://host/x', 's3://', 'gs:///', 'postgresql://host'])
 def test_a_url_of_another_kind_is_refused(url):
   with pytest.raises(ValueError, match=r'no place for objects: give a folder, file:///FOLDER, s3://BUCKET'):
-    storage.open_storage(url)
+    object_store.open_storage(url)
 
 
 @pytest.mark.parametrize('scheme, extra', [('s3', 's3'), ('gs', 'gcs')])
@@ -187,7 +187,7 @@ def test_a_tree_that_is_not_whole_does_not_come_down(place, tmp_path, harm):
   place.delete(name)
   if harm in ('change', 'spoil the index'):
     place.place.put(name, b'{"deep')
-  error = storage.Missing if harm in ('delete', 'lose the index') else storage.Corrupt
+  error = object_store.Missing if harm in ('delete', 'lose the index') else object_store.Corrupt
   with pytest.raises(error, match=f'{place.url}/{name} is'):
     place.download_tree('pre/pared', tmp_path / 'there')
   assert [f.name for f in tmp_path.iterdir() if 'there' in f.name] == []
@@ -213,18 +213,18 @@ def test_a_tree_that_did_not_go_up_whole_is_missing(place, tmp_path, monkeypatch
   monkeypatch.setattr(place.place, 'put', put)
   with pytest.raises(OSError, match=r'deep/er/b: .*no'):
     place.upload_tree(tmp_path / 'tree', 'pre/pared')
-  with pytest.raises(storage.Missing, match=r'pre/pared\.index\.json is missing'):
+  with pytest.raises(object_store.Missing, match=r'pre/pared\.index\.json is missing'):
     place.download_tree('pre/pared', tmp_path / 'there')
 
 
 def test_a_tree_that_is_the_place_itself_is_not_written_again(tmp_path):
-  place = storage.open_storage(str(tmp_path))
+  place = object_store.open_storage(str(tmp_path))
   tree = make_tree(tmp_path / 'tree')
   before = {f: f.stat().st_ino for f in (tmp_path / 'tree').rglob('*')}
   place.upload_tree(tmp_path / 'tree', 'tree')
   place.download_tree('tree', tmp_path / 'tree')
   assert {f: f.stat().st_ino for f in (tmp_path / 'tree').rglob('*')} == before and place.bytes_in == 0
-  storage.open_storage(str(tmp_path)).download_tree('tree', tmp_path / 'elsewhere')
+  object_store.open_storage(str(tmp_path)).download_tree('tree', tmp_path / 'elsewhere')
   assert contents_of(tmp_path / 'elsewhere') == tree
 
 
@@ -244,7 +244,7 @@ def kill_a_writer(url: str, moment: str, after_s: float):
 @pytest.mark.parametrize('kind', ['file', 's3'])
 def test_a_writer_killed_at_random_leaves_no_half(kind, tmp_path, request, monkeypatch):
   url = url_of(kind, tmp_path, request, monkeypatch)
-  place = storage.open_storage(url, patience_s=20)
+  place = object_store.open_storage(url, patience_s=20)
   for _ in range(3):
     kill_a_writer(url, 'at random', random.uniform(0, 0.4))
     for name in place.names(''):
@@ -252,7 +252,7 @@ def test_a_writer_killed_at_random_leaves_no_half(kind, tmp_path, request, monke
 
 
 def test_what_a_killed_writer_leaves_is_not_seen_and_is_removed(tmp_path):
-  place = storage.open_storage(str(tmp_path))
+  place = object_store.open_storage(str(tmp_path))
   sha256 = place.write('all/0', b'')
   kill_a_writer(str(tmp_path), 'before it is seen', 0)
   assert place.names('') == ['all/0'] and place.read('all/0', sha256) == b''
@@ -265,7 +265,7 @@ def test_what_a_killed_writer_leaves_is_not_seen_and_is_removed(tmp_path):
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
   with small_disk(tmp_path / 'disk', 1 << 20) as disk:
-    place = storage.open_storage(str(disk))
+    place = object_store.open_storage(str(disk))
     sha256 = place.write('a/b', b'kept')
     with pytest.raises(OSError, match='a/c') as raised:
       place.write('a/c', bytes(4 << 20))
@@ -284,7 +284,7 @@ def test_a_line_that_breaks_is_waited_out(kind, fault, tmp_path, request, monkey
     for name, value in object_server.environment(f'http://127.0.0.1:{wire.port}').items():
       monkeypatch.setenv(name, value)
     wire.faults = [fault] * 6  # obstore by itself tries four times
-    place = storage.open_storage(url, patience_s=30)
+    place = object_store.open_storage(url, patience_s=30)
     sha256 = place.write('a/b', b'through')
     assert not wire.faults and 'the next attempt is in' in caplog.text
     assert place.read('a/b', sha256) == b'through'
@@ -297,19 +297,19 @@ def test_patience_ends(kind, tmp_path, request, monkeypatch):
     monkeypatch.setenv(name, value)
   began = time.monotonic()
   with pytest.raises(OSError, match=f'{url}/a/b: .*error sending request'):
-    storage.open_storage(url, patience_s=0.5).write('a/b', b'')
+    object_store.open_storage(url, patience_s=0.5).write('a/b', b'')
   assert time.monotonic() - began < 10
 
 
 def test_a_bucket_that_is_not_there_is_an_error_at_once(tmp_path, request, monkeypatch):
   url_of('s3', tmp_path, request, monkeypatch)
   with pytest.raises(FileNotFoundError, match='NoSuchBucket'):
-    storage.open_storage('s3://no-such-bucket/x').write('a/b', b'')
+    object_store.open_storage('s3://no-such-bucket/x').write('a/b', b'')
 
 
 @pytest.mark.parametrize('number, calls', [(errno.ETIMEDOUT, 3), (errno.EIO, 3), (errno.ENOSPC, 1), (errno.EACCES, 1)])
 def test_which_errors_of_a_folder_pass(tmp_path, number, calls):
-  place = storage.open_storage(str(tmp_path), patience_s=5)
+  place = object_store.open_storage(str(tmp_path), patience_s=5)
   made = []
 
   def action():

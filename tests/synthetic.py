@@ -8,9 +8,10 @@ import numpy as np
 import tiny_run
 from safetensors import numpy as safetensors
 
-from dipaco_jax import checkpoint, metrics
+from dipaco_jax import metrics
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
+from dipaco_jax.storage import checkpoint
 
 DOMAINS = ('encyclopedia', 'fiction', 'law', 'medicine', 'news', 'patents', 'python', 'speech')
 

@@ -8,8 +8,8 @@ import synthetic
 from dipaco_jax import history_of_islands, leases, pictures, run_report, timeline_plot
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
-from dipaco_jax import storage as storage_lib
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.timeline_plot import Task
 
 

@@ -11,9 +11,10 @@ import pytest
 import small
 import whole
 
-from dipaco_jax import checkpoint, evaluate, sequences, shards, token_losses
+from dipaco_jax import evaluate, sequences, shards, token_losses
 from dipaco_jax.core import modules
 from dipaco_jax.models import loss
+from dipaco_jax.storage import checkpoint
 from dipaco_jax.text import Document
 
 LENGTH, BATCH, PREFIX = small.LENGTH, small.ROWS, 8

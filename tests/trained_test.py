@@ -10,9 +10,10 @@ import object_server
 import pytest
 
 import dipaco_jax
-from dipaco_jax import checkpoint, storage, trained
+from dipaco_jax import trained
 from dipaco_jax.models import transformer
 from dipaco_jax.sequences import Sequences
+from dipaco_jax.storage import checkpoint, object_store
 
 
 @pytest.fixture(scope='module')
@@ -72,7 +73,7 @@ def test_from_buckets(workdir, monkeypatch):
       monkeypatch.setenv(name, value)
     for scheme in ('s3', 'gs'):
       url = f'{scheme}://{object_server.BUCKET}/{scheme}/run'
-      place = storage.open_storage(url)
+      place = object_store.open_storage(url)
       for file in pathlib.Path(workdir).rglob('*'):
         if file.is_file():
           place.write(str(file.relative_to(workdir)), file.read_bytes())

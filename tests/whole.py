@@ -3,7 +3,8 @@
 import itertools
 import os
 
-from dipaco_jax import records, sequences, shards
+from dipaco_jax import sequences, shards
+from dipaco_jax.storage import records
 
 
 def write_sequences(make_documents, tokenizer, folder, parts: int = 1, **sizes) -> dict:

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import seals, trees
 from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.core.modules import Layout, Modules
+from dipaco_jax.storage import seals, trees
 
 Path = pathlib.Path
 Data = bytes | memoryview

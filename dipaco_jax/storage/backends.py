@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
-from dipaco_jax import checkpoint, trees
+from dipaco_jax.storage import checkpoint, trees
 
 Path = pathlib.Path
 TRANSFERS = 4  # at once: files of a tree, parts of an object

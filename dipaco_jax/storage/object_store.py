@@ -19,8 +19,8 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dipaco_jax import checkpoint, trees
-from dipaco_jax.places import TRANSFERS, Bucket, Folder
+from dipaco_jax.storage import checkpoint, trees
+from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
 Path = pathlib.Path
 PATIENCE_S = 600

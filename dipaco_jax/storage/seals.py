@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dipaco_jax import trees
+from dipaco_jax.storage import trees
 
 Path = pathlib.Path
 SUMS, SEAL = 'SHA256SUMS', 'seal'

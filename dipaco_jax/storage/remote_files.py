@@ -52,9 +52,9 @@ def _split(path: str) -> tuple[str, str]:
 
 @functools.cache
 def _storage(bucket: str) -> Any:
-  from dipaco_jax import storage  # loads JAX
+  from dipaco_jax.storage import object_store  # loads JAX
 
-  return storage.open_storage(bucket)
+  return object_store.open_storage(bucket)
 
 
 class _Stream(io.RawIOBase):

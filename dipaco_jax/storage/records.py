@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from dipaco_jax import seals
+from dipaco_jax.storage import seals
 
 READ_RECORDS = 2048  # read at one time
 
