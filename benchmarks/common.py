@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import mesh, programs, text, tokenizer
+from dipaco_jax import mesh, programs
 from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.data import corpus, tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
 from dipaco_jax.storage import checkpoint
@@ -71,7 +72,7 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   made = transformer.make(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   num_paths, D = layout.grid.num_paths, s.model.width
-  drawn = tokenizer.sample(text.documents(s.data, 'train'), 200 * vocab_size, 0)
+  drawn = tokenizer.sample(corpus.documents(s.data, 'train'), 200 * vocab_size, 0)
   checkpoint.write_file(workdir / 'tokenizer.model', tokenizer.train((words for _, words in drawn), vocab_size))
   checkpoint.write_json(workdir / 'config.json', s.to_dict())
   base = {name: np.asarray(x) for name, x in transformer.init(made, jax.random.key(0)).items()}

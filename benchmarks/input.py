@@ -15,10 +15,10 @@ import time
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import sequences, shards, text
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, sequences, shards
+from dipaco_jax.data.tokenizer import Tokenizer, sample, train
 from dipaco_jax.storage import records
-from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 SEQ_LEN = flags.DEFINE_integer('seq_len', 128, 'tokens in a row')
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'rows in a batch')
@@ -59,7 +59,7 @@ def write_shards(found: sequences.Sequences, folder: str) -> dict:
 
 def measure(folder: str) -> dict[str, float]:
   data = settings.Data(max_documents=NUM_DOCUMENTS.value)
-  read_s, documents = timed(lambda: {split: list(text.documents(data, split)) for split in ('train', 'validation')})
+  read_s, documents = timed(lambda: {split: list(corpus.documents(data, split)) for split in ('train', 'validation')})
   drawn = sample(documents['train'], 2_000_000, 0)
   train_s, model = timed(train, [words for _, words in drawn], VOCAB_SIZE.value)
   tokenizer = Tokenizer(model)

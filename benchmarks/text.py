@@ -21,10 +21,10 @@ import numpy as np
 import sentencepiece
 from absl import app, flags
 
-from dipaco_jax import sequences, shards, text
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, sequences, shards
+from dipaco_jax.data.tokenizer import Tokenizer, sample, train
 from dipaco_jax.storage import records, remote_files
-from dipaco_jax.tokenizer import Tokenizer, sample, train
 
 TEXT = flags.DEFINE_list('text', [], 'globs, as in config.data.train; none: the text of the running Python')
 MB = flags.DEFINE_float('mb', 100, 'megabytes of text, 10^6 bytes each')
@@ -43,23 +43,23 @@ def data() -> settings.Data:
 
 
 def make_model(given: settings.Data, vocab_size: int) -> bytes:
-  drawn = sample(text.documents(given, 'train'), settings.Tokenizer.sample_bytes, 0)
+  drawn = sample(corpus.documents(given, 'train'), settings.Tokenizer.sample_bytes, 0)
   return train((words for _, words in drawn), vocab_size)
 
 
-def repeated(mb: float) -> Iterator[text.Document]:
+def repeated(mb: float) -> Iterator[corpus.Document]:
   """Training documents again and again, until they are so many megabytes."""
   left = mb * 1e6
   while left > 0:
-    for document in text.documents(data(), 'train'):
+    for document in corpus.documents(data(), 'train'):
       yield document
       left -= len(document.text.encode())
       if left <= 0:
         return
 
 
-def documents(split: str) -> Iterator[text.Document]:
-  return repeated(MB.value / PARTS.value) if split == 'train' else text.documents(data(), 'validation')
+def documents(split: str) -> Iterator[corpus.Document]:
+  return repeated(MB.value / PARTS.value) if split == 'train' else corpus.documents(data(), 'validation')
 
 
 class Seconds(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 import safetensors.numpy
 
 from dipaco_jax import hf, hf_tokenizer
-from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import settings
+from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint, remote_files
 

@@ -8,7 +8,7 @@ import base64
 import json
 from typing import Any
 
-from dipaco_jax.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces

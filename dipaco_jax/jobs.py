@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import display, mesh, shards, spmd, validation
+from dipaco_jax import display, mesh, spmd, validation
 from dipaco_jax import run as run_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.data import shards
 from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint
 

@@ -142,8 +142,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     import jax
 
     # JAX: not for --help
-    from dipaco_jax import live_report, metrics, reuse, spmd, stages, text, tokenizing
+    from dipaco_jax import live_report, metrics, reuse, spmd, stages, tokenizing
     from dipaco_jax import run as run_lib
+    from dipaco_jax.data import corpus
     from dipaco_jax.storage import checkpoint
 
   with display.doing('looking for devices'):
@@ -152,7 +153,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
   display.STDERR.silent = not first
   if not finished_tokenizing(workdir):
     with display.doing('looking at the text'):
-      text.check(settings.data)
+      corpus.check(settings.data)
       tokenizing.check_input(settings)
   with display.doing('looking at the model'):
     check_model(settings)

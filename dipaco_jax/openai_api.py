@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.request import Request
-from dipaco_jax.tokenizer import Tokenizer
 
 MAX_TOKENS = 16  # OpenAI's default
 KINDS = {401: 'authentication_error', 429: 'rate_limit_error'}  # of errors

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import route_stage, shards, token_losses, validation
+from dipaco_jax import route_stage, token_losses, validation
 from dipaco_jax import run as run_lib
+from dipaco_jax.data import shards
 from dipaco_jax.routing import chunk_policies, chunk_router, router
 from dipaco_jax.storage import checkpoint, seals
 

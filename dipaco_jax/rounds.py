@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, route_stage, shards
+from dipaco_jax import evaluate, route_stage
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.data import shards
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import checkpoint, seals
 

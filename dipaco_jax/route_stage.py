@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import display, headline, metrics, sequences, shards
+from dipaco_jax import display, headline, metrics
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
+from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import balanced_assignment, classifier, router
 from dipaco_jax.storage import checkpoint, seals

@@ -19,10 +19,10 @@ import numpy as np
 
 from dipaco_jax import history, mesh, metrics
 from dipaco_jax import programs as programs_lib
-from dipaco_jax import sequences as sequences_lib
-from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.data import sequences as sequences_lib
+from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint, seals
 

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, journal, mesh, metrics, processes, shards, stopping
+from dipaco_jax import evaluate, journal, mesh, metrics, processes, stopping
 from dipaco_jax import programs as programs_lib
 from dipaco_jax import run_state as run_state_lib
 from dipaco_jax import state as state_lib
 from dipaco_jax.core import screening
 from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.data import shards
 from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint, seals
 

@@ -26,15 +26,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import evaluate, shards
+from dipaco_jax import evaluate
 from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.core.inner import gather
+from dipaco_jax.data import shards
+from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.programs import Programs
-from dipaco_jax.sequences import Sequences
 from dipaco_jax.storage import checkpoint, seals, trees
 
 

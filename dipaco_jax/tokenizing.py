@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import display, hf_checkpoint, progress, sequences, text, tokenizer
+from dipaco_jax import display, hf_checkpoint, progress
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.data import corpus, sequences, tokenizer
 from dipaco_jax.storage import checkpoint, remote_files, seals
 
 Path = pathlib.Path
@@ -26,7 +27,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Documents to a tokenizer and to sequences of at most seq_len tokens."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
   check_init(s)
-  folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), text.held(s)
+  folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), corpus.held(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
     run_lib.only_first_process(lambda: checkpoint.write_sealed(file, remote_files.read(given)), 'tokenizer')
@@ -42,7 +43,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _name(s: settings.Settings) -> str:
-  return f'tokenize-{text.fingerprint(s.data)}'
+  return f'tokenize-{corpus.fingerprint(s.data)}'
 
 
 def _samples(s: settings.Settings, folder: Path) -> list[Path]:
@@ -50,11 +51,11 @@ def _samples(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / f'sample-{k}.json' for k in range(s.data.parts)]
 
 
-def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: text.Held):
+def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: corpus.Held):
   files = _samples(s, folder)
   with display.doing('reading text for the tokenizer'):
     for k in checkpoint.missing(files, share):
-      documents = text.documents(s.data, 'train', (k, s.data.parts), held.fraction)
+      documents = corpus.documents(s.data, 'train', (k, s.data.parts), held.fraction)
       found = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
       checkpoint.write_sealed(files[k], found.encode())
 
@@ -85,7 +86,7 @@ def _folders(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / str(k) for k in range(s.data.parts)]
 
 
-def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: text.Held):
+def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: corpus.Held):
   """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   s, parts = run.settings, run.settings.data.parts
   missing, done = checkpoint.missing(_folders(s, folder), share), 0
@@ -100,7 +101,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: te
 
     with checkpoint.publish_directory(folder / str(k)) as aside:
       meta = sequences.write_part(
-        functools.partial(text.documents, s.data, part=(k, parts), fraction=held.fraction), run.tokenizer, str(aside),
+        functools.partial(corpus.documents, s.data, part=(k, parts), fraction=held.fraction), run.tokenizer, str(aside),
         part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
         pieces=held.sequences, progress=show,
       )  # fmt: skip
@@ -108,7 +109,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: te
   shown.close()
 
 
-def _publish(run: run_lib.Run, folder: Path, held: text.Held):
+def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
   """`sequences/`, of all parts; what is left of making them goes."""
   check_files(run.settings, folder)
   check_parts(_folders(run.settings, folder / 'sequences'))
@@ -134,7 +135,7 @@ def check_input(s: settings.Settings):
     tokenizer.Tokenizer(s.tokenizer.model_file)
   check_validation(s)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
-  for document in text.documents(s.data, 'train', fraction=text.held(s).fraction):
+  for document in corpus.documents(s.data, 'train', fraction=corpus.held(s).fraction):
     most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
     if most >= needed:
       return
@@ -144,7 +145,7 @@ def check_input(s: settings.Settings):
 def check_validation(s: settings.Settings):
   """Raises ValueError where no document of validation can be longer than the prefix, of which no loss counts."""
   prefix, longest = s.routing.prefix_tokens, 0
-  for document in text.documents(s.data, 'validation'):
+  for document in corpus.documents(s.data, 'validation'):
     longest = max(longest, len(document.text.encode()))
     if longest + 2 > prefix:
       return

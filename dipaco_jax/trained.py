@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import tokenizer as tokenizer_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import router
 from dipaco_jax.storage import checkpoint, seals

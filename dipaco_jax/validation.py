@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import display, evaluate, metrics, shards
+from dipaco_jax import display, evaluate, metrics
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import bootstrap
 from dipaco_jax.core.grid import Coordinates
+from dipaco_jax.data import shards
 from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint
 

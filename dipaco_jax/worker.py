@@ -15,22 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import (
-  evaluate,
-  jobs,
-  journal,
-  mesh,
-  metrics,
-  rounds,
-  screening_of_islands,
-  shards,
-  spmd,
-  stages,
-  stopping,
-)
+from dipaco_jax import evaluate, jobs, journal, mesh, metrics, rounds, screening_of_islands, spmd, stages, stopping
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.data import shards
 from dipaco_jax.hosts import Hosts, leaving
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import sequences, shards
 from dipaco_jax.core import settings
+from dipaco_jax.data import sequences, shards
 from dipaco_jax.routing import path_labels
 
 SWEEPS = 8

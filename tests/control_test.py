@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tiny_run
 
-from dipaco_jax import history, jobs, metrics, shards, stages
+from dipaco_jax import history, jobs, metrics, stages
 from dipaco_jax import run as run_lib
+from dipaco_jax.data import shards
 from dipaco_jax.storage import checkpoint
 
 

@@ -30,8 +30,8 @@ from dipaco_jax import (
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.routing import chunk_losses
-from dipaco_jax.sequences import Sequences
 from dipaco_jax.storage import checkpoint, seals
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent

@@ -16,8 +16,9 @@ import safetensors.numpy
 
 import dipaco_jax
 from dipaco_jax import command as command_lib
-from dipaco_jax import export, hf, hf_checkpoint, sequences, trained
+from dipaco_jax import export, hf, hf_checkpoint, trained
 from dipaco_jax.core.settings import Model
+from dipaco_jax.data import sequences
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.storage import checkpoint, object_store
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import hf, hf_checkpoint, stages, tokenizer, tokenizing, trained
+from dipaco_jax import hf, hf_checkpoint, stages, tokenizing, trained
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
+from dipaco_jax.data import tokenizer
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.storage import checkpoint
 

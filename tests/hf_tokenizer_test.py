@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from dipaco_jax import hf_tokenizer, tokenizer
+from dipaco_jax import hf_tokenizer
+from dipaco_jax.data import tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
 

@@ -10,8 +10,9 @@ import safetensors.numpy
 import sentencepiece
 import small
 
-from dipaco_jax import evaluate, sequences, shards
+from dipaco_jax import evaluate
 from dipaco_jax.core import modules, settings
+from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint
 

@@ -20,12 +20,11 @@ from dipaco_jax import (
   report,
   run_report,
   status_of_islands,
-  text,
   timeline_plot,
-  tokenizer,
 )
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
+from dipaco_jax.data import corpus, tokenizer
 
 HOSTILE = (
   r'$\frac$', r'$x^2$ \$', 'a' * 400, '<b onclick="x">&amp;', '\x1b[2J\x1b]0;title\x07', 'nul\0nul', 'one\ntwo\r\n3',
@@ -60,7 +59,7 @@ def test_domains_are_plain_where_they_enter(tmp_path):
   lines = [json.dumps({'text': f'text {i}', 'domain': domain}) for i, domain in enumerate([*HOSTILE, {'a': '\ud800'}])]
   (tmp_path / 'x.jsonl').write_text('\n'.join(lines))
   data = settings.Data(source='files', train=(str(tmp_path / 'x.jsonl'),), validation_fraction=0.4)
-  found = [d.domain for split in ('train', 'validation') for d in text.documents(data, split)]
+  found = [d.domain for split in ('train', 'validation') for d in corpus.documents(data, split)]
   assert len(found) == len(lines) and not any(OBEYED.search(domain) or '\n' in domain for domain in found)
   assert {r'$\frac$', '漢字', '_hidden'} <= {*found}
   with metrics.Metrics(tmp_path / 'run') as writer:

@@ -9,11 +9,11 @@ import object_server
 import pytest
 import zstandard
 
-from dipaco_jax import text
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus
+from dipaco_jax.data.tokenizer import Tokenizer, train
 from dipaco_jax.storage import object_store, remote_files
 from dipaco_jax.storage.backends import PART_BYTES
-from dipaco_jax.tokenizer import Tokenizer, train
 
 NAMES = 'a.txt sub/a.txt sub/b1.txt sub/b2.txt sub/b10.txt sub/deep/b1.txt sub/deep/er/b1.txt other/(1).txt'.split()
 
@@ -59,8 +59,8 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   found = []
   for root in (str(tmp_path), f's3://{object_server.BUCKET}/text'):
     data = settings.Data(source='files', train=(f'{root}/*',), validation_fraction=0.5)
-    text.check(data)
-    found.append(list(text.documents(data, 'validation')) + list(text.documents(data, 'train')))
+    corpus.check(data)
+    found.append(list(corpus.documents(data, 'validation')) + list(corpus.documents(data, 'train')))
   assert found[0] == found[1] and len(found[0]) > 30_000 and len(lines) > PART_BYTES
   model = train([d.text for d in found[0][:200]], 278)
   bucket.write('t5.model', model)
@@ -71,8 +71,8 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
 def test_what_is_missing_is_named(bucket):
   root = f's3://{object_server.BUCKET}'
   with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no object: mend config\.data\.train'):
-    text.check(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
+    corpus.check(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
   with pytest.raises(ValueError, match=r"tokenizer 's3://bucket/no\.model': there is no such object"):
     Tokenizer(f'{root}/no.model')
   with pytest.raises(ValueError, match=r's3://none-such/\*\.txt'):
-    text.check(settings.Data(source='files', train=('s3://none-such/*.txt',)))
+    corpus.check(settings.Data(source='files', train=('s3://none-such/*.txt',)))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import shards, spmd, worker
+from dipaco_jax import spmd, worker
 from dipaco_jax.core import outer
+from dipaco_jax.data import shards
 
 GRID, FIRST = {'a': 2, 'b': 2}, 5  # paths; steps of pretraining
 SAMPLED = {

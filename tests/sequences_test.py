@@ -9,22 +9,22 @@ import psutil
 import pytest
 import whole
 
-from dipaco_jax import sequences as sequences_lib
-from dipaco_jax import text
 from dipaco_jax.core import settings
-from dipaco_jax.sequences import MAX_DOMAINS, Sequences
-from dipaco_jax.text import Document
-from dipaco_jax.tokenizer import Tokenizer, train
+from dipaco_jax.data import corpus
+from dipaco_jax.data import sequences as sequences_lib
+from dipaco_jax.data.corpus import Document
+from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
+from dipaco_jax.data.tokenizer import Tokenizer, train
 
 DATA = settings.Data(max_documents=150, validation_fraction=0.1)
 
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  return Tokenizer(train((d.text for d in text.documents(DATA, 'train')), 700))
+  return Tokenizer(train((d.text for d in corpus.documents(DATA, 'train')), 700))
 
 
-def write(out_dir, tokenizer, make_documents=lambda split: text.documents(DATA, split), **kwargs):
+def write(out_dir, tokenizer, make_documents=lambda split: corpus.documents(DATA, split), **kwargs):
   sizes = {'seq_len': 128, 'eval_len': 200, 'prefix_tokens': 32}
   return whole.write_sequences(make_documents, tokenizer, out_dir, **sizes | kwargs)
 
@@ -43,7 +43,7 @@ def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
   meta = write(tmp_path / 'a', tokenizer, progress=lambda *args: calls.append(args))
   found = iter(Sequences(tmp_path / 'a', 'train').read(range(meta['sequences'])))
   dropped = tokens = 0
-  for number, document in enumerate(text.documents(DATA, 'train')):
+  for number, document in enumerate(corpus.documents(DATA, 'train')):
     whole = tokenizer.encode(document.text)
     for begin in range(0, len(whole), 128):
       piece = whole[begin : begin + 128]
@@ -71,14 +71,14 @@ def test_validation_is_the_beginning_of_each_document(tmp_path, tokenizer):
 
 def plain(split):
   """As if none was a piece of a longer text."""
-  return (d._replace(draw=-1.0) for d in text.documents(DATA, split))
+  return (d._replace(draw=-1.0) for d in corpus.documents(DATA, split))
 
 
 @pytest.mark.parametrize('pieces', [1, 3, 1000])
 def test_a_piece_of_a_text_is_validated_all_over(tmp_path, tokenizer, pieces):
   write(tmp_path / 'a', tokenizer, pieces=pieces)
   found, firsts = Sequences(tmp_path / 'a', 'validation'), []
-  for number, document in enumerate(text.documents(DATA, 'validation')):
+  for number, document in enumerate(corpus.documents(DATA, 'validation')):
     whole = tokenizer.encode(document.text).tolist()
     cut = [whole[i : i + 200] for i in range(0, len(whole), 200)]
     cut = [sequence for sequence in cut if len(sequence) > 32]

@@ -13,9 +13,9 @@ import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax import shards
-from dipaco_jax.sequences import Sequences
-from dipaco_jax.text import Document
+from dipaco_jax.data import shards
+from dipaco_jax.data.corpus import Document
+from dipaco_jax.data.sequences import Sequences
 
 SEQ_LEN = 48
 

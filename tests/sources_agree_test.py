@@ -10,8 +10,8 @@ import pytest
 import tiny_run
 import whole
 
-from dipaco_jax import sequences, text, tokenizer
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, sequences, tokenizer
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 
@@ -65,7 +65,7 @@ def sources(folder: pathlib.Path) -> dict[str, dict]:
 def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[str, bytes]:
   """Sequences and shards, as files by name."""
   model = tokenizer.Tokenizer(folder / 'tokenizer.model')
-  read = functools.partial(text.documents, data)
+  read = functools.partial(corpus.documents, data)
   whole.write_sequences(read, model, out / 'sequences', seq_len=64, eval_len=64, prefix_tokens=32)
   found = sequences.Sequences(out / 'sequences', 'train')
   paths = np.arange(len(found))[:, None] % 4

@@ -6,8 +6,8 @@ import prepared
 import pytest
 import slow
 
-from dipaco_jax import sources_tfds, text, tokenizer
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, source_tfds, tokenizer
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 TRAIN, VALIDATION = prepared.documents(60, seed=0), prepared.documents(20, seed=1)
@@ -61,13 +61,13 @@ def data(folder, name, **kwargs):
 
 
 def both(given):
-  return [list(text.documents(given, split)) for split in ('train', 'validation')]
+  return [list(corpus.documents(given, split)) for split in ('train', 'validation')]
 
 
 @pytest.mark.parametrize('name', ['kept', 'decoded'])
 def test_a_task_gives_the_text_that_was_put_in(folder, name):
   """But for what its tokens do not tell, where it keeps nothing else."""
-  text.check(data(folder, name))
+  corpus.check(data(folder, name))
   as_it_was = (lambda words: words) if name == 'kept' else (lambda words: words.replace('\u2581', ' '))
   for documents, given in zip(both(data(folder, name)), (TRAIN, VALIDATION), strict=True):
     assert sorted((d.text, d.domain) for d in documents) == sorted((as_it_was(d['text']), d['domain']) for d in given)
@@ -76,8 +76,8 @@ def test_a_task_gives_the_text_that_was_put_in(folder, name):
 
 def test_numbers_may_be_domains(folder):
   given = data(folder, 'kept', domain_key='number')
-  assert {d.domain for d in text.documents(given, 'train')} == {str(i) for i in range(60)}
-  assert {d.domain for d in text.documents(data(folder, 'kept', domain_key='url'), 'train')} == {''}
+  assert {d.domain for d in corpus.documents(given, 'train')} == {str(i) for i in range(60)}
+  assert {d.domain for d in corpus.documents(data(folder, 'kept', domain_key='url'), 'train')} == {''}
 
 
 def test_the_order_stays(folder):
@@ -106,15 +106,15 @@ PARTS = ('kept', 3), ('kept', 4), ('alone', 3), ('mixed', 3)  # of 3 files
 def test_parts_are_the_whole(folder, name, parts):
   """Also by id, but where SeqIO itself takes a task apart."""
   for split in ('train', 'validation'):
-    whole = list(text.documents(data(folder, name), split))
-    found = [d for k in range(parts) for d in text.documents(data(folder, name), split, (k, parts))]
+    whole = list(corpus.documents(data(folder, name), split))
+    found = [d for k in range(parts) for d in corpus.documents(data(folder, name), split, (k, parts))]
     assert sorted(d[name == 'kept' :] for d in found) == sorted(d[name == 'kept' :] for d in whole)
     assert len({d.id for d in found}) == len(whole)
 
 
 def test_a_part_of_a_task_is_whole_files(folder):
   for k in range(3):
-    found = sorted(d.text for d in text.documents(data(folder, 'kept'), 'train', (k, 3)))
+    found = sorted(d.text for d in corpus.documents(data(folder, 'kept'), 'train', (k, 3)))
     assert found == sorted(d['text'] for d in TRAIN[20 * k : 20 * (k + 1)])
 
 
@@ -129,17 +129,17 @@ def test_a_part_of_a_task_is_whole_files(folder):
 )
 def test_what_is_missing_is_named(folder, name, changes, message):
   with pytest.raises(ValueError, match=message) as error:
-    text.check(data(folder, name, **changes))
+    corpus.check(data(folder, name, **changes))
   assert len(str(error.value)) < 400
 
 
 def test_no_training_split(folder):
   with pytest.raises(ValueError, match=r"config\.data\.name='elsewhere' has no split 'train': it has \['test'\]"):
-    text.check(data(folder, 'elsewhere'))
+    corpus.check(data(folder, 'elsewhere'))
 
 
 def test_without_the_extra(folder, monkeypatch):
-  sources_tfds.load.cache_clear()
+  source_tfds.load.cache_clear()
   monkeypatch.setitem(sys.modules, 'seqio', None)
   with pytest.raises(ValueError, match=r"config\.data\.source='seqio' needs seqio: pip install 'dipaco_jax\[c4\]'"):
-    text.check(data(folder, 'kept'))
+    corpus.check(data(folder, 'kept'))

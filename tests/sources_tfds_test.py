@@ -5,8 +5,8 @@ import sys
 import prepared
 import pytest
 
-from dipaco_jax import sources_tfds, text
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, source_tfds
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 FORMATS = ['tfrecord', 'array_record']
@@ -35,8 +35,8 @@ def pairs(documents):
 
 @pytest.mark.parametrize('form', FORMATS)
 def test_documents_are_those_that_were_put_in(folders, form):
-  text.check(data(folders / form))
-  train, validation = (list(text.documents(data(folders / form), split)) for split in ('train', 'validation'))
+  corpus.check(data(folders / form))
+  train, validation = (list(corpus.documents(data(folders / form), split)) for split in ('train', 'validation'))
   assert pairs(train) == TRAIN and pairs(validation) == VALIDATION
   assert [d.id for d in train] == [f'train:{i}' for i in range(100)] and validation[0].id == 'validation:0'
   assert len(list((folders / form).rglob(f'*train.{form}*'))) == 3  # and this is their order
@@ -45,14 +45,14 @@ def test_documents_are_those_that_were_put_in(folders, form):
 @pytest.mark.parametrize('form', FORMATS)
 def test_limits(folders, form):
   few = data(folders / form, max_documents=7, max_validation_documents=3)
-  assert [len(list(text.documents(few, split))) for split in ('train', 'validation')] == [7, 3]
+  assert [len(list(corpus.documents(few, split))) for split in ('train', 'validation')] == [7, 3]
 
 
 def test_without_a_validation_split_a_hash_draws_the_same_from_every_format(folders):
   splits = []
   for form in FORMATS:
     alone = data(folders / f'{form}-alone', validation_fraction=0.2)
-    splits.append([list(text.documents(alone, split)) for split in ('train', 'validation')])
+    splits.append([list(corpus.documents(alone, split)) for split in ('train', 'validation')])
   assert splits[0] == splits[1]
   train, validation = splits[0]
   assert 15 <= len(validation) <= 25 and not {d.id for d in train} & {d.id for d in validation}
@@ -62,14 +62,14 @@ def test_without_a_validation_split_a_hash_draws_the_same_from_every_format(fold
 @pytest.mark.parametrize('form', FORMATS)
 def test_parts_are_the_whole_and_parse_no_more_than_their_share(folders, form, monkeypatch):
   parsed = []
-  parse = sources_tfds._parse
-  monkeypatch.setattr(sources_tfds, '_parse', lambda *args: parsed.append(1) or parse(*args))
+  parse = source_tfds._parse
+  monkeypatch.setattr(source_tfds, '_parse', lambda *args: parsed.append(1) or parse(*args))
   for given in (data(folders / form), data(folders / f'{form}-alone', validation_fraction=0.2)):
     for n in (3, 4):  # files, and fewer files than parts
       parsed.clear()
-      parts = [[d for split in SPLITS for d in text.documents(given, split, (k, n))] for k in range(n)]
+      parts = [[d for split in SPLITS for d in corpus.documents(given, split, (k, n))] for k in range(n)]
       documents = len(parsed)
-      assert sorted(d for part in parts for d in part) == sorted(d for s in SPLITS for d in text.documents(given, s))
+      assert sorted(d for part in parts for d in part) == sorted(d for s in SPLITS for d in corpus.documents(given, s))
       assert documents == sum(map(len, parts)) and max(map(len, parts)) - min(map(len, parts)) <= 3
       numbers = [[int(d.id.split(':')[1]) for d in part if 'train' in d.id] for part in parts]
       assert all((n == 3) == (max(part) - min(part) <= 33) for part in numbers)
@@ -80,16 +80,16 @@ def test_a_part_opens_its_own_files_only(tmp_path):
   *_, last = sorted(tmp_path.rglob('*train.array_record*'))
   last.unlink()
   own = data(tmp_path, validation_fraction=1e-9)
-  assert [len(list(text.documents(own, 'train', (k, 3)))) for k in (0, 1)] == [33, 34]
+  assert [len(list(corpus.documents(own, 'train', (k, 3)))) for k in (0, 1)] == [33, 34]
   with pytest.raises(ValueError, match='documents can be read'):
-    list(text.documents(own, 'train', (2, 3)))
+    list(corpus.documents(own, 'train', (2, 3)))
 
 
 def test_the_name_of_a_label_is_a_domain(folders):
   labelled = data(folders / 'label')
   with pytest.raises(ValueError, match=r"config\.data\.name='my_text:1\.0\.0' has no split 'train': it has \['test'\]"):
-    text.check(labelled)
-  read = [item.read() for item in sources_tfds.items(labelled, 'test')]
+    corpus.check(labelled)
+  read = [item.read() for item in source_tfds.items(labelled, 'test')]
   assert [domain for _, domain in read] == [d['domain'] for d in TRAIN]
 
 
@@ -105,12 +105,12 @@ def test_the_name_of_a_label_is_a_domain(folders):
 )
 def test_what_is_missing_is_named(folders, changes, message):
   with pytest.raises(ValueError, match=message) as error:
-    text.check(data(folders / 'tfrecord', **changes))
+    corpus.check(data(folders / 'tfrecord', **changes))
   assert '\n' not in str(error.value)
 
 
 def test_no_domain(folders):
-  assert {d.domain for d in text.documents(data(folders / 'tfrecord', domain_key='url'), 'train')} == {''}
+  assert {d.domain for d in corpus.documents(data(folders / 'tfrecord', domain_key='url'), 'train')} == {''}
 
 
 @pytest.mark.parametrize('form', FORMATS)
@@ -119,14 +119,14 @@ def test_a_damaged_file_is_named(tmp_path, form):
   *_, last = sorted(tmp_path.rglob(f'*train.{form}*'))
   last.write_bytes(last.read_bytes()[:1000])
   with pytest.raises(ValueError, match=rf'{last.name}: \d+ of 33 documents can be read'):
-    list(text.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
+    list(corpus.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
   last.unlink()
   with pytest.raises(ValueError, match=rf'{last.name}: \d+ of 33 documents can be read'):
-    list(text.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
+    list(corpus.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
 
 
 def test_without_the_extra(folders, monkeypatch):
-  sources_tfds.load.cache_clear()
+  source_tfds.load.cache_clear()
   monkeypatch.setitem(sys.modules, 'tensorflow_datasets', None)
   with pytest.raises(ValueError, match=r"source='tfds' needs tensorflow_datasets: pip install 'dipaco_jax\[c4\]'"):
-    text.check(data(folders / 'tfrecord'))
+    corpus.check(data(folders / 'tfrecord'))

@@ -9,8 +9,8 @@ import sys
 import pytest
 import zstandard
 
-from dipaco_jax import sources_files, sources_stdlib, text
 from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, source_files, source_stdlib
 
 
 def files(tmp_path, **kwargs):
@@ -22,7 +22,7 @@ def lines(count):
 
 
 def both(data):
-  return [list(text.documents(data, split)) for split in ('train', 'validation')]
+  return [list(corpus.documents(data, split)) for split in ('train', 'validation')]
 
 
 def test_formats_agree(tmp_path):
@@ -46,21 +46,21 @@ def test_long_text_is_cut_at_blank_lines(tmp_path):
   pieces = sorted(train + validation, key=lambda d: int(d.id.split('#')[1]))
   assert ''.join(d.text for d in pieces).split() == ' '.join(paragraphs).split()
   assert all(d.text.startswith(('Paragraph', '\nParagraph')) for d in pieces)
-  assert all(len(d.text) < 2 * sources_files.PIECE_CHARS for d in pieces)
+  assert all(len(d.text) < 2 * source_files.PIECE_CHARS for d in pieces)
 
 
 def test_text_without_any_break_is_cut_too(tmp_path):
   (tmp_path / 'a.txt').write_text('é' * 3_000_000)
   train, validation = both(files(tmp_path, validation_fraction=0.1))
   assert sum(len(d.text) for d in train + validation) == 3_000_000
-  assert max(len(d.text) for d in train + validation) < 2 * sources_files.PIECE_CHARS
+  assert max(len(d.text) for d in train + validation) < 2 * source_files.PIECE_CHARS
 
 
 def names(split):
   return [d.id.split('#')[0] for d in split]
 
 
-@pytest.mark.parametrize('count', [sources_files.WHOLE_FILES, 60])
+@pytest.mark.parametrize('count', [source_files.WHOLE_FILES, 60])
 @pytest.mark.parametrize('fraction', [0.02, 0.2])
 def test_whole_files_are_held_back_where_there_are_some(tmp_path, count, fraction):
   for i in range(count):
@@ -140,7 +140,7 @@ def test_a_limit_of_validation_draws_from_all_files(tmp_path):
   ],
 )
 def test_files_and_folders_are_domains_where_documents_name_none(paths, expected):
-  assert list(sources_files.domains(paths).values()) == expected
+  assert list(source_files.domains(paths).values()) == expected
 
 
 def settings_of(tmp_path, **data):
@@ -152,22 +152,22 @@ def test_more_is_held_back_of_little_text(tmp_path):
   """First more of the pieces that are held back anyway, then more pieces, up to a bound."""
   for name in 'abc':
     (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 50_000)  # 3 MB, some 650,000 tokens that count
-  assert text.held(settings_of(tmp_path, min_validation_tokens=0)) == (0.02, 1, 'ends')
-  fraction, sequences, how = text.held(settings_of(tmp_path, min_validation_tokens=200))  # 6,400 in all
+  assert corpus.held(settings_of(tmp_path, min_validation_tokens=0)) == (0.02, 1, 'ends')
+  fraction, sequences, how = corpus.held(settings_of(tmp_path, min_validation_tokens=200))  # 6,400 in all
   assert fraction == 0.02 and 1 < sequences < 20 and how == 'ends'
-  fraction, sequences, _ = text.held(settings_of(tmp_path))  # 32,000 in all
-  assert 0.04 < fraction < 0.06 and sequences == text.ALL
-  assert text.held(settings_of(tmp_path, min_validation_tokens=10_000))[0] == 0.1
-  assert text.held(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 5, 'ends')
+  fraction, sequences, _ = corpus.held(settings_of(tmp_path))  # 32,000 in all
+  assert 0.04 < fraction < 0.06 and sequences == corpus.ALL
+  assert corpus.held(settings_of(tmp_path, min_validation_tokens=10_000))[0] == 0.1
+  assert corpus.held(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 5, 'ends')
   for name in 'abc':
     (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 5_000_000)
-  assert text.held(settings_of(tmp_path)) == (0.02, 1, 'ends')
+  assert corpus.held(settings_of(tmp_path)) == (0.02, 1, 'ends')
 
 
 def test_of_lines_more_are_held_back(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes((json.dumps({'text': 'word ' * 200}) + '\n').encode() * 2000)  # 218 tokens count
-  assert text.held(settings_of(tmp_path)) == (pytest.approx(32_000 / 218 / 2000, rel=1e-3), text.ALL, 'documents')
-  assert text.held(settings_of(tmp_path, validation=f'{tmp_path}/a.jsonl')) == (0.02, 1, 'given')
+  assert corpus.held(settings_of(tmp_path)) == (pytest.approx(32_000 / 218 / 2000, rel=1e-3), corpus.ALL, 'documents')
+  assert corpus.held(settings_of(tmp_path, validation=f'{tmp_path}/a.jsonl')) == (0.02, 1, 'given')
 
 
 def test_names_do_not_depend_on_where_the_files_are(tmp_path):
@@ -200,8 +200,8 @@ def test_parts_are_the_whole(tmp_path, source, parts):
   (tmp_path / 'b.txt').write_text('a b c\n\n' * 20_000)
   data = files(tmp_path, validation_fraction=0.3) if source == 'files' else settings.Data(max_documents=200)
   for split in ('train', 'validation'):
-    found = [list(text.documents(data, split, (k, parts))) for k in range(parts)]
-    assert sorted(d for part in found for d in part) == sorted(text.documents(data, split))
+    found = [list(corpus.documents(data, split, (k, parts))) for k in range(parts)]
+    assert sorted(d for part in found for d in part) == sorted(corpus.documents(data, split))
     assert all(found) or split == 'validation'
 
 
@@ -209,10 +209,10 @@ def test_a_part_reads_its_own_files_only(tmp_path):
   for name in 'abcd':
     (tmp_path / f'{name}.jsonl').write_bytes(lines(50) if name in 'bd' else b'not JSON')
   data = files(tmp_path, validation_fraction=0.3)
-  names = {d.id[0] for split in ('train', 'validation') for d in text.documents(data, split, (1, 2))}
+  names = {d.id[0] for split in ('train', 'validation') for d in corpus.documents(data, split, (1, 2))}
   assert names == {'b', 'd'}
   with pytest.raises(ValueError, match='not JSON'):
-    list(text.documents(data, 'train', (0, 2)))
+    list(corpus.documents(data, 'train', (0, 2)))
 
 
 def test_each_part_has_its_share_of_the_limits(tmp_path):
@@ -222,23 +222,23 @@ def test_each_part_has_its_share_of_the_limits(tmp_path):
   (tmp_path / 'other' / 'v.jsonl').write_bytes(lines(50))
   data = files(tmp_path, max_documents=31, max_validation_documents=2)
   for parts in (2, 3, 5):
-    shares = [len([*text.documents(data, 'train', (k, parts))]) for k in range(parts)]
-    shares = [n + len([*text.documents(data, 'validation', (k, parts))]) for k, n in enumerate(shares)]
+    shares = [len([*corpus.documents(data, 'train', (k, parts))]) for k in range(parts)]
+    shares = [n + len([*corpus.documents(data, 'validation', (k, parts))]) for k, n in enumerate(shares)]
     assert 29 <= sum(shares) <= 31 and max(shares) - min(shares) <= 2
   data = settings.Data(**vars(data) | {'validation': (f'{tmp_path}/other/*',)})
   for split, most in (('train', 31), ('validation', 2)):
-    shares = [len([*text.documents(data, split, (k, 3))]) for k in range(3)]
+    shares = [len([*corpus.documents(data, split, (k, 3))]) for k in range(3)]
     assert shares == [len(range(k, most, 3)) for k in range(3)]
 
 
 def test_other_files_have_another_fingerprint(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(lines(50))
-  found = [text.fingerprint(files(tmp_path))]
+  found = [corpus.fingerprint(files(tmp_path))]
   (tmp_path / 'b.jsonl').write_bytes(lines(50))
-  found.append(text.fingerprint(files(tmp_path)))
+  found.append(corpus.fingerprint(files(tmp_path)))
   (tmp_path / 'b.jsonl').write_bytes(lines(51))
-  found.append(text.fingerprint(files(tmp_path)))
-  assert len({*found}) == 3 and found[-1] == text.fingerprint(files(tmp_path, max_documents=3))
+  found.append(corpus.fingerprint(files(tmp_path)))
+  assert len({*found}) == 3 and found[-1] == corpus.fingerprint(files(tmp_path, max_documents=3))
 
 
 def test_stdlib_is_text_of_several_domains():
@@ -252,7 +252,7 @@ def test_stdlib_is_text_of_several_domains():
 
 
 def test_stdlib_has_the_language_reference():
-  topics = [d for d in text.documents(settings.Data(), 'train') if d.id.startswith(sources_stdlib.TOPICS)]
+  topics = [d for d in corpus.documents(settings.Data(), 'train') if d.id.startswith(source_stdlib.TOPICS)]
   assert len(topics) > 40 and {d.domain for d in topics} == {'docs'}
   assert not any(d.text.startswith('#') for d in topics), 'as text, not as source'
 
@@ -261,9 +261,9 @@ def test_an_endless_file_streams():
   """Memory is one chunk: reading stops where the consumer does."""
   data = settings.Data(source='files', train=('/dev/zero',))
   with pytest.raises(ValueError, match='matches no file'):  # a device is no file
-    text.check(data)
+    corpus.check(data)
   read = itertools.count()
-  pieces = sources_files.pieces('word ' * 5000 for _ in read)
+  pieces = source_files.pieces('word ' * 5000 for _ in read)
   assert len(list(itertools.islice(pieces, 10))) == 10 and next(read) < 12
 
 
@@ -289,45 +289,45 @@ def test_bad_files_are_named(tmp_path, name):
   (tmp_path / 'good.txt').write_text('good text\n\n' * 20_000)
   (tmp_path / name).write_bytes(content)
   with pytest.raises(ValueError, match=message) as error:
-    text.check(files(tmp_path))
+    corpus.check(files(tmp_path))
   assert name in str(error.value) and '\n' not in str(error.value)
 
 
 def test_good_files_pass(tmp_path):
   (tmp_path / 'a.txt').write_text('\ufeffgood text, ' * 100_000)
   (tmp_path / 'b.jsonl').write_bytes(b'\xef\xbb\xbf' + lines(5) + b'\n' + lines(200).rstrip())
-  text.check(files(tmp_path))
-  text.check(settings.Data())
+  corpus.check(files(tmp_path))
+  corpus.check(settings.Data())
 
 
 def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(lines(60_000) + b'{"txt": 1}\n')
-  text.check(files(tmp_path))
+  corpus.check(files(tmp_path))
   with pytest.raises(ValueError, match=r'a\.jsonl:60001: no text'):
-    list(text.documents(files(tmp_path, validation_fraction=1e-9), 'train'))
+    list(corpus.documents(files(tmp_path, validation_fraction=1e-9), 'train'))
   (tmp_path / 'a.jsonl').unlink()
   (tmp_path / 'b.txt').write_bytes(b'good text\n' * 300_000 + b'\xff')
   with pytest.raises(ValueError, match=r'b\.txt: not UTF-8 at byte 3000000'):
-    list(text.documents(files(tmp_path), 'train'))
+    list(corpus.documents(files(tmp_path), 'train'))
 
 
 def test_missing_files_and_empty_splits(tmp_path):
   with pytest.raises(ValueError, match=r'matches no file: mend config\.data\.train'):
-    text.check(files(tmp_path))
+    corpus.check(files(tmp_path))
   (tmp_path / 'a.txt').write_text('one short text')
   with pytest.raises(ValueError, match=r'no document is left for validation.*validation_fraction=1e-09'):
-    text.check(files(tmp_path, validation_fraction=1e-9))
+    corpus.check(files(tmp_path, validation_fraction=1e-9))
   with pytest.raises(ValueError, match='no document is left for training'):
-    text.check(files(tmp_path, validation_fraction=1 - 1e-9))
+    corpus.check(files(tmp_path, validation_fraction=1 - 1e-9))
 
 
 def test_zst_without_its_library(tmp_path, monkeypatch):
   (tmp_path / 'a.jsonl.zst').write_bytes(zstandard.compress(lines(3)))
   monkeypatch.setitem(sys.modules, 'zstandard', None)
   with pytest.raises(ValueError, match='pip install'):
-    text.check(files(tmp_path))
+    corpus.check(files(tmp_path))
 
 
 def test_half_a_surrogate_pair_is_replaced(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\\ud800b \\ud83d\\ude00"}\n' * 300)
-  assert {d.text for d in text.documents(files(tmp_path), 'train')} == {'a?b \U0001f600'}
+  assert {d.text for d in corpus.documents(files(tmp_path), 'train')} == {'a?b \U0001f600'}

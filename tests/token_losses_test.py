@@ -11,11 +11,12 @@ import pytest
 import small
 import whole
 
-from dipaco_jax import evaluate, sequences, shards, token_losses
+from dipaco_jax import evaluate, token_losses
 from dipaco_jax.core import modules
+from dipaco_jax.data import sequences, shards
+from dipaco_jax.data.corpus import Document
 from dipaco_jax.models import loss
 from dipaco_jax.storage import checkpoint
-from dipaco_jax.text import Document
 
 LENGTH, BATCH, PREFIX = small.LENGTH, small.ROWS, 8
 LENGTHS = (9, 40, 17, 40, 30, 25, 40)  # of sequences, in tokens: two batches

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dipaco_jax import text
 from dipaco_jax.core import settings
-from dipaco_jax.tokenizer import Tokenizer, sample, train
+from dipaco_jax.data import corpus
+from dipaco_jax.data.tokenizer import Tokenizer, sample, train
 
 
 @pytest.fixture(scope='module')
 def texts():
-  return [d.text for d in text.documents(settings.Data(max_documents=60), 'train')]
+  return [d.text for d in corpus.documents(settings.Data(max_documents=60), 'train')]
 
 
 @pytest.fixture(scope='module')

@@ -7,8 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from dipaco_jax import history, route_stage, text, tokenizing
+from dipaco_jax import history, route_stage, tokenizing
 from dipaco_jax import run as run_lib
+from dipaco_jax.data import corpus
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -32,9 +33,9 @@ def copy(undisturbed, run, *names):
 
 def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, run):
   """Killed after two parts of the sequences and before the tokenizer had its last sample."""
-  folder = run.workdir / f'tokenize-{text.fingerprint(run.settings.data)}'
+  folder = run.workdir / f'tokenize-{corpus.fingerprint(run.settings.data)}'
   copy(undisturbed, run, 'tokenizer.model')
-  tokenizing.write_parts(run, folder / 'sequences', (0, 2), text.held(run.settings))
+  tokenizing.write_parts(run, folder / 'sequences', (0, 2), corpus.held(run.settings))
   assert {path.name for path in (folder / 'sequences').iterdir()} == {'0', '2'}
   (folder / 'sequences' / '2' / 'mark').touch()
   (run.workdir / 'tokenize-of other files').mkdir()
@@ -88,7 +89,7 @@ def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
 def test_parts_of_other_files_are_not_taken(undisturbed, run):
   folder = run.workdir / 'tokenize-of other files' / 'sequences'
   copy(undisturbed, run, 'tokenizer.model')
-  tokenizing.write_parts(run, folder, (0, 1), text.held(run.settings))
+  tokenizing.write_parts(run, folder, (0, 1), corpus.held(run.settings))
   (folder / '0' / 'mark').touch()
   tokenizing.tokenize(run)
   assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')

@@ -11,8 +11,8 @@ import pytest
 
 import dipaco_jax
 from dipaco_jax import trained
+from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
-from dipaco_jax.sequences import Sequences
 from dipaco_jax.storage import checkpoint, object_store
 
 

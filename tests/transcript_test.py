@@ -4,8 +4,8 @@ import made_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_jax.tokenizer import Tokenizer
-from dipaco_jax.transcript import HALF, Transcript
+from dipaco_jax.data.detokenizer import HALF, Transcript
+from dipaco_jax.data.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(made_run.tokenizer_bytes())
 WORDS = st.lists(st.sampled_from(['fox', ' ', 'é', '漢', '🦊', '\n', 'über', '  ', 'x', '.']), max_size=12).map(''.join)

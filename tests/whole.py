@@ -3,7 +3,7 @@
 import itertools
 import os
 
-from dipaco_jax import sequences, shards
+from dipaco_jax.data import sequences, shards
 from dipaco_jax.storage import records
 
 

@@ -7,20 +7,20 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator
 
-from dipaco_jax import sources, sources_files
 from dipaco_jax.core import settings
+from dipaco_jax.data import source, source_files
 
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
 
 def items(
-  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
-) -> Iterator[sources.Item] | None:
+  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
+) -> Iterator[source.Item] | None:
   """All documents, for training; None for validation: it has no such split."""
-  return sources.take(_items(), part) if split == 'train' else None
+  return source.take(_items(), part) if split == 'train' else None
 
 
-def _items() -> Iterator[sources.Item]:
+def _items() -> Iterator[source.Item]:
   """Sources, tests and documentation of the standard library, files in the order of a hash: any prefix is fair."""
   root = sysconfig.get_path('stdlib')
   found: dict[str, Callable[[], str]] = {}
@@ -32,10 +32,10 @@ def _items() -> Iterator[sources.Item]:
         found[name] = functools.partial(_plain, os.path.join(folder, file))
   for name, text in _topics(os.path.join(root, TOPICS)):
     found[name] = functools.partial(str, text)
-  for name in sorted(found, key=lambda name: sources.uniform(f'order of {name}')):  # not that of the split
-    for number, piece in enumerate(sources_files.pieces(iter([found[name]()]))):
-      read = functools.partial(sources.as_read, piece, _domain(name))
-      yield sources.Item(f'{name}#{number}', sources.uniform(name), read, is_piece=True)
+  for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
+    for number, piece in enumerate(source_files.pieces(iter([found[name]()]))):
+      read = functools.partial(source.as_read, piece, _domain(name))
+      yield source.Item(f'{name}#{number}', source.uniform(name), read, is_piece=True)
 
 
 def _topics(path: str) -> Iterator[tuple[str, str]]:
@@ -49,7 +49,7 @@ def _topics(path: str) -> Iterator[tuple[str, str]]:
 def _plain(path: str) -> str:
   """The file's text; none where it is in another encoding, as some of Python's own test data are."""
   try:
-    return ''.join(sources_files.decode(path))
+    return ''.join(source_files.decode(path))
   except ValueError:
     return ''
 

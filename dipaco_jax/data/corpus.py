@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dipaco_jax import sources, sources_files, sources_seqio, sources_stdlib, sources_tfds
 from dipaco_jax.core import printable, settings
+from dipaco_jax.data import source, source_files, source_seqio, source_stdlib, source_tfds
 
 SOURCES = {
-  'files': sources_files.items,
-  'stdlib': sources_stdlib.items,
-  'tfds': sources_tfds.items,
-  'seqio': sources_seqio.items,
+  'files': source_files.items,
+  'stdlib': source_stdlib.items,
+  'tfds': source_tfds.items,
+  'seqio': source_seqio.items,
 }  # (data, split, part) to items, or to None where there is no such split
 
 BYTES_PER_TOKEN = 4.0  # more than most vocabularies have in most languages
@@ -60,9 +60,9 @@ def held(s: settings.Settings) -> Held:
   d, length, num_paths = s.data, s.evaluate.seq_len or s.model.seq_len, math.prod(size for _, size in s.grid)
   useful, floor = length - s.routing.prefix_tokens, d.min_validation_tokens * max(LEAST_FLOORS, FLOORS * num_paths)
   most, own = d.max_validation_documents * useful or math.inf, SOURCES[d.source](d, 'validation')
-  how = 'given' if own else sources_files.held_back(d) if d.source == 'files' else HOW.get(d.source, 'documents')
+  how = 'given' if own else source_files.held_back(d) if d.source == 'files' else HOW.get(d.source, 'documents')
   fraction, once, every = 1.0 if own else d.validation_fraction, 0.0, 0.0
-  for item in own or _first(_train(d, sources.WHOLE), d.max_documents, sources.WHOLE):
+  for item in own or _first(_train(d, source.WHOLE), d.max_documents, source.WHOLE):
     if once * fraction >= floor:
       break
     tokens = len(item.read()[0].encode()) / BYTES_PER_TOKEN
@@ -75,14 +75,14 @@ def held(s: settings.Settings) -> Held:
   return Held(d.validation_fraction if own else raised, ALL, how)
 
 
-def _train(data: settings.Data, part: sources.Part, side: sources.Side | None = None) -> Iterator[sources.Item]:
+def _train(data: settings.Data, part: source.Part, side: source.Side | None = None) -> Iterator[source.Item]:
   items = SOURCES[data.source](data, 'train', part, side)
   assert items
   return items
 
 
 def documents(
-  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, fraction: float | None = None
+  data: settings.Data, split: str, part: source.Part = source.WHOLE, fraction: float | None = None
 ) -> Iterator[Document]:
   """The documents of a split, in the same order every time.
 
@@ -104,7 +104,7 @@ def documents(
     draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
     words, domain = item.read()
     yield Document(item.id, words, printable.name(domain), draw)
-  if item or part != sources.WHOLE:
+  if item or part != source.WHOLE:
     return
   if split == 'validation':
     raise ValueError(
@@ -116,7 +116,7 @@ def documents(
 
 def fingerprint(data: settings.Data) -> str:
   """Of the files' names and sizes: parts that were made of other files do not go together."""
-  listing = sources_files.listing(data) if data.source == 'files' else []
+  listing = source_files.listing(data) if data.source == 'files' else []
   return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:12]
 
 
@@ -127,13 +127,13 @@ def check(data: settings.Data) -> None:
     ValueError: one line that names the config field or the file, and the fix.
   """
   if data.source == 'files':
-    sources_files.check(data)
+    source_files.check(data)
   next(documents(data, 'train'))
-  if data.source != 'files' or sources_files.is_small(data):  # of more, there is text of both splits
+  if data.source != 'files' or source_files.is_small(data):  # of more, there is text of both splits
     next(documents(data, 'validation'))
 
 
-def _items(data: settings.Data, split: str, part: sources.Part, fraction: float) -> Iterator[sources.Item]:
+def _items(data: settings.Data, split: str, part: source.Part, fraction: float) -> Iterator[source.Item]:
   """Those of a part of one split, no more than the config allows.
 
   Of files, those of validation are drawn from all of them: the first would be of one book, or of one domain.
@@ -143,25 +143,25 @@ def _items(data: settings.Data, split: str, part: sources.Part, fraction: float)
   limit = _drawn if data.source == 'files' else _first
   if own:
     return limit(own, most, part) if is_validation else _first(_train(data, part), data.max_documents, part)
-  items, all_of_them = _train(data, part, sources.Side(fraction, is_validation)), data.max_documents
-  if data.source != 'files' or sources_files.held_back(data) == 'documents':
+  items, all_of_them = _train(data, part, source.Side(fraction, is_validation)), data.max_documents
+  if data.source != 'files' or source_files.held_back(data) == 'documents':
     items, all_of_them = _first(items, all_of_them, part), 0
-  mine: Iterator[sources.Item] = (item for item in items if (item.draw < fraction) == is_validation)
+  mine: Iterator[source.Item] = (item for item in items if (item.draw < fraction) == is_validation)
   if all_of_them:  # of the first so many pieces none need be at a text's end, nor of a file that is held back
     validation = max(1, round(fraction * all_of_them))
     mine = _first(mine, validation if is_validation else max(1, all_of_them - validation), part)
   return limit(mine, most, part) if is_validation else mine
 
 
-def _drawn(items: Iterator[sources.Item], count: int, part: sources.Part) -> Iterator[sources.Item]:
+def _drawn(items: Iterator[source.Item], count: int, part: source.Part) -> Iterator[source.Item]:
   """A part's share of so many, those of the lowest hashes, in their order; 0: all."""
   if not count:
     return items
-  numbered = ((sources.uniform(f'validation {item.id}'), n, item) for n, item in enumerate(items))
+  numbered = ((source.uniform(f'validation {item.id}'), n, item) for n, item in enumerate(items))
   chosen = heapq.nsmallest(len(range(part[0], count, part[1])), numbered)
   return (item for _, _, item in sorted(chosen, key=lambda found: found[1]))
 
 
-def _first(items: Iterator[sources.Item], count: int, part: sources.Part) -> Iterator[sources.Item]:
+def _first(items: Iterator[source.Item], count: int, part: source.Part) -> Iterator[source.Item]:
   """A part's share of the first so many; 0: all."""
   return itertools.islice(items, len(range(part[0], count, part[1])) if count else None)

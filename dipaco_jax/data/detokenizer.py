@@ -3,7 +3,7 @@
 import os.path
 from collections.abc import Sequence
 
-from dipaco_jax.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import Tokenizer
 
 HALF = '\ufffd'  # what SentencePiece makes of bytes that are no character yet
 LONGEST = 4  # bytes of a character

@@ -14,16 +14,16 @@ from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax import sources
 from dipaco_jax.core import settings
+from dipaco_jax.data import source
 
 READ_RECORDS = 256  # at one time
 BUFFER_BYTES = 8 << 20
 
 
 def items(
-  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
-) -> Iterator[sources.Item] | None:
+  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
+) -> Iterator[source.Item] | None:
   """Examples in the order of the dataset's files; None where it has no split for validation.
 
   A document's id is its number in the split, whatever format and files the dataset is kept in.
@@ -43,10 +43,10 @@ def items(
   if data.text_key not in texts:
     raise ValueError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
   parse = functools.partial(_parse, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
-  files, part = sources.deal(_files(info.splits[split]), part)
+  files, part = source.deal(_files(info.splits[split]), part)
   return (
-    sources.Item(f'{split}:{number}', sources.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
-    for number, record in sources.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
+    source.Item(f'{split}:{number}', source.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
+    for number, record in source.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
   )
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import sources
+from dipaco_jax.data import source
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
@@ -154,7 +154,7 @@ def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarr
   """So many of them, as far from each other as may be, from a place that follows from the name."""
   if count >= len(sequences):
     return sequences
-  first = sources.uniform(f'first of {name}')
+  first = source.uniform(f'first of {name}')
   return [sequences[int((first + i) * len(sequences) / count)] for i in range(count)]
 
 

@@ -6,17 +6,17 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dipaco_jax import sources
 from dipaco_jax.core import settings
-from dipaco_jax.sources_tfds import load
+from dipaco_jax.data import source
+from dipaco_jax.data.source_tfds import load
 
 BATCH = 256  # examples read at one time
 SEED = 0  # of mixtures and of preprocessors that draw
 
 
 def items(
-  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
-) -> Iterator[sources.Item] | None:
+  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
+) -> Iterator[source.Item] | None:
   """Examples as the task makes them, unshuffled; None where it has no split for validation.
 
   An example's text is its feature `text_key` as it was before it was tokenized (`<text_key>_pretokenized`) where the
@@ -35,13 +35,13 @@ def items(
       return None
     raise ValueError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(splits)}')
   mixture = isinstance(task, seqio.Mixture)
-  apart = part != sources.WHOLE and not mixture and 'validation' in splits
+  apart = part != source.WHOLE and not mixture and 'validation' in splits
   shard = {'shard_info': seqio.ShardInfo(*part)} if apart else {}
   dataset = _opened(data, lambda: _dataset(data, task, mixture, split, shard))
   found = enumerate(_rows(tf, data, _strings(tf, data, task, dataset)))
-  numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else sources.take(found, part)
+  numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else source.take(found, part)
   return (
-    sources.Item(f'{split}:{n}', sources.spread(f'{data.name}/{split}', n), functools.partial(_decode, *row))
+    source.Item(f'{split}:{n}', source.spread(f'{data.name}/{split}', n), functools.partial(_decode, *row))
     for n, row in numbered
   )
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax.sequences import Sequences
+from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.storage.records import (
   READ_RECORDS,
   read_across,

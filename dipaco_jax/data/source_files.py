@@ -19,8 +19,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from dipaco_jax import sources
 from dipaco_jax.core import settings
+from dipaco_jax.data import source
 from dipaco_jax.storage import remote_files
 
 ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
@@ -37,8 +37,8 @@ NAMED_FILES = 20  # in one folder: so many are domains by their names, where doc
 
 
 def items(
-  data: settings.Data, split: str, part: sources.Part = sources.WHOLE, side: sources.Side | None = None
-) -> Iterator[sources.Item] | None:
+  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
+) -> Iterator[source.Item] | None:
   """Those of the globs of a split; None for validation without any."""
   globs = data.validation if split == 'validation' else data.train
   if not globs:
@@ -48,8 +48,8 @@ def items(
   if draws and side:
     draws = {path: draw for path, draw in draws.items() if (draw < side.fraction) == side.is_validation}
     files = [(name, path) for name, path in files if path in draws or _is_json(path)]
-  mine, part = sources.deal(files, part)
-  return sources.take(_of_files(data, mine, draws, names, side.fraction if side else 0.0), part)
+  mine, part = source.deal(files, part)
+  return source.take(_of_files(data, mine, draws, names, side.fraction if side else 0.0), part)
 
 
 def held_back(data: settings.Data) -> str:
@@ -122,7 +122,7 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
     return {}
   total = sum(sizes.values())
   large = {file for file, size in sizes.items() if size > LARGE * total}
-  order = sorted(sizes.keys() - large, key=lambda file: (sources.uniform(file[0]), file))
+  order = sorted(sizes.keys() - large, key=lambda file: (source.uniform(file[0]), file))
   before = itertools.accumulate((sizes[file] for file in order), initial=0)
   found = {path: size / total for (_, path), size in zip(order, before, strict=False)}
   return found | {path: math.nextafter(1, 0) for _, path in large}
@@ -154,17 +154,17 @@ def _of_files(
   draws: Mapping[str, float],
   names: Mapping[str, str],
   fraction: float,
-) -> Iterator[sources.Item]:
+) -> Iterator[source.Item]:
   for name, path in files:
     if _is_json(path):
       for number, line in _lines(path):
         read = functools.partial(_parse, path, number, line, data, names[path])
-        yield sources.Item(f'{name}:{number}', sources.spread(name, number), read)
+        yield source.Item(f'{name}:{number}', source.spread(name, number), read)
     else:
       whole = ((piece, draws[path]) for piece in pieces(decode(path))) if path in draws else None
       for number, (piece, draw) in enumerate(whole or placed(path, fraction)):
-        read = functools.partial(sources.as_read, piece, names[path])
-        yield sources.Item(f'{name}#{number}', draw, read, is_piece=True)
+        read = functools.partial(source.as_read, piece, names[path])
+        yield source.Item(f'{name}#{number}', draw, read, is_piece=True)
 
 
 def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
