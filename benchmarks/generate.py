@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import generation, hf_checkpoint, trained
+from dipaco_jax import generation, trained
+from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.request import Request
 
@@ -136,7 +137,7 @@ def main(argv):
     exported.mkdir()
     params = {name: np.asarray(x) for name, x in run.path(1).params.items()}
     tokenizer = (pathlib.Path(folder) / 'tokenizer.model').read_bytes()
-    for name, data in hf_checkpoint.files(params, s.model, tokenizer, 'float32', None).items():
+    for name, data in llama_folder.files(params, s.model, tokenizer, 'float32', None).items():
       (exported / name).write_bytes(data)
     common.report('using one of two paths', measure(run, tokens_of_transformers(exported)))
 

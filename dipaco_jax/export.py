@@ -15,13 +15,13 @@ from dipaco_jax import command, display
 
 def check_out(out: pathlib.Path):
   """Raises ValueError where something is that we have not exported."""
-  from dipaco_jax import hf_checkpoint
+  from dipaco_jax.huggingface import llama_folder
 
   if not out.exists() and not out.is_symlink():
     return
   config = out / 'config.json'
   empty = out.is_dir() and not any(out.iterdir())
-  if not empty and not (config.is_file() and hf_checkpoint.is_ours(config.read_bytes())):
+  if not empty and not (config.is_file() and llama_folder.is_ours(config.read_bytes())):
     raise ValueError(f'--out={out} is not empty, and no export of ours: name another folder, or remove what is there')
 
 
@@ -31,7 +31,8 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   Raises:
     ValueError: the version is none, the tokenizer cannot be written, or the folder cannot.
   """
-  from dipaco_jax import hf_checkpoint, model_card
+  from dipaco_jax import model_card
+  from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.storage import checkpoint
 
   places = run.places(number, version)
@@ -49,7 +50,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     'version': version,
     'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
   }
-  files = hf_checkpoint.files(params, run.settings.model, run.tokenizer_model, dtype, about)
+  files = llama_folder.files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.make(facts).encode()
   try:
     with checkpoint.publish_directory(out, sealed=False) as aside:

@@ -15,7 +15,6 @@ import numpy as np
 from dipaco_jax import (
   display,
   excerpts,
-  hf_checkpoint,
   jobs,
   mesh,
   metrics,
@@ -32,6 +31,7 @@ from dipaco_jax import state as state_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint
 
@@ -88,7 +88,7 @@ def _pretrained(run: run_lib.Run) -> dict[str, Any]:
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """What pretraining starts from: fresh, or another model; and what the record says of that."""
   if run.settings.pretrain.init:
-    params, about = hf_checkpoint.load(run.settings.pretrain.init, run.model)
+    params, about = llama_folder.load(run.settings.pretrain.init, run.model)
     return params, {'init': about}
   return {name: np.asarray(x) for name, x in transformer.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import display, hf_checkpoint, progress
+from dipaco_jax import display, progress
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, sequences, tokenizer
+from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.storage import checkpoint, remote_files, seals
 
 Path = pathlib.Path
@@ -125,7 +126,7 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
 def check_init(s: settings.Settings):
   """Before any work: raises ValueError where the base is to start from what cannot be a path of this config."""
   if s.pretrain.init:
-    hf_checkpoint.check(s)
+    llama_folder.check(s)
 
 
 def check_input(s: settings.Settings):

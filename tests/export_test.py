@@ -16,9 +16,10 @@ import safetensors.numpy
 
 import dipaco_jax
 from dipaco_jax import command as command_lib
-from dipaco_jax import export, hf, hf_checkpoint, trained
+from dipaco_jax import export, trained
 from dipaco_jax.core.settings import Model
 from dipaco_jax.data import sequences
+from dipaco_jax.huggingface import llama_folder, llama_weights
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.storage import checkpoint, object_store
 
@@ -72,12 +73,12 @@ def test_there_and_back_and_there_again(undisturbed, run, exported):
   folder = exported / '1'
   params = checkpoint.load_path(undisturbed, run.layout, 1)
   made = model_lib.make(run.settings.model, run.tokenizer.vocab_size)
-  found, about = hf_checkpoint.load(str(folder), made)
+  found, about = llama_folder.load(str(folder), made)
   assert found.keys() == params.keys() and all((found[name] == params[name]).all() for name in params)
   assert about['sha256'].keys() == {'model.safetensors'} and not about['vocabulary_left_out']
   dipaco = json.loads((folder / 'config.json').read_text())['dipaco_jax']
   tokenizer = (undisturbed / 'tokenizer.model').read_bytes()
-  again = hf_checkpoint.files(found, run.settings.model, tokenizer, 'float32', dipaco)
+  again = llama_folder.files(found, run.settings.model, tokenizer, 'float32', dipaco)
   assert again == {name: (folder / name).read_bytes() for name in again} and len(again) == 6
 
 
@@ -86,7 +87,7 @@ def test_layout():
   model = Model(width=6, num_layers=1, num_heads=2, head_dim=4, mlp_dim=5, seq_len=40, tied=False, rope_base=5e3)
   shapes = model_lib.shapes(model_lib.make(model, 7))
   ours = {name: np.random.default_rng(0).normal(size=x.shape) for name, x in shapes.items()}
-  theirs = hf.to_theirs(ours)
+  theirs = llama_weights.to_theirs(ours)
   block, of = {n.removeprefix('block_0/'): x for n, x in ours.items()}, 'model.layers.0'
   for d, h, k in np.ndindex(6, 2, 4):
     for x in 'qkv':
@@ -99,7 +100,7 @@ def test_layout():
   assert (theirs['model.norm.weight'] == ours['final_norm/scale']).all()
   assert (theirs['model.embed_tokens.weight'] == ours['embed/tokens']).all()
   assert (theirs['lm_head.weight'] == ours['head/kernel'].T).all() and len(theirs) == len(ours) == 12
-  assert hf.config(model, 7, {'bos': 1, 'eos': 2}) == {
+  assert llama_weights.config(model, 7, {'bos': 1, 'eos': 2}) == {
     'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': 7, 'hidden_size': 6,
     'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 2, 'head_dim': 4, 'intermediate_size': 5,
     'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 5e3, 'rope_scaling': None, 'hidden_act': 'silu',
@@ -112,7 +113,7 @@ def test_weights_in_bfloat16(undisturbed, run, tmp_path):
   export.export(run, 3, run.best_versions[3], tmp_path / 'half', 'bfloat16')
   found = checkpoint.from_bytes(memoryview((tmp_path / 'half' / 'model.safetensors').read_bytes()))
   params = checkpoint.load_path(undisturbed, run.layout, 3)
-  for name, x in hf.to_theirs(params).items():
+  for name, x in llama_weights.to_theirs(params).items():
     assert found[name].dtype == jnp.bfloat16 and (found[name] == x.astype(jnp.bfloat16)).all()
   assert json.loads((tmp_path / 'half' / 'config.json').read_text())['torch_dtype'] == 'bfloat16'
 
@@ -203,11 +204,11 @@ def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path
       pretrain=dataclasses.replace(s.pretrain, init=f'{url}/llama'),
       tokenizer=dataclasses.replace(s.tokenizer, model_file=f'{url}/llama/tokenizer.model'),
     )
-    hf_checkpoint.check(s)
-    found, _ = hf_checkpoint.load(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
+    llama_folder.check(s)
+    found, _ = llama_folder.load(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
     assert (found['block_0/mlp/up'] == checkpoint.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
     with pytest.raises(ValueError, match=r'nowhere: config\.json: '):
-      hf_checkpoint.load(f'{url}/nowhere', model_lib.make(s.model, 7))
+      llama_folder.load(f'{url}/nowhere', model_lib.make(s.model, 7))
 
 
 # -- beside transformers

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from dipaco_jax import hf_tokenizer
 from dipaco_jax.data import tokenizer
+from dipaco_jax.huggingface import tokenizer_json
 
 tokenizers = pytest.importorskip('tokenizers')
 
@@ -60,7 +60,7 @@ MODELS = {
 def pair(kind: str):
   """(SentencePiece, tokenizers) with the same model."""
   model = MODELS[kind]()
-  theirs = tokenizers.Tokenizer.from_str(json.dumps(hf_tokenizer.convert(model)))
+  theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json.convert(model)))
   theirs.encode_special_tokens = True  # as tokenizer_config.json says to transformers
   return sentencepiece.SentencePieceProcessor(model_proto=model), theirs
 
@@ -91,7 +91,7 @@ def test_unigram_with_rules_where_characters_stand_alone():
 
 def test_files():
   model = MODELS['ours']()
-  files = hf_tokenizer.files(model)
+  files = tokenizer_json.files(model)
   config = json.loads(files['tokenizer_config.json'])
   assert files.keys() == {'tokenizer.model', 'tokenizer.json', 'tokenizer_config.json'}
   assert files['tokenizer.model'] == model
@@ -108,4 +108,4 @@ def test_files():
 )
 def test_a_model_that_cannot_be_written(options, words):
   with pytest.raises(ValueError, match=words):
-    hf_tokenizer.convert(train(**options))
+    tokenizer_json.convert(train(**options))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax import hf, hf_tokenizer
 from dipaco_jax.core import settings
 from dipaco_jax.data import tokenizer as tokenizer_lib
+from dipaco_jax.huggingface import llama_weights, tokenizer_json
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint, remote_files
 
@@ -22,18 +22,20 @@ FLOATS = ('F64', 'F32', 'BF16', 'F16')  # in safetensors' words
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 
-def files(params: hf.Arrays, made: settings.Model, tokenizer: bytes, dtype: str, about: Any) -> dict[str, bytes]:
+def files(
+  params: llama_weights.Arrays, made: settings.Model, tokenizer: bytes, dtype: str, about: Any
+) -> dict[str, bytes]:
   """What the folder holds, by name; `about` is kept in its config.json, under our own name.
 
   Raises:
     ValueError: the tokenizer cannot be written for other engines.
   """
-  weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in hf.to_theirs(params).items()}
-  special_ids = hf_tokenizer.special_ids(tokenizer)
-  config = hf.config(made, len(params['embed/tokens']), special_ids)
+  weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
+  special_ids = tokenizer_json.special_ids(tokenizer)
+  config = llama_weights.config(made, len(params['embed/tokens']), special_ids)
   generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
   generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
-  return hf_tokenizer.files(tokenizer) | {
+  return tokenizer_json.files(tokenizer) | {
     'config.json': _json(config | {'torch_dtype': dtype, 'dipaco_jax': about}),
     'generation_config.json': _json(generation),
     WEIGHTS: safetensors.numpy.save(weights, metadata={'format': 'pt'}),
@@ -70,7 +72,7 @@ def check(s: settings.Settings):
 
 
 def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):
-  if missing := [name for name in map(hf.their_name, transformer.shapes(made)) if name not in there]:
+  if missing := [name for name in map(llama_weights.their_name, transformer.shapes(made)) if name not in there]:
     raise ValueError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
 
 
@@ -98,7 +100,7 @@ def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarr
   """
   theirs, heads = _fitting(folder, made.config, made.vocab_size), made.config.num_heads
   shapes = transformer.shapes(made)
-  wanted = {hf.their_name(name): name for name in shapes}
+  wanted = {llama_weights.their_name(name): name for name in shapes}
   found: dict[str, np.ndarray] = {}
   sha256: dict[str, str] = {}
   for file in _names(folder):
@@ -106,7 +108,7 @@ def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarr
     sha256[file] = hashlib.sha256(data).hexdigest()
     mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
     found |= {name: _ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
-  _check_missing(folder, {hf.their_name(name) for name in found}, made)
+  _check_missing(folder, {llama_weights.their_name(name) for name in found}, made)
   kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - made.vocab_size
   if kv_heads < heads:
     logging.warning('%s: keys and values of %d heads are repeated for %d', folder, kv_heads, heads)
@@ -119,7 +121,7 @@ def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarr
 def _fitting(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
   """Its config.json, of a model that can be a path."""
   theirs = _parsed(folder, 'config.json', _read(folder, 'config.json'))
-  if wrong := hf.misfits(theirs, made):
+  if wrong := llama_weights.misfits(theirs, made):
     raise ValueError(f'config.pretrain.init={folder}: {", ".join(wrong)}')
   if theirs['vocab_size'] < vocab_size:
     raise ValueError(
@@ -131,7 +133,7 @@ def _fitting(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[
 
 def _ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   try:
-    return hf.to_ours(name, x, shape)
+    return llama_weights.to_ours(name, x, shape)
   except ValueError as e:
     raise ValueError(f'config.pretrain.init={folder}: {e}') from e
 
