@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax import mesh, programs
 from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.data import corpus, tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import mesh, programs
 
 LEVELS = (
   ('stem', r'block_0/', ()),

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import programs
 from dipaco_jax.core import outer
 from dipaco_jax.models import transformer
+from dipaco_jax.training import programs
 
 common.define_sizes(width=256, num_layers=4, num_heads=4, mlp_dim=688, vocab_size=8192, seq_len=256, batch_size=16)
 GRID = flags.DEFINE_list('grid', ['4', '4'], 'sizes of the two axes')

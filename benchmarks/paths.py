@@ -30,8 +30,8 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import programs
 from dipaco_jax.models import transformer
+from dipaco_jax.training import programs
 
 common.define_sizes(width=128, num_layers=4, num_heads=4, mlp_dim=352, vocab_size=2048, seq_len=128, batch_size=8)
 PATHS = flags.DEFINE_list('paths', ['1', '4', '16', '64'], 'numbers of paths, each on a grid as square as it can be')

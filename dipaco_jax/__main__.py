@@ -3,7 +3,8 @@
 import sys
 
 import dipaco_jax
-from dipaco_jax import command, processes, usage
+from dipaco_jax import command, usage
+from dipaco_jax.training import processes
 
 if __name__ == '__main__':
   given = sys.argv[1:]

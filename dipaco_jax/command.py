@@ -13,8 +13,8 @@ from typing import NoReturn
 from absl import app, flags
 
 import dipaco_jax
-from dipaco_jax import display, processes, stopping
 from dipaco_jax.core import printable, settings, settings_checks
+from dipaco_jax.training import display, processes, stopping
 
 TRY_AGAIN = 75  # exit status where the disk is full
 DIVERGED = 65  # where training cannot go on

@@ -7,8 +7,8 @@ from typing import Any
 from dipaco_jax import drawing, headline, page
 from dipaco_jax.core import printable, settings
 from dipaco_jax.pictures import count, size
-from dipaco_jax.progress import duration
 from dipaco_jax.report_page import fields
+from dipaco_jax.training.progress import duration
 
 Rows = list[list[str]]
 

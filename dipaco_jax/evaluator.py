@@ -5,11 +5,12 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import evaluate, headline, history_of_islands, metrics, run, run_report, stages, validation
+from dipaco_jax import headline, history_of_islands, run, run_report, stages, validation
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 from dipaco_jax.storage import checkpoint, trees
+from dipaco_jax.training import evaluation, metrics_log
 
 KINDS = ('evaluate', 'finish')
 
@@ -31,11 +32,11 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
     programs = islands.run.programs
 
     def params_of_turn(turn):
-      return evaluate.in_flight(programs, turn, lambda _: loaded)
+      return evaluation.in_flight(programs, turn, lambda _: loaded)
 
     turn = islands.run.layout.grid.coordinates(path)
-    ((_, nll, targets),) = evaluate.turn_losses(programs, turn, params_of_turn, rows)
-    loss = evaluate.to_compare(evaluate.mean(nll, targets))
+    ((_, nll, targets),) = evaluation.turn_losses(programs, turn, params_of_turn, rows)
+    loss = evaluation.to_compare(evaluation.mean(nll, targets))
     num_targets = float(targets.sum())
   meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf', 'targets': num_targets}
   return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]
@@ -43,7 +44,7 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
 
 def finish(islands: Islands, task: Task) -> list[Fact]:
   """Publishes the last version and those that paths point at, and what `main` leaves: evaluated, with a report."""
-  own = dataclasses.replace(islands.run, metrics=metrics.Metrics(islands.run.workdir))
+  own = dataclasses.replace(islands.run, metrics=metrics_log.Metrics(islands.run.workdir))
   rounds = range(own.settings.rounds + 1)
   islands.fetch('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
   islands.fetch_tokenizer()

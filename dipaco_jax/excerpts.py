@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import metrics, token_losses
 from dipaco_jax import run as run_lib
+from dipaco_jax import token_losses
 from dipaco_jax import trained as trained_lib
 from dipaco_jax.core import settings
 from dipaco_jax.data import shards
@@ -23,6 +23,7 @@ from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import chunk_losses, chunk_router, router
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import metrics_log
 
 DOCUMENTS, TOKENS = 6, 512  # at most, and of each
 CANDIDATES = 1000  # documents that they are chosen among
@@ -202,7 +203,7 @@ def _write(run: run_lib.Run):
 
   are_known = s.evaluate.reroute_every or s.evaluate.mixture
   found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known if are_known else None)
-  checkpoint.write_json(run.workdir / chunk_losses.FILE, metrics.plain(found.to_dict()))
+  checkpoint.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
 
 
 def choose(run: run_lib.Run) -> list[int]:

@@ -10,7 +10,8 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command, display
+from dipaco_jax import command
+from dipaco_jax.training import display
 
 
 def check_out(out: pathlib.Path):

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any, NamedTuple
 
-from dipaco_jax import metrics
+from dipaco_jax.training import metrics_log
 
 MARKS = b'"excluded": {', b'"skipped_by_path": ['
 
@@ -18,7 +18,7 @@ class Failures(NamedTuple):
 def read(workdir: pathlib.Path) -> Failures:
   """From the rows of phases in metrics.jsonl."""
   excluded, skipped = [], dict[int, int]()
-  for row in metrics.rows_with(workdir, *MARKS):
+  for row in metrics_log.rows_with(workdir, *MARKS):
     about = {'phase': row['phase'], 'step': row['step']}
     for path, why in row.get('excluded', {}).items():
       told = why if isinstance(why, dict) else {'why': why}

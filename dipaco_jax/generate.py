@@ -12,9 +12,10 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command, display
+from dipaco_jax import command
 from dipaco_jax.core import printable
 from dipaco_jax.request import Request, check
+from dipaco_jax.training import display
 
 
 def stream(engine, texts):

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import metrics, timeline_plot
+from dipaco_jax import timeline_plot
 from dipaco_jax.core import settings
 from dipaco_jax.drawing import Curve
 from dipaco_jax.storage import seals
+from dipaco_jax.training import metrics_log
 
 POINTS = 200  # of a curve of training losses; the steps between are averaged
 
@@ -108,7 +109,7 @@ def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 def read(workdir: pathlib.Path, num_paths: int) -> History:
   """Curves from metrics.jsonl; empty ones where there are no rows yet."""
-  return of_rows(metrics.read_rows(workdir), num_paths)
+  return of_rows(metrics_log.read_rows(workdir), num_paths)
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:

@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import evaluate, jobs, rounds, stages
+from dipaco_jax import jobs, rounds, stages
 from dipaco_jax import run as run_lib
-from dipaco_jax import state as state_lib
 from dipaco_jax.core import averaging_gap
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import evaluation
+from dipaco_jax.training import train_state as state_lib
 
 FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # of the report's, which count from 1, at a task's number 0
 TIMELINE_TASKS = 20_000  # of a kind; a picture shows no more
@@ -46,8 +47,8 @@ class Pointers:
     if version > 1 and self.islands.round(version - 1) != self.islands.round(version - 2):
       self.loss = [None] * len(self.loss)  # other hold-outs
     losses, targets = holdout_losses(self.islands, version)
-    of_models = evaluate.by_model(self.islands.layout.models(), losses, targets)
-    evaluate.point(version, of_models, self.version, self.loss)
+    of_models = evaluation.by_model(self.islands.layout.models(), losses, targets)
+    evaluation.point(version, of_models, self.version, self.loss)
     return losses
 
 

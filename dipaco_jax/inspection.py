@@ -13,7 +13,8 @@ import sys
 
 from absl import flags
 
-from dipaco_jax import command, display
+from dipaco_jax import command
+from dipaco_jax.training import display
 
 
 def text_of(words: str | None, file: str | None) -> str:

@@ -7,20 +7,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import display, mesh, spmd, validation
 from dipaco_jax import run as run_lib
-from dipaco_jax import state as state_lib
+from dipaco_jax import validation
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import shards
-from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import display, mesh, training_loop
+from dipaco_jax.training import train_state as state_lib
+from dipaco_jax.training.programs import Programs
 
 
-def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:
+def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> training_loop.Job:
   """Pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
   s, made = run.settings, run.base_programs
-  return spmd.Job(
+  return training_loop.Job(
     name='pretrain', programs=made, phases=1, steps_per_phase=s.pretrain.steps,
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=0, batch_size=s.pretrain.batch_size,
     batch=streams(run, 'base', s.pretrain.batch_size), weights=lambda phase: np.ones((), np.float32), base=params,
@@ -28,13 +29,13 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> spmd.Job:
   )  # fmt: skip
 
 
-def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
+def paths_job(run: run_lib.Run, number: int = 0) -> training_loop.Job:
   """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds.
 
   So do a path's own steps, which say where it is in its shard.
   """
   s, made = run.settings, run.programs
-  return spmd.Job(
+  return training_loop.Job(
     name='train', programs=made, phases=s.train.phases, round=number, until=round_end(s, number),
     steps_per_phase=s.train.steps_per_phase, steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps,
     batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights(run, number),
@@ -45,7 +46,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> spmd.Job:
   )  # fmt: skip
 
 
-def control_job(run: run_lib.Run) -> spmd.Job:
+def control_job(run: run_lib.Run) -> training_loop.Job:
   """The base model for as many steps more as a path makes, of as many rows, on all text: plain AdamW, as it began.
 
   Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
@@ -53,7 +54,7 @@ def control_job(run: run_lib.Run) -> spmd.Job:
   s, made = run.settings, run.control_programs
   first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
   batch = streams(run, 'base', s.train.batch_size)
-  return spmd.Job(
+  return training_loop.Job(
     name=run_lib.CONTROL, programs=made, phases=s.train.phases, steps_per_phase=s.train.steps_per_phase,
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
     batch=lambda path, step: batch(path, first + step), weights=lambda phase: np.ones((), np.float32), base=run.base(),
@@ -87,11 +88,11 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
   return s.train.phases if number == s.rounds else (number + 1) * s.routing.phases_per_round
 
 
-def train(run: run_lib.Run, job: spmd.Job, folder: str = '') -> state_lib.State:
+def train(run: run_lib.Run, job: training_loop.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise spmd.Stopped."""
   c = run.settings.checkpoint
   with display.doing('looking for a checkpoint to go on from'):
-    trainer = spmd.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
+    trainer = training_loop.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
   with run.graceful(trainer.has_news):
     return trainer.train()
 

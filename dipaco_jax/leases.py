@@ -17,13 +17,14 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax import backup, screening_of_islands, stopping
+from dipaco_jax import backup, screening_of_islands
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact, Task
 from dipaco_jax.storage import seals
+from dipaco_jax.training import stopping
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
 SIGN_OF_LIFE_S = 5.0

@@ -22,9 +22,10 @@ import time
 from absl import flags
 
 import dipaco_jax
-from dipaco_jax import command, config_file, corrections, display, processes, stopping, usage
+from dipaco_jax import command, config_file, corrections, usage
 from dipaco_jax.core import printable, settings_checks
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.training import display, processes, stopping
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
@@ -142,10 +143,11 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     import jax
 
     # JAX: not for --help
-    from dipaco_jax import live_report, metrics, reuse, spmd, stages, tokenizing
+    from dipaco_jax import live_report, reuse, stages, tokenizing
     from dipaco_jax import run as run_lib
     from dipaco_jax.data import corpus
     from dipaco_jax.storage import checkpoint
+    from dipaco_jax.training import metrics_log, training_loop
 
   with display.doing('looking for devices'):
     command.devices()
@@ -168,19 +170,19 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     run = run_lib.Run(
       workdir,
       settings,
-      open_.enter_context(metrics.Metrics(workdir, first, page.due)),
-      metrics.count_compilations(),
+      open_.enter_context(metrics_log.Metrics(workdir, first, page.due)),
+      metrics_log.count_compilations(),
       signals.requested,
       signals.graceful,
     )
-    metrics.tell_compilations()
+    metrics_log.tell_compilations()
     run_lib.note_environment(run)
     if FLAGS.reuse and first:
       reuse.take(run, pathlib.Path(FLAGS.reuse))
     checkpoint.barrier('reuse')
     try:
       stages.run_all(run)
-    except spmd.Stopped:
+    except training_loop.Stopped:
       checkpoint.barrier('stopped')  # the first process takes the coordinator with it
       raise
     except ValueError as e:
@@ -201,14 +203,15 @@ def compile_only(settings: settings_lib.Settings):
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax import dry_run, metrics, topology
+    from dipaco_jax import dry_run
+    from dipaco_jax.training import metrics_log, performance
 
-    there = topology.find(FLAGS.topology)
-  metrics.tell_compilations()
+    there = performance.find(FLAGS.topology)
+  metrics_log.tell_compilations()
   with display.doing(f'compiling for {FLAGS.topology}', tells=False):
     found = dry_run.run(settings, there)
   print(dry_run.table(found))
-  print(json.dumps(metrics.plain(found)))
+  print(json.dumps(metrics_log.plain(found)))
 
 
 def run_role(settings: settings_lib.Settings):
@@ -291,9 +294,9 @@ def check_model(settings: settings_lib.Settings):
   """Patterns against the model's parameters, devices against batches: before any work."""
   import jax
 
-  from dipaco_jax import mesh
   from dipaco_jax.core import inner, modules
   from dipaco_jax.models import transformer
+  from dipaco_jax.training import mesh
 
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
     raise ValueError("config.model.attention='splash' is for TPU: use 'auto'")

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, metrics, plots, timeline_plot
+from dipaco_jax import drawing, drift, grid_plot, plots, timeline_plot
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.drawing import Curve
 from dipaco_jax.history import History
-from dipaco_jax.progress import duration
 from dipaco_jax.storage import seals
+from dipaco_jax.training import metrics_log
+from dipaco_jax.training.progress import duration
 
 GREAT_GAP = 0.3  # nats between training and held-back loss, that are explained
 
@@ -247,7 +248,7 @@ def _kinds(run: Run) -> Picture | None:
   words = (
     f'What each path reads. The router never saw these names; {mostly or "none"} of {len(table)} paths '
     f'{"reads" if mostly <= 1 else "read"} mostly one. '
-    f'Normalized mutual information between paths and kinds: {metrics.normalized_mutual_information(table):.2f}.'
+    f'Normalized mutual information between paths and kinds: {metrics_log.normalized_mutual_information(table):.2f}.'
   )
   return Picture(plots.kinds_by_paths(table, kinds, labels(run.grid)), words)
 

@@ -94,11 +94,12 @@ def longest_good(found: Iterable[Found]) -> Found:
 
 def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   """Of a run that is finished, or has diverged."""
-  from dipaco_jax import history, metrics
+  from dipaco_jax import history
   from dipaco_jax.storage import seals
+  from dipaco_jax.training import metrics_log
 
   s = history.read_settings(workdir)
-  rows = [row for row in metrics.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]
+  rows = [row for row in metrics_log.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]
   meta = seals.read_json(workdir / 'shards' / '0' / 'meta.json', 'shard_tokens', 'holdout_rows')
   complete = bool(rows) and rows[-1]['phase'] == s.train.phases
   pairs = zip(rows[-1]['holdout_loss_by_path'], meta['shard_tokens'], meta['holdout_rows'], strict=True) if rows else ()
@@ -248,15 +249,15 @@ def main():
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check(s, steps)
-  from dipaco_jax import metrics
   from dipaco_jax.storage import checkpoint  # not for --help
+  from dipaco_jax.training import metrics_log
 
   workdir = pathlib.Path(f.workdir)
   runs = Search(workdir, f.config, OVERRIDES, f.reuse, steps, copy_changes(s, steps))
   best, found, dense = search(s, runs)
   chosen = advice(s, best)
   report = {'steps': steps, 'dense': dense._asdict(), 'candidates': [one._asdict() for one in found], 'options': chosen}
-  checkpoint.write_json(workdir / 'recipe.json', metrics.plain(report))
+  checkpoint.write_json(workdir / 'recipe.json', metrics_log.plain(report))
   print(f'loss on hold-outs after {steps} steps, nats a token\n\n{table(found, dense)}\n')
   if not best.loss < dense.loss:
     print('no candidate is below the dense path: paths need more steps, text that differs more, or a longer base')

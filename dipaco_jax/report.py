@@ -10,7 +10,8 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command, display, run_report
+from dipaco_jax import command, run_report
+from dipaco_jax.training import display
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:

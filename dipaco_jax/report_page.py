@@ -7,9 +7,9 @@ from dipaco_jax import drawing, excerpts_panel, failures, headline, page
 from dipaco_jax.core import settings, settings_checks
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.pictures import Picture, Run, count, size
-from dipaco_jax.progress import duration
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import seals
+from dipaco_jax.training.progress import duration
 
 GLOSSARY = (
   ('Base model', 'One small language model, trained first and alone. Every path starts as a copy of it.'),

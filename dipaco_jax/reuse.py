@@ -6,9 +6,9 @@ import pathlib
 import shutil
 
 from dipaco_jax import history as history_lib
-from dipaco_jax import metrics
 from dipaco_jax import run as run_lib
 from dipaco_jax.storage import checkpoint, seals, trees
+from dipaco_jax.training import metrics_log
 
 # What a stage has published, by its place in a workdir.
 ARTEFACTS = {
@@ -42,7 +42,7 @@ def take(run: run_lib.Run, other: pathlib.Path):
     for name in names:
       _check(other / name)
       _link(other / name, run.workdir / name)
-    for row in list(metrics.read_rows(other)):
+    for row in list(metrics_log.read_rows(other)):
       if row['stage'] == stage:
         run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
     checkpoint.write_json(run_lib.record_file(run.workdir, stage), record)

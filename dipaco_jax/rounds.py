@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, route_stage
-from dipaco_jax import progress as progress_lib
+from dipaco_jax import route_stage
 from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.training import evaluation
+from dipaco_jax.training import progress as progress_lib
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
@@ -80,11 +81,11 @@ def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documen
     return shards.pad([x.tokens for x in found.read(chosen)], run.settings.model.seq_len)
 
   def params_of_turn(turn):
-    return evaluate.in_flight(made, turn, lambda path: checkpoint.load_path(run.workdir, run.layout, path, version))
+    return evaluation.in_flight(made, turn, lambda path: checkpoint.load_path(run.workdir, run.layout, path, version))
 
-  rows = evaluate.Rows([len(pairs) for pairs in asked], load, run.eval_batch, run.settings.model.seq_len)
+  rows = evaluation.Rows([len(pairs) for pairs in asked], load, run.eval_batch, run.settings.model.seq_len)
   result = np.zeros(len(paths))
-  for path, nll in enumerate(evaluate.losses(made, params_of_turn, rows).nll):
+  for path, nll in enumerate(evaluation.losses(made, params_of_turn, rows).nll):
     result[asked[path]] = -nll
   return result
 

@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import display, headline, metrics
-from dipaco_jax import progress as progress_lib
+from dipaco_jax import headline
 from dipaco_jax import run as run_lib
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import balanced_assignment, classifier, router
 from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.training import display, metrics_log
+from dipaco_jax.training import progress as progress_lib
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
 MAX_FEATURE_BYTES = 2**30
@@ -46,7 +47,7 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
   if jax.process_index() == 0 and (words := headline.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(words)
-  nmi = metrics.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
+  nmi = metrics_log.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 

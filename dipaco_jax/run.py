@@ -17,14 +17,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import history, mesh, metrics
-from dipaco_jax import programs as programs_lib
+from dipaco_jax import history
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.training import mesh, metrics_log
+from dipaco_jax.training import programs as programs_lib
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
 
@@ -35,7 +36,7 @@ class Run:
 
   workdir: pathlib.Path
   settings: settings_lib.Settings
-  metrics: metrics.Metrics
+  metrics: metrics_log.Metrics
   compilations: collections.Counter[str]
   stop_requested: Callable[[], bool]
   # Inside it, a signal only sets stop_requested, where there is something to save.
@@ -124,9 +125,9 @@ class Run:
 
 def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0) -> Run:
   """A run that writes no metrics, and is not asked to stop: for one of many processes."""
-  silent = metrics.Metrics(workdir, writes=False)
+  silent = metrics_log.Metrics(workdir, writes=False)
   return Run(
-    workdir, settings, silent, metrics.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
+    workdir, settings, silent, metrics_log.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
   )
 
 
@@ -160,7 +161,7 @@ def is_done(run: Run, name: str) -> bool:
 def write_record(run: Run, name: str, wall_s: float, result: dict[str, Any]):
   """Marks a stage as done; its artefacts are there already."""
   about = {'digest': digest(run.settings, name), 'wall_s': wall_s, 'ended': time.time()}
-  record = about | {'result': metrics.plain(result)}
+  record = about | {'result': metrics_log.plain(result)}
   checkpoint.write_json(record_file(run.workdir, name), record)
   seconds_file(run.workdir, name).unlink(missing_ok=True)
 

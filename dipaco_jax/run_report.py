@@ -39,8 +39,9 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax import failures, history, metrics
+  from dipaco_jax import failures, history
   from dipaco_jax.core import averaging_gap
+  from dipaco_jax.training import metrics_log
 
   workdir = pathlib.Path(workdir)
   s, stages = history.read_settings(workdir), history.read_stages(workdir)
@@ -55,7 +56,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
     'averaging_gap_by_phase': [
-      row['averaging_gap'] for row in metrics.rows_with(workdir, averaging_gap.MARK) if row['stage'] == 'train'
+      row['averaging_gap'] for row in metrics_log.rows_with(workdir, averaging_gap.MARK) if row['stage'] == 'train'
     ],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),
@@ -136,13 +137,14 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
 
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None):
   """What the page is made from; of a run that is not finished, with the figures that there are so far."""
-  from dipaco_jax import history, metrics, pictures
+  from dipaco_jax import history, pictures
+  from dipaco_jax.training import metrics_log
 
   s = history.read_settings(workdir)
   grid = grids.Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
   results = history.read_results(workdir)
-  curves = history.of_rows(metrics.read_rows(workdir) if rows is None else rows, grid.num_paths)
+  curves = history.of_rows(metrics_log.read_rows(workdir) if rows is None else rows, grid.num_paths)
   finished, notice = 'evaluate' in results, ''
   if not finished:
     report = so_far(workdir, report, curves)

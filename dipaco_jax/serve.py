@@ -15,10 +15,11 @@ import socket
 
 from absl import flags
 
-from dipaco_jax import command, stopping
+from dipaco_jax import command
 from dipaco_jax.core import printable
 from dipaco_jax.request import Request
 from dipaco_jax.storage import seals
+from dipaco_jax.training import stopping
 
 
 def check(f):

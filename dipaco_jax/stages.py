@@ -12,28 +12,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import (
-  display,
-  excerpts,
-  jobs,
-  mesh,
-  metrics,
-  rerouting,
-  rounds,
-  route_stage,
-  spmd,
-  tokenizing,
-  validation,
-)
-from dipaco_jax import programs as programs_lib
+from dipaco_jax import excerpts, jobs, rerouting, rounds, route_stage, tokenizing, validation
 from dipaco_jax import run as run_lib
-from dipaco_jax import state as state_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import display, mesh, metrics_log, training_loop
+from dipaco_jax.training import programs as programs_lib
+from dipaco_jax.training import train_state as state_lib
 
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
@@ -113,7 +102,7 @@ def train(run: run_lib.Run) -> dict[str, Any]:
   return result | {'rounds': [rounds.figures(run, number + 1) for number in range(run.settings.rounds)]}
 
 
-def _publish_again(run: run_lib.Run, job: spmd.Job, state: state_lib.State):
+def _publish_again(run: run_lib.Run, job: training_loop.Job, state: state_lib.State):
   """What the last phase has published, where it was taken away since: the last checkpoint has it."""
   best, losses = state.record.best_version, state.record.best_loss
   if not checkpoint.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
@@ -148,12 +137,12 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
   return {'control_tokens': record.tokens, 'control_s': elapsed()}
 
 
-def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[str, Any]:
+def figures(run: run_lib.Run, job: training_loop.Job, record: state_lib.Record) -> dict[str, Any]:
   """What the training stage says in the report."""
   s, made, base = run.settings, job.programs, run.result('pretrain')
   placement = made.placement
   devices = placement.mesh.devices.reshape(-1)
-  flops = metrics.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
+  flops = metrics_log.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + base['tokens']
@@ -167,9 +156,9 @@ def figures(run: run_lib.Run, job: spmd.Job, record: state_lib.Record) -> dict[s
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
-    'peak_memory_bytes': metrics.device_peak_bytes(devices) or metrics.process_peak_bytes(),
+    'peak_memory_bytes': metrics_log.device_peak_bytes(devices) or metrics_log.process_peak_bytes(),
     'train_flops': flops * tokens,
-    'model_flops_utilization': metrics.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
+    'model_flops_utilization': metrics_log.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
     'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),

@@ -11,11 +11,12 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, corrections, failures, headline, metrics, registry_url
+from dipaco_jax import command, corrections, failures, headline, registry_url
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.settings import DOING, STAGES
 from dipaco_jax.history import owner, read_settings, read_stages
-from dipaco_jax.progress import duration, whose_loss
+from dipaco_jax.training import metrics_log
+from dipaco_jax.training.progress import duration, whose_loss
 
 CONTROL = 'control'  # the dense one, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {
@@ -171,7 +172,7 @@ def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     end = len(text)
     while end > 0:
       start = text.rfind(b'\n', 0, end) + 1
-      if row := metrics.from_line(text[start:end]):  # else the end of the file, or one that is torn or damaged
+      if row := metrics_log.from_line(text[start:end]):  # else the end of the file, or one that is torn or damaged
         yield row
       end = start - 1
 

@@ -26,8 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import evaluate
-from dipaco_jax import progress as progress_lib
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core.grid import Coordinates
@@ -35,8 +33,10 @@ from dipaco_jax.core.inner import gather
 from dipaco_jax.data import shards
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
-from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint, seals, trees
+from dipaco_jax.training import evaluation
+from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training.programs import Programs
 
 
 class Rows(NamedTuple):
@@ -94,7 +94,7 @@ def write(
   turns = [turn for turn in placement.turns() if checkpoint.any_process(missing(turn), f'{name}: turn {turn}')]
   progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
-    _write_turn(programs, evaluate.in_flight(programs, turn, params_of_path), turn, rows, folder)
+    _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
     progress.update(done)
   progress.close()
   checkpoint.barrier(f'{name} is whole')

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import display, evaluate, metrics
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import bootstrap
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import shards
-from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import display, evaluation, metrics_log
+from dipaco_jax.training.programs import Programs
 
 
-def control_holdout(run: run_lib.Run) -> evaluate.Rows:
+def control_holdout(run: run_lib.Run) -> evaluation.Rows:
   """What is held back of all text, `train.max_holdout_rows` or a few more, of every part as many."""
   s, folder, counts = run.settings, run.workdir / 'shards' / 'base', run.shards_meta('base')['holdout_rows']
   most = -(-s.train.max_holdout_rows // len(counts)) or max(counts)
@@ -28,10 +28,10 @@ def control_holdout(run: run_lib.Run) -> evaluate.Rows:
     found = [shards.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
     return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
-  return evaluate.Rows([ends[-1]], load, run.eval_batch, s.model.seq_len)
+  return evaluation.Rows([ends[-1]], load, run.eval_batch, s.model.seq_len)
 
 
-def holdout_rows(run: run_lib.Run, number: int) -> evaluate.Rows:
+def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
   """The first `train.max_holdout_rows` of the hold-out of every shard of a round."""
   s, folder = run.settings, run.workdir / 'shards' / str(number)
 
@@ -40,10 +40,10 @@ def holdout_rows(run: run_lib.Run, number: int) -> evaluate.Rows:
 
   counts = run.shards_meta(number)['holdout_rows']
   most = s.train.max_holdout_rows or max(counts)
-  return evaluate.Rows([min(rows, most) for rows in counts], load, run.eval_batch, s.model.seq_len)
+  return evaluation.Rows([min(rows, most) for rows in counts], load, run.eval_batch, s.model.seq_len)
 
 
-def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluate.Rows:
+def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluation.Rows:
   """Validation documents by the path that they are routed to, one in a row."""
   found = run.sequences('validation')
   mine = [np.flatnonzero(assignment == path) for path in range(num_paths)]
@@ -51,7 +51,7 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
   def load(path, start, stop):
     return shards.pad([x.tokens for x in found.read(mine[path][start:stop])], run.eval_len)
 
-  return evaluate.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
+  return evaluation.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 
 
 class Measured(NamedTuple):
@@ -71,7 +71,7 @@ def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.nda
   found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
   assignment = np.zeros(len(found), np.int32) if assignment is None else assignment
   with display.doing('validating'):
-    losses = evaluate.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
+    losses = evaluation.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
   nll, count = np.zeros(len(found)), np.zeros(len(found))
   for path in range(num_paths):
     nll[assignment == path], count[assignment == path] = losses.nll[path], losses.targets[path]
@@ -95,7 +95,7 @@ def summary(
   everything = found.read(range(len(found)))
   num_bytes = np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in everything])
   domains = np.array([x.domain for x in everything])
-  return metrics.summarize(nll, count, num_bytes, assignment, domains, num_paths, run.result('tokenize')['domains'])
+  return metrics_log.summarize(nll, count, num_bytes, assignment, domains, num_paths, run.result('tokenize')['domains'])
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
 
   def of_version(version: int | None):
     load = functools.partial(checkpoint.load_path, run.workdir, run.layout, version=version)
-    return measure(run, made, lambda turn: evaluate.in_flight(made, turn, load), assignment)
+    return measure(run, made, lambda turn: evaluation.in_flight(made, turn, load), assignment)
 
   final = of_version(s.train.phases)
   best = of_version(None) if s.train.early_stopping else final
@@ -127,7 +127,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
   if s.evaluate.matrix:
     load = functools.partial(checkpoint.load_path, run.workdir, run.layout)
-    result['loss_matrix'] = evaluate.matrix(made, load, holdout_rows(run, s.rounds))
+    result['loss_matrix'] = evaluation.matrix(made, load, holdout_rows(run, s.rounds))
   return result
 
 
@@ -139,4 +139,4 @@ def control(run: run_lib.Run) -> tuple[Programs, Callable[[], dict[str, np.ndarr
 
 
 def _of_one(made: Programs, params: Callable[[], dict[str, np.ndarray]], turn: Coordinates) -> Any:
-  return evaluate.in_flight(made, turn, lambda _: params())
+  return evaluation.in_flight(made, turn, lambda _: params())

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, jobs, journal, mesh, metrics, rounds, screening_of_islands, spmd, stages, stopping
 from dipaco_jax import islands as islands_lib
+from dipaco_jax import jobs, rounds, screening_of_islands, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
@@ -25,6 +25,7 @@ from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.registry import Fact, Task
 from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log, training_loop
 
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
@@ -57,7 +58,7 @@ def follow(islands: Islands, hosts: Hosts):
 class Loaded(NamedTuple):
   """What a phase is trained with, on the host."""
 
-  job: spmd.Job
+  job: training_loop.Job
   step: int  # of the phase
   arrays: dict[str, np.ndarray]  # parameters and inner state by place, as `keep` has them; maybe no inner state
   old: dict[str, np.ndarray]  # parameters at the phase's start
@@ -114,7 +115,7 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 
 
 def inner_steps(
-  islands: Islands, job: spmd.Job, path: int, phase: int, step: int, anew: bool, arrays: dict[str, np.ndarray],
+  islands: Islands, job: training_loop.Job, path: int, phase: int, step: int, anew: bool, arrays: dict[str, np.ndarray],
   done: Callable,
 ) -> tuple[dict[str, np.ndarray], float | None]:  # fmt: skip
   """The inner steps of a phase from `step` on; returns what `arrays` have become, and their loss on the hold-out.
@@ -125,7 +126,7 @@ def inner_steps(
   params, inner = in_flight(job, phase, arrays, anew)
   del arrays
   weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in shards.prefetch(lambda d: spmd.load(job, d), remaining(job, path, phase, step)):
+  for dispatch, batch in shards.prefetch(lambda d: training_loop.load(job, d), remaining(job, path, phase, step)):
     first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
@@ -133,32 +134,32 @@ def inner_steps(
   return to_host(programs, {PARAMS: params, INNER: inner}), own_loss(job, path, params)
 
 
-def own_loss(job: spmd.Job, path: int, params) -> float | None:
+def own_loss(job: training_loop.Job, path: int, params) -> float | None:
   """Of a path's parameters before the outer step, nats a target of its hold-out; None where there is no number."""
   if job.holdout is None:
     return None
   turn = job.programs.layout.grid.coordinates(path)
-  for _, nll, targets in evaluate.turn_losses(job.programs, turn, lambda _: params, job.holdout):
-    return evaluate.finite_mean(nll, targets)
+  for _, nll, targets in evaluation.turn_losses(job.programs, turn, lambda _: params, job.holdout):
+    return evaluation.finite_mean(nll, targets)
   return None
 
 
-def make_job(islands: Islands, number: int) -> spmd.Job:
+def make_job(islands: Islands, number: int) -> training_loop.Job:
   """What is trained on in a round, with all that it needs on this machine."""
   islands.fetch('base', f'shards/{number}')
   return _job(islands, number)
 
 
 @functools.lru_cache(1)
-def _job(islands: Islands, number: int) -> spmd.Job:
+def _job(islands: Islands, number: int) -> training_loop.Job:
   return jobs.paths_job(islands.run, number)
 
 
-def remaining(job: spmd.Job, path: int, phase: int, step: int) -> Iterator[spmd.Dispatch]:
+def remaining(job: training_loop.Job, path: int, phase: int, step: int) -> Iterator[training_loop.Dispatch]:
   """Dispatches of a path's phase; the turn of a path that is alone on the devices is its index."""
   for s in range(step, job.steps_per_phase, job.dispatch_steps):
     last = s + job.dispatch_steps == job.steps_per_phase
-    yield spmd.Dispatch(phase, path, s, last, last)
+    yield training_loop.Dispatch(phase, path, s, last, last)
 
 
 def trained_before(islands: Islands, path: int, phase: int) -> int | None:
@@ -183,7 +184,7 @@ def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict
     return None
 
 
-def in_flight(job: spmd.Job, phase: int, arrays: dict[str, np.ndarray], anew: bool) -> tuple[Any, Any]:
+def in_flight(job: training_loop.Job, phase: int, arrays: dict[str, np.ndarray], anew: bool) -> tuple[Any, Any]:
   """Parameters and inner state on the devices; where a path has no inner state, the base model's or a fresh one."""
   programs = job.programs
   params = to_device(programs, {PARAMS: programs.params_spec}, arrays)[PARAMS]
@@ -201,7 +202,7 @@ def place(*names: str) -> str:
   return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))
 
 
-def blank(job: spmd.Job, has_inner: bool) -> dict[str, np.ndarray]:
+def blank(job: training_loop.Job, has_inner: bool) -> dict[str, np.ndarray]:
   """Zeros instead of a phase's arrays."""
   tree: dict[str, Any] = {PARAMS: job.programs.shapes}
   if has_inner:
@@ -218,7 +219,7 @@ def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str
 
 
 def write(
-  islands: Islands, job: spmd.Job, path: int, phase: int, arrays: dict[str, np.ndarray]
+  islands: Islands, job: training_loop.Job, path: int, phase: int, arrays: dict[str, np.ndarray]
 ) -> dict[str, list[str]]:
   """An object for each level, so that an executor reads its own module's part only; and the inner state."""
   layout, prefix = islands.run.layout, f'paths/{phase}/{path}'
@@ -251,7 +252,7 @@ def to_device(programs, specs, arrays: dict[str, np.ndarray]):
 class Losses:
   """What a phase says of itself; metrics are read from the device one dispatch late."""
 
-  def __init__(self, islands: Islands, lease: Lease, job: spmd.Job):
+  def __init__(self, islands: Islands, lease: Lease, job: training_loop.Job):
     self.islands, self.lease, self.job = islands, lease, job
     self.pending: tuple[int, Any] | None = None
     self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
@@ -268,24 +269,24 @@ class Losses:
     """Waits for the dispatch before."""
     if self.pending:
       after, found = self.pending
-      steps = journal.of_steps({name: mesh.fetch(x).reshape(-1, 1) for name, x in found.items()})
+      steps = train_log.of_steps({name: mesh.fetch(x).reshape(-1, 1) for name, x in found.items()})
       loss, norm = (float(steps.means[name][0]) for name in ('loss', 'grad_norm'))
       counts = int(steps.finite.sum()), int(steps.skipped[0])
-      self.rows.append(metrics.plain([after, loss, norm, steps.learning_rate, *counts]))
+      self.rows.append(metrics_log.plain([after, loss, norm, steps.learning_rate, *counts]))
       self.warn(after, steps)
       self.last = time.monotonic()
       if self.begun is None:
         self.begun = self.last
       else:
         self.timed_steps += self.job.dispatch_steps
-      self.lease.about |= {'step': after, 'of': self.job.steps_per_phase, 'loss': metrics.plain(loss)} | self.rate()
+      self.lease.about |= {'step': after, 'of': self.job.steps_per_phase, 'loss': metrics_log.plain(loss)} | self.rate()
     self.pending = None
 
-  def warn(self, after: int, steps: journal.Steps):
+  def warn(self, after: int, steps: train_log.Steps):
     """Of the first step that was not finite, and again after those that were."""
     if self.is_finite and not steps.finite.all():
       task, last = self.lease.task, self.job.global_step(self.lease.task.number, after)
-      journal.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
+      train_log.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
     self.is_finite = bool(steps.finite[-1, 0])
 
   def rate(self) -> dict[str, float]:

@@ -20,7 +20,8 @@ import runs
 from absl import flags
 from runs import Record, Row
 
-from dipaco_jax import command, progress
+from dipaco_jax import command
+from dipaco_jax.training import progress
 
 RESULTS = runs.HERE / 'results'
 TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on when it is started again

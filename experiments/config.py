@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from dipaco_jax import metrics
 from dipaco_jax.core import settings
+from dipaco_jax.training import metrics_log
 
 Numbers = tuple[int, ...]
 
@@ -183,7 +183,7 @@ def larger(c: ConfigDict, size: Size, numbers: Numbers):
 
 def flops_per_token(c: ConfigDict) -> int:
   model = settings.from_dict(c.to_dict()).model
-  return metrics.flops_per_token(model, c.tokenizer.vocab_size, c.model.seq_len)
+  return metrics_log.flops_per_token(model, c.tokenizer.vocab_size, c.model.seq_len)
 
 
 # -- many paths

@@ -23,7 +23,7 @@ import sizes
 import tau
 import tune
 
-from dipaco_jax import progress
+from dipaco_jax.training import progress
 
 MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream
 TABLES = [module.TABLE for module in MODULES]

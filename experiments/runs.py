@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import config
 import scores
 
-from dipaco_jax import metrics, recipe
+from dipaco_jax import recipe
 from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.training import metrics_log
 
 HERE = pathlib.Path(__file__).parent
 NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
@@ -181,7 +182,7 @@ def from_metrics(folder: pathlib.Path) -> Record:
 
   The cosine between paths' outer gradients, by level, and the averaging gap: means over each tenth of the phases.
   """
-  rows = [row for row in metrics.read_rows(folder) if row['stage'] == 'train']
+  rows = [row for row in metrics_log.read_rows(folder) if row['stage'] == 'train']
   phases = [row for _, row in sorted({row['phase']: row for row in rows if row['kind'] == 'phase'}.items())]
   losses = [x for x in phases[-1]['loss_by_path'] if x is not None]
   return {
@@ -223,7 +224,7 @@ def cost(run: Run) -> float:
   """FLOPs of the paths' training."""
   s = run.settings
   tokens = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
-  return metrics.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
+  return metrics_log.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
 
 
 def own_seconds(record: Record) -> float:

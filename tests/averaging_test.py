@@ -9,8 +9,8 @@ import slow
 import small
 from evaluate_test import ROWS
 
-from dipaco_jax import metrics, spmd
 from dipaco_jax.core import averaging_gap
+from dipaco_jax.training import metrics_log, training_loop
 
 
 def test_what_is_not_known_on_either_side_has_no_gap():
@@ -34,9 +34,9 @@ SGD = {'outer': dict(optimizer='sgd', learning_rate=1.0, rescale=False)}
 def phases(levels, devices: int, folder, stop=lambda: False) -> list[dict]:
   """Rows of a run's phases, every path measured on rows of its own."""
   made = small.make_programs(small.settings({'a': 2, 'b': 2}, levels, train=dict(phases=2), **SGD), devices)
-  with contextlib.suppress(spmd.Stopped):
+  with contextlib.suppress(training_loop.Stopped):
     small.train(small.make_job(made, holdout=ROWS), folder, stop)
-  return [row for row in metrics.read_rows(folder) if row['kind'] == 'phase']
+  return [row for row in metrics_log.read_rows(folder) if row['kind'] == 'phase']
 
 
 @pytest.mark.parametrize('devices', slow.but([1, 4], 1, 4))

@@ -12,9 +12,9 @@ import safetensors.numpy
 import small
 import tiny_run
 
-from dipaco_jax import run_state as run_state_lib
 from dipaco_jax.core import modules
 from dipaco_jax.storage import checkpoint, seals, trees
+from dipaco_jax.training import run_checkpoints as run_state_lib
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
 SHAPES = {'x': (3,), 'y': (2, 2), 'z': (1,)}

@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import backup, command, islands, leases, main, monitor, registry, roles, stopping
+from dipaco_jax import backup, command, islands, leases, main, monitor, registry, roles
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.storage import backends, object_store, trees
+from dipaco_jax.training import stopping
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])

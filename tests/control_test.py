@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import tiny_run
 
-from dipaco_jax import history, jobs, metrics, stages
+from dipaco_jax import history, jobs, stages
 from dipaco_jax import run as run_lib
 from dipaco_jax.data import shards
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import metrics_log
 
 
 @pytest.fixture
@@ -75,11 +76,11 @@ def test_more_phases_lengthen_it(undisturbed, unattended, tmp_path):
     shutil.copytree(undisturbed / name, tmp_path / name)
   for name in ('config.json', 'tokenizer.model', 'metrics.jsonl'):
     shutil.copy(undisturbed / name, tmp_path / name)
-  before = [row for row in metrics.read_rows(tmp_path) if row['stage'] == 'control']
+  before = [row for row in metrics_log.read_rows(tmp_path) if row['stage'] == 'control']
   run = unattended(tmp_path, phases=5)
-  with metrics.Metrics(tmp_path) as rows:
+  with metrics_log.Metrics(tmp_path) as rows:
     found = stages.train_control(dataclasses.replace(run, metrics=rows))
-  after = [row for row in metrics.read_rows(tmp_path) if row['stage'] == 'control']
+  after = [row for row in metrics_log.read_rows(tmp_path) if row['stage'] == 'control']
   assert after[: len(before)] == before, 'what was made is not made again'
   of = functools.partial(lambda rows, kind: [row['updates'] for row in rows if row['kind'] == kind], after)
   assert of('phase') == of('evaluation') == [6, 12, 18, 24, 30] and of('step') == list(range(2, 31, 2))

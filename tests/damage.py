@@ -27,8 +27,9 @@ from typing import NamedTuple
 
 import tiny_run
 
-from dipaco_jax import command, main, stopping
+from dipaco_jax import command, main
 from dipaco_jax.storage import seals
+from dipaco_jax.training import stopping
 
 Path = pathlib.Path
 PROMPT, PHASES, DECAY = 'aeiou oua', 5, '--config.inner.decay_steps=42'

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dipaco_jax import display
+from dipaco_jax.training import display
 
 
 class Terminal(io.StringIO):

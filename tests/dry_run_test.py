@@ -12,14 +12,15 @@ import pytest
 import small
 from jax.experimental import topologies
 
-from dipaco_jax import dry_run, metrics, roofline, topology
+from dipaco_jax import dry_run, roofline
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.training import metrics_log, performance
 
-CHIP = topology.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
+CHIP = performance.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
 
 
-def here(devices: int = 4, slices: int = 1, chip: topology.Chip = CHIP) -> topology.Topology:
-  return topology.Topology('here', chip, jax.devices()[:devices], slices)
+def here(devices: int = 4, slices: int = 1, chip: performance.Chip = CHIP) -> performance.Topology:
+  return performance.Topology('here', chip, jax.devices()[:devices], slices)
 
 
 def config(**changes) -> settings_lib.Settings:
@@ -41,7 +42,7 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   shared = sum(4 * math.prod(made.shapes[name].shape) * sent[level.axes] for name, level in made.layout.owner.items())
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
-  json.dumps(metrics.plain(found))
+  json.dumps(metrics_log.plain(found))
   assert 'fits' in dry_run.table(found)
 
 
@@ -61,7 +62,7 @@ def flops_of_row(**changes) -> float:
 
 
 def test_flops_are_those_of_a_hand_count():
-  by_hand = metrics.flops_per_token(settings_lib.Model(**WIDE), 2048, 128) * 128
+  by_hand = metrics_log.flops_per_token(settings_lib.Model(**WIDE), 2048, 128) * 128
   # Beside products of matrices there are norms, the softmax and AdamW; the embedding is looked up, and multiplies once.
   assert by_hand < flops_of_row(seq_len=128) < 1.2 * by_hand
 
@@ -114,7 +115,7 @@ UNKNOWN = [('v5e', KINDS), ('v5e:3x5', 'a shape of 1x1, 2x2, 2x4'), ('v7:2x2', K
 @pytest.mark.parametrize('name, known', UNKNOWN)
 def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
   with pytest.raises(ValueError, match=known):
-    topology.find(name)
+    performance.find(name)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monke
     return types.SimpleNamespace(devices=jax.devices()[:4])
 
   monkeypatch.setattr(topologies, 'get_topology_desc', describe)
-  found = topology.find(name)
+  found = performance.find(name)
   assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
 
 

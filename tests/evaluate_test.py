@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import evaluate, metrics, spmd
 from dipaco_jax.models import loss
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import evaluation, metrics_log, training_loop
 
 COUNTS = [3, 0, 5, 2]
 
@@ -19,7 +19,7 @@ def load(path, start, stop):
   return tokens[start:stop], segments[start:stop]
 
 
-ROWS = evaluate.Rows(COUNTS, load, small.ROWS, small.LENGTH)
+ROWS = evaluation.Rows(COUNTS, load, small.ROWS, small.LENGTH)
 
 
 @pytest.fixture(scope='module')
@@ -45,7 +45,7 @@ CLOSE = 4 * small.ROWS * small.LENGTH * small.EPS
 
 @pytest.mark.slow
 def test_matrix_is_every_path_on_every_hold_out(made):
-  table = evaluate.matrix(made, functools.partial(params_of, made), ROWS)
+  table = evaluation.matrix(made, functools.partial(params_of, made), ROWS)
   for path in range(4):
     assert table[path] == [pytest.approx(mean(made, params_of(made, path), rows), abs=CLOSE) for rows in range(4)]
   assert table[0][0] != pytest.approx(table[1][0], abs=100 * CLOSE)
@@ -59,7 +59,7 @@ def test_in_flight_asks_for_each_path_once(made):
     return params_of(made, path)
 
   for turn in made.placement.turns():
-    found = small.fetched(evaluate.in_flight(made, turn, params))
+    found = small.fetched(evaluation.in_flight(made, turn, params))
     for i, path in enumerate(made.placement.paths(turn)):
       small.assert_close({n: x.reshape(2, *x.shape[2:])[i] for n, x in found.items()}, params_of(made, path), 0)
   assert sorted(asked) == [0, 1, 2, 3]
@@ -96,18 +96,18 @@ def test_replicas_of_a_model_point_at_one_version(tmp_path):
   made = small.make_programs(small.settings({'a': 2, 'b': 2}, (('all', '.*', ('a',)),)), 2)
   assert made.layout.models() == [[0, 1], [2, 3]]
   own, of_models, versions = [], [], range(1, 7)
-  with metrics.Metrics(tmp_path) as rows:
-    trainer = spmd.Trainer(small.make_job(made, holdout=ROWS), tmp_path, 100, 2, rows, lambda: False)
+  with metrics_log.Metrics(tmp_path) as rows:
+    trainer = training_loop.Trainer(small.make_job(made, holdout=ROWS), tmp_path, 100, 2, rows, lambda: False)
     for version in versions:
 
       def params_of(path, version=version):
         return small.base(made.model, 2 * version + path // 2)
 
       def params_of_turn(turn):
-        return evaluate.in_flight(made, turn, params_of)
+        return evaluation.in_flight(made, turn, params_of)
 
       own.append(trainer._early_stopping(version, params_of_turn))
-      found = evaluate.losses(made, params_of_turn, ROWS)
+      found = evaluation.losses(made, params_of_turn, ROWS)
       nats, targets = (np.array([x.sum() for x in of_path]) for of_path in found)
       of_models.append(nats.reshape(2, 2).sum(1) / targets.reshape(2, 2).sum(1))
   best = np.argmin(of_models, axis=0) + 1
@@ -119,20 +119,20 @@ def test_replicas_of_a_model_point_at_one_version(tmp_path):
 
 def test_a_loss_that_is_not_finite_is_never_the_best():
   best_version, best_loss = [0, 0, 2, 2], [None, None, 1.0, None]  # the last: of a round that has just begun
-  losses = [evaluate.to_compare(x) for x in (float('nan'), None, -float('inf'), float('nan'))]
-  evaluate.point(3, losses, best_version, best_loss)
+  losses = [evaluation.to_compare(x) for x in (float('nan'), None, -float('inf'), float('nan'))]
+  evaluation.point(3, losses, best_version, best_loss)
   assert best_version == [3, 3, 2, 2]  # what points nowhere has no other choice
-  evaluate.point(4, [9.0, 9.0, 9.0, 9.0], best_version, best_loss)
+  evaluation.point(4, [9.0, 9.0, 9.0, 9.0], best_version, best_loss)
   assert (best_version, best_loss) == ([4, 4, 2, 4], [9.0, 9.0, 1.0, 9.0])
 
 
 def test_a_models_loss_is_weighted_by_targets():
   models, targets = [[0, 2], [1], [3, 4]], [1.0, 5.0, 3.0, 0.0, 0.0]
-  assert evaluate.by_model(models, [2.0, 0.1, 4.0, None, None], targets) == [3.5, 0.1, 3.5, None, None]
+  assert evaluation.by_model(models, [2.0, 0.1, 4.0, None, None], targets) == [3.5, 0.1, 3.5, None, None]
   inf = float('inf')
-  assert evaluate.by_model(models, [2.0, None, inf, None, None], targets) == [inf, None, inf, None, None]
+  assert evaluation.by_model(models, [2.0, None, inf, None, None], targets) == [inf, None, inf, None, None]
 
 
 def test_mean_without_targets_is_none():
-  found = evaluate.Losses([np.array([3.0, 4.0]), np.zeros(0)], [np.array([2.0, 0.0]), np.zeros(0)])
-  assert evaluate.mean_by_path(found) == [3.5, None]
+  found = evaluation.Losses([np.array([3.0, 4.0]), np.zeros(0)], [np.array([2.0, 0.0]), np.zeros(0)])
+  assert evaluation.mean_by_path(found) == [3.5, None]

@@ -10,11 +10,11 @@ import safetensors.numpy
 import sentencepiece
 import small
 
-from dipaco_jax import evaluate
 from dipaco_jax.core import modules, settings
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import evaluation
 
 PREFIX = 32
 # Sums of float32 in the model against float64: relative, of losses of a few nats made of sums over 64 tokens or 300.
@@ -132,8 +132,8 @@ def test_losses_of_packed_rows_by_program(tmp_path):
   s = small.settings({'a': 4})
   made = small.make_programs(s, 2)
   params = {path: small.base(made.model, path) for path in range(4)}
-  rows = evaluate.Rows([3, 6, 0, 4], lambda path, start, stop: whole(path, start, stop), 4, small.LENGTH)
-  found = evaluate.losses(made, lambda turn: evaluate.in_flight(made, turn, params.get), rows)
+  rows = evaluation.Rows([3, 6, 0, 4], lambda path, start, stop: whole(path, start, stop), 4, small.LENGTH)
+  found = evaluation.losses(made, lambda turn: evaluation.in_flight(made, turn, params.get), rows)
   for path, num_rows in enumerate(rows.counts):
     assert len(found.nll[path]) == len(found.targets[path]) == num_rows
     for row in range(num_rows):
@@ -141,7 +141,7 @@ def test_losses_of_packed_rows_by_program(tmp_path):
       each = [plain_transformer.nll(params[path], tokens[segments == k], s.model)[7:] for k in (1, 2)]
       assert found.targets[path][row] == sum(map(len, each)) == 20 - 8 + 16 - 8
       assert found.nll[path][row] == pytest.approx(sum(x.sum() for x in each), rel=CLOSE)
-  means = evaluate.mean_by_path(found)
+  means = evaluation.mean_by_path(found)
   assert means[2] is None and means[0] == pytest.approx(found.nll[0].sum() / 60)
 
 

@@ -16,8 +16,9 @@ from invariant_8_islands_test import machine, of_main, one_device, prepared  # n
 from one_process import Faults, Machine, changed, close
 from poison import poisoned
 
-from dipaco_jax import command, history_of_islands, islands, metrics, registry
+from dipaco_jax import command, history_of_islands, islands, registry
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.training import metrics_log
 
 pytestmark = [
   pytest.mark.slow,
@@ -66,13 +67,13 @@ def test_agrees_with_main(kind, machine, prepared, tmp_path, caplog):  # noqa: F
 
 
 def phases(workdir: pathlib.Path) -> list[dict]:
-  return [row for row in metrics.read_rows(workdir) if row['kind'] == 'phase' and row['stage'] == 'train']
+  return [row for row in metrics_log.read_rows(workdir) if row['kind'] == 'phase' and row['stage'] == 'train']
 
 
 def rows_of(made: islands.Islands, folder: pathlib.Path) -> list[dict]:
   """That islands write in the end."""
   folder.mkdir()
-  own = dataclasses.replace(made.run, metrics=metrics.Metrics(folder))
+  own = dataclasses.replace(made.run, metrics=metrics_log.Metrics(folder))
   history_of_islands.write_rows(made, own, history_of_islands.read(made))
   own.metrics.close()
   return phases(folder)

@@ -12,12 +12,12 @@ import small
 import twin
 from poison import poisoned
 
-from dipaco_jax import metrics
 from dipaco_jax.core import inner as inner_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.models import loss
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import metrics_log
 
 AB, PATH, PHASE, TAU = {'a': 2, 'b': 2}, 2, 1, 4
 FLAT = (('all', '.*', ('a', 'b')),)
@@ -33,7 +33,7 @@ def make_job(paths, step, kind='nan', devices=1, levels=small.MIXED_LEVELS, grid
 
 
 def phases(workdir):
-  return [row for row in metrics.read_rows(workdir) if row['kind'] == 'phase']
+  return [row for row in metrics_log.read_rows(workdir) if row['kind'] == 'phase']
 
 
 def by_twin(job, excluded):

@@ -9,8 +9,8 @@ import pytest
 import slow
 import small
 
-from dipaco_jax import metrics
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import metrics_log
 
 GRID = {'a': 4, 'b': 2}
 PLACEMENTS = {  # devices, mesh: (positions of a and b, devices inside a path)
@@ -38,7 +38,7 @@ def trained(name, row_weights=False):
     for position in np.ndindex(*made.placement.positions):
       path = made.placement.path(made.placement.turns()[turn], position)
       moments[path] = {k: {n: x[position] for n, x in m.items()} for k, m in (('mu', found.mu), ('nu', found.nu))}
-  return made, small.fetched(state.modules), moments, list(metrics.read_rows(workdir)), workdir
+  return made, small.fetched(state.modules), moments, list(metrics_log.read_rows(workdir)), workdir
 
 
 def tolerance(made):

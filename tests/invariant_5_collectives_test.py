@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import programs
 from dipaco_jax.core import outer
 from dipaco_jax.hlo import collectives
+from dipaco_jax.training import programs
 
 GRID = {'a': 4, 'b': 2}
 

@@ -10,8 +10,8 @@ import signal
 import pytest
 import tiny_run
 
-from dipaco_jax import metrics
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import metrics_log
 
 
 def start(config, workdir):
@@ -21,7 +21,7 @@ def start(config, workdir):
 def rows(workdir):
   """What metrics.jsonl says of every update, without the clock's part."""
   clock = {'time', 'tokens_per_s', 'inner_s', 'outer_s'}
-  return [{k: v for k, v in row.items() if k not in clock} for row in metrics.read_rows(workdir)]
+  return [{k: v for k, v in row.items() if k not in clock} for row in metrics_log.read_rows(workdir)]
 
 
 def assert_same(workdir, undisturbed):

@@ -17,7 +17,8 @@ import tiny_run
 from backends import Backend
 from one_process import Faults, Machine, changed
 
-from dipaco_jax import history, history_of_islands, islands, live_islands, metrics, registry, stages
+from dipaco_jax import history, history_of_islands, islands, live_islands, registry, stages
+from dipaco_jax.training import metrics_log
 
 pytestmark = pytest.mark.usefixtures('one_device')
 ROUNDS = {
@@ -87,7 +88,7 @@ def of_main(machine: Machine, folder: pathlib.Path):
   place.mkdir()
   names = 'sequences', 'base', 'features', 'stages', islands.TOKENIZER, 'routing/0', 'shards/0'
   one_process.copy(made.run.workdir, place, *names)
-  run = dataclasses.replace(made.run, workdir=place, metrics=metrics.Metrics(place))
+  run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place))
   run.__dict__.update(machine.programs)
   stages.run_all(run, 'train')
   run.metrics.close()
@@ -98,7 +99,7 @@ def check_losses(facts: registry.Registry, run):
   """Of the first phase, which begins from the base: equal to the bit. And all that are there."""
   expected = {
     (path, row['phase'], row['step']): loss
-    for row in metrics.read_rows(run.workdir)
+    for row in metrics_log.read_rows(run.workdir)
     if row['kind'] == 'step' and row['stage'] == 'train'
     for path, loss in zip(row['paths'], row['loss'], strict=True)
   }
@@ -122,7 +123,7 @@ def check_page(made: islands.Islands, run):
   assert page.phases == s.train.phases
   num_paths = run.layout.grid.num_paths
   first, expected = history.of_rows(rows, num_paths), {path: [] for path in range(num_paths)}
-  for row in metrics.read_rows(run.workdir):
+  for row in metrics_log.read_rows(run.workdir):
     if (row['kind'], row['stage'], row.get('phase')) == ('step', 'train', 0):
       for path, loss in zip(row['paths'], row['loss'], strict=True):
         expected[path].append(loss)

@@ -8,21 +8,21 @@ import numpy as np
 import small
 import tiny_run
 
-from dipaco_jax import evaluate, metrics, programs
+from dipaco_jax.training import evaluation, metrics_log, programs
 
 
 def test_every_program_of_a_job_is_compiled_once(tmp_path):
   s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, mesh=dict(data=2, shard_states=True))
   made = small.make_programs(s, 4)
-  rows = evaluate.Rows([3, 5, 0, 9], lambda path, start, stop: small.batch(path, 100, stop - start), 4, small.LENGTH)
+  rows = evaluation.Rows([3, 5, 0, 9], lambda path, start, stop: small.batch(path, 100, stop - start), 4, small.LENGTH)
   validated = []
 
   def validate(params_of_turn):
-    validated.append(evaluate.losses(made, params_of_turn, rows))
+    validated.append(evaluation.losses(made, params_of_turn, rows))
     return {}
 
   job = small.make_job(made, holdout=rows, validate=validate, validate_every=1, publish=True)
-  counts = metrics.count_compilations()
+  counts = metrics_log.count_compilations()
   small.train(job, tmp_path)
   assert len(validated) == job.phases
   assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)  # `whole` among them

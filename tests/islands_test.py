@@ -16,9 +16,10 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax import database, islands, monitor, outer_executor, registry, stopping, worker
+from dipaco_jax import database, islands, monitor, outer_executor, registry, worker
 from dipaco_jax.registry import Fact
 from dipaco_jax.storage import checkpoint, object_store, trees
+from dipaco_jax.training import stopping
 
 pytestmark = [
   pytest.mark.usefixtures('one_device'),

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from dipaco_jax import command as command_lib
-from dipaco_jax import registry, registry_url, roles, topology
+from dipaco_jax import registry, registry_url, roles
+from dipaco_jax.training import performance
 
 ROOT = pathlib.Path(__file__).parent.parent
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
@@ -99,7 +100,7 @@ def test_a_run_on_slices():
   assert made['spec']['failurePolicy']['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   shape = pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology']
-  assert shape in topology.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
+  assert shape in performance.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
   assert job['spec']['parallelism'] == job['spec']['completions']
 
 

@@ -5,7 +5,8 @@ import time
 import pytest
 import synthetic
 
-from dipaco_jax import live_report, metrics
+from dipaco_jax import live_report
+from dipaco_jax.training import metrics_log
 
 PATIENCE_S = 120
 
@@ -75,7 +76,7 @@ def test_what_is_closed_writes_no_more(workdir):
 def test_it_is_due_when_the_row_of_an_evaluation_is_there(tmp_path):
   seen = []
   for writes in (True, False):
-    with metrics.Metrics(tmp_path, writes, lambda: seen.append(len(list(metrics.read_rows(tmp_path))))) as rows:
+    with metrics_log.Metrics(tmp_path, writes, lambda: seen.append(len(list(metrics_log.read_rows(tmp_path))))) as rows:
       rows.write('step', 'train', 1, loss=[1.0])
       rows.write('evaluation', 'train', 2, perplexity=3.0)
   assert seen == [2]

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import mesh
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.training import mesh
 
 
 def place(grid, devices, data=0, rows=4, shard_states=False):

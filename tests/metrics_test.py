@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboardX.proto import event_pb2
 
-from dipaco_jax import events as events_lib
-from dipaco_jax import metrics
-from dipaco_jax import progress as progress_lib
 from dipaco_jax.core import settings
+from dipaco_jax.training import metrics_log
+from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training import tensorboard as events_lib
 
 
 @pytest.fixture
 def opened(tmp_path):
   """Opens the workdir's metrics, and closes them in the end."""
   with contextlib.ExitStack() as stack:
-    yield lambda: stack.enter_context(metrics.Metrics(tmp_path))
+    yield lambda: stack.enter_context(metrics_log.Metrics(tmp_path))
 
 
 def rows(workdir):
@@ -59,7 +59,7 @@ def test_a_torn_line_is_dropped(tmp_path, opened, torn, whole):
   writer.close()
   with open(tmp_path / 'metrics.jsonl', 'ab') as f:
     f.write(torn)
-  assert len(list(metrics.read_rows(tmp_path))) == whole
+  assert len(list(metrics_log.read_rows(tmp_path))) == whole
   opened().write('step', 'train', 9)
   assert [row['updates'] for row in rows(tmp_path)] == [*range(whole), 9]
 
@@ -181,10 +181,10 @@ def test_tensorboard_after_a_resume_is_as_if_nothing_had_happened(tmp_path, kept
   """The second phase's first rows are kept, of paths 0, 0, 1, 1, 2, 2; all had been written."""
   rows = in_turns([0, 1, 2], 1)
   for folder in ('disturbed', 'undisturbed'):
-    with metrics.Metrics(tmp_path / folder) as writer:
+    with metrics_log.Metrics(tmp_path / folder) as writer:
       write_phase(writer, in_turns([0, 1, 2], 0), 0)
       write_phase(writer, rows, 1)
-  with metrics.Metrics(tmp_path / 'disturbed') as writer:
+  with metrics_log.Metrics(tmp_path / 'disturbed') as writer:
     writer.rewind('train', rows[kept - 1][0] if kept else 12)
     write_phase(writer, rows[kept:], 1, ended=kept < 6)  # a phase's last updates are those at its end
   found = shown(tmp_path / 'disturbed' / 'events' / 'train')
@@ -300,7 +300,7 @@ def test_summarize_is_the_direct_computation(data):
     )
     for _ in range(n)
   ]
-  found = metrics.summarize(*map(np.array, zip(*sequences, strict=True)), num_paths, ['law', 'news'])
+  found = metrics_log.summarize(*map(np.array, zip(*sequences, strict=True)), num_paths, ['law', 'news'])
 
   def perplexity(chosen):
     if not chosen:
@@ -318,31 +318,31 @@ def test_summarize_is_the_direct_computation(data):
 
 def test_summarize_without_tokens():
   with pytest.raises(ValueError, match='longer than the prefix'):
-    metrics.summarize(*(np.zeros(1, int),) * 5, 1, ['all'])
+    metrics_log.summarize(*(np.zeros(1, int),) * 5, 1, ['all'])
 
 
 def test_flops_per_token_by_hand():
   # Width 8, 2 heads of 3, MLP 5, 2 blocks, vocabulary 11, 7 tokens. A block: 4 * 8 * 6 + 3 * 8 * 5 = 312 products.
   model = settings.Model(width=8, num_layers=2, num_heads=2, head_dim=3, mlp_dim=5)
-  assert metrics.flops_per_token(model, 11, 7) == 6 * (2 * 312 + 8 * 11) + 12 * 2 * 7 * 6
+  assert metrics_log.flops_per_token(model, 11, 7) == 6 * (2 * 312 + 8 * 11) + 12 * 2 * 7 * 6
 
 
 def test_mfu():
-  assert metrics.mfu(197e12, 'TPU v5 lite', 'bfloat16', 2) == 0.5
-  assert metrics.mfu(459e12, 'TPU v5p', 'bfloat16', 1) == 1
-  assert metrics.mfu(275e12, 'TPU v4', 'float32', 1) == 1
-  assert metrics.mfu(989e12, 'NVIDIA H200', 'float32', 1) == 2
-  assert metrics.mfu(756e12, 'NVIDIA H100 PCIe', 'bfloat16', 1) == 1
-  assert metrics.mfu(1e12, 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'bfloat16', 1) is None
-  assert metrics.mfu(1e12, 'cpu', 'float32', 1) is None
+  assert metrics_log.mfu(197e12, 'TPU v5 lite', 'bfloat16', 2) == 0.5
+  assert metrics_log.mfu(459e12, 'TPU v5p', 'bfloat16', 1) == 1
+  assert metrics_log.mfu(275e12, 'TPU v4', 'float32', 1) == 1
+  assert metrics_log.mfu(989e12, 'NVIDIA H200', 'float32', 1) == 2
+  assert metrics_log.mfu(756e12, 'NVIDIA H100 PCIe', 'bfloat16', 1) == 1
+  assert metrics_log.mfu(1e12, 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'bfloat16', 1) is None
+  assert metrics_log.mfu(1e12, 'cpu', 'float32', 1) is None
 
 
 def test_peak_memory():
   import jax
 
   block = np.ones(200_000_000, np.uint8)
-  assert metrics.process_peak_bytes() > len(block)
-  assert metrics.device_peak_bytes(jax.devices('cpu')) is None
+  assert metrics_log.process_peak_bytes() > len(block)
+  assert metrics_log.device_peak_bytes(jax.devices('cpu')) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from dipaco_jax import (
   command,
   drawing,
   grid_plot,
-  metrics,
   plots,
   registry,
   report,
@@ -25,6 +24,7 @@ from dipaco_jax import (
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, tokenizer
+from dipaco_jax.training import metrics_log
 
 HOSTILE = (
   r'$\frac$', r'$x^2$ \$', 'a' * 400, '<b onclick="x">&amp;', '\x1b[2J\x1b]0;title\x07', 'nul\0nul', 'one\ntwo\r\n3',
@@ -62,7 +62,7 @@ def test_domains_are_plain_where_they_enter(tmp_path):
   found = [d.domain for split in ('train', 'validation') for d in corpus.documents(data, split)]
   assert len(found) == len(lines) and not any(OBEYED.search(domain) or '\n' in domain for domain in found)
   assert {r'$\frac$', '漢字', '_hidden'} <= {*found}
-  with metrics.Metrics(tmp_path / 'run') as writer:
+  with metrics_log.Metrics(tmp_path / 'run') as writer:
     writer.write('evaluation', 'evaluate', 1, perplexity_by_domain=dict.fromkeys(found, 2.0))
 
 

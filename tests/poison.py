@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import programs, state
+from dipaco_jax.training import programs, train_state
 
 KINDS = {
   'nan': lambda x: jnp.full_like(x, jnp.nan),
@@ -27,7 +27,7 @@ def poisoned(made: programs.Programs, steps, paths, step: int, kind: str):
     here = np.isin(made.placement.paths(tuple(np.asarray(turn).tolist())), paths)
     if first_step <= step < first_step + tokens.shape[0] and here.any():
       bad = jax.tree.map(KINDS[kind], params)
-      params = state.choose(bad, params, here.reshape(made.placement.positions))
+      params = train_state.choose(bad, params, here.reshape(made.placement.positions))
     return params, inner, found
 
   return run

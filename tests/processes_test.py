@@ -6,7 +6,7 @@ import sys
 import pytest
 from two_processes_test import free_port
 
-from dipaco_jax import processes
+from dipaco_jax.training import processes
 
 JOINED = """
 import sys

@@ -11,9 +11,9 @@ import small
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import mesh, metrics, relocate, spmd
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.training import mesh, metrics_log, resharding, training_loop
 
 GRID = {'a': 4, 'b': 2}
 
@@ -38,13 +38,13 @@ def test_every_path_has_its_own_again(grid, positions, devices, missing):
     for position in np.ndindex(positions):
       whole[position] = placement.grid.path([p * b + t for p, b, t in zip(position, block, turn, strict=True)])
     if number not in missing:
-      old[number] = {'x': jax.device_put(whole, relocate.sharding(placement, positions, new))}
+      old[number] = {'x': jax.device_put(whole, resharding.sharding(placement, positions, new))}
   lost = set(range(placement.grid.num_paths)) - {int(path) for tree in old.values() for path in np.unique(tree['x'])}
 
   def fill(turn):
     return {'x': jax.device_put(np.full((*placement.positions, 3, placement.data), -1), new)}
 
-  found = relocate.turns(placement, positions, old, {'x': new}, fill)
+  found = resharding.turns(placement, positions, old, {'x': new}, fill)
   for number, turn in enumerate(placement.turns()):
     paths = placement.paths(turn)
     assert (number in found) == bool(set(paths) - lost)
@@ -58,7 +58,7 @@ def test_a_device_reads_no_more_than_it_must():
   """On more devices, each one the part of a path; on fewer, its own paths."""
   for grid, positions, devices, share in (({'a': 8}, (2,), 8, 2), ({'a': 8}, (8,), 2, 2), ({'a': 6}, (2,), 3, 1)):
     placement = place(grid, devices)
-    found = relocate.sharding(placement, positions, NamedSharding(placement.mesh, P('a')))
+    found = resharding.sharding(placement, positions, NamedSharding(placement.mesh, P('a')))
     assert found.shard_shape((*positions, 5)) == (positions[0] // share, 5)
 
 
@@ -77,11 +77,11 @@ def by_path(placement, state):
 def leg(job, workdir, check=lambda trainer: None, stop_at=0):
   """(placement, state) of a run that goes on in a workdir, to its end or until so many dispatches are made."""
   workdir.mkdir(exist_ok=True)
-  with metrics.Metrics(workdir) as rows:
+  with metrics_log.Metrics(workdir) as rows:
     asked = itertools.count(1)
-    trainer = spmd.Trainer(job, workdir, 8, 2, rows, lambda: next(asked) == stop_at)
+    trainer = training_loop.Trainer(job, workdir, 8, 2, rows, lambda: next(asked) == stop_at)
     check(trainer)
-    with contextlib.suppress(spmd.Stopped):
+    with contextlib.suppress(training_loop.Stopped):
       trainer.train()
     return job.programs.placement, trainer.state
 
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path):
 
   _, state = leg(two, workdir, goes_on)
   small.assert_close(small.fetched(state.modules), small.fetched(undisturbed.modules), tolerance(two))
-  kept = [(row['kind'], row['updates'], tuple(row.get('paths', ()))) for row in metrics.read_rows(workdir)]
+  kept = [(row['kind'], row['updates'], tuple(row.get('paths', ()))) for row in metrics_log.read_rows(workdir)]
   assert len(kept) == len(set(kept)) and {row[1] for row in kept if row[0] == 'phase'} == {32, 64, 96}
 
 

@@ -19,7 +19,6 @@ from dipaco_jax import (
   drift,
   grid_plot,
   history,
-  metrics,
   palette,
   pictures,
   plots,
@@ -31,6 +30,7 @@ from dipaco_jax import page as page_lib
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
 from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.training import metrics_log
 
 FIELDS = (
   'perplexity perplexity_by_path perplexity_by_domain base_perplexity validation_tokens bits_per_byte train_tokens '
@@ -324,7 +324,7 @@ def test_a_run_that_trains_has_a_page_that_says_so(tmp_path):
 
 
 def test_history_has_paths_that_take_turns(tmp_path):
-  with metrics.Metrics(tmp_path) as writer:
+  with metrics_log.Metrics(tmp_path) as writer:
     for updates, (step, path, loss) in enumerate([(10, 0, 3.0), (20, 0, 2.0), (10, 1, 4.0), (20, 1, None)]):
       writer.write('step', 'train', updates, step=step, paths=[path], loss=[loss])
   found = history.read(tmp_path, 3)
@@ -334,7 +334,7 @@ def test_history_has_paths_that_take_turns(tmp_path):
 
 def test_long_curves_are_means_of_stretches(tmp_path):
   steps = 4 * history.POINTS
-  with metrics.Metrics(tmp_path) as writer:
+  with metrics_log.Metrics(tmp_path) as writer:
     for step in range(1, steps + 1):
       writer.write('step', 'train', step, step=step, paths=[0], loss=[float(step)])
   curve = history.read(tmp_path, 1).training

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import history, metrics, reuse, trained
+from dipaco_jax import history, reuse, trained
 from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings_checks
 from dipaco_jax.storage import checkpoint, records, seals
+from dipaco_jax.training import metrics_log
 
 
 def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
@@ -113,15 +114,15 @@ def test_no_changed_byte_of_a_record_is_read(tmp_path):
 
 def test_no_changed_byte_of_metrics_is_read(tmp_path, caplog):
   rows = [{'kind': 'step', 'stage': 'train', 'updates': n, 'time': 1.5, 'loss': [2.0 + n]} for n in range(3)]
-  lines = [metrics.to_line(row) for row in rows]
+  lines = [metrics_log.to_line(row) for row in rows]
   for at in range(len(lines[1]) - 1):
-    found = metrics.from_line(flipped(lines[1], at, at % 8))
+    found = metrics_log.from_line(flipped(lines[1], at, at % 8))
     assert found is None or rows[1].items() <= found.items()
   (tmp_path / 'metrics.jsonl').write_bytes(lines[0] + flipped(lines[1], 20) + lines[2] + b'{"kind": "st')
-  assert list(metrics.read_rows(tmp_path)) == [rows[0], rows[2]]
+  assert list(metrics_log.read_rows(tmp_path)) == [rows[0], rows[2]]
   assert 'metrics.jsonl: 1 lines are not as they were written' in caplog.text
   (tmp_path / 'metrics.jsonl').write_text(json.dumps(rows[0]) + '\n')  # of an older run
-  assert list(metrics.read_rows(tmp_path)) == [rows[0]]
+  assert list(metrics_log.read_rows(tmp_path)) == [rows[0]]
 
 
 # -- what is said

@@ -6,10 +6,10 @@ import functools
 import jax
 import numpy as np
 
-from dipaco_jax import mesh, metrics, programs, spmd
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.training import mesh, metrics_log, programs, training_loop
 
 EPS = float(np.finfo('f').eps)
 VOCAB, LENGTH, ROWS = 64, 40, 4
@@ -64,7 +64,7 @@ def batch(path: int, step: int, rows: int = ROWS) -> tuple[np.ndarray, np.ndarra
   return tokens * (segments > 0), segments
 
 
-def make_job(made: programs.Programs, **changes) -> spmd.Job:
+def make_job(made: programs.Programs, **changes) -> training_loop.Job:
   """As the training stage makes it, on `batch`; shards grow with the path."""
   s, grid = made.settings, made.layout.grid
   tokens = [1.0 + path for path in range(grid.num_paths)]
@@ -74,7 +74,7 @@ def make_job(made: programs.Programs, **changes) -> spmd.Job:
     return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
 
   t = s.train
-  job = spmd.Job(
+  job = training_loop.Job(
     'train', made, t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps, t.batch_size, batch, weights,
     base(made.model), None, keep_state=s.inner.keep_state,
     lost=functools.partial(outer.lost_paths, s.outer.lost, grid.shape, s.seed) if s.outer.lost else None,
@@ -82,12 +82,12 @@ def make_job(made: programs.Programs, **changes) -> spmd.Job:
   return dataclasses.replace(job, **changes)
 
 
-def train(job: spmd.Job, workdir, stop=lambda: False):
+def train(job: training_loop.Job, workdir, stop=lambda: False):
   """The job from where its checkpoints left it, to its end."""
   c = job.programs.settings.checkpoint
   workdir.mkdir(exist_ok=True)
-  with metrics.Metrics(workdir) as rows:
-    return spmd.Trainer(job, workdir, c.every_steps, c.keep, rows, stop).train()
+  with metrics_log.Metrics(workdir) as rows:
+    return training_loop.Trainer(job, workdir, c.every_steps, c.keep, rows, stop).train()
 
 
 def fetched(modules_or_params):

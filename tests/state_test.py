@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import metrics, spmd, state
-from dipaco_jax import run_state as run_state_lib
 from dipaco_jax.storage import trees
+from dipaco_jax.training import metrics_log, train_state, training_loop
+from dipaco_jax.training import run_checkpoints as run_state_lib
 
 
 def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
@@ -17,10 +17,10 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   undisturbed = small.train(job, tmp_path / 'undisturbed')
 
   stops = iter([False] * (job.steps_per_phase // job.dispatch_steps) + [True])  # in the second path's turn
-  with pytest.raises(spmd.Stopped):
+  with pytest.raises(training_loop.Stopped):
     small.train(job, tmp_path / 'run', lambda: next(stops))
   run_state = run_state_lib.RunState(tmp_path / 'run' / 'checkpoints' / job.name, 2)
-  restored = state.restore(run_state, made, made.fresh_state)
+  restored = train_state.restore(run_state, made, made.fresh_state)
   run_state.close()
   assert restored is not None
   kinds = {turn: {x.sharding.memory_kind for x in jax.tree.leaves(inner)} for turn, inner in restored.inner.items()}
@@ -39,7 +39,7 @@ def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
 
   dispatches = 3 * job.steps_per_phase // job.dispatch_steps  # of a phase
   for at in (dispatches, dispatches + 1, 2 * dispatches):
-    with pytest.raises(spmd.Stopped):
+    with pytest.raises(training_loop.Stopped):
       small.train(job, tmp_path / f'run{at}', iter([False] * (at - 1) + [True]).__next__)
     resumed = small.train(job, tmp_path / f'run{at}')
     jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))
@@ -52,7 +52,7 @@ def test_checkpoints_of_another_version_are_refused(tmp_path):
   run_state.save(2, {'x': np.zeros(2)}, meta)
   run_state.wait()
   with pytest.raises(ValueError, match='are of another version: go on with that'):
-    state.restore(run_state, made, made.fresh_state)
+    train_state.restore(run_state, made, made.fresh_state)
   run_state.close()
 
 
@@ -67,8 +67,8 @@ def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(
   digests, read = trees.digests, []
   watched = lambda directory, names: read.extend((directory.name, n) for n in names) or digests(directory, names)  # noqa: E731
   monkeypatch.setattr(trees, 'digests', watched)
-  with metrics.Metrics(tmp_path) as rows:
-    trainer = spmd.Trainer(job, tmp_path, 6, 2, rows, lambda: False)
+  with metrics_log.Metrics(tmp_path) as rows:
+    trainer = training_loop.Trainer(job, tmp_path, 6, 2, rows, lambda: False)
     trainer.train()
   assert sorted(trainer.pointed) == [34, 36] and len(read) == len(set(read))
   assert {(name, file.split('/')[0]) for name, file in read} == {('34', 'meta'), ('36', 'meta'), ('36', 'arrays')}

@@ -10,7 +10,8 @@ import time
 import pytest
 import synthetic
 
-from dipaco_jax import metrics, status
+from dipaco_jax import status
+from dipaco_jax.training import metrics_log
 
 HOLDER = """
 import fcntl, json, os, sys
@@ -64,7 +65,7 @@ def test_training_while_it_runs(tmp_path, held):
 def test_training_the_dense_control(tmp_path, held):
   synthetic.make(tmp_path, stages=4, phases=3, tau=10)
   (tmp_path / 'control').mkdir()
-  with metrics.Metrics(tmp_path) as writer:
+  with metrics_log.Metrics(tmp_path) as writer:
     writer.write('step', 'control', 15, step=315, phase=1, paths=[0], loss=[2.5], tokens_per_s=100.0)
   lines = status.status(tmp_path).splitlines()
   assert lines[:3] == [
@@ -90,7 +91,7 @@ def test_time_to_go_is_that_of_recent_steps(tmp_path, held):
 def test_paths_that_take_turns(tmp_path):
   synthetic.make(tmp_path, stages=2, phases=3, tau=10)
   synthetic.write_json(tmp_path / 'stages' / 'route.json', {'digest': '', 'wall_s': 1.0, 'result': {}})
-  with metrics.Metrics(tmp_path) as writer:
+  with metrics_log.Metrics(tmp_path) as writer:
     # The first phase of 16 paths, one at a time: the fifth path is at its fourth step.
     writer.write('step', 'train', 44, step=304, phase=0, paths=[4], loss=[2.5], tokens_per_s=100.0)
   assert 'phase 1 of 3, step 304 of 330, 9% of this stage' in status.status(tmp_path)
@@ -134,13 +135,13 @@ def test_a_look_leaves_the_lock_free(tmp_path):
 
 
 def test_a_line_that_is_half_written(tmp_path):
-  with metrics.Metrics(tmp_path) as writer:
+  with metrics_log.Metrics(tmp_path) as writer:
     for updates in range(3):
       writer.write('step', 'train', updates)
   with open(tmp_path / 'metrics.jsonl', 'a') as f:
     f.write('{"kind": "step", "stage": "tr')
   assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [2, 1, 0]
-  with metrics.Metrics(tmp_path) as writer:
+  with metrics_log.Metrics(tmp_path) as writer:
     writer.write('step', 'train', 3)
   assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [3, 2, 1, 0]
 

@@ -14,7 +14,7 @@ import pytest
 import small
 import tiny_run
 
-from dipaco_jax import spmd
+from dipaco_jax.training import training_loop
 
 SECONDS = 8.0  # in which a signal ends a run, also where it saves, on a machine that does much else
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,7 +25,7 @@ def test_a_run_that_nobody_listens_to_saves_when_it_is_stopped(tmp_path, monkeyp
   reading, writing = os.pipe()
   os.close(reading)
   monkeypatch.setattr(sys, 'stderr', os.fdopen(writing, 'w'))
-  with pytest.raises(spmd.Stopped):
+  with pytest.raises(training_loop.Stopped):
     small.train(job, tmp_path, stop=lambda: True)
   with pytest.raises(BrokenPipeError):
     sys.stderr.close()

@@ -8,10 +8,10 @@ import numpy as np
 import tiny_run
 from safetensors import numpy as safetensors
 
-from dipaco_jax import metrics
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import metrics_log
 
 DOMAINS = ('encyclopedia', 'fiction', 'law', 'medicine', 'news', 'patents', 'python', 'speech')
 
@@ -142,7 +142,7 @@ def write_modules(workdir, config, grid, version, rng):
 def write_metrics(workdir, config, grid, phases, results, rng, train=True):
   """Ten rows of steps a phase, one of the phase, one of its evaluation."""
   P, tau, start = grid.num_paths, config.train.steps_per_phase, config.pretrain.steps
-  writer, every = metrics.Metrics(workdir), max(tau // 10, 1)
+  writer, every = metrics_log.Metrics(workdir), max(tau // 10, 1)
   for step in range(every, start + 1, every):
     loss = 2.6 + 4.4 * math.exp(-step / 70) + rng.normal() * 0.04
     writer.write('step', 'pretrain', step, step=step, phase=0, paths=[0], loss=[loss], grad_norm=[0.7],

@@ -11,12 +11,13 @@ import pytest
 import small
 import whole
 
-from dipaco_jax import evaluate, token_losses
+from dipaco_jax import token_losses
 from dipaco_jax.core import modules
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.models import loss
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import evaluation
 
 LENGTH, BATCH, PREFIX = small.LENGTH, small.ROWS, 8
 LENGTHS = (9, 40, 17, 40, 30, 25, 40)  # of sequences, in tokens: two batches
@@ -110,8 +111,8 @@ def test_sums_are_those_that_perplexity_is_made_of(made, rows, folder):
   def load(path, start, stop):
     return shards.pad([x.tokens for x in rows.sequences.read(rows.indices[start:stop])], LENGTH)
 
-  losses = evaluate.losses(
-    made, lambda turn: evaluate.in_flight(made, turn, asked), evaluate.Rows([6] * 4, load, BATCH, LENGTH)
+  losses = evaluation.losses(
+    made, lambda turn: evaluation.in_flight(made, turn, asked), evaluation.Rows([6] * 4, load, BATCH, LENGTH)
   )
   for path in range(4):
     np.testing.assert_allclose((found.nll[path] * found.counts).sum(1), losses.nll[path], rtol=LENGTH * small.EPS)

@@ -22,8 +22,8 @@ import small
 import tensorstore
 import tiny_run
 
-from dipaco_jax import processes as processes_lib
 from dipaco_jax.storage import seals
+from dipaco_jax.training import processes as processes_lib
 
 PATHS_OF = ({0, 1}, {2, 3})  # of each process: the mesh has one position of axis a in each
 

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import evaluate, journal, mesh, metrics, processes, stopping
-from dipaco_jax import programs as programs_lib
-from dipaco_jax import run_state as run_state_lib
-from dipaco_jax import state as state_lib
 from dipaco_jax.core import screening
 from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
-from dipaco_jax.programs import Programs
 from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.training import evaluation, mesh, metrics_log, processes, stopping, train_log
+from dipaco_jax.training import programs as programs_lib
+from dipaco_jax.training import run_checkpoints as run_state_lib
+from dipaco_jax.training import train_state as state_lib
+from dipaco_jax.training.programs import Programs
 
 CLOSE_S = 30  # after an error, for what was begun to be written
 
@@ -50,7 +50,7 @@ class Job:
   base: dict[str, np.ndarray]  # parameters that every path starts from
   base_state: Any  # inner state that every path starts with; None: fresh
   keep_state: bool = True
-  holdout: evaluate.Rows | None = None  # for early stopping
+  holdout: evaluation.Rows | None = None  # for early stopping
   validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
   validate_every: int = 0  # phases; 0: after the last
   publish: bool = False  # modules, for others to read
@@ -175,7 +175,13 @@ class Trainer:
   """Runs a job from wherever its last checkpoint left it."""
 
   def __init__(
-    self, job: Job, workdir: pathlib.Path, every_steps: int, keep: int, rows: metrics.Metrics, stop: Callable[[], bool]
+    self,
+    job: Job,
+    workdir: pathlib.Path,
+    every_steps: int,
+    keep: int,
+    rows: metrics_log.Metrics,
+    stop: Callable[[], bool],
   ):
     """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, every_steps, stop
@@ -190,12 +196,12 @@ class Trainer:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
-    self.journal = journal.Journal(job.name, job.programs, job.updates(job.phases, 0, 0), rows, record)
+    self.journal = train_log.Journal(job.name, job.programs, job.updates(job.phases, 0, 0), rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas.items()}
-    self.own_losses: list[evaluate.Begun] = []  # of the turns whose inner steps are done, on hold-outs
+    self.own_losses: list[evaluation.Begun] = []  # of the turns whose inner steps are done, on hold-outs
     self.unsaved = 0  # steps since the last checkpoint
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
 
@@ -360,10 +366,10 @@ class Trainer:
     if self.job.holdout is None:
       record.best_version = [version] * len(record.best_version)
       return [None] * len(record.best_version)
-    losses = evaluate.losses(programs, params_of_turn, self.job.holdout)
-    found = [evaluate.to_compare(loss) for loss in evaluate.mean_by_path(losses)]
-    of_models = evaluate.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
-    evaluate.point(version, of_models, record.best_version, record.best_loss)
+    losses = evaluation.losses(programs, params_of_turn, self.job.holdout)
+    found = [evaluation.to_compare(loss) for loss in evaluation.mean_by_path(losses)]
+    of_models = evaluation.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
+    evaluation.point(version, of_models, record.best_version, record.best_loss)
     return found
 
   def _begin_own_losses(self, dispatch: Dispatch):
@@ -371,13 +377,13 @@ class Trainer:
     if self.job.holdout is not None:
       turn = self.job.programs.placement.turns()[dispatch.turn]
       params = self.state.params
-      self.own_losses.append(evaluate.begin(self.job.programs, turn, lambda _: params, self.job.holdout))
+      self.own_losses.append(evaluation.begin(self.job.programs, turn, lambda _: params, self.job.holdout))
 
   def _read_own_losses(self):
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
     for begun in self.own_losses:
-      for path, nll, targets in evaluate.read(begun):
-        record.own_loss[path] = evaluate.finite_mean(nll, targets) if trained[path] else None
+      for path, nll, targets in evaluation.read(begun):
+        record.own_loss[path] = evaluation.finite_mean(nll, targets) if trained[path] else None
     self.own_losses = []
 
   # -- what survives

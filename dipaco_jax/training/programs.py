@@ -32,9 +32,9 @@ from dipaco_jax.core import outer as outer_lib
 from dipaco_jax.core import screening
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.grid import Level
-from dipaco_jax.mesh import Placement
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.training.mesh import Placement
 
 # As the compiler knows them.
 NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate', 'whole')

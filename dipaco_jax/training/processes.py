@@ -7,8 +7,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from dipaco_jax import stopping
 from dipaco_jax.core import printable, settings_checks
+from dipaco_jax.training import stopping
 
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import programs as programs_lib
-from dipaco_jax import relocate
-from dipaco_jax import run_state as run_state_lib
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.programs import Programs
+from dipaco_jax.training import programs as programs_lib
+from dipaco_jax.training import resharding
+from dipaco_jax.training import run_checkpoints as run_state_lib
+from dipaco_jax.training.programs import Programs
 
 OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another --workdir'
 
@@ -131,7 +131,7 @@ def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: 
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
     begin = lambda turn: programs.begin(arrays['modules'], np.array(turn, np.int32))  # noqa: E731
-    moved = functools.partial(relocate.turns, programs.placement, positions)
+    moved = functools.partial(resharding.turns, programs.placement, positions)
     inner = moved(inner, programs.waiting_shardings, lambda turn: first_state(begin(turn)))
     own = moved(own, programs.shardings(programs.params_spec), begin)
   record = Record(**meta['record'])
@@ -184,7 +184,7 @@ def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> Stat
   modules, outer, gathered = programs.shardings((programs.modules_spec, programs.outer_spec, programs.gathered_spec))
   waiting, (params, inner) = programs.waiting_shardings, programs.shardings((programs.params_spec, programs.state_spec))
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
-    elsewhere = functools.partial(relocate.sharding, programs.placement, positions)
+    elsewhere = functools.partial(resharding.sharding, programs.placement, positions)
     waiting, params = jax.tree.map(elsewhere, (waiting, params))
   by_turn = {turn: inner if meta['in_turn'] and turn == record.turn else waiting for turn in meta['turns']}
   own = dict.fromkeys(meta['own'], params)

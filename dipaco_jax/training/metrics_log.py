@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import display, events
 from dipaco_jax.core import settings
-from dipaco_jax.topology import CHIPS
+from dipaco_jax.training import display, tensorboard
+from dipaco_jax.training.performance import CHIPS
 
 SEALED = re.compile(rb'(.*), "seal": "([0-9a-f]{8})"}\n?', re.DOTALL)
 WORDS = {  # of programs
@@ -40,7 +40,7 @@ class Metrics:
     """`writes` is for one process of a job; the others' rows go nowhere. `evaluated` hears of evaluations."""
     self._workdir, self._writes, self._evaluated = pathlib.Path(workdir), writes, evaluated
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115
-    self._events: dict[str, events.Events] = {}  # by stage
+    self._events: dict[str, tensorboard.Events] = {}  # by stage
 
   def write(self, kind: str, stage: str, updates: int, **values):
     """Appends a row, in one write; NaN and infinities become null.
@@ -56,7 +56,7 @@ class Metrics:
     if self._file.write(line) != len(line):
       raise OSError(f'no space for a row of {len(line)} bytes in {self._file.name}')
     if stage not in self._events:
-      self._events[stage] = events.Events(self._workdir / 'events' / stage)
+      self._events[stage] = tensorboard.Events(self._workdir / 'events' / stage)
     self._events[stage].write(row)
     if kind == 'evaluation':
       self._evaluated()
@@ -79,8 +79,8 @@ class Metrics:
           continue
         f.write(to_line(row))
         if row['stage'] == stage and row['kind'] == 'phase':
-          ended, since = events.position(row), []
-        elif row['stage'] == stage and events.position(row) > ended:
+          ended, since = tensorboard.position(row), []
+        elif row['stage'] == stage and tensorboard.position(row) > ended:
           since.append(row)
       f.flush()
       os.fsync(f.fileno())
@@ -91,7 +91,7 @@ class Metrics:
       self._events.pop(stage).close()
     # What is shown of the phase goes, and comes again as far as it is kept: where paths take turns, the one that is
     # ahead in updates is behind in steps.
-    self._events[stage] = events.Events(self._workdir / 'events' / stage, purge_step=ended + 1)
+    self._events[stage] = tensorboard.Events(self._workdir / 'events' / stage, purge_step=ended + 1)
     for row in since:
       self._events[stage].write(row)
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import mesh, metrics, progress
 from dipaco_jax.core import averaging_gap, screening
 from dipaco_jax.core.settings_checks import Diverged
-from dipaco_jax.programs import Programs
-from dipaco_jax.state import Record
 from dipaco_jax.storage import checkpoint
+from dipaco_jax.training import mesh, metrics_log, progress
+from dipaco_jax.training.programs import Programs
+from dipaco_jax.training.train_state import Record
 
 
 def warn_not_finite(name: str, path: int, step: int, finite_K: np.ndarray, skipped: float):
@@ -45,7 +45,7 @@ def of_steps(found: dict[str, np.ndarray]) -> Steps:
 class Journal:
   """Of one stage. Metrics are read from the device one dispatch late, so that it never waits for us."""
 
-  def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics.Metrics, record: Record):
+  def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics_log.Metrics, record: Record):
     self._name, self._programs, self._rows, self._record = name, programs, rows, record
     self._progress = progress.Progress(name, total_updates, 'updates')
     self._pending: tuple | None = None

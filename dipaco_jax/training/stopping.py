@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from dipaco_jax import display
+from dipaco_jax.training import display
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any more

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import display
 from dipaco_jax.storage import checkpoint, trees
+from dipaco_jax.training import display
 
 
 def own_share(names: Iterable[str]) -> list[str]:

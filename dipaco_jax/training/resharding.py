@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.mesh import Placement
+from dipaco_jax.training.mesh import Placement
 
 
 def sharding(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import mesh as mesh_lib
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.programs import Programs
+from dipaco_jax.training import mesh as mesh_lib
+from dipaco_jax.training.programs import Programs
 
 
 class Rows(NamedTuple):

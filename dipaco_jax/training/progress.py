@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dipaco_jax.display import STDERR, Display, duration, pause_s
+from dipaco_jax.training.display import STDERR, Display, duration, pause_s
 
 SLACK_S = 0.5  # that a line may come late; nobody is to wait for 3 s without a word
 
