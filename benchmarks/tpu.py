@@ -53,8 +53,8 @@ def with_changes(changes: str) -> settings.Settings:
 
 def measure(name: str, s: settings.Settings) -> dict[str, Any]:
   """Figures of a path's inner steps on all chips of a topology."""
-  from dipaco_jax import dry_run, roofline
   from dipaco_jax.models import transformer
+  from dipaco_jax.planning import dry_run, roofline
   from dipaco_jax.training import performance
 
   chips = performance.find(name)

@@ -203,7 +203,7 @@ def compile_only(settings: settings_lib.Settings):
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax import dry_run
+    from dipaco_jax.planning import dry_run
     from dipaco_jax.training import metrics_log, performance
 
     there = performance.find(FLAGS.topology)

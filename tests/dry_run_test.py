@@ -12,8 +12,8 @@ import pytest
 import small
 from jax.experimental import topologies
 
-from dipaco_jax import dry_run, roofline
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.planning import dry_run, roofline
 from dipaco_jax.training import metrics_log, performance
 
 CHIP = performance.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)

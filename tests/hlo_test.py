@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax import hlo
+from dipaco_jax.planning import hlo
 
 TPU = """
 %sliced (p0: f32[12,896,64], p1: s32[]) -> bf16[896,64] {

@@ -12,7 +12,7 @@ import pytest
 import small
 
 from dipaco_jax.core import outer
-from dipaco_jax.hlo import collectives
+from dipaco_jax.planning.hlo import collectives
 from dipaco_jax.training import programs
 
 GRID = {'a': 4, 'b': 2}

@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import hlo
 from dipaco_jax.core import grid as grid_lib
 from dipaco_jax.core import inner, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import attention, loss, transformer
+from dipaco_jax.planning import hlo
 from dipaco_jax.training import mesh, metrics_log, programs
 from dipaco_jax.training.performance import DCN_BYTES_PER_S, Chip, Topology
 

@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import hlo, roofline
 from dipaco_jax.core import grid as grid_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.planning import hlo, roofline
 from dipaco_jax.training import mesh, programs
 from dipaco_jax.training.performance import GIB, Topology
 
