@@ -22,9 +22,10 @@ import numpy as np
 import psutil
 from absl import app, flags
 
-from dipaco_jax import islands, leases, outer_executor, registry, run
+from dipaco_jax import islands, leases, outer_executor, registry
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.pipeline import run
 from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.storage import checkpoint, object_store
 

@@ -15,8 +15,9 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command, islands, registry, run
+from dipaco_jax import command, islands, registry
 from dipaco_jax.core import settings
+from dipaco_jax.pipeline import run
 from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.storage import checkpoint, object_store
 

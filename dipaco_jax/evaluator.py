@@ -5,9 +5,10 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import headline, history_of_islands, run, run_report, stages, validation
+from dipaco_jax import headline, history_of_islands, run_report
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
+from dipaco_jax.pipeline import run, stages, validate_stage
 from dipaco_jax.registry import Fact, Task
 from dipaco_jax.storage import checkpoint, trees
 from dipaco_jax.training import evaluation, metrics_log
@@ -25,7 +26,7 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
   path, version = int(task.key), task.number
   number = islands.round(version - 1)
   islands.fetch(f'shards/{number}')
-  rows = validation.holdout_rows(islands.run, number)
+  rows = validate_stage.holdout_rows(islands.run, number)
   loss, num_targets = None, 0.0
   if rows.counts[path]:
     loaded = islands.path_parameters(path, version)

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import jobs, rounds, stages
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import averaging_gap
 from dipaco_jax.islands import Islands
+from dipaco_jax.pipeline import jobs, resharding_round, stages
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import Fact
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import evaluation
@@ -185,5 +185,5 @@ def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
     'island_bytes': bytes_by_role(islands),
-    'rounds': [rounds.figures(run, number + 1) for number in range(s.rounds)],
+    'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
   }

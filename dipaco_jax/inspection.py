@@ -41,15 +41,16 @@ def main():
   command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax import excerpts, excerpts_panel, excerpts_text, page, trained
+    from dipaco_jax import excerpts_panel, excerpts_text, page, trained
+    from dipaco_jax.pipeline import excerpt_choice
     from dipaco_jax.storage import checkpoint
 
     run = trained.Trained(options.workdir)
     command.devices()
     command.keep_programs()
-  every = excerpts.every(run.settings) if options.every is None else options.every
+  every = excerpt_choice.every(run.settings) if options.every is None else options.every
   path = None if options.path is None else run.number(command.path_named(options.path))
-  found = excerpts.of_text(run, text, every, path, options.version)
+  found = excerpt_choice.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
     title = f'Which path reads what: {options.workdir}'

@@ -22,9 +22,10 @@ import time
 from absl import flags
 
 import dipaco_jax
-from dipaco_jax import command, config_file, corrections, usage
+from dipaco_jax import command, config_file, usage
 from dipaco_jax.core import printable, settings_checks
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.pipeline import corrections
 from dipaco_jax.training import display, processes, stopping
 
 FLAGS = flags.FLAGS
@@ -143,9 +144,10 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     import jax
 
     # JAX: not for --help
-    from dipaco_jax import live_report, reuse, stages, tokenizing
-    from dipaco_jax import run as run_lib
+    from dipaco_jax import live_report
     from dipaco_jax.data import corpus
+    from dipaco_jax.pipeline import reuse, stages, tokenize_stage
+    from dipaco_jax.pipeline import run as run_lib
     from dipaco_jax.storage import checkpoint
     from dipaco_jax.training import metrics_log, training_loop
 
@@ -156,7 +158,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
   if not finished_tokenizing(workdir):
     with display.doing('looking at the text'):
       corpus.check(settings.data)
-      tokenizing.check_input(settings)
+      tokenize_stage.check_input(settings)
   with display.doing('looking at the model'):
     check_model(settings)
   with contextlib.ExitStack() as open_:

@@ -26,11 +26,12 @@ import numpy as np
 import optax
 
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import jobs, screening_of_islands
+from dipaco_jax import screening_of_islands
 from dipaco_jax.core import exact_sum, outer, screening
 from dipaco_jax.data import shards
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
+from dipaco_jax.pipeline import jobs
 from dipaco_jax.registry import Fact, Task
 from dipaco_jax.screening_of_islands import Bounds
 from dipaco_jax.storage import checkpoint

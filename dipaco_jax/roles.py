@@ -42,12 +42,12 @@ from dipaco_jax import (
   worker,
 )
 from dipaco_jax import registry as registry_lib
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core import settings_checks
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import Islands
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.storage import object_store as storage_lib

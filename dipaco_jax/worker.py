@@ -16,13 +16,14 @@ import jax
 import numpy as np
 
 from dipaco_jax import islands as islands_lib
-from dipaco_jax import jobs, rounds, screening_of_islands, stages
-from dipaco_jax import run as run_lib
+from dipaco_jax import screening_of_islands
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
 from dipaco_jax.hosts import Hosts, leaving
 from dipaco_jax.islands import INNER, TOKENIZER, Islands
 from dipaco_jax.leases import Lease, Publish
+from dipaco_jax.pipeline import jobs, resharding_round, stages
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import Fact, Task
 from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log, training_loop
@@ -351,7 +352,7 @@ def reroute(islands: Islands, task: Task, lease: Lease) -> Publish:
     islands.publish(version)
     for before in islands.registry.facts('round', number=number):
       take_over(islands, before)
-    rounds.reroute(run, number, version)
+    resharding_round.reroute(run, number, version)
     lease.check()
     trees = f'routing/{number}', f'shards/{number}'
     made = islands.publish_trees('round', number, trees, {'version': version})

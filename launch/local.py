@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import command, config_file, headline, registry, registry_url, roles, status_of_islands, tokenizing
+from dipaco_jax import command, config_file, headline, registry, registry_url, roles, status_of_islands
 from dipaco_jax.core import printable, settings, settings_checks
 from dipaco_jax.data import corpus
+from dipaco_jax.pipeline import tokenize_stage
 from dipaco_jax.storage import object_store
 
 PAUSE_S = 1.0
@@ -120,7 +121,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
   if not object_store.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
     corpus.check(s.data)
-    tokenizing.check_input(s)
+    tokenize_stage.check_input(s)
   return roles.check(options.registry, '')
 
 

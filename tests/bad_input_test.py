@@ -10,9 +10,10 @@ import jax
 import pytest
 from absl import flags
 
-from dipaco_jax import command, main, tokenizing
+from dipaco_jax import command, main
 from dipaco_jax.core import settings_checks
 from dipaco_jax.core.settings import Settings
+from dipaco_jax.pipeline import tokenize_stage
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
@@ -247,7 +248,7 @@ def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
     (tmp_path / 'empty').mkdir(exist_ok=True)
     with pytest.raises(ValueError, match='use a smaller grid'), main.kept(workdir):
       (workdir / 'tokenizer.model').touch()
-      tokenizing.check_rows(Settings(), 1000)
+      tokenize_stage.check_rows(Settings(), 1000)
     assert not workdir.exists()
 
 
@@ -267,7 +268,7 @@ def test_whose_error_it_is():
       call(*args)
     return info.value
 
-  assert settings_checks.is_input_error(caught(tokenizing.check_rows, Settings(), 1000))
+  assert settings_checks.is_input_error(caught(tokenize_stage.check_rows, Settings(), 1000))
   assert not settings_checks.is_input_error(caught(jax.numpy.zeros, -1))
   with contextlib.suppress(ValueError):
     assert not settings_checks.is_input_error(caught(main.pathlib.Path, 3))

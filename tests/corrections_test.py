@@ -9,8 +9,9 @@ import pytest
 import tiny_run
 from absl import flags
 
-from dipaco_jax import config_file, corrections, main, run, stages, status
+from dipaco_jax import config_file, main, status
 from dipaco_jax.core import settings
+from dipaco_jax.pipeline import corrections, run, stages
 from dipaco_jax.storage import checkpoint
 
 

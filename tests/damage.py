@@ -180,9 +180,10 @@ def exported(workdir: Path) -> list[str]:
 
 
 def inspected(workdir: Path) -> str:
-  from dipaco_jax import excerpts, trained
+  from dipaco_jax import trained
+  from dipaco_jax.pipeline import excerpt_choice
 
-  return json.dumps(excerpts.of_text(trained.Trained(str(workdir)), PROMPT * 8, 8, None, None).to_dict())
+  return json.dumps(excerpt_choice.of_text(trained.Trained(str(workdir)), PROMPT * 8, 8, None, None).to_dict())
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -16,21 +16,12 @@ import synthetic
 import tiny_run
 
 import dipaco_jax
-from dipaco_jax import (
-  excerpts,
-  excerpts_panel,
-  excerpts_text,
-  page,
-  palette,
-  pictures,
-  report_page,
-  run_report,
-  trained,
-)
-from dipaco_jax import run as run_lib
+from dipaco_jax import excerpts_panel, excerpts_text, page, palette, pictures, report_page, run_report, trained
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data.sequences import Sequences
+from dipaco_jax.pipeline import excerpt_choice
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import checkpoint, seals
 
@@ -56,7 +47,7 @@ def test_a_run_shows_its_validation_text(undisturbed):
   routed = np.load(undisturbed / 'routing/0/validation.npy')
   base = {name: np.asarray(x) for name, x in run.router.base.items()}
   assert (found.every, found.prefix_tokens, found.by) == (32, 32, 'router')
-  assert len(found.documents) == excerpts.DOCUMENTS
+  assert len(found.documents) == excerpt_choice.DOCUMENTS
   for document in found.documents:
     n = texts.index(''.join(chunk.text for chunk in document.chunks))
     tokens = all_of_them[n].tokens.astype(int)
@@ -68,7 +59,7 @@ def test_a_run_shows_its_validation_text(undisturbed):
   assert {document.name for document in found.documents} == {'vowels', 'consonants'}
   assert len({document.path for document in found.documents}) == len(set(routed))
   text = (undisturbed / 'report.html').read_text()
-  assert text.count('<div class="text">') == excerpts.DOCUMENTS
+  assert text.count('<div class="text">') == excerpt_choice.DOCUMENTS
 
 
 @pytest.mark.parametrize('levels', [(('all', '.*', ()),), made_run.LEVELS], ids=['one', 'many'])
@@ -79,7 +70,7 @@ def test_nothing_is_shown_where_all_paths_are_one_model(levels, tmp_path):
   alone.metrics.close()
   looks_for_text = pytest.raises(ValueError, match=r'meta\.json, made by the stage tokenize, is missing')
   with looks_for_text if levels is made_run.LEVELS else contextlib.nullcontext():
-    excerpts.write(alone)
+    excerpt_choice.write(alone)
 
 
 # -- on a page
@@ -219,7 +210,7 @@ def test_the_command(undisturbed, tmp_path):
   out, err = run(
     f'--workdir={undisturbed}', '--file=-', '--every=16', f'--html={tmp_path / "x.html"}', given=words.encode()
   )
-  found = excerpts.of_text(trained.Trained(str(undisturbed)), words, 16, None, None)
+  found = excerpt_choice.of_text(trained.Trained(str(undisturbed)), words, 16, None, None)
   assert out == excerpts_text.make(found, FOUR, False) + '\n' and not err
   spans = Spans((tmp_path / 'x.html').read_text())
   assert not spans.fetched and 'script' not in spans.tags and spans.tags.count('h1') == 1
@@ -245,8 +236,8 @@ def test_wrong_input(options, words):
 
 
 def test_the_stages_own_choice_of_chunks():
-  assert excerpts.every(settings.Settings()) == 32
-  assert excerpts.every(settings.from_dict({'evaluate': {'reroute_every': (64, 16)}})) == 16
+  assert excerpt_choice.every(settings.Settings()) == 32
+  assert excerpt_choice.every(settings.from_dict({'evaluate': {'reroute_every': (64, 16)}})) == 16
 
 
 def test_nobody_loses_pythons_inspect():

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import run as run_lib
-from dipaco_jax import stages, tokenizing, trained
+from dipaco_jax import trained
 from dipaco_jax.core import settings
 from dipaco_jax.data import tokenizer
 from dipaco_jax.huggingface import llama_folder, llama_weights
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import stages, tokenize_stage
 from dipaco_jax.storage import checkpoint
 
 V, L = 70, 24
@@ -132,10 +133,10 @@ def test_shards_are_all_read(tmp_path):
 )
 def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, words):
   write(tmp_path, 400)
-  tokenizing.check_init(of(tmp_path, str(pieces)))
+  tokenize_stage.check_init(of(tmp_path, str(pieces)))
   write(tmp_path, **{'vocab_size': 400} | config)
   with pytest.raises(ValueError) as e:
-    tokenizing.check_init(of(tmp_path, str(pieces)))
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
   assert str(e.value).startswith(f'config.pretrain.init={tmp_path}') and words in str(e.value)
 
 
@@ -159,18 +160,18 @@ def test_weights_that_cannot_be_used_are_named_before_any_work(tmp_path, pieces,
   words_of_header = json.dumps(header).encode()
   file.write_bytes(len(words_of_header).to_bytes(8, 'little') + words_of_header)
   with pytest.raises(ValueError) as e:
-    tokenizing.check_init(of(tmp_path, str(pieces)))
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
   assert words in str(e.value)
 
 
 def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
   write(tmp_path, 400)
   with pytest.raises(ValueError, match='and only SentencePiece tokenizers can be used'):
-    tokenizing.check_init(of(tmp_path))
+    tokenize_stage.check_init(of(tmp_path))
   (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
   with pytest.raises(ValueError, match=rf'set config.tokenizer.model_file={tmp_path}/tokenizer.model'):
-    tokenizing.check_init(of(tmp_path))
-  tokenizing.check_init(of(tmp_path, f'{tmp_path}/tokenizer.model'))
+    tokenize_stage.check_init(of(tmp_path))
+  tokenize_stage.check_init(of(tmp_path, f'{tmp_path}/tokenizer.model'))
 
 
 @pytest.mark.parametrize(

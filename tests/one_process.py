@@ -27,8 +27,8 @@ from dipaco_jax import (
   screening_of_islands,
   worker,
 )
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import object_store
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS

@@ -20,10 +20,11 @@ import pytest
 import slow
 import sqlalchemy as sa
 
-from dipaco_jax import history_of_islands, islands, jobs, leases, monitor, registry
-from dipaco_jax import run as run_lib
+from dipaco_jax import history_of_islands, islands, leases, monitor, registry
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.registry_schema import TASKS
 from dipaco_jax.screening_of_islands import begins_anew, heed, resume

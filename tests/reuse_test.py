@@ -5,9 +5,9 @@ import json
 import pytest
 import tiny_run
 
-from dipaco_jax import reuse
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
+from dipaco_jax.pipeline import reuse
+from dipaco_jax.pipeline import run as run_lib
 
 
 def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):

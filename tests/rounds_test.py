@@ -10,12 +10,13 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax import history, rounds
-from dipaco_jax import run as run_lib
+from dipaco_jax import history
 from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.data import shards, tokenizer
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import resharding_round
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import checkpoint
 
 OPTIONS = [
@@ -135,8 +136,8 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   score(tmp_path, 0, np.where(np.arange(num) == one, np.inf, kept[0]))
   expected[one] = np.stack([kept[1], kept[3]]).argmax(0)[one] + 1
   with caplog.at_level('WARNING'):
-    rounds.reroute(run, 1, 1)
-  found = rounds.figures(run, 1)
+    resharding_round.reroute(run, 1, 1)
+  found = resharding_round.figures(run, 1)
   counts = np.bincount(np.array([0, 1, 3])[expected], minlength=4)
   np.testing.assert_allclose(found['label_frequency_by_path'], counts / num)
   assert found['not_finite_by_path'] == [1, 0, num, 0]
@@ -147,7 +148,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
     score(tmp_path, path, np.full(num, np.nan))
   shutil.rmtree(tmp_path / 'routing' / '1')
   with pytest.raises(settings_checks.Diverged, match='training diverged before round 1 of re-sharding'):
-    rounds.reroute(run, 1, 1)
+    resharding_round.reroute(run, 1, 1)
   run.metrics.close()
 
 

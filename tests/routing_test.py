@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import history, rounds, route_stage
-from dipaco_jax import run as run_lib
+from dipaco_jax import history
+from dipaco_jax.pipeline import resharding_round, route_stage
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import router
 from dipaco_jax.storage import checkpoint, seals
 
@@ -74,7 +75,7 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   assert 2 not in routed
   alone = shutil.copytree(tmp_path, tmp_path / 'alone')
   with caplog.at_level(logging.WARNING):
-    route_stage.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(rounds.fill, run, 1))
+    route_stage.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(resharding_round.fill, run, 1))
     route_stage.write_shards(run, 1)
 
   meta = seals.read_json(tmp_path / 'routing' / '1' / 'meta.json')

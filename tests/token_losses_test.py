@@ -11,11 +11,11 @@ import pytest
 import small
 import whole
 
-from dipaco_jax import token_losses
 from dipaco_jax.core import modules
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.models import loss
+from dipaco_jax.pipeline import token_losses
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import evaluation
 

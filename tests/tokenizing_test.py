@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from dipaco_jax import history, route_stage, tokenizing
-from dipaco_jax import run as run_lib
+from dipaco_jax import history
 from dipaco_jax.data import corpus
+from dipaco_jax.pipeline import route_stage, tokenize_stage
+from dipaco_jax.pipeline import run as run_lib
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -35,12 +36,12 @@ def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, ru
   """Killed after two parts of the sequences and before the tokenizer had its last sample."""
   folder = run.workdir / f'tokenize-{corpus.fingerprint(run.settings.data)}'
   copy(undisturbed, run, 'tokenizer.model')
-  tokenizing.write_parts(run, folder / 'sequences', (0, 2), corpus.held(run.settings))
+  tokenize_stage.write_parts(run, folder / 'sequences', (0, 2), corpus.held(run.settings))
   assert {path.name for path in (folder / 'sequences').iterdir()} == {'0', '2'}
   (folder / 'sequences' / '2' / 'mark').touch()
   (run.workdir / 'tokenize-of other files').mkdir()
 
-  meta = tokenizing.tokenize(run)
+  meta = tokenize_stage.tokenize(run)
   assert (run.workdir / 'sequences' / '2' / 'mark').exists(), 'it was made again'
   (run.workdir / 'sequences' / '2' / 'mark').unlink()
   assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')
@@ -52,7 +53,7 @@ def test_a_part_that_another_process_has_not_made_is_named(tmp_path):
   for name in '02':
     (tmp_path / name).mkdir()
   with pytest.raises(ValueError, match=r'parts \[1\] of the text are of other files'):
-    tokenizing.check_parts([tmp_path / name for name in '012'])
+    tokenize_stage.check_parts([tmp_path / name for name in '012'])
 
 
 def test_files_that_come_while_they_are_read(undisturbed, run, tmp_path, monkeypatch):
@@ -60,17 +61,17 @@ def test_files_that_come_while_they_are_read(undisturbed, run, tmp_path, monkeyp
   data = dataclasses.replace(run.settings.data, train=(f'{tmp_path}/*.jsonl',), validation=(), parts=2)
   made = dataclasses.replace(run, settings=dataclasses.replace(run.settings, data=data))
   copy(undisturbed, run, 'tokenizer.model')
-  write = tokenizing.write_parts
+  write = tokenize_stage.write_parts
 
   def write_and_more(*args):
     write(*args)
     shutil.copy(tmp_path / 'b.jsonl', tmp_path / 'a.jsonl')
 
-  monkeypatch.setattr(tokenizing, 'write_parts', write_and_more)
+  monkeypatch.setattr(tokenize_stage, 'write_parts', write_and_more)
   with pytest.raises(ValueError, match='changed while they were read: run it again'):
-    tokenizing.tokenize(made)
+    tokenize_stage.tokenize(made)
   monkeypatch.undo()
-  assert tokenizing.tokenize(made)['documents'] > 300
+  assert tokenize_stage.tokenize(made)['documents'] > 300
 
 
 @pytest.mark.parametrize('parts', [1, 4])
@@ -81,7 +82,7 @@ def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
   for n in (parts, 3):
     of = dataclasses.replace(s, tokenizer=sample, data=dataclasses.replace(s.data, parts=n))
     made = dataclasses.replace(run, workdir=run.workdir / str(n), settings=of)
-    tokenizing.tokenize(made)
+    tokenize_stage.tokenize(made)
     models.append((made.workdir / 'tokenizer.model').read_bytes())
   assert models[0] == models[1] != (undisturbed / 'tokenizer.model').read_bytes()
 
@@ -89,9 +90,9 @@ def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
 def test_parts_of_other_files_are_not_taken(undisturbed, run):
   folder = run.workdir / 'tokenize-of other files' / 'sequences'
   copy(undisturbed, run, 'tokenizer.model')
-  tokenizing.write_parts(run, folder, (0, 1), corpus.held(run.settings))
+  tokenize_stage.write_parts(run, folder, (0, 1), corpus.held(run.settings))
   (folder / '0' / 'mark').touch()
-  tokenizing.tokenize(run)
+  tokenize_stage.tokenize(run)
   assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, sequences, tokenizer
 from dipaco_jax.huggingface import llama_folder
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import checkpoint, remote_files, seals
 from dipaco_jax.training import display, progress
 

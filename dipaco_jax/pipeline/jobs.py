@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import run as run_lib
-from dipaco_jax import validation
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import shards
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import validate_stage
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import display, mesh, training_loop
 from dipaco_jax.training import train_state as state_lib
@@ -25,7 +25,7 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> training_loop.J
     name='pretrain', programs=made, phases=1, steps_per_phase=s.pretrain.steps,
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=0, batch_size=s.pretrain.batch_size,
     batch=streams(run, 'base', s.pretrain.batch_size), weights=lambda phase: np.ones((), np.float32), base=params,
-    base_state=None, validate=functools.partial(validation.validate, run, made),
+    base_state=None, validate=functools.partial(validate_stage.validate, run, made),
   )  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def paths_job(run: run_lib.Run, number: int = 0) -> training_loop.Job:
     steps_per_phase=s.train.steps_per_phase, steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps,
     batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights(run, number),
     base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
-    holdout=validation.holdout_rows(run, number) if s.train.early_stopping else None,
-    validate=functools.partial(validation.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
+    holdout=validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
+    validate=functools.partial(validate_stage.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
     publish=True, lost=lost(run) if s.outer.lost else None, begin=round_end(s, number - 1) if number else 0,
   )  # fmt: skip
 
@@ -59,8 +59,8 @@ def control_job(run: run_lib.Run) -> training_loop.Job:
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
     batch=lambda path, step: batch(path, first + step), weights=lambda phase: np.ones((), np.float32), base=run.base(),
     base_state=base_state(run, made) if s.inner.inherit_state else None,
-    holdout=validation.control_holdout(run) if s.train.early_stopping else None,
-    validate=functools.partial(validation.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
+    holdout=validate_stage.control_holdout(run) if s.train.early_stopping else None,
+    validate=functools.partial(validate_stage.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
   )  # fmt: skip
 
 

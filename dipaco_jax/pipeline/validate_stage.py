@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import bootstrap
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import shards
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import display, evaluation, metrics_log
 from dipaco_jax.training.programs import Programs

@@ -26,13 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.core.inner import gather
 from dipaco_jax.data import shards
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import checkpoint, seals, trees
 from dipaco_jax.training import evaluation
 from dipaco_jax.training import progress as progress_lib

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import route_stage
-from dipaco_jax import run as run_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
+from dipaco_jax.pipeline import route_stage
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import evaluation

@@ -39,7 +39,7 @@ def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.S
   Raises:
     ValueError: fields differ that may not, or that a finished stage was made by; names them.
   """
-  from dipaco_jax import run
+  from dipaco_jax.pipeline import run
 
   differ = settings_lib.differences(old, new)
   stage = first_changed(old, new)
@@ -54,7 +54,7 @@ def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.S
 
 def first_changed(old: settings_lib.Settings, new: settings_lib.Settings) -> str | None:
   """The first stage that would make something else."""
-  from dipaco_jax import run
+  from dipaco_jax.pipeline import run
 
   stages = [name for name in settings_lib.STAGES if run.digest(old, name) != run.digest(new, name)]
   stretched = not new.inner.decay_steps and old.train.steps_per_phase != new.train.steps_per_phase

@@ -12,13 +12,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import excerpts, jobs, rerouting, rounds, route_stage, tokenizing, validation
-from dipaco_jax import run as run_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import (
+  excerpt_choice,
+  jobs,
+  rerouted_perplexity,
+  resharding_round,
+  route_stage,
+  tokenize_stage,
+  validate_stage,
+)
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import display, mesh, metrics_log, training_loop
 from dipaco_jax.training import programs as programs_lib
@@ -27,7 +35,7 @@ from dipaco_jax.training import train_state as state_lib
 
 def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
   """Every stage up to the last that is not done yet, in order; a finished run is only reported again."""
-  functions = (tokenizing.tokenize, pretrain, route_stage.route, train, evaluate)
+  functions = (tokenize_stage.tokenize, pretrain, route_stage.route, train, evaluate)
   upto = settings_lib.STAGES.index(last) + 1
   for name, stage in list(zip(settings_lib.STAGES, functions, strict=True))[:upto]:
     if not run_lib.is_done(run, name):
@@ -93,13 +101,13 @@ def train(run: run_lib.Run) -> dict[str, Any]:
     made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
     if not checkpoint.any_process(all(made), f'round {number + 1} is there'):
       jobs.train(run, jobs.paths_job(run, number))
-      rounds.reroute(run, number + 1, jobs.round_end(run.settings, number))
+      resharding_round.reroute(run, number + 1, jobs.round_end(run.settings, number))
     checkpoint.barrier(f'round {number + 1}')
   job = jobs.paths_job(run, run.settings.rounds)
   state = jobs.train(run, job)
   _publish_again(run, job, state)
   result = figures(run, job, state.record)
-  return result | {'rounds': [rounds.figures(run, number + 1) for number in range(run.settings.rounds)]}
+  return result | {'rounds': [resharding_round.figures(run, number + 1) for number in range(run.settings.rounds)]}
 
 
 def _publish_again(run: run_lib.Run, job: training_loop.Job, state: state_lib.State):
@@ -117,8 +125,8 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
   And the beginnings of some, as the report shows them.
   """
   trained = train_control(run) if run.settings.evaluate.control else {}
-  result = validation.evaluate_all(run, 'control_tokens' in trained) | rerouting.figures(run)
-  excerpts.write(run)
+  result = validate_stage.evaluate_all(run, 'control_tokens' in trained) | rerouted_perplexity.figures(run)
+  excerpt_choice.write(run)
   return result | trained
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import route_stage, token_losses, validation
-from dipaco_jax import run as run_lib
 from dipaco_jax.data import shards
+from dipaco_jax.pipeline import route_stage, token_losses, validate_stage
+from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_policies, chunk_router, router
 from dipaco_jax.storage import checkpoint, seals
 
@@ -27,7 +27,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 
   def perplexity(nll_N):
     targets_N = scored.counts.sum(1)
-    return validation.summary(run, nll_N, targets_N, first, run.layout.grid.num_paths)['perplexity']
+    return validate_stage.summary(run, nll_N, targets_N, first, run.layout.grid.num_paths)['perplexity']
 
   if s.reroute_every:
     by: dict[str, Any] = {
