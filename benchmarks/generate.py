@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import generation, trained
 from dipaco_jax.huggingface import llama_folder
+from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference.request import Request
 from dipaco_jax.models import transformer
-from dipaco_jax.request import Request
 
 common.define_sizes(width=896, num_layers=12, num_heads=16, mlp_dim=2432, vocab_size=8192, seq_len=1024, batch_size=1)
 PROMPTS = flags.DEFINE_multi_integer('prompt', [100, 300, 700], 'tokens of a prompt')
@@ -56,7 +56,7 @@ def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L
   return x_1LD[:, -1] @ head_DV
 
 
-def first_tokens(run: trained.Trained, length: int) -> dict[str, float]:
+def first_tokens(run: trained_run.Trained, length: int) -> dict[str, float]:
   path, engine = run.path(1), generation.Engine(run)
   tokens_1L = np.array([prompt(length)], np.int32)
 
@@ -88,7 +88,7 @@ def tokens_of_transformers(folder: pathlib.Path) -> Callable[[int], Any] | None:
   return generate
 
 
-def per_token(run: trained.Trained, length: int, theirs) -> dict[str, float]:
+def per_token(run: trained_run.Trained, length: int, theirs) -> dict[str, float]:
   """Seconds of a token: those of many less that of the first one."""
   engine = generation.Engine(run)
 
@@ -104,7 +104,7 @@ def per_token(run: trained.Trained, length: int, theirs) -> dict[str, float]:
   return {'token_s': seconds[0]} | ({'token_ratio': seconds[0] / seconds[1]} if theirs else {})
 
 
-def change(run: trained.Trained, length: int) -> dict[str, float]:
+def change(run: trained_run.Trained, length: int) -> dict[str, float]:
   """A text of path 0 that becomes one of path 1, beside reading all of it under path 1."""
   engine, (old, new) = generation.Engine(run), (run.path(number) for number in (0, 1))
   text = engine.start(Request(prompt(length), 8, 0, temperature=0.0, until_eos=False))
@@ -115,7 +115,7 @@ def change(run: trained.Trained, length: int) -> dict[str, float]:
   return {'change_ratio': moved / read, 'blocks_that_differ': (N - old.first_difference(new.marks)) / N}
 
 
-def measure(run: trained.Trained, theirs) -> dict[str, Any]:
+def measure(run: trained_run.Trained, theirs) -> dict[str, Any]:
   before = run.storage.bytes_in
   path = run.path(1)
   size = sum(x.nbytes for x in path.params.values())
@@ -133,7 +133,7 @@ def main(argv):
   s = common.make_settings({'a': 2}, (('shared', rf'^(?!{upper})', ()), ('upper', rf'^({upper})', ('a',))))
   with tempfile.TemporaryDirectory() as folder:
     common.write_run(pathlib.Path(folder), s)
-    run, exported = trained.Trained(folder), pathlib.Path(folder) / 'exported'
+    run, exported = trained_run.Trained(folder), pathlib.Path(folder) / 'exported'
     exported.mkdir()
     params = {name: np.asarray(x) for name, x in run.path(1).params.items()}
     tokenizer = (pathlib.Path(folder) / 'tokenizer.model').read_bytes()

@@ -35,9 +35,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax import generation, trained
+from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference.request import Request
 from dipaco_jax.models import transformer
-from dipaco_jax.request import Request
 
 common.define_sizes(width=512, num_layers=4, num_heads=8, mlp_dim=1376, vocab_size=8192, seq_len=1024, batch_size=1)
 CLIENTS = flags.DEFINE_integer('clients', 16, 'that ask at one time')
@@ -89,7 +89,7 @@ def served(port: int) -> float:
     return sum(pool.map(one, range(REQUESTS.value))) / (time.perf_counter() - began)
 
 
-def offline(run: trained.Trained) -> float:
+def offline(run: trained_run.Trained) -> float:
   """Tokens a second of an engine."""
   engine = generation.Engine(run, max_batch=MAX_BATCH.value)
   requests = [Request(prompt(seed, PROMPT.value), TOKENS.value, seed=seed) for seed in range(REQUESTS.value)]
@@ -105,7 +105,7 @@ def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L
   return x_1LD[:, -1] @ head_DV
 
 
-def first_tokens(run: trained.Trained, port: int, length: int) -> dict[str, float]:
+def first_tokens(run: trained_run.Trained, port: int, length: int) -> dict[str, float]:
   path, tokens = run.path(1), prompt(length, length)
   connection = http.client.HTTPConnection('127.0.0.1', port)
 
@@ -129,7 +129,7 @@ def first_tokens(run: trained.Trained, port: int, length: int) -> dict[str, floa
   }
 
 
-def measure(run: trained.Trained, port: int) -> dict[str, Any]:
+def measure(run: trained_run.Trained, port: int) -> dict[str, Any]:
   pairs = [(served(port), offline(run)) for _ in range(1 + REPEATS.value)][1:]
   ours, alone = (statistics.median(column) for column in zip(*pairs, strict=True))
   result: dict[str, Any] = {'tokens_per_s': ours, 'offline_tokens_per_s': alone, 'ratio': ours / alone}
@@ -147,7 +147,7 @@ def main(argv):
     workdir = pathlib.Path(folder) / 'run'
     common.write_run(workdir, s)
     with serving(str(workdir)) as port:
-      common.report('a server of two paths', measure(trained.Trained(str(workdir)), port))
+      common.report('a server of two paths', measure(trained_run.Trained(str(workdir)), port))
 
 
 if __name__ == '__main__':

@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
   """What `trained` has; only now, as it loads JAX."""
   if name not in __all__:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  from dipaco_jax import trained
+  from dipaco_jax.inference import trained_run
 
-  return getattr(trained, name)
+  return getattr(trained_run, name)

@@ -69,9 +69,9 @@ def main():
     raise ValueError('name one path with --path=3, or all of them with --all, not both')
   if '://' in options.out:
     raise ValueError(f'--out={options.out}: name a folder of this machine, and copy it from there')
-  from dipaco_jax import trained
+  from dipaco_jax.inference import trained_run
 
-  run, out = trained.Trained(options.workdir), pathlib.Path(options.out)
+  run, out = trained_run.Trained(options.workdir), pathlib.Path(options.out)
   numbers = range(run.layout.grid.num_paths) if options.all else [run.number(command.path_named(options.path))]
   folders = {number: out / str(number) if options.all else out for number in numbers}
   for folder in folders.values():

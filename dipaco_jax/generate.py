@@ -14,7 +14,7 @@ from absl import flags
 
 from dipaco_jax import command
 from dipaco_jax.core import printable
-from dipaco_jax.request import Request, check
+from dipaco_jax.inference.request import Request, check
 from dipaco_jax.training import display
 
 
@@ -68,9 +68,9 @@ def main():
     raise ValueError('name a run with --workdir=DIR, and a text with --prompt=TEXT, or --prompt=- to read it')
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax import generation, trained
+    from dipaco_jax.inference import generation, trained_run
 
-    run = trained.Trained(f.workdir)
+    run = trained_run.Trained(f.workdir)
     command.devices()
     command.keep_programs()
     engine = generation.Engine(run, version=f.version)

@@ -26,7 +26,7 @@ def main():
     from lm_eval.utils import make_table
   except ImportError as e:
     raise ValueError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
-  from dipaco_jax import harness_model
+  from dipaco_jax.inference import lm_eval_model
   from dipaco_jax.storage import checkpoint
 
   command.devices()
@@ -34,7 +34,7 @@ def main():
   if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
     raise ValueError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
   path = None if f.path is None else command.path_named(f.path)
-  model = harness_model.Dipaco(f.workdir, path, f.version, f.batch_size)
+  model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size)
   found = lm_eval.simple_evaluate(
     model=model, tasks=f.tasks, num_fewshot=f.num_fewshot, limit=f.limit, task_manager=manager, log_samples=False,
   )  # fmt: skip

@@ -41,11 +41,12 @@ def main():
   command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax import excerpts_panel, excerpts_text, page, trained
+    from dipaco_jax import excerpts_panel, excerpts_text, page
+    from dipaco_jax.inference import trained_run
     from dipaco_jax.pipeline import excerpt_choice
     from dipaco_jax.storage import checkpoint
 
-    run = trained.Trained(options.workdir)
+    run = trained_run.Trained(options.workdir)
     command.devices()
     command.keep_programs()
   every = excerpt_choice.every(run.settings) if options.every is None else options.every

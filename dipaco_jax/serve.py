@@ -17,7 +17,7 @@ from absl import flags
 
 from dipaco_jax import command
 from dipaco_jax.core import printable
-from dipaco_jax.request import Request
+from dipaco_jax.inference.request import Request
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
@@ -76,7 +76,7 @@ def main() -> int:
   listener = listen(f.host, f.port)
   command.quiet()
   try:
-    from dipaco_jax import connections, generation, openai_api, server, trained
+    from dipaco_jax.inference import connections, generation, http_server, openai_api, trained_run
   except ModuleNotFoundError as e:
     raise ValueError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
   limits = connections.Limits(connections.IDLE + f.max_waiting + f.max_batch * f.max_paths)
@@ -88,7 +88,7 @@ def main() -> int:
   if f.access_log:
     logging.getLogger('uvicorn.access').setLevel(logging.INFO)
   command.keep_programs()
-  run = trained.Trained(f.workdir)
+  run = trained_run.Trained(f.workdir)
   command.devices()
   name = os.path.basename(os.path.realpath(f.workdir) if '://' not in f.workdir else f.workdir.rstrip('/'))
   num_paths = run.layout.grid.num_paths
@@ -97,7 +97,7 @@ def main() -> int:
     check, most = engine.check, f.max_waiting
     return openai_api.Model(name, num_paths, engine.max_length, run.tokenizer, check, f.reroute_every, most)
 
-  served = server.Server(
+  served = http_server.Server(
     lambda: warm(generation.Engine(run, f.max_paths, f.max_batch, f.version)),
     model,
     lambda: print(greeting(name, num_paths, url), flush=True),

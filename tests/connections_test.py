@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dipaco_jax import connections, seldom
+from dipaco_jax.inference import connections, seldom
 
 LIMITS = connections.Limits(24, head_s=0.5, body_s=1.2, answer_s=0.8)
 GET = b'GET /health HTTP/1.1\r\nHost: here\r\n\r\n'

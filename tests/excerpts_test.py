@@ -16,10 +16,11 @@ import synthetic
 import tiny_run
 
 import dipaco_jax
-from dipaco_jax import excerpts_panel, excerpts_text, page, palette, pictures, report_page, run_report, trained
+from dipaco_jax import excerpts_panel, excerpts_text, page, palette, pictures, report_page, run_report
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data.sequences import Sequences
+from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import excerpt_choice
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_losses
@@ -41,7 +42,7 @@ FOUND = chunk_losses.Excerpts(4, 4, 'router', [
 
 def test_a_run_shows_its_validation_text(undisturbed):
   found = chunk_losses.Excerpts.from_dict(seals.read_json(undisturbed / chunk_losses.FILE))
-  run = trained.Trained(str(undisturbed))
+  run = trained_run.Trained(str(undisturbed))
   all_of_them = Sequences(undisturbed / 'sequences', 'validation')
   texts = [run.tokenizer.decode(x.tokens) for x in all_of_them.read(range(len(all_of_them)))]
   routed = np.load(undisturbed / 'routing/0/validation.npy')
@@ -210,7 +211,7 @@ def test_the_command(undisturbed, tmp_path):
   out, err = run(
     f'--workdir={undisturbed}', '--file=-', '--every=16', f'--html={tmp_path / "x.html"}', given=words.encode()
   )
-  found = excerpt_choice.of_text(trained.Trained(str(undisturbed)), words, 16, None, None)
+  found = excerpt_choice.of_text(trained_run.Trained(str(undisturbed)), words, 16, None, None)
   assert out == excerpts_text.make(found, FOUR, False) + '\n' and not err
   spans = Spans((tmp_path / 'x.html').read_text())
   assert not spans.fetched and 'script' not in spans.tags and spans.tags.count('h1') == 1

@@ -11,8 +11,8 @@ import made_run
 import pytest
 
 import dipaco_jax
-from dipaco_jax import generation, trained
-from dipaco_jax.request import Request
+from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference.request import Request
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 
@@ -33,7 +33,7 @@ def run(*options: str, given: str = '', status: int = 0) -> tuple[str, str]:
 
 
 def expected(workdir, prompt: str, **how) -> str:
-  engine = generation.Engine(trained.Trained(str(workdir)))
+  engine = generation.Engine(trained_run.Trained(str(workdir)))
   tokens = tuple(engine.run.tokenizer.encode(prompt, eos=False).tolist())
   (text,) = engine.generate([Request(tokens, **how)])
   return prompt + text.transcript.text

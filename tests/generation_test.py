@@ -14,21 +14,21 @@ import slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax import generation, trained
+from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference.request import Request
 from dipaco_jax.models import decoding
-from dipaco_jax.request import Request
 from dipaco_jax.routing import chunk_router
 
 
 @pytest.fixture(scope='module', params=slow.but([False, True], True), ids=['router', 'chooser'])
 def run(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp('made')
-  return trained.Trained(made_run.write(folder, made_run.settings(), chooser=request.param))
+  return trained_run.Trained(made_run.write(folder, made_run.settings(), chooser=request.param))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def next_token(made, params, tokens_1L, length, draw):
-  x_1LD, head_DV = trained.model_lib.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = trained_run.model_lib.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   logits_1V = jnp.einsum('BLD,DV->BLV', x_1LD, head_DV)[:, length - 1]
   return decoding.drawn(logits_1V, draw, length[None])[0]
 
@@ -102,7 +102,7 @@ def test_changes_of_path_happen_and_read_only_what_differs(run):
   ],
 )
 def test_levels_may_be_of_any_parameters(levels, tmp_path):
-  run = trained.Trained(made_run.write(tmp_path, made_run.settings(levels)))
+  run = trained_run.Trained(made_run.write(tmp_path, made_run.settings(levels)))
   request = Request((5, 6, 8), 20, temperature=0.9, seed=1, until_eos=False, reroute_every=4)
   (text,) = generation.Engine(run).generate([request])
   assert {path // 2 for path in text.paths} == {path % 2 for path in text.paths} == {0, 1}  # both axes' modules change
@@ -186,7 +186,7 @@ def test_what_fails_is_the_end_of_its_text_alone(tmp_path):
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   for module in (tmp_path / 'modules' / '2' / 'low').glob('1*'):
     module.unlink()  # that paths 2 and 3 need
-  engine = generation.Engine(trained.Trained(workdir))
+  engine = generation.Engine(trained_run.Trained(workdir))
   texts = [engine.start(dataclasses.replace(ask, path=path)) for path in (0, 2, 1)]
   with pytest.raises(OSError):
     engine.generate([])
@@ -213,7 +213,7 @@ def test_a_failed_batch_is_the_end_of_its_texts_alone(run):
 
 def test_without_a_router_a_path_is_to_be_named(tmp_path):
   s = made_run.settings(routing={'method': 'random'})
-  engine = generation.Engine(trained.Trained(made_run.write(tmp_path, s)))
+  engine = generation.Engine(trained_run.Trained(made_run.write(tmp_path, s)))
   (tmp_path / 'routing' / '0' / 'router.safetensors').unlink()
   with pytest.raises(ValueError, match='has no router: name a path'):
     engine.start(Request((5, 6, 7), 5))

@@ -14,7 +14,7 @@ import pytest
 import small
 
 import dipaco_jax
-from dipaco_jax import trained
+from dipaco_jax.inference import trained_run
 
 pytest.importorskip('lm_eval')
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
@@ -61,15 +61,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def model(undisturbed):
-  from dipaco_jax import harness_model
+  from dipaco_jax.inference import lm_eval_model
 
-  return harness_model.Dipaco(str(undisturbed), batch_size=2)
+  return lm_eval_model.Dipaco(str(undisturbed), batch_size=2)
 
 
 @pytest.fixture(scope='module')
 def log_softmax(undisturbed):
   """(path, tokens) -> log-probabilities [L, V] of what follows each token, by float64 of a whole forward pass."""
-  run = trained.Trained(str(undisturbed))
+  run = trained_run.Trained(str(undisturbed))
 
   def made(path: int, tokens: list[int]) -> np.ndarray:
     padded = tokens + [0] * (run.settings.model.seq_len - len(tokens))
@@ -153,16 +153,16 @@ def test_by_name_and_beside_others(undisturbed):
 
 
 def test_one_path_for_all(undisturbed, log_softmax):
-  from dipaco_jax import harness_model
+  from dipaco_jax.inference import lm_eval_model
 
-  model = harness_model.Dipaco(str(undisturbed), path=(1, 0), batch_size='3')
+  model = lm_eval_model.Dipaco(str(undisturbed), path=(1, 0), batch_size='3')
   tokens = model.tok_encode('aeiou oua')
   ((total, _),) = model.loglikelihood([asked('aeiou', ' oua')], disable_tqdm=True)
   start = len(model.tok_encode('aeiou'))
   log_p = log_softmax(2, tokens)
   assert total == pytest.approx(sum(log_p[i - 1, tokens[i]] for i in range(start, len(tokens))), abs=CLOSE)
   with pytest.raises(ValueError, match='--path=4'):
-    harness_model.Dipaco(str(undisturbed), path=4)
+    lm_eval_model.Dipaco(str(undisturbed), path=4)
 
 
 def command(*options: str, status: int = 0) -> str:

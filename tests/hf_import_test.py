@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import trained
 from dipaco_jax.core import settings
 from dipaco_jax.data import tokenizer
 from dipaco_jax.huggingface import llama_folder, llama_weights
+from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stages, tokenize_stage
@@ -213,7 +213,7 @@ def test_a_run_starts_from_it(undisturbed, tmp_path):
   """The stage of a run, with what its record says; the digest of the stage tells where it started."""
   values = json.loads((undisturbed / 'config.json').read_text())
   theirs = settings.from_dict(values)
-  params = checkpoint.load_path(undisturbed, trained.Trained(str(undisturbed)).layout, 0)
+  params = checkpoint.load_path(undisturbed, trained_run.Trained(str(undisturbed)).layout, 0)
   files = llama_folder.files(params, theirs.model, (undisturbed / 'tokenizer.model').read_bytes(), 'float32', {})
   for name, data in files.items():
     checkpoint.write_file(tmp_path / 'llama' / name, data)

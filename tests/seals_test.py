@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import history, trained
+from dipaco_jax import history
 from dipaco_jax.core import settings_checks
+from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import reuse
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import checkpoint, records, seals
@@ -214,7 +215,7 @@ def test_flipped_signs_and_changed_routes_are_noticed(workdir):
   for read, words in (
     (run.base, 'remove .*/base and .*/stages/pretrain.json,'),
     (lambda: run.routed('train', 0), 'routing/0/train.npy'),
-    (lambda: trained.Trained(str(workdir)).router, r'base/params\.safetensors'),
+    (lambda: trained_run.Trained(str(workdir)).router, r'base/params\.safetensors'),
   ):
     with pytest.raises(seals.Damaged, match=words):
       read()
@@ -285,13 +286,13 @@ def test_a_round_without_the_checkpoints_that_its_shards_were_made_from(tmp_path
 @pytest.mark.parametrize('name', ['base/params.safetensors', 'routing/0/router.safetensors', 'tokenizer.model'])
 def test_what_serves_checks_what_it_reads(name, tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
-  trained.Trained(workdir).router.path('The fox')
+  trained_run.Trained(workdir).router.path('The fox')
   damage(tmp_path / name)
   with pytest.raises(seals.Damaged, match=f'{name}.* is not as it was written'):
-    trained.Trained(workdir).router.path('The fox')
+    trained_run.Trained(workdir).router.path('The fox')
   (tmp_path / name).unlink()
   with pytest.raises(ValueError, match=r'missing|no router'):
-    trained.Trained(workdir).router.path('The fox')
+    trained_run.Trained(workdir).router.path('The fox')
 
 
 def test_a_run_without_seals_is_read(tmp_path):
@@ -303,8 +304,8 @@ def test_a_run_without_seals_is_read(tmp_path):
       value = json.loads(file.read_text())
       value.pop('seal', None)
       file.write_text(json.dumps(value))
-  assert trained.Trained(workdir).path(0).version == 2
+  assert trained_run.Trained(workdir).path(0).version == 2
   file = tmp_path / 'base' / 'params.safetensors'
   file.write_bytes(file.read_bytes()[:100])
   with pytest.raises(seals.Damaged, match='base/params'):
-    trained.Trained(workdir).router.path('The fox')
+    trained_run.Trained(workdir).router.path('The fox')

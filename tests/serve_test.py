@@ -19,8 +19,9 @@ import openai
 import pytest
 import serving
 
-from dipaco_jax import connections, generation, seldom, serve, trained
-from dipaco_jax.request import Request
+from dipaco_jax import serve
+from dipaco_jax.inference import connections, generation, seldom, trained_run
+from dipaco_jax.inference.request import Request
 
 CLIENTS = 16
 
@@ -47,7 +48,7 @@ def server(workdir):
 
 @pytest.fixture(scope='module')
 def engine(workdir, server):
-  return generation.Engine(trained.Trained(str(workdir)), max_batch=4)
+  return generation.Engine(trained_run.Trained(str(workdir)), max_batch=4)
 
 
 def test_what_it_says_is_so(server):

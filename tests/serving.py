@@ -15,7 +15,7 @@ import made_run
 import numpy as np
 
 import dipaco_jax
-from dipaco_jax.request import Request
+from dipaco_jax.inference.request import Request
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 KEY = 'a key'

@@ -10,8 +10,8 @@ import object_server
 import pytest
 
 import dipaco_jax
-from dipaco_jax import trained
 from dipaco_jax.data.sequences import Sequences
+from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import checkpoint, object_store
 
@@ -39,7 +39,7 @@ def test_parameters_are_those_that_training_published(workdir, number):
     np.testing.assert_array_equal(found[name], x)
 
 
-def bytes_of(path: trained.Path) -> int:
+def bytes_of(path: trained_run.Path) -> int:
   return sum(x.nbytes for x in path.params.values())
 
 
@@ -54,7 +54,7 @@ def test_reads_a_path_s_bytes_and_hardly_more(tmp_path):
 
 
 def test_where_paths_begin_to_differ(workdir):
-  run = trained.Trained(workdir)
+  run = trained_run.Trained(workdir)
   paths = [run.path(number, 2) for number in range(4)]  # (0, 0), (0, 1), (1, 0), (1, 1)
   assert [paths[0].first_difference(other.marks) for other in paths] == [3, 1, 0, 0]
   assert paths[0].first_difference(run.path(0, 1).marks) == 0  # the embedding of another version
@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_beside(workdir, tmp_path):
   config = json.loads((copy / 'config.json').read_text())
   config['routing'] |= {'method': 'discriminative', 'router_fraction': 0.2, 'rounds': 1, 'phases_per_round': 1}
   checkpoint.write_json(copy / 'config.json', config)
-  run = trained.Trained(str(copy))
+  run = trained_run.Trained(str(copy))
   run.path(0)
   assert 0 <= run.router.path('The lazy dog') < 4
   (copy / 'modules' / '2').rename(copy / 'modules' / '3')

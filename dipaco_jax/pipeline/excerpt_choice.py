@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import trained as trained_lib
 from dipaco_jax.core import settings
 from dipaco_jax.data import shards
 from dipaco_jax.data.detokenizer import Transcript
 from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.inference import trained_run as trained_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import token_losses

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import trained as trained_lib
-from dipaco_jax.batch import Batch, Text
 from dipaco_jax.data.detokenizer import Transcript
+from dipaco_jax.inference import trained_run as trained_lib
+from dipaco_jax.inference.batch import Batch, Text
+from dipaco_jax.inference.request import Request, check
 from dipaco_jax.models import decoding
 from dipaco_jax.models.transformer import Params, Transformer
-from dipaco_jax.request import Request, check
 from dipaco_jax.routing import chunk_router
 
 LEAST_LENGTH = 16  # of tokens read at one time

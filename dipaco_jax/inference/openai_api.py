@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dipaco_jax.data.tokenizer import Tokenizer
-from dipaco_jax.request import Request
+from dipaco_jax.inference.request import Request
 
 MAX_TOKENS = 16  # OpenAI's default
 KINDS = {401: 'authentication_error', 429: 'rate_limit_error'}  # of errors

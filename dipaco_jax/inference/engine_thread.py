@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import prometheus_client as prometheus
 
-from dipaco_jax.batch import Text
-from dipaco_jax.generation import Engine
-from dipaco_jax.openai_api import Asked
+from dipaco_jax.inference.batch import Text
+from dipaco_jax.inference.generation import Engine
+from dipaco_jax.inference.openai_api import Asked
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 

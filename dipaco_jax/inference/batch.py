@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax import trained as trained_lib
 from dipaco_jax.data.detokenizer import Transcript
+from dipaco_jax.inference import trained_run as trained_lib
+from dipaco_jax.inference.request import Request
 from dipaco_jax.models import decoding
 from dipaco_jax.models.transformer import Params, Transformer
-from dipaco_jax.request import Request
 
 STEPS = 4  # tokens in one dispatch
 LEAST_PLACES = 128  # in a cache

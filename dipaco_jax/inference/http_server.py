@@ -28,10 +28,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dipaco_jax import connections, openai_api, seldom
-from dipaco_jax.driver import Driver, Metrics, News, Ticket
-from dipaco_jax.generation import Engine
-from dipaco_jax.openai_api import Asked, Refused
+from dipaco_jax.inference import connections, openai_api, seldom
+from dipaco_jax.inference.engine_thread import Driver, Metrics, News, Ticket
+from dipaco_jax.inference.generation import Engine
+from dipaco_jax.inference.openai_api import Asked, Refused
 from dipaco_jax.training import stopping
 
 BODY_BYTES = 2**21

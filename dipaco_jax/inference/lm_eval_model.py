@@ -19,10 +19,10 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from dipaco_jax import generation, trained
+from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference.request import Request
 from dipaco_jax.models import loss
 from dipaco_jax.models import transformer as model_lib
-from dipaco_jax.request import Request
 
 NEW_TOKENS = 256  # where a task does not say how many, as in the harness' own models
 
@@ -49,7 +49,7 @@ class Dipaco(TemplateLM):
     self.batch_size = int(batch_size)
     if self.batch_size < 1:
       raise ValueError(f'batch_size={batch_size} should be 1 or more')
-    self.run, self.version = trained.Trained(workdir), version
+    self.run, self.version = trained_run.Trained(workdir), version
     self.only = None if path is None else self.run.number(path)
     if self.only is None and self.run.layout.grid.num_paths == 1:
       self.only = 0
@@ -143,7 +143,7 @@ class Dipaco(TemplateLM):
         answers |= self._batch(loaded, rows, members[start : start + self.batch_size], length)
     return [answers[i] for i in range(len(rows))]
 
-  def _batch(self, path: trained.Path, rows, members: list[int], length: int):
+  def _batch(self, path: trained_run.Path, rows, members: list[int], length: int):
     """Of the rows `members`, {member: (nats, whether likeliest)}."""
     tokens_BL = np.zeros((self.batch_size, length + 1), np.int32)
     ends = []
