@@ -5,11 +5,12 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import headline, history_of_islands, run_report
+from dipaco_jax import history_of_islands
 from dipaco_jax.islands import Islands
 from dipaco_jax.leases import Lease, Publish
 from dipaco_jax.pipeline import run, stages, validate_stage
 from dipaco_jax.registry import Fact, Task
+from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import checkpoint, trees
 from dipaco_jax.training import evaluation, metrics_log
 

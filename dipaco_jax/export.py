@@ -32,8 +32,8 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   Raises:
     ValueError: the version is none, the tokenizer cannot be written, or the folder cannot.
   """
-  from dipaco_jax import model_card
   from dipaco_jax.huggingface import llama_folder
+  from dipaco_jax.reports import model_card
   from dipaco_jax.storage import checkpoint
 
   places = run.places(number, version)

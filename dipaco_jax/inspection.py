@@ -41,9 +41,9 @@ def main():
   command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax import excerpts_panel, excerpts_text, page
     from dipaco_jax.inference import trained_run
     from dipaco_jax.pipeline import excerpt_choice
+    from dipaco_jax.reports import excerpts_html, excerpts_text, html_page
     from dipaco_jax.storage import checkpoint
 
     run = trained_run.Trained(options.workdir)
@@ -55,8 +55,8 @@ def main():
   grid = run.layout.grid
   if options.html:
     title = f'Which path reads what: {options.workdir}'
-    parts = [page.element('h1', 'Which path reads what'), page.element('p', options.workdir, 'quiet')]
-    checkpoint.write_file(pathlib.Path(options.html), page.page(title, [*parts, excerpts_panel.make(found, grid)]))
+    parts = [html_page.element('h1', 'Which path reads what'), html_page.element('p', options.workdir, 'quiet')]
+    checkpoint.write_file(pathlib.Path(options.html), html_page.page(title, [*parts, excerpts_html.make(found, grid)]))
   print(excerpts_text.make(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import history_of_islands, live_report, run_report, screening_of_islands, timeline_plot
+from dipaco_jax import history_of_islands, screening_of_islands
 from dipaco_jax.islands import Islands
 from dipaco_jax.registry import Fact
+from dipaco_jax.reports import live_report, run_report, timeline_plot
 
 EVERY_S = 60.0
 

@@ -143,11 +143,12 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     import jax
 
-    # JAX: not for --help
-    from dipaco_jax import live_report
     from dipaco_jax.data import corpus
     from dipaco_jax.pipeline import reuse, stages, tokenize_stage
     from dipaco_jax.pipeline import run as run_lib
+
+    # JAX: not for --help
+    from dipaco_jax.reports import live_report
     from dipaco_jax.storage import checkpoint
     from dipaco_jax.training import metrics_log, training_loop
 
@@ -315,7 +316,7 @@ def check_model(settings: settings_lib.Settings):
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
-  from dipaco_jax import history
+  from dipaco_jax.reports import history
   from dipaco_jax.storage import checkpoint
 
   file = workdir / 'config.json'
@@ -348,7 +349,7 @@ def compilation_cache(workdir: pathlib.Path):
 
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
-  from dipaco_jax import failures, headline, run_report
+  from dipaco_jax.reports import failures, headline, run_report
   from dipaco_jax.storage import trees
 
   with display.doing('writing the report'):

@@ -94,7 +94,7 @@ def longest_good(found: Iterable[Found]) -> Found:
 
 def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   """Of a run that is finished, or has diverged."""
-  from dipaco_jax import history
+  from dipaco_jax.reports import history
   from dipaco_jax.storage import seals
   from dipaco_jax.training import metrics_log
 
@@ -147,7 +147,7 @@ class Search:
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Found:
     """Raises SystemExit where a run was stopped, and ValueError where what is there is of other options."""
-    from dipaco_jax import history
+    from dipaco_jax.reports import history
 
     folder = self.workdir / name.replace(' ', '-')
     diverged = folder.with_name(f'{folder.name}.diverged')

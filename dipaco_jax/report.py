@@ -10,13 +10,14 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command, run_report
+from dipaco_jax import command
+from dipaco_jax.reports import run_report
 from dipaco_jax.training import display
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   """Writes compare.html and compare.png into `out`; returns the table as text."""
-  from dipaco_jax import comparison, drawing, history, plots
+  from dipaco_jax.reports import comparison, history, plot_style, plots
   from dipaco_jax.storage import checkpoint
 
   reports = {str(workdir): run_report.build(workdir) for workdir in workdirs}
@@ -26,7 +27,7 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   rows = comparison.table(reports, configs)
   bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
   figure = plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)
-  checkpoint.write_file(out / 'compare.png', drawing.to_png(figure))
+  checkpoint.write_file(out / 'compare.png', plot_style.to_png(figure))
   checkpoint.write_file(out / 'compare.html', comparison.make(rows, figure))
   return comparison.text(rows)
 

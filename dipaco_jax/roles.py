@@ -32,12 +32,10 @@ from dipaco_jax import (
   backup,
   database,
   evaluator,
-  history,
   leases,
   monitor,
   outer_executor,
   registry_url,
-  run_report,
   screening_of_islands,
   worker,
 )
@@ -49,6 +47,7 @@ from dipaco_jax.hosts import Hosts
 from dipaco_jax.islands import Islands
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.reports import history, run_report
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.storage import object_store as storage_lib
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, failures, headline, registry_url
+from dipaco_jax import command, registry_url
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.settings import DOING, STAGES
-from dipaco_jax.history import owner, read_settings, read_stages
 from dipaco_jax.pipeline import corrections
+from dipaco_jax.reports import failures, headline
+from dipaco_jax.reports.history import owner, read_settings, read_stages
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.progress import duration, whose_loss
 

@@ -77,9 +77,9 @@ def write(table: Table, size: str, folder: pathlib.Path, results: Results):
   contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
   publish(folder / size / f'{table.name}.json', json.dumps(contents, indent=1) + '\n')
   if records:
-    from dipaco_jax import drawing
+    from dipaco_jax.reports import plot_style
 
-    publish(folder / size / f'{table.name}.png', drawing.to_png(table.picture(table, table.rows(size), results)))
+    publish(folder / size / f'{table.name}.png', plot_style.to_png(table.picture(table, table.rows(size), results)))
 
 
 def publish(file: pathlib.Path, data: str | bytes):

@@ -7,13 +7,13 @@ from typing import Any
 from common import Results, Table, figure, figures
 from runs import Row
 
-from dipaco_jax import drawing
+from dipaco_jax.reports import plot_style
 
 
-@drawing.styled
+@plot_style.styled
 def dots(table: Table, rows: Sequence[Row], results: Results):
   """The first column: a line for every row, a dot for every seed, a bar at their mean."""
-  made, ax = drawing.axes(drawing.WIDE, 1.0 + 0.32 * len(rows))
+  made, ax = plot_style.axes(plot_style.WIDE, 1.0 + 0.32 * len(rows))
   draw_dots(ax, table, rows, results)
   return made
 
@@ -21,19 +21,19 @@ def dots(table: Table, rows: Sequence[Row], results: Results):
 def draw_dots(ax, table: Table, rows: Sequence[Row], results: Results):
   for y, row in enumerate(rows):
     found = figures(results, row.name, table.columns[0])
-    ax.plot(found, [y] * len(found), 'o', color=drawing.BLUE, markersize=4, alpha=0.6)
+    ax.plot(found, [y] * len(found), 'o', color=plot_style.BLUE, markersize=4, alpha=0.6)
     if found:
-      ax.plot([statistics.fmean(found)], [y], '|', color=drawing.INK, markersize=14)
+      ax.plot([statistics.fmean(found)], [y], '|', color=plot_style.INK, markersize=14)
   run = {name for name, _ in results}
   ax.set_yticks(range(len(rows)), [row.title if row.name in run else f'{row.title} (not run)' for row in rows])
   ax.set_ylim(len(rows) - 0.5, -0.5)
   ax.set_xlabel(f'{table.columns[0].title}, a dot per seed and their mean')
 
 
-@drawing.styled
+@plot_style.styled
 def curves(table: Table, rows: Sequence[Row], results: Results):
   """Perplexity while training, means over seeds: against what one path has read, and against all FLOPs."""
-  made, panels = drawing.axes(drawing.WIDE * 1.2, 5.0, 2, sharey=True)
+  made, panels = plot_style.axes(plot_style.WIDE * 1.2, 5.0, 2, sharey=True)
   for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
     lines = {row.title: along(row, results, of) for row in rows}
     draw_lines(ax, {title: points for title, points in lines.items() if points})
@@ -77,11 +77,11 @@ def against_number(title: str, series: Callable[[Row], Sequence[str]]):
 def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]]):
   """A picture of the first column against a field of the results, on a log scale; `series(row)`: the lines it is on."""
 
-  @drawing.styled
+  @plot_style.styled
   def picture(table: Table, rows: Sequence[Row], results: Results):
-    made, ax = drawing.axes(drawing.WIDE * 0.8, 4.2)
+    made, ax = plot_style.axes(plot_style.WIDE * 0.8, 4.2)
     lines: dict[str, list[tuple[float, float]]] = {name: [] for row in rows for name in series(row)}
-    colours = dict(zip(lines, drawing.COLOURS, strict=False))
+    colours = dict(zip(lines, plot_style.COLOURS, strict=False))
     for row in rows:
       x = place(row, results, field) if field else float(row.name.split('_')[-1])
       found = figures(results, row.name, table.columns[0])
@@ -110,7 +110,7 @@ def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]]):
   ends = []
   for i, (name, points) in enumerate(lines.items()):
     xs, ys = zip(*sorted(points), strict=True)
-    colour = drawing.COLOURS[i % len(drawing.COLOURS)]
+    colour = plot_style.COLOURS[i % len(plot_style.COLOURS)]
     ax.plot(xs, ys, color=colour, linewidth=1.6)
     ends.append((ys[-1], name, colour))
-  drawing.label_ends(ax, ends)
+  plot_style.label_ends(ax, ends)

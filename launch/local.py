@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import command, config_file, headline, registry, registry_url, roles, status_of_islands
+from dipaco_jax import command, config_file, registry, registry_url, roles, status_of_islands
 from dipaco_jax.core import printable, settings, settings_checks
 from dipaco_jax.data import corpus
 from dipaco_jax.pipeline import tokenize_stage
+from dipaco_jax.reports import headline
 from dipaco_jax.storage import object_store
 
 PAUSE_S = 1.0

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tiny_run
 
-from dipaco_jax import history
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import jobs, stages
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import metrics_log
 

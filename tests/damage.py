@@ -149,7 +149,7 @@ def status(workdir: Path) -> str:
 
 
 def report(workdir: Path) -> str:
-  from dipaco_jax import run_report
+  from dipaco_jax.reports import run_report
 
   found = run_report.write(workdir)
   page = (workdir / 'report.html').read_text()

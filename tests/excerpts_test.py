@@ -16,13 +16,13 @@ import synthetic
 import tiny_run
 
 import dipaco_jax
-from dipaco_jax import excerpts_panel, excerpts_text, page, palette, pictures, report_page, run_report
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import excerpt_choice
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import excerpts_html, excerpts_text, figures, html_page, palette, report_page, run_report
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import checkpoint, seals
 
@@ -107,13 +107,13 @@ class Spans(report_test.Page):
 
 
 def test_the_panel_is_escaped_and_coloured():
-  panel = Spans(excerpts_panel.make(FOUND, FOUR))
+  panel = Spans(excerpts_html.make(FOUND, FOUR))
   assert 'script' not in panel.tags and panel.tags.count('b') == 2 and 'code <b>' in panel.words
   keys, parts = panel.spans[:4], panel.spans[4:]
   assert [''.join(words) for _, words in parts] == ['if a < b:\n', '<script>alert("x")</script>␛[31m', ' & so on']
-  assert [''.join(words) for _, words in keys] == pictures.labels(FOUR) == ['0', '1', '2', '3']  # one name everywhere
+  assert [''.join(words) for _, words in keys] == figures.labels(FOUR) == ['0', '1', '2', '3']  # one name everywhere
   assert [attrs['title'] for attrs, _ in keys][3] == 'path 3: a 1, b 1'
-  colours = [excerpts_panel.colour(FOUR, path).style for path in range(4)]
+  colours = [excerpts_html.colour(FOUR, path).style for path in range(4)]
   assert [attrs['style'] for attrs, _ in keys] == colours and len(set(colours)) == 4
   assert [attrs['style'] for attrs, _ in parts] == [colours[1], colours[3], colours[3]]
   assert [attrs['class'] for attrs, _ in parts] == ['prefix', '', 'worse']
@@ -139,14 +139,14 @@ def test_the_panel_is_escaped_and_coloured():
 )
 def test_it_says_what_chose(by, words):
   found = FOUND._replace(by=by)
-  for shown in (excerpts_panel.make(found, FOUR), excerpts_text.make(found, FOUR, False)):
+  for shown in (excerpts_html.make(found, FOUR), excerpts_text.make(found, FOUR, False)):
     assert words in shown and ('chosen anew.' in shown) == bool(by)
 
 
 def test_losses_that_are_no_numbers():
   (document,) = FOUND.documents
   nothing = document._replace(nats=None, rerouted=None, chunks=[document.chunks[1]._replace(nats=None)])
-  panel = Spans(excerpts_panel.make(FOUND._replace(documents=[nothing]), FOUR))
+  panel = Spans(excerpts_html.make(FOUND._replace(documents=[nothing]), FOUR))
   assert '3.000 nats a token under the base, - under path 1, - with paths chosen anew.' in panel.words
   assert '- ' in excerpts_text.make(FOUND._replace(documents=[nothing]), FOUR, False)
 
@@ -156,8 +156,8 @@ def test_losses_that_are_no_numbers():
 )
 def test_every_path_has_a_colour_that_ink_is_legible_on(axes):
   grid = Grid(axes)
-  colours = [excerpts_panel.colour(grid, path) for path in range(grid.num_paths)]
-  inks = page.COLOURS['strong']
+  colours = [excerpts_html.colour(grid, path) for path in range(grid.num_paths)]
+  inks = html_page.COLOURS['strong']
   for i, of_screen in enumerate(zip(*colours, strict=True)):  # light, and dark
     assert len(set(of_screen)) == grid.num_paths
     assert min(palette.contrast(inks[i], c) for c in of_screen) > 4.5
@@ -165,7 +165,7 @@ def test_every_path_has_a_colour_that_ink_is_legible_on(axes):
 
 def test_a_path_has_the_colour_of_its_line():
   for path in range(4):
-    found, line = excerpts_panel.colour(FOUR, path), palette.COLOURS[path]
+    found, line = excerpts_html.colour(FOUR, path), palette.COLOURS[path]
     assert found.light == palette.mix('#ffffff', line, 0.3)
 
 
@@ -178,7 +178,7 @@ def test_plain_text_and_colours():
   assert re.search(r'^ +4 +3 +2\.250 +3\.000 +-0\.750$', plain, re.MULTILINE)
   assert re.search(r'^ +0 +1 +2\.000 +2\.500 +-0\.500  not counted$', plain, re.MULTILINE)
   coloured = excerpts_text.make(FOUND, FOUR, True)
-  blue = ';'.join(str(c) for c in bytes.fromhex(excerpts_panel.colour(FOUR, 1).light[1:]))
+  blue = ';'.join(str(c) for c in bytes.fromhex(excerpts_html.colour(FOUR, 1).light[1:]))
   assert f'48;2;{blue}m¹if a < b:\x1b[0m\n' in coloured  # the line's rest is not coloured
   assert '³<script>' in coloured and '³ & so on' not in coloured
   assert re.sub(r'\x1b\[[\d;]*m', '', coloured).count('\x1b') == 0

@@ -2,7 +2,7 @@
 
 import json
 
-from dipaco_jax import failures
+from dipaco_jax.reports import failures
 
 
 def write(folder, *rows):

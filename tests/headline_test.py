@@ -2,7 +2,7 @@
 
 import pytest
 
-from dipaco_jax import headline
+from dipaco_jax.reports import headline
 
 REPORT = {
   'paths': 4, 'steps': 96, 'perplexity': 17.25, 'perplexity_interval': [16.8, 17.71],

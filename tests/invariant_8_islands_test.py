@@ -17,8 +17,9 @@ import tiny_run
 from backends import Backend
 from one_process import Faults, Machine, changed
 
-from dipaco_jax import history, history_of_islands, islands, live_islands, registry
+from dipaco_jax import history_of_islands, islands, live_islands, registry
 from dipaco_jax.pipeline import stages
+from dipaco_jax.reports import history
 from dipaco_jax.training import metrics_log
 
 pytestmark = pytest.mark.usefixtures('one_device')

@@ -10,9 +10,10 @@ import pytest
 import tiny_run
 from one_process import Machine, changed, close
 
-from dipaco_jax import history_of_islands, islands, outer_executor, registry, run_report, screening_of_islands
+from dipaco_jax import history_of_islands, islands, outer_executor, registry, screening_of_islands
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.reports import run_report
 from dipaco_jax.storage import checkpoint
 
 BOUNDS = screening_of_islands.Bounds({'low': 100.0}, 1.0, 10.0)

@@ -5,7 +5,7 @@ import time
 import pytest
 import synthetic
 
-from dipaco_jax import live_report
+from dipaco_jax.reports import live_report
 from dipaco_jax.training import metrics_log
 
 PATIENCE_S = 120

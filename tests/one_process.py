@@ -21,7 +21,6 @@ from dipaco_jax import (
   leases,
   monitor,
   outer_executor,
-  pictures,
   registry,
   roles,
   screening_of_islands,
@@ -29,6 +28,7 @@ from dipaco_jax import (
 )
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import figures
 from dipaco_jax.storage import object_store
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
@@ -162,7 +162,7 @@ def one_device() -> Iterator[None]:
     for name, seconds in waits.items():
       patch.setattr(leases, name, seconds)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
-    patch.setattr(pictures, 'PICTURES', {'timeline': pictures.PICTURES['timeline']})
+    patch.setattr(figures, 'PICTURES', {'timeline': figures.PICTURES['timeline']})
     yield
 
 

@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 import synthetic
 
-from dipaco_jax import (
-  command,
-  drawing,
-  grid_plot,
-  plots,
-  registry,
-  report,
-  run_report,
-  status_of_islands,
-  timeline_plot,
-)
+from dipaco_jax import command, registry, report, status_of_islands
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, tokenizer
+from dipaco_jax.reports import grid_plot, plot_style, plots, run_report, timeline_plot
 from dipaco_jax.training import metrics_log
 
 HOSTILE = (
@@ -105,14 +96,14 @@ def test_pictures_of_any_names():
   tasks = [timeline_plot.Task(name, 'train', 1, 0.0, 1.0) for name in HOSTILE]
   grid = grids.Grid({'a' * 60: 2, 'b' * 60: 2})
   storey = grid_plot.Storey(grids.Level('x' * 60, '', ('a' * 60,)), 'part', np.array([1.0, 2.0]))
-  curve = drawing.Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
+  curve = plot_style.Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
   for figure in (
     timeline_plot.draw(timeline_plot.rows(tasks)),
     plots.perplexity_curves(dict.fromkeys(HOSTILE, curve), {}),
     grid_plot.draw(grid, [storey], 'title', 'blue'),
   ):
-    drawing.to_png(figure)
-    xml.dom.minidom.parseString(drawing.to_svg(figure, 'name'))
+    plot_style.to_png(figure)
+    xml.dom.minidom.parseString(plot_style.to_svg(figure, 'name'))
 
 
 def test_what_is_logged_and_said_at_the_end_obeys_nothing(monkeypatch, capsys):

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from dipaco_jax import run_report
 from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.models import transformer
+from dipaco_jax.reports import run_report
 
 ROOT = pathlib.Path(__file__).parent.parent
 README, BUILD = (ROOT / 'README.md').read_text(), (ROOT / 'BUILD.md').read_text()

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 import synthetic
 
-from dipaco_jax import (
+from dipaco_jax import report
+from dipaco_jax.core import grid as grids
+from dipaco_jax.core import settings
+from dipaco_jax.reports import (
   comparison,
-  drawing,
-  drift,
+  figures,
   grid_plot,
   history,
+  module_drift,
   palette,
-  pictures,
+  plot_style,
   plots,
-  report,
   report_page,
   run_report,
 )
-from dipaco_jax import page as page_lib
-from dipaco_jax.core import grid as grids
-from dipaco_jax.core import settings
+from dipaco_jax.reports import html_page as page_lib
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import metrics_log
 
@@ -193,16 +193,16 @@ def test_a_great_gap_is_explained(runs, tmp_path):
   config = history.read_settings(runs('grid'))
   tau = config.train.steps_per_phase
   found = history.read(runs('grid'), 16)
-  apart = pictures.gap(found, tau)
+  apart = figures.gap(found, tau)
   assert apart == pytest.approx(0.3, abs=0.2)  # by the curves of synthetic.py, which end 0.15 to 0.45 nats apart
-  rise = found._replace(holdout=drawing.Curve(found.holdout.steps, found.holdout.values + 1))
-  assert pictures.gap(rise, tau) == pytest.approx(apart + 1)
-  nothing = drawing.Curve(np.zeros(0, int), np.zeros((0, 16)))
-  assert pictures.gap(found._replace(holdout=nothing), tau) is None
+  rise = found._replace(holdout=plot_style.Curve(found.holdout.steps, found.holdout.values + 1))
+  assert figures.gap(rise, tau) == pytest.approx(apart + 1)
+  nothing = plot_style.Curve(np.zeros(0, int), np.zeros((0, 16)))
+  assert figures.gap(found._replace(holdout=nothing), tau) is None
   run = run_report.read_run(runs('grid'), run_report.build(runs('grid')))
   for history_, words in ((found, ''), (rise, f'In the last phase it lies {apart + 1:.1f} nats above')):
-    caption = pictures._holdout(run._replace(history=history_)).caption
-    assert words in caption and ('nats above' in caption) == bool(words or apart > pictures.GREAT_GAP)
+    caption = figures._holdout(run._replace(history=history_)).caption
+    assert words in caption and ('nats above' in caption) == bool(words or apart > figures.GREAT_GAP)
 
 
 def test_short_names():
@@ -255,11 +255,11 @@ def test_pictures_have_the_pages_colours_and_text_that_a_telephone_shows_large_e
   ],
 )
 def test_ticks_neither_repeat_nor_round(ticks, words):
-  assert drawing.tick_words(ticks) == words
+  assert plot_style.tick_words(ticks) == words
 
 
 def test_phases_and_steps_are_whole():
-  curve = drawing.Curve(np.array([100, 101]), np.array([[3.0], [2.0]]))
+  curve = plot_style.Curve(np.array([100, 101]), np.array([[3.0], [2.0]]))
   ax = plots.holdout(curve, ['path']).axes[0]
   ax.figure.canvas.draw()
   shown = [t.get_text() for t in ax.get_xticklabels()]
@@ -282,10 +282,10 @@ def test_a_picture_that_is_alone_has_its_caption_beside_it(reports):
 def test_early_stopping_that_stops_nothing_is_a_sentence(tmp_path):
   synthetic.make(tmp_path, (('a', 2), ('b', 2)), phases=3)
   synthetic.write_json(tmp_path / 'paths' / 'best.json', {'version': [3] * 4})
-  found = pictures.make(run_report.read_run(tmp_path, run_report.build(tmp_path)))
+  found = figures.make(run_report.read_run(tmp_path, run_report.build(tmp_path)))
   assert 'early_stopping' not in found and 'All paths were best after the last phase' in found['holdout_losses'].caption
   synthetic.write_json(tmp_path / 'paths' / 'best.json', {'version': [3, 1, 3, 3]})
-  found = pictures.make(run_report.read_run(tmp_path, run_report.build(tmp_path)))
+  found = figures.make(run_report.read_run(tmp_path, run_report.build(tmp_path)))
   assert found['early_stopping'].caption == '1 of 4 paths is taken from before the last phase.'
 
 
@@ -350,7 +350,7 @@ def test_drift_against_numpy(runs):
   from safetensors.numpy import load_file
 
   base = load_file(workdir / 'base' / 'params.safetensors')
-  for slab, found in drift.measure(workdir, 12, grid, levels):
+  for slab, found in module_drift.measure(workdir, 12, grid, levels):
     files = [
       workdir / 'modules' / '12' / slab.level.name / f'{"-".join(map(str, m))}.safetensors'
       for m in grid.modules(slab.level)
@@ -368,7 +368,7 @@ def test_slabs_follow_the_network():
   specs = (('middle', r'block_([1-9]|10)/\w+/', ['a']), ('ends', 'embed|block_0/|block_11/|final|head', ['a', 'b']))
   levels = grids.make_levels(grid, specs)
   names = [f'block_{i}/{part}' for i in range(12) for part in ('attention/q', 'mlp/up')]
-  found = drift.slabs(levels, [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel'])
+  found = module_drift.slabs(levels, [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel'])
   parts = [('ends', 'embed, block 0'), ('middle', 'blocks 1-10'), ('ends', 'block 11, final norm, head')]
   assert [(slab.level.name, slab.parts) for slab in found] == parts
   assert sorted(n for slab in found for n in slab.names) == sorted(
@@ -379,7 +379,7 @@ def test_slabs_follow_the_network():
 def test_levels_that_share_blocks_are_slabs_of_their_own():
   grid = grids.Grid({'a': 2})
   levels = grids.make_levels(grid, (('norms', 'norm', []), ('rest', 'mlp|embed', ['a'])))
-  found = drift.slabs(levels, ['embed/tokens', 'block_0/norm', 'block_0/mlp', 'block_1/norm', 'block_1/mlp'])
+  found = module_drift.slabs(levels, ['embed/tokens', 'block_0/norm', 'block_0/mlp', 'block_1/norm', 'block_1/mlp'])
   assert [(slab.level.name, slab.parts) for slab in found] == [
     ('rest', 'embed'),
     ('norms', 'blocks 0-1 (part)'),
@@ -398,18 +398,18 @@ def test_patches_of_the_drawn_grid_are_the_modules(axes):
 
 
 def test_labels_do_not_overlap():
-  places = drawing._spread([1.0, 1.01, 5.0, 1.02], 0.5)
+  places = plot_style._spread([1.0, 1.01, 5.0, 1.02], 0.5)
   assert np.diff(np.sort(places)).min() > 0.499 and np.argsort(places).tolist() == [0, 1, 3, 2]
 
 
 def test_every_picture_of_odd_data():
-  nowhere = drawing.Curve(np.zeros(0, int), np.zeros((0, 2)))
-  plots.training('Loss', 'nats', drawing.Curve(np.zeros(0, int), np.zeros(0)), nowhere, ['0', '1'])
-  plots.perplexity_curves({'a': drawing.Curve(np.zeros(0, int), np.zeros(0))}, {'a': None})
+  nowhere = plot_style.Curve(np.zeros(0, int), np.zeros((0, 2)))
+  plots.training('Loss', 'nats', plot_style.Curve(np.zeros(0, int), np.zeros(0)), nowhere, ['0', '1'])
+  plots.perplexity_curves({'a': plot_style.Curve(np.zeros(0, int), np.zeros(0))}, {'a': None})
   plots.loss_matrix(np.array([[1.0, np.nan], [2.0, 1.0]]), ['0', '1'])
   kinds = plots.kinds_by_paths(np.arange(300).reshape(3, 100), [f'kind {i}' for i in range(100)], ['0', '1', '2'])
   assert [t.get_text() for t in kinds.axes[0].get_yticklabels()][-1] == '76 others'
-  drawing.to_png(plots.bars('Nothing', [('a', [(0.0, 'red')], '0')]))
+  plot_style.to_png(plots.bars('Nothing', [('a', [(0.0, 'red')], '0')]))
 
 
 @pytest.mark.parametrize(('n', 'words'), [(812, '812'), (1.049e6, '1.05 M'), (5.3e9, '5.3 B'), (None, 'not known')])

@@ -10,13 +10,13 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax import history
 from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.data import shards, tokenizer
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import resharding_round
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint
 
 OPTIONS = [

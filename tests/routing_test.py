@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax import history
 from dipaco_jax.pipeline import resharding_round, route_stage
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import history
 from dipaco_jax.routing import router
 from dipaco_jax.storage import checkpoint, seals
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import history
 from dipaco_jax.core import settings_checks
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import reuse
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint, records, seals
 from dipaco_jax.training import metrics_log
 

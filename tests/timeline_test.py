@@ -5,12 +5,13 @@ import json
 import pytest
 import synthetic
 
-from dipaco_jax import history_of_islands, leases, pictures, run_report, timeline_plot
+from dipaco_jax import history_of_islands, leases
 from dipaco_jax import islands as islands_lib
 from dipaco_jax import registry as registry_lib
 from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.reports import figures, run_report, timeline_plot
+from dipaco_jax.reports.timeline_plot import Task
 from dipaco_jax.storage import object_store as storage_lib
-from dipaco_jax.timeline_plot import Task
 
 
 @pytest.fixture
@@ -92,5 +93,5 @@ def test_the_caption_says_what_waits_for_all(tmp_path):
   (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': [Task('w', 'train', 1, 0, 2)]}))
   run = run_report.read_run(tmp_path, run_report.build(tmp_path))
   shared = [level.name for level in run.levels if not level.axes]
-  caption = pictures.make(run)['timeline'].caption
+  caption = figures.make(run)['timeline'].caption
   assert shared and f'{shared[0]} is a module of all paths' in caption and 'different phases' not in caption

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from dipaco_jax import history
 from dipaco_jax.data import corpus
 from dipaco_jax.pipeline import route_stage, tokenize_stage
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import history
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:

@@ -5,8 +5,8 @@ import os
 import pathlib
 import shutil
 
-from dipaco_jax import history as history_lib
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import history as history_lib
 from dipaco_jax.storage import checkpoint, seals, trees
 from dipaco_jax.training import metrics_log
 

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import headline
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.reports import headline
 from dipaco_jax.routing import balanced_assignment, classifier, router
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import display, metrics_log

@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax import history
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import mesh, metrics_log
 from dipaco_jax.training import programs as programs_lib

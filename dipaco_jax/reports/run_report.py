@@ -39,8 +39,8 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax import failures, history
   from dipaco_jax.core import averaging_gap
+  from dipaco_jax.reports import failures, history
   from dipaco_jax.training import metrics_log
 
   workdir = pathlib.Path(workdir)
@@ -94,7 +94,7 @@ def _when(unix_s: float | None) -> str | None:
 
 def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
-  from dipaco_jax import drawing, pictures, report_page
+  from dipaco_jax.reports import figures, plot_style, report_page
   from dipaco_jax.routing import chunk_losses
   from dipaco_jax.storage import checkpoint
 
@@ -110,10 +110,10 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
     logging.warning('%s', seals.fault(workdir / chunk_losses.FILE))
   if gaps := {*range(1, (report['phases'] or 0) + 1)} - {*run.history.phases.tolist()}:
     logging.warning('%s has no rows of %d phases: the curves have gaps', workdir / 'metrics.jsonl', len(gaps))
-  found = pictures.make(run)
+  found = figures.make(run)
   for name, picture in found.items():
-    with drawing.left_out(name):
-      checkpoint.write_file(workdir / 'plots' / f'{name}.png', drawing.to_png(picture.figure))
+    with plot_style.left_out(name):
+      checkpoint.write_file(workdir / 'plots' / f'{name}.png', plot_style.to_png(picture.figure))
   checkpoint.write_file(workdir / 'report.html', report_page.make(run, found))
   return report
 
@@ -127,17 +127,17 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
   Raises:
     ValueError: as `build`.
   """
-  from dipaco_jax import pictures, report_page
+  from dipaco_jax.reports import figures, report_page
 
   run = read_run(workdir, build(workdir), rows)
   if rows is not None:
     run = run._replace(notice=unfinished(run.settings, run.results, run.history, True), tasks=tasks or [])
-  return report_page.make(run, pictures.make(run))
+  return report_page.make(run, figures.make(run))
 
 
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None):
   """What the page is made from; of a run that is not finished, with the figures that there are so far."""
-  from dipaco_jax import history, pictures
+  from dipaco_jax.reports import figures, history
   from dipaco_jax.training import metrics_log
 
   s = history.read_settings(workdir)
@@ -150,29 +150,29 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
     report = so_far(workdir, report, curves)
     notice = unfinished(s, results, curves, history.owner(workdir) is not None)
   drifts = read_drifts(workdir, grid, levels, finished)
-  return pictures.Run(workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice)
+  return figures.Run(workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice)
 
 
 def read_drifts(workdir: pathlib.Path, grid: grids.Grid, levels: Sequence[grids.Level], finished: bool) -> list:
   """Of the last version; while a run trains, where it is not much to read, and not just being collected."""
-  from dipaco_jax import drift
+  from dipaco_jax.reports import module_drift
   from dipaco_jax.storage import checkpoint
 
   published = checkpoint.versions(workdir)
   if not published:
     return []
   if finished:
-    return drift.measure(workdir, published[-1], grid, levels)
+    return module_drift.measure(workdir, published[-1], grid, levels)
   files = (workdir / 'modules' / str(published[-1])).glob('*/*.safetensors')
   with contextlib.suppress(OSError):
     if sum(file.stat().st_size for file in files) <= DRIFT_BYTES:
-      return drift.measure(workdir, published[-1], grid, levels)
+      return module_drift.measure(workdir, published[-1], grid, levels)
   return []
 
 
 def so_far(workdir: pathlib.Path, report: dict[str, Any], curves) -> dict[str, Any]:
   """The report with what training has measured until now, where the stage that measures it in the end is not done."""
-  from dipaco_jax import history
+  from dipaco_jax.reports import history
 
   found = {name: curves.last.get(name) for name in ('perplexity_by_path', 'perplexity_by_domain')}
   found['base_perplexity'] = curves.first.get('perplexity')

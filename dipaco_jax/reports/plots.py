@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dipaco_jax import drawing
-from dipaco_jax.drawing import (
+from dipaco_jax.reports import plot_style
+from dipaco_jax.reports.palette import PALE, shade
+from dipaco_jax.reports.plot_style import (
   BLUE,
   COLOURS,
   FAINT,
@@ -23,7 +24,6 @@ from dipaco_jax.drawing import (
   Curve,
   styled,
 )
-from dipaco_jax.palette import PALE, shade
 
 DASHED = (0, (5, 3))
 STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))  # of lines in turn, for eyes that see no colours
@@ -59,9 +59,9 @@ def _paths(ax, curve: Curve, labels: Sequence[str]):
 
 
 def _finish(ax, ends, title: str, ylabel: str, xlabel: str = 'training step'):
-  drawing.steps(ax.xaxis)
-  drawing.numbers(ax.yaxis)
-  drawing.label_ends(ax, ends)
+  plot_style.steps(ax.xaxis)
+  plot_style.numbers(ax.yaxis)
+  plot_style.label_ends(ax, ends)
   ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
 
 
@@ -82,7 +82,7 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
     settled: the axis leaves out what only the base's first third has: its loss begins far above. Else it shows all
       from zero.
   """
-  figure, ax = drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.02)
   ends = _paths(ax, paths, labels)
   first = len(base.steps) // 3
@@ -98,7 +98,7 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
 @styled
 def holdout(curve: Curve, labels: Sequence[str]):
   """Each path's loss on its own hold-out."""
-  figure, ax = drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.03, y=0.08)
   _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token')
   return figure
@@ -109,14 +109,14 @@ def perplexity_curves(
   runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False
 ):
   """Validation perplexity against steps; the base model's as a line across, that with early stopping as a ring."""
-  figure, ax = drawing.axes(WIDE, 4.4) if wide else drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(WIDE, 4.4) if wide else plot_style.axes(HALF, HEIGHT)
   ends = []
   for i, (name, curve) in enumerate(runs.items()):
     if len(curve.steps):
       colour = COLOURS[i % MAX_COLOURED]
       ax.plot(curve.steps, curve.values, color=colour, lw=2, ls=STRIPES[i % 4], marker='o',
               ms=3.5 if len(curve.steps) < 60 else 0)  # fmt: skip
-      ends.append((curve.values[-1], f'{drawing.short(name)} {curve.values[-1]:.2f}', colour))
+      ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.2f}', colour))
   for value in sorted({v for v in base.values() if v}):
     ax.axhline(value, color=ORANGE, lw=1.4, ls=DASHED)
     ends.append((value, f'base {value:.2f}', ORANGE))
@@ -133,7 +133,7 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
   """Of each kind of text, from the base model's perplexity to the paths'."""
   known = [(name, before, after) for name, after in run.items() if after and (before := base.get(name))]
   known = sorted(sorted(known, key=lambda k: -k[1])[:limit], key=lambda k: k[2])
-  figure, ax = drawing.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
+  figure, ax = plot_style.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
   for y, (_, before, after) in enumerate(known):
     ax.plot([before, after], [y, y], color=FAINT, lw=3.5, solid_capstyle='butt')
     ax.annotate(f'{100 * (after / before - 1):+.0f}%', (max(before, after), y), (7, 0), textcoords='offset points',
@@ -141,11 +141,11 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
   rows = np.arange(len(known))
   ax.plot([k[1] for k in known], rows, 's', color=ORANGE, ms=5.5, label='base')
   ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
-  ax.set_yticks(rows, [drawing.short(k[0], 20) for k in known])
+  ax.set_yticks(rows, [plot_style.short(k[0], 20) for k in known])
   ax.set_ylim(-0.7, len(known) - 0.3)
   ax.margins(x=0.16)
   ax.grid(axis='y', visible=False)
-  drawing.numbers(ax.xaxis, ticks=4)
+  plot_style.numbers(ax.xaxis, ticks=4)
   ax.set(xlabel='perplexity', title='By kind of text')
   ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
   return figure
@@ -155,7 +155,7 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
 def by_path(values: Sequence[float | None], base: Sequence[float | None], labels: Sequence[str]):
   """Perplexity of each path, and of the base, on the validation text routed to it, from the lowest to the highest."""
   known = sorted((v, b or np.nan, label) for v, b, label in zip(values, base, labels, strict=True) if v is not None)
-  figure, ax = drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
   x, size = np.arange(len(known)), 6 if len(known) <= NAMED else 3
   ax.vlines(x, [b for _, b, _ in known], [v for v, *_ in known], color=FAINT, lw=min(3.5, 150 / max(len(known), 1)))
   if any(base):
@@ -163,7 +163,7 @@ def by_path(values: Sequence[float | None], base: Sequence[float | None], labels
   ax.plot(x, [v for v, *_ in known], 'o', color=BLUE, ms=size, label='path')
   ax.set_xlim(-0.7, len(known) - 0.3)
   ax.margins(y=0.12)
-  drawing.numbers(ax.yaxis)
+  plot_style.numbers(ax.yaxis)
   ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
   _path_ticks(ax, [label for *_, label in known])
   ax.set(ylabel='perplexity', title='By path')
@@ -182,13 +182,13 @@ def _path_ticks(ax, labels: Sequence[str], order: str = ''):
 @styled
 def shard_sizes(tokens: Sequence[int], labels: Sequence[str]):
   """Tokens in each path's shard."""
-  figure, ax = drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
   sizes = np.asarray(tokens)
   ax.bar(range(len(sizes)), sizes, color=BLUE, width=min(0.78, 0.2 * len(sizes)) if len(sizes) <= 64 else 1)
   ax.axhline(sizes.mean(), color=INK, lw=1, ls=DASHED)
   ax.set_xlim(-0.7, len(sizes) - 0.3)
-  drawing.numbers(ax.yaxis)
-  drawing.label_ends(ax, [(sizes.mean(), 'mean', INK)])
+  plot_style.numbers(ax.yaxis)
+  plot_style.label_ends(ax, [(sizes.mean(), 'mean', INK)])
   _path_ticks(ax, labels)
   ax.set(ylabel='tokens', title='Shard sizes')
   return figure
@@ -200,12 +200,12 @@ def kinds_by_paths(counts: np.ndarray, kinds: Sequence[str], labels: Sequence[st
   order = np.argsort(-counts.sum(0), kind='stable')
   shown, rest = order[:limit], order[limit:]
   table = np.concatenate([counts[:, shown], counts[:, rest].sum(1, keepdims=True)[:, : len(rest)]], axis=1)
-  names = [drawing.short(kinds[i], 20) for i in shown] + ([f'{len(rest)} others'] if len(rest) else [])
+  names = [plot_style.short(kinds[i], 20) for i in shown] + ([f'{len(rest)} others'] if len(rest) else [])
   share = (table / np.maximum(table.sum(1, keepdims=True), 1)).T
   if len(labels) > NAMED:
     share = share[:, np.lexsort((-share.max(0), share.argmax(0)))]
   few = len(labels) <= BESIDE
-  figure, ax = drawing.axes(HALF if few else WIDE, max(HEIGHT if few else 2.4, 1.3 + 0.27 * len(names)))
+  figure, ax = plot_style.axes(HALF if few else WIDE, max(HEIGHT if few else 2.4, 1.3 + 0.27 * len(names)))
   _heat(ax, share, 'blue', '{:.0%}' if few else '{:.0f}', 1 if few else 100, len(labels) <= NAMED)
   ax.set_yticks(range(len(names)), names)
   _path_ticks(ax, labels, ', in the order of their main kind')
@@ -239,7 +239,7 @@ def loss_matrix(matrix: np.ndarray, labels: Sequence[str]):
   """Every path on every shard's hold-out: loss above the own path's, in nats. matrix: [P path, P shard]."""
   above = matrix - np.diag(matrix)
   few = len(labels) <= BESIDE
-  figure, ax = drawing.axes(HALF if few else WIDE * 0.7, HEIGHT if few else WIDE * 0.6)
+  figure, ax = plot_style.axes(HALF if few else WIDE * 0.7, HEIGHT if few else WIDE * 0.6)
   span = max(float(np.nanmax(np.abs(above))), 1e-3)
   _heat(ax, above / span, 'orange', '{:+.2f}', span, few, below='blue')
   if len(labels) <= NAMED:
@@ -254,7 +254,7 @@ def loss_matrix(matrix: np.ndarray, labels: Sequence[str]):
 @styled
 def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
   """After which phase each path was at its best on its hold-out; many paths as a histogram."""
-  figure, ax = drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
   if len(versions) <= 64:
     x = np.arange(len(versions))
     ax.vlines(x, versions, last, color=FAINT, lw=min(3.5, 150 / len(versions)))
@@ -262,14 +262,14 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
     ax.axhline(last, color=INK, lw=1, ls=DASHED)
     ax.set_xlim(-0.7, len(versions) - 0.3)
     ax.set_ylim(0, last * 1.08)
-    drawing.steps(ax.yaxis)
-    drawing.label_ends(ax, [(last, 'last', INK)])
+    plot_style.steps(ax.yaxis)
+    plot_style.label_ends(ax, [(last, 'last', INK)])
     _path_ticks(ax, labels)
     ax.set_ylabel('phase of the best hold-out loss')
   else:
     ax.hist(versions, bins=np.linspace(-0.5, last + 0.5, min(last + 1, 40) + 1), color=BLUE, rwidth=0.92)
-    drawing.steps(ax.xaxis)
-    drawing.steps(ax.yaxis)
+    plot_style.steps(ax.xaxis)
+    plot_style.steps(ax.yaxis)
     ax.set(xlabel='phase of the best hold-out loss', ylabel='paths')
   ax.set_title('Where early stopping points')
   return figure
@@ -278,7 +278,7 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
 @styled
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]], unit: str = ''):
   """Horizontal bars, the first row on top: (name, [(length, colour), ...] end to end, words at the end)."""
-  figure, ax = drawing.axes(HALF, max(2.4, 0.95 + 0.4 * len(rows)))
+  figure, ax = plot_style.axes(HALF, max(2.4, 0.95 + 0.4 * len(rows)))
   longest = max(sum(length for length, _ in parts) for _, parts, _ in rows) or 1
   for y, (_, parts, words) in enumerate(reversed(rows)):
     left = 0.0
@@ -299,13 +299,13 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]
 @styled
 def by_level(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], levels: Sequence[str]):
   """A curve over phases for each level that has one, in the level's colour."""
-  figure, ax = drawing.axes(HALF, HEIGHT)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
   for i, name in enumerate(levels):
     if name in series:
       colour = COLOURS[i % MAX_COLOURED]
       ax.plot(phases, series[name], color=colour, lw=1.8, ls=STRIPES[i % 4], marker='o' if len(phases) < 3 else None)
-      ends.append((series[name][-1], drawing.short(name, 20), colour))
+      ends.append((series[name][-1], plot_style.short(name, 20), colour))
   ax.margins(x=0.03, y=0.1)
   _finish(ax, [e for e in ends if np.isfinite(e[0])], title, ylabel, 'phase')
   return figure

@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dipaco_jax import drawing, headline, page
 from dipaco_jax.core import printable, settings
-from dipaco_jax.pictures import count, size
-from dipaco_jax.report_page import fields
+from dipaco_jax.reports import headline, html_page, plot_style
+from dipaco_jax.reports.figures import count, size
+from dipaco_jax.reports.report_page import fields
 from dipaco_jax.training.progress import duration
 
 Rows = list[list[str]]
@@ -94,12 +94,12 @@ def make(rows: Rows, figure) -> str:
   same_base = any(row[0] == 'base perplexity' and len(set(row[1:])) == 1 for row in rows)
   caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
   parts = [
-    page.element('h1', f'{len(rows[0]) - 1} runs side by side'),
-    page.figure(drawing.to_svg(figure, 'compare'), 'compare', drawing.title(figure), caption + (
+    html_page.element('h1', f'{len(rows[0]) - 1} runs side by side'),
+    html_page.figure(plot_style.to_svg(figure, 'compare'), 'compare', plot_style.title(figure), caption + (
       ' They start from equally good base models.' if same_base else ''), 'wide'),
-    page.section('Figures'),
-    page.box(page.table(rows[1:split], rows[0])),
+    html_page.section('Figures'),
+    html_page.box(html_page.table(rows[1:split], rows[0])),
   ]  # fmt: skip
   if rows[split:]:
-    parts += [page.section('What differs in their configs'), page.box(page.table(rows[split:], rows[0]))]
-  return page.page('Runs side by side', parts)
+    parts += [html_page.section('What differs in their configs'), html_page.box(html_page.table(rows[split:], rows[0]))]
+  return html_page.page('Runs side by side', parts)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing
 from dipaco_jax.core.grid import Grid, Level
-from dipaco_jax.drawing import GREY, HALF, INK, PAPER, SMALL, short, styled
-from dipaco_jax.palette import PALE, RULE, shade
+from dipaco_jax.reports import plot_style
+from dipaco_jax.reports.palette import PALE, RULE, shade
+from dipaco_jax.reports.plot_style import GREY, HALF, INK, PAPER, SMALL, short, styled
 
 SLANT = 0.42  # how far the plane's back edge is to the right of its front edge, in widths of it
 LEFT = 0.25  # of the front edge's left end, where names begin
@@ -55,7 +55,7 @@ def draw(grid: Grid, storeys: Sequence[Storey], title: str, colour: str):
   depth = 0.36 if len(storeys) <= 5 else 0.24
   planes = [Plane(depth, k * (depth + 0.08)) for k in range(len(storeys))]
   wide, high = LEFT + 1 + SLANT + 0.04, planes[-1].height + depth + 0.18
-  figure, ax = drawing.axes(HALF, 0.45 + (HALF - 0.3) * high / wide)
+  figure, ax = plot_style.axes(HALF, 0.45 + (HALF - 0.3) * high / wide)
   ax.set_axis_off()
   ax.set(aspect='equal', xlim=(-LEFT, 1 + SLANT + 0.04), ylim=(-0.15, planes[-1].height + depth + 0.03), title=title)
   largest = float(np.nanmax(np.concatenate([[0.0], *(storey.values for storey in storeys)]))) or 1.0

@@ -89,7 +89,7 @@ def start(workdir: pathlib.Path) -> subprocess.Popen:
 def write(workdir: str):
   """Writes the page; what that process runs."""
   os.nice(19)
-  from dipaco_jax import run_report
+  from dipaco_jax.reports import run_report
   from dipaco_jax.storage import checkpoint
 
   place = pathlib.Path(workdir)

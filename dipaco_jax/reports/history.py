@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import timeline_plot
 from dipaco_jax.core import settings
-from dipaco_jax.drawing import Curve
+from dipaco_jax.reports import timeline_plot
+from dipaco_jax.reports.plot_style import Curve
 from dipaco_jax.storage import seals
 from dipaco_jax.training import metrics_log
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from dipaco_jax import drawing, excerpts_panel, failures, headline, page
 from dipaco_jax.core import settings, settings_checks
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.pictures import Picture, Run, count, size
+from dipaco_jax.reports import excerpts_html, failures, headline, html_page, plot_style
+from dipaco_jax.reports.figures import Picture, Run, count, size
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import seals
 from dipaco_jax.training.progress import duration
@@ -34,14 +34,14 @@ ALIKE = 1.3  # that much higher may the one be of two pictures that stand side b
 
 
 def make(run: Run, found: dict[str, Picture]) -> str:
-  parts = [_header(run), page.folded('New to DiPaCo? The words on this page', page.terms(GLOSSARY))]
+  parts = [_header(run), html_page.folded('New to DiPaCo? The words on this page', html_page.terms(GLOSSARY))]
   panels = _panels(run)
   for title, names in SECTIONS:
     here = _placed([(name, found[name]) for name in names if name in found])
     here += [panels[name] for name in names if name in panels]
     if here:
-      parts += [page.section(title), *here]
-  return page.page(f'DiPaCo run {run.workdir.name}', [*parts, *_details(run)])
+      parts += [html_page.section(title), *here]
+  return html_page.page(f'DiPaCo run {run.workdir.name}', [*parts, *_details(run)])
 
 
 def _panels(run: Run) -> dict[str, str]:
@@ -49,29 +49,27 @@ def _panels(run: Run) -> dict[str, str]:
   file = run.workdir / chunk_losses.FILE
   if not file.exists():
     return {}
-  return {
-    'excerpts': excerpts_panel.make(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)
-  }
+  return {'excerpts': excerpts_html.make(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)}
 
 
 def _placed(found: list[tuple[str, Picture]]) -> list[str]:
   """Pictures of half the width stand in pairs; one that is left, or is much higher, has its caption beside it."""
   placed: list[str] = []
   narrow = [one for one in found if one[1].figure.get_figwidth() < 6]
-  narrow.sort(key=lambda one: one[1].figure.get_figheight() > ALIKE * drawing.HEIGHT)
+  narrow.sort(key=lambda one: one[1].figure.get_figheight() > ALIKE * plot_style.HEIGHT)
   while narrow:
     pair, narrow = narrow[:2], narrow[2:]
     heights = [picture.figure.get_figheight() for _, picture in pair]
     if len(pair) == 2 and max(heights) > ALIKE * min(heights):
       narrow.insert(0, pair.pop())
-    placed.append(page.row([_figure(*one, 'alone' if len(pair) == 1 else '') for one in pair]))
-  return placed + [page.row([_figure(*one, 'wide')]) for one in found if one[1].figure.get_figwidth() >= 6]
+    placed.append(html_page.row([_figure(*one, 'alone' if len(pair) == 1 else '') for one in pair]))
+  return placed + [html_page.row([_figure(*one, 'wide')]) for one in found if one[1].figure.get_figwidth() >= 6]
 
 
 def _figure(name: str, picture: Picture, kind: str) -> str:
-  with drawing.left_out(name):
+  with plot_style.left_out(name):
     figure = picture.figure
-    return page.figure(drawing.to_svg(figure, name), name, drawing.title(figure), picture.caption, kind)
+    return html_page.figure(plot_style.to_svg(figure, name), name, plot_style.title(figure), picture.caption, kind)
   return ''
 
 
@@ -80,15 +78,15 @@ def _header(run: Run) -> str:
   shape = ' × '.join(map(str, run.grid.shape))  # noqa: RUF001
   name = f'{P} paths on a grid of {shape}' if len(run.grid.shape) > 1 else f'{P} paths' if P > 1 else 'One path'
   quiet = ' · '.join(words for words in (str(run.workdir), _when(r), _devices(run)) if words)
-  title = page.element('h1', name) + page.element('p', quiet, 'quiet')
-  title += page.element('p', run.notice, 'notice') if run.notice else ''
-  return title + _lead(run) + _failures(run) + page.cards(_cards(run))
+  title = html_page.element('h1', name) + html_page.element('p', quiet, 'quiet')
+  title += html_page.element('p', run.notice, 'notice') if run.notice else ''
+  return title + _lead(run) + _failures(run) + html_page.cards(_cards(run))
 
 
 def _failures(run: Run) -> str:
   """What went wrong and was survived."""
   told = failures.words(failures.read(run.workdir))
-  return page.box(''.join(page.element('p', line[:1].upper() + line[1:]) for line in told)) if told else ''
+  return html_page.box(''.join(html_page.element('p', line[:1].upper() + line[1:]) for line in told)) if told else ''
 
 
 def _when(r: dict[str, Any]) -> str:
@@ -113,11 +111,13 @@ def _devices(run: Run) -> str:
 def _lead(run: Run) -> str:
   r = run.report
   if not r['perplexity'] or not r['base_perplexity']:
-    return page.element('p', _lead_so_far(run), 'lead')
+    return html_page.element('p', _lead_so_far(run), 'lead')
   told = headline.held_back(run.results.get('tokenize', {}))
   short = headline.too_little(r['validation_tokens_by_path'] or [], run.settings.data.min_validation_tokens)
   notes = [told, f'{short[:1].upper()}{short[1:]}.' if short else '']
-  return page.element('p', headline.lead(r), 'lead') + page.element('p', ' '.join(filter(None, notes)), 'quiet')
+  return html_page.element('p', headline.lead(r), 'lead') + html_page.element(
+    'p', ' '.join(filter(None, notes)), 'quiet'
+  )
 
 
 def _lead_so_far(run: Run) -> str:
@@ -166,21 +166,21 @@ def _details(run: Run) -> list[str]:
   chosen, default = fields(run.settings), fields(settings.Settings())
   changed = [(k, v, default[k]) for k, v in chosen.items() if v != default[k]]
   digests = [('config', r['config_sha256']), ('modules', r['modules_sha256'] or 'not known')]
-  parts = [page.section('The run')]
+  parts = [html_page.section('The run')]
   if file.exists():
     command = file.read_text(errors='replace').strip()
-    parts.append(page.box(page.element('b', 'Command') + page.element('pre', command)))
-  changes = page.table(changed, ('field', 'this run', 'default'), 'left')
+    parts.append(html_page.box(html_page.element('b', 'Command') + html_page.element('pre', command)))
+  changes = html_page.table(changed, ('field', 'this run', 'default'), 'left')
   return [
     *parts,
-    page.box(page.element('b', 'What differs from the defaults') + changes),
-    page.folded('All fields', page.table(list(chosen.items()), name='left')),
-    page.folded('All figures', page.table(numbers)),
-    page.folded('Paths', page.table(_paths(run), ('path', f'its place: {", ".join(run.grid.names)}'), 'left'))
+    html_page.box(html_page.element('b', 'What differs from the defaults') + changes),
+    html_page.folded('All fields', html_page.table(list(chosen.items()), name='left')),
+    html_page.folded('All figures', html_page.table(numbers)),
+    html_page.folded('Paths', html_page.table(_paths(run), ('path', f'its place: {", ".join(run.grid.names)}'), 'left'))
     if len(run.grid.shape) > 1
     else '',
-    page.folded('Versions', page.table(list(r['versions'].items()), name='left')),
-    page.folded('Digests (sha256)', page.table(digests, name='left')),
+    html_page.folded('Versions', html_page.table(list(r['versions'].items()), name='left')),
+    html_page.folded('Digests (sha256)', html_page.table(digests, name='left')),
   ]
 
 

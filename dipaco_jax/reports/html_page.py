@@ -3,8 +3,8 @@
 import html
 from collections.abc import Iterable, Sequence
 
-from dipaco_jax import palette
 from dipaco_jax.core import printable
+from dipaco_jax.reports import palette
 
 # Names of colours, each light and dark: see palette.py.
 COLOURS = {

@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax import headline
 from dipaco_jax.core import outer, printable, settings
+from dipaco_jax.reports import headline
 
 PAGE = """---
 library_name: transformers

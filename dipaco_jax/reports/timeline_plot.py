@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax import drawing
-from dipaco_jax.palette import shade
+from dipaco_jax.reports import plot_style
+from dipaco_jax.reports.palette import shade
 
 COLOURS = {  # of odd and even phases
   kind: (shade(colour, 1), shade(colour, 0.6))
@@ -58,10 +58,10 @@ def shown(found: dict[str, list[Task]]) -> dict[str, list[Task]]:
   return dict(itertools.chain.from_iterable(itertools.islice(group, MAX_ROWS) for _, group in kinds))
 
 
-@drawing.styled
+@plot_style.styled
 def draw(found: dict[str, list[Task]]):
   """The first row on top; a bar that has room for it says its phase."""
-  figure, ax = drawing.axes(drawing.WIDE, 1.3 + 0.3 * len(found))
+  figure, ax = plot_style.axes(plot_style.WIDE, 1.3 + 0.3 * len(found))
   span = max(row[-1].end for row in found.values())
   scale, unit = next((s, u) for s, u in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds')) if span >= 5 * s or s == 1)
   for y, row in enumerate(reversed(found.values())):
@@ -71,7 +71,7 @@ def draw(found: dict[str, list[Task]]):
       [(task.start / scale, (task.end - task.start) / scale) for task in row],
       (y - 0.38, 0.76),
       facecolor=colours,
-      edgecolor=[drawing.PAPER if w else c for w, c in zip(wide, colours, strict=True)],
+      edgecolor=[plot_style.PAPER if w else c for w, c in zip(wide, colours, strict=True)],
       lw=0.4,
       rasterized=len(row) > MAX_BARS,
     )
@@ -81,8 +81,8 @@ def draw(found: dict[str, list[Task]]):
         ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=8.5)
   for kind, (colour, _) in COLOURS.items():
     ax.broken_barh([], (0, 0), facecolor=colour, label=kind)
-  ax.set_yticks(range(len(found)), [drawing.short(owner) for owner in reversed(found)])
-  drawing.numbers(ax.xaxis, ticks=8)
+  ax.set_yticks(range(len(found)), [plot_style.short(owner) for owner in reversed(found)])
+  plot_style.numbers(ax.xaxis, ticks=8)
   ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Who was at what')
   ax.grid(axis='y', visible=False)
   ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, handlelength=1, fontsize=9)

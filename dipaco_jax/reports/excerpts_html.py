@@ -3,9 +3,9 @@
 import html
 from typing import NamedTuple
 
-from dipaco_jax import page, palette
 from dipaco_jax.core import printable
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.reports import html_page, palette
 from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
 MANY = 32  # paths; of more, the legend has those that are met
@@ -53,10 +53,10 @@ def colour(grid: Grid, path: int) -> Colour:
 
 def make(found: Excerpts, grid: Grid) -> str:
   """What the colours mean, and every text with its losses, side by side where there is room."""
-  how = page.element('b', 'Text by the path that reads it') + page.element('p', words(found))
-  how += page.element('p', LEGEND.format(found.prefix_tokens))
+  how = html_page.element('b', 'Text by the path that reads it') + html_page.element('p', words(found))
+  how += html_page.element('p', LEGEND.format(found.prefix_tokens))
   documents = [_document(found, document, grid) for document in found.documents]
-  return page.box(how + _keys(found, grid)) + f'<div class="texts">{"".join(documents)}</div>'
+  return html_page.box(how + _keys(found, grid)) + f'<div class="texts">{"".join(documents)}</div>'
 
 
 def words(found: Excerpts) -> str:
@@ -104,8 +104,10 @@ def _document(found: Excerpts, document: Excerpt, grid: Grid) -> str:
   text = ''.join(
     _chunk(chunk, grid, changed) for chunk, changed in zip(document.chunks, changes(document), strict=True)
   )
-  name = page.element('b', document.name) if document.name else ''
-  return page.box(f'{name}{page.element("p", figures(found, document), "quiet")}<div class="text">{text}</div>')
+  name = html_page.element('b', document.name) if document.name else ''
+  return html_page.box(
+    f'{name}{html_page.element("p", figures(found, document), "quiet")}<div class="text">{text}</div>'
+  )
 
 
 def _chunk(chunk: Chunk, grid: Grid, changed: bool) -> str:

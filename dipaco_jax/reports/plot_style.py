@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import palette
 from dipaco_jax.core import printable
-from dipaco_jax.palette import BLUE, COLOURS, FAINT, GREY, INK, ORANGE, PAPER  # noqa: F401 for whoever draws
+from dipaco_jax.reports import palette
+from dipaco_jax.reports.palette import BLUE, COLOURS, FAINT, GREY, INK, ORANGE, PAPER  # noqa: F401 for whoever draws
 from dipaco_jax.storage import seals
 
 # Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.

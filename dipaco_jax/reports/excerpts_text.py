@@ -1,8 +1,8 @@
 """Text by the paths that read it, in a terminal or as plain text."""
 
-from dipaco_jax import excerpts_panel as panel
 from dipaco_jax.core import printable
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.reports import excerpts_html as panel
 from dipaco_jax.routing.chunk_losses import Excerpt, Excerpts
 
 SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax import drawing, drift, grid_plot, plots, timeline_plot
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.grid import Grid, Level
-from dipaco_jax.drawing import Curve
-from dipaco_jax.history import History
+from dipaco_jax.reports import grid_plot, module_drift, plot_style, plots, timeline_plot
+from dipaco_jax.reports.history import History
+from dipaco_jax.reports.plot_style import Curve
 from dipaco_jax.storage import seals
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.progress import duration
@@ -27,7 +27,7 @@ class Run(NamedTuple):
   results: dict[str, dict[str, Any]]  # of complete stages
   report: dict[str, Any]
   history: History
-  drifts: list[tuple[drift.Slab, drift.Drift]]  # empty where no modules are published yet
+  drifts: list[tuple[module_drift.Slab, module_drift.Drift]]  # empty where no modules are published yet
   tasks: list[timeline_plot.Task]  # of islands
   notice: str  # how far a run is that is not finished
 
@@ -61,7 +61,7 @@ def make(run: Run) -> dict[str, Picture]:
   """By name, in the page's order; those whose data is not there yet are left out."""
   found = {}
   for name, draw in PICTURES.items():
-    with drawing.left_out(name):
+    with plot_style.left_out(name):
       if picture := draw(run):
         found[name] = picture
   return found
@@ -289,7 +289,7 @@ def _time(run: Run) -> Picture | None:
   train, rows = run.results.get('train', {}), []
   for name, wall_s in run.report['wall_s'].items():
     outer_s = wall_s * (train.get('outer_fraction') or 0) if name == 'train' else 0.0
-    parts = [(wall_s - outer_s, drawing.BLUE), *([(outer_s, drawing.ORANGE)] if outer_s else [])]
+    parts = [(wall_s - outer_s, plot_style.BLUE), *([(outer_s, plot_style.ORANGE)] if outer_s else [])]
     rows.append((name, parts, duration(wall_s)))
   words = f'{duration(sum(run.report["wall_s"].values()))} {"so far" if run.notice else "in all"}.'
   if train.get('outer_s') is not None:
@@ -304,8 +304,8 @@ def _bytes(run: Run) -> Picture | None:
     return None
   phases = train['phases']
   rows = [
-    ('this run', [(sent * phases, drawing.BLUE)], size(sent * phases)),
-    ('synchronous', [(synchronous * phases, drawing.ORANGE)], size(synchronous * phases)),
+    ('this run', [(sent * phases, plot_style.BLUE)], size(sent * phases)),
+    ('synchronous', [(synchronous * phases, plot_style.ORANGE)], size(synchronous * phases)),
   ]
   words = (
     f'Paths spoke to each other once in {run.settings.train.steps_per_phase} steps. Training the same modules '
@@ -334,7 +334,7 @@ def _island_bytes(run: Run) -> Picture | None:
   if not moved:
     return None
   rows = [
-    (role, [(m['in'], drawing.BLUE), (m['out'], drawing.ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
+    (role, [(m['in'], plot_style.BLUE), (m['out'], plot_style.ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
     for role, m in sorted(moved.items())
   ]
   words = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
