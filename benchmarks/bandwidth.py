@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from absl import app, flags
 
-from dipaco_jax import registry
+from dipaco_jax.islands import registry
 
 LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each worker, each way; 0: no limit')
 TAUS = flags.DEFINE_list('taus', ['10', '50', '150'], 'inner steps in a phase')

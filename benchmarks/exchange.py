@@ -22,11 +22,11 @@ import numpy as np
 import psutil
 from absl import app, flags
 
-from dipaco_jax import islands, leases, outer_executor, registry
 from dipaco_jax.core import settings
+from dipaco_jax.islands import outer_executor, registry, role_loop, schedule
+from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run
-from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.storage import checkpoint, object_store
 
 PATHS = flags.DEFINE_integer('paths', 16, 'through the module')
@@ -35,7 +35,7 @@ PLACE = flags.DEFINE_string('place', '', 'of the objects; none: a temporary fold
 ROUNDS = flags.DEFINE_integer('rounds', 3, 'of each')
 
 
-def make(folder: pathlib.Path) -> islands.Islands:
+def make(folder: pathlib.Path) -> schedule.Islands:
   """A module of its own level, shared by all paths; the rest is path-specific."""
   mine = f'block_({"|".join(map(str, range(BLOCKS.value)))})/'
   rest = f'^(?!{mine})'
@@ -51,10 +51,10 @@ def make(folder: pathlib.Path) -> islands.Islands:
   place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
   facts.put([Fact('prepared', '', 0, '', '', {'trees': {}})])
-  return islands.Islands(run.unattended(folder, s), facts, place, 'benchmark')
+  return schedule.Islands(run.unattended(folder, s), facts, place, 'benchmark')
 
 
-def publish(of: islands.Islands):
+def publish(of: schedule.Islands):
   """Version 0 of the module, and every path's checkpoint of phase 0."""
   s, rng = of.run.settings, np.random.default_rng(0)
   level = of.layout.levels[0]
@@ -63,22 +63,22 @@ def publish(of: islands.Islands):
   of.registry.put([Fact('module', 'mine/shared', 0, *of.write('modules/0/mine', old), {})])
   for path in range(PATHS.value):
     new = {name: x + rng.standard_normal(x.shape, np.float32) * 1e-3 for name, x in old.items()}
-    of.registry.put([islands.checkpoint_fact(path, 0, {'mine': of.write(f'paths/0/{path}-mine', new)}, {})])
+    of.registry.put([schedule.checkpoint_fact(path, 0, {'mine': of.write(f'paths/0/{path}-mine', new)}, {})])
   of.registry.add_tasks([NewTask('outer', 'mine/shared', 1)])
 
 
-def read_once(of: islands.Islands) -> float:
+def read_once(of: schedule.Islands) -> float:
   started = time.perf_counter()
   for fact in of.registry.facts('checkpoint', number=0):
     of.storage.read(*fact.meta['objects']['mine'])
   return time.perf_counter() - started
 
 
-def outer_round(of: islands.Islands, folder: pathlib.Path) -> float:
+def outer_round(of: schedule.Islands, folder: pathlib.Path) -> float:
   """The task, up to its fact; then it is given back."""
   task = of.registry.claim(of.name, ['outer'])
   assert task
-  lease = leases.Lease(of, 'outer', task)
+  lease = role_loop.Lease(of, 'outer', task)
   started = time.perf_counter()
   finish = outer_executor.Executor(folder / 'scratch').perform(of, task, lease)
   assert finish

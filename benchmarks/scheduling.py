@@ -15,10 +15,11 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command, islands, registry
+from dipaco_jax import command
 from dipaco_jax.core import settings
+from dipaco_jax.islands import registry, schedule
+from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import run
-from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.storage import checkpoint, object_store
 
 FLAGS = flags.FLAGS
@@ -27,7 +28,7 @@ flags.DEFINE_integer('phases', 2, 'Of every run.')
 flags.DEFINE_string('registry', '', 'postgresql://... of an empty database, for one grid; none: SQLite.')
 
 
-def make(folder: pathlib.Path, sizes: list[int]) -> islands.Islands:
+def make(folder: pathlib.Path, sizes: list[int]) -> schedule.Islands:
   """A level over each axis, and one over all: path-specific."""
   axes = 'abcdef'[: len(sizes)]
   levels = [('ends', 'embed|final', tuple(axes)), *((f'level_{x}', f'block_{i}/', (x,)) for i, x in enumerate(axes))]
@@ -43,33 +44,33 @@ def make(folder: pathlib.Path, sizes: list[int]) -> islands.Islands:
   checkpoint.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
   url = FLAGS.registry or f'sqlite:///{folder}/registry.db'
   place = object_store.open_storage(str(folder))
-  return islands.Islands(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')
+  return schedule.Islands(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')
 
 
-def begin(of: islands.Islands):
+def begin(of: schedule.Islands):
   """As a worker's `prepare` ends."""
   of.registry.add_tasks([NewTask('prepare', '', 0)])
   task = of.registry.claim(of.name, ['prepare'])
   assert task
   facts = [Fact('prepared', '', 0, '', '', {}), *(Fact('module', m, 0, 'base', '0', {}) for m in of.all_modules())]
   of.registry.complete(task, facts)
-  islands.schedule(of, facts)
+  schedule.schedule(of, facts)
 
 
-def simulate(of: islands.Islands) -> int:
+def simulate(of: schedule.Islands) -> int:
   """All tasks, one after another; how many."""
   levels, count = [level.name for level in of.run.layout.levels], 0
   while task := of.registry.claim(of.name, ['train', 'outer']):
     digest = hashlib.sha256(f'{task.kind}{task.key}{task.number}'.encode()).hexdigest()
     if task.kind == 'train':
       objects = {level: [f'paths/{task.number}/{task.key}-{level}', digest] for level in levels}
-      facts = [islands.checkpoint_fact(int(task.key), task.number, objects, {'worker': of.name})]
+      facts = [schedule.checkpoint_fact(int(task.key), task.number, objects, {'worker': of.name})]
     else:
       wanted = [str(path) for path in of.paths_through(task.key)]
       assert len(of.registry.facts('checkpoint', wanted, task.number - 1)) == len(wanted)
       facts = [Fact('module', task.key, task.number, f'modules/{task.number}/{task.key}', digest, {})]
     of.registry.complete(task, facts)
-    islands.schedule(of, facts)
+    schedule.schedule(of, facts)
     count += 1
   return count
 

@@ -221,7 +221,7 @@ def run_role(settings: settings_lib.Settings):
   """One process of an islands run."""
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax import roles
+    from dipaco_jax.islands import roles
 
   if FLAGS.role not in roles.ROLES:
     raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')

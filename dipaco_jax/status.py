@@ -11,9 +11,10 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command, registry_url
+from dipaco_jax import command
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.settings import DOING, STAGES
+from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import corrections
 from dipaco_jax.reports import failures, headline
 from dipaco_jax.reports.history import owner, read_settings, read_stages
@@ -63,13 +64,13 @@ def of_islands(workdir: str, url: str) -> str:
   Raises:
     ValueError: there is no registry.
   """
-  from dipaco_jax import registry, status_of_islands  # SQLAlchemy: for them only
+  from dipaco_jax.islands import registry, status_table  # SQLAlchemy: for them only
 
   file = url.removeprefix('sqlite:///')
   if file != url and not pathlib.Path(file).exists():
     raise ValueError(f'--registry={url}: there is no such file; name the registry of a run')
   tasks = registry.Registry(url, patience_s=5)
-  lines = status_of_islands.lines(tasks)
+  lines = status_table.lines(tasks)
   for fact in tasks.facts('finished'):
     words, *more = headline.finished(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']

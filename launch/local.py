@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import command, config_file, registry, registry_url, roles, status_of_islands
+from dipaco_jax import command, config_file
 from dipaco_jax.core import printable, settings, settings_checks
 from dipaco_jax.data import corpus
+from dipaco_jax.islands import registry, registry_url, roles, status_table
 from dipaco_jax.pipeline import tokenize_stage
 from dipaco_jax.reports import headline
 from dipaco_jax.storage import object_store
@@ -155,7 +156,7 @@ def main() -> int:
 
 def supervise(running: list[Role], facts: registry.Registry, stopping: list[int], resumed: int = 0) -> int:
   """Until the run is finished, somebody stops it, or it has diverged more often than it was resumed before."""
-  screen, ear = status_of_islands.Screen(sys.stderr), Ear(facts)
+  screen, ear = status_table.Screen(sys.stderr), Ear(facts)
   while not stopping:
     heard = ear.silent_s()
     for role in running:
@@ -165,7 +166,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     if trouble := next(filter(None, (role.mend() for role in running)), ''):
       print(f'local.py: {trouble}', file=sys.stderr)
       return 2 if 'ended with status 2:' in trouble else 1
-    screen.show(status_of_islands.lines(facts))
+    screen.show(status_table.lines(facts))
     if found := facts.facts('finished'):
       screen.close()
       if found[0].meta['perplexity'] is None:

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from dipaco_jax import backup, leases, status_of_islands
-from dipaco_jax import islands as islands_lib
-from dipaco_jax import registry as registry_lib
-from dipaco_jax.registry import Fact, NewTask, Task
+from dipaco_jax.islands import backup, role_loop, status_table
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.registry import Fact, NewTask, Task
 from dipaco_jax.storage import object_store as storage_lib
 
 KINDS = ('prepare', 'train', 'reroute')
@@ -98,7 +98,7 @@ def test_the_straggler_is_copied_by_one(connect):
   time.sleep(2.1 * max(spare.registry.durations('train', 32)))
   assert backup.Backup(other, KINDS).next() == next_slow
   assert backup.Backup(connect('backup-2'), KINDS).next() is None
-  assert any(line.startswith('backup-0  copy of train 3 0') for line in status_of_islands.lines(spare.registry))
+  assert any(line.startswith('backup-0  copy of train 3 0') for line in status_table.lines(spare.registry))
   later = connect('backup-2', lease_s=0)  # by whose measure the others have been silent for long
   assert backup.Backup(later, KINDS).next() == slow
 
@@ -134,7 +134,7 @@ def test_the_first_counts(words, connect):
 def test_a_copy_holds_nothing(connect):
   spare = connect('backup-0')
   slow = straggling(spare)
-  lease = leases.Lease(spare, 'worker', backup.Backup(spare, KINDS).next())
+  lease = role_loop.Lease(spare, 'worker', backup.Backup(spare, KINDS).next())
   (before,) = spare.registry.tasks('running')
   lease.renew()
   lease.release('failed')

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dipaco_jax import registry as registry_lib
+from dipaco_jax.islands import registry as registry_lib
 
 FILE = pathlib.Path(__file__).parent.parent / 'benchmarks' / 'bandwidth.py'
 SPEC = importlib.util.spec_from_file_location('bandwidth', FILE)

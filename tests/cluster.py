@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import backup, command, islands, leases, main, monitor, registry, roles
+from dipaco_jax import command, main
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.islands import backup, monitor, registry, role_loop, roles, schedule
 from dipaco_jax.storage import backends, object_store, trees
 from dipaco_jax.training import stopping
 
@@ -42,7 +43,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   for method in ('put', 'get'):
     setattr(backends.Folder, method, failing_at_times(getattr(backends.Folder, method), more.failing))
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
-  leases.LOOK_AROUND_S, leases.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
+  role_loop.LOOK_AROUND_S, role_loop.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
   backup.LOOK_S = 0.5
   command.quiet()
   try:
@@ -117,7 +118,7 @@ class Cluster:
     best = json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
     last = {self.settings.train.phases, *best}
     kept = {fact.uri for fact in self.registry.facts('module') if fact.number in last}
-    assert set(self.storage.names(islands.OBJECTS)) <= kept  # what was damaged since is not missed
+    assert set(self.storage.names(schedule.OBJECTS)) <= kept  # what was damaged since is not missed
     report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
     assert json.loads(bytes(self.storage.fetch('evaluation/excerpts.json')))['documents']

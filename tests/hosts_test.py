@@ -12,8 +12,8 @@ import tiny_run
 import two_processes_test
 from one_process import Faults, Machine
 
-from dipaco_jax import registry
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.islands import registry
 
 pytestmark = pytest.mark.filterwarnings('ignore::ResourceWarning')
 LEASE_S = 60  # nobody waits for one to run out

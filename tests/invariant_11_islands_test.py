@@ -16,8 +16,9 @@ from invariant_8_islands_test import machine, of_main, one_device, prepared  # n
 from one_process import Faults, Machine, changed, close
 from poison import poisoned
 
-from dipaco_jax import command, history_of_islands, islands, registry
+from dipaco_jax import command
 from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.islands import registry, run_history, schedule
 from dipaco_jax.training import metrics_log
 
 pytestmark = [
@@ -53,7 +54,7 @@ def test_agrees_with_main(kind, machine, prepared, tmp_path, caplog):  # noqa: F
   tolerance = 1.33 * 8**0.5 * steps * small.EPS * (2 + alone.settings.inner.learning_rate * targets)
   for fact in made.registry.facts('module', number=3):
     level, _, at = fact.key.partition('/')
-    found, _ = islands.split(made.read(fact.uri, fact.sha256))
+    found, _ = schedule.split(made.read(fact.uri, fact.sha256))
     file = run.workdir / 'modules' / '3' / level / f'{at}.safetensors'
     small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
   expected, found = phases(run.workdir), rows_of(made, tmp_path / 'rows')
@@ -70,11 +71,11 @@ def phases(workdir: pathlib.Path) -> list[dict]:
   return [row for row in metrics_log.read_rows(workdir) if row['kind'] == 'phase' and row['stage'] == 'train']
 
 
-def rows_of(made: islands.Islands, folder: pathlib.Path) -> list[dict]:
+def rows_of(made: schedule.Islands, folder: pathlib.Path) -> list[dict]:
   """That islands write in the end."""
   folder.mkdir()
   own = dataclasses.replace(made.run, metrics=metrics_log.Metrics(folder))
-  history_of_islands.write_rows(made, own, history_of_islands.read(made))
+  run_history.write_rows(made, own, run_history.read(made))
   own.metrics.close()
   return phases(folder)
 

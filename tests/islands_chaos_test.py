@@ -25,9 +25,9 @@ import sqlalchemy as sa
 import tiny_run
 from cluster import LONGEST_S, Cluster, More
 
-from dipaco_jax import islands, registry
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.registry_schema import FACTS, TASKS
+from dipaco_jax.islands import registry, schedule
+from dipaco_jax.islands.registry_schema import FACTS, TASKS
 
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')
 LEASE_S = 4.0
@@ -104,7 +104,7 @@ class Chaos:
       task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0, None)
       self.cluster.registry.complete(task, [fact])
     made = one_process.Machine(self.cluster.settings, {}).islands(self.cluster.folder / 'chaos', url=self.cluster.url)
-    islands.schedule(made, [fact])
+    schedule.schedule(made, [fact])
     one_process.close(made)
     return True
 

@@ -10,13 +10,13 @@ import pytest
 import tiny_run
 from one_process import Machine, changed, close
 
-from dipaco_jax import history_of_islands, islands, outer_executor, registry, screening_of_islands
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.islands import outer_executor, registry, run_history, schedule, screening_facts
+from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import checkpoint
 
-BOUNDS = screening_of_islands.Bounds({'low': 100.0}, 1.0, 10.0)
+BOUNDS = screening_facts.Bounds({'low': 100.0}, 1.0, 10.0)
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def config(tmp_path) -> settings_lib.Settings:
 
 
 def test_what_made_an_object():
-  assert islands.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
-  assert islands.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
-  assert islands.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
-  assert islands.maker('objects/modules/3/all/shared-0123456789abcdef.safetensors') == ('outer', 'all/shared', 3)
+  assert schedule.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
+  assert schedule.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
+  assert schedule.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
+  assert schedule.maker('objects/modules/3/all/shared-0123456789abcdef.safetensors') == ('outer', 'all/shared', 3)
   for name in ('objects/modules/0/low-0123456789abcdef.safetensors', 'shards/0', 'routing/0', 'base', 'stages'):
-    assert islands.maker(name) == ('prepare', '', 0)
-  assert islands.maker('shards/2') == islands.maker('routing/2') == ('reroute', '', 2)
+    assert schedule.maker(name) == ('prepare', '', 0)
+  assert schedule.maker('shards/2') == schedule.maker('routing/2') == ('reroute', '', 2)
 
 
 @pytest.mark.parametrize('after', [0, 1])
@@ -71,7 +71,7 @@ def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
 
 def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):
   made = Machine(config, {}).islands(tmp_path)
-  with checkpoint.hold(tmp_path), pytest.raises(islands.Busy, match='in use by process'), made.hold():
+  with checkpoint.hold(tmp_path), pytest.raises(schedule.Busy, match='in use by process'), made.hold():
     pass
   with made.hold(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')
@@ -109,7 +109,7 @@ def test_replicas_of_a_model_point_at_one_version(config, tmp_path):
   levels = tuple((name, pattern, tuple(axis for axis in axes if axis == 'a')) for name, pattern, axes in config.levels)
   made = Machine(dataclasses.replace(config, levels=levels), {}).islands(tmp_path)
   targets = [10.0, 30.0, 20.0, 5.0]
-  pointers = history_of_islands.Pointers(made)
+  pointers = run_history.Pointers(made)
   for version, losses in ((1, [3.0, 2.0, 5.0, 5.0]), (2, [1.0, 2.5, 6.0, 4.5])):
     found = (
       Fact('evaluation', str(path), version, '', '', {'loss': loss, 'targets': targets[path]})

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dipaco_jax import command as command_lib
-from dipaco_jax import registry, registry_url, roles
+from dipaco_jax.islands import registry, registry_url, roles
 from dipaco_jax.training import performance
 
 ROOT = pathlib.Path(__file__).parent.parent

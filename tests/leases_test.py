@@ -12,11 +12,11 @@ import types
 import pytest
 import sqlalchemy
 
-from dipaco_jax import islands as islands_lib
-from dipaco_jax import leases
-from dipaco_jax import registry as registry_lib
 from dipaco_jax.core import settings
-from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import role_loop
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.storage import object_store as storage_lib
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
@@ -78,9 +78,9 @@ class Work:
 
 @pytest.mark.parametrize('fails', ['', '2'])
 def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, islands, monkeypatch):
-  monkeypatch.setattr(leases, 'ASK_AGAIN_S', 0.0)
+  monkeypatch.setattr(role_loop, 'ASK_AGAIN_S', 0.0)
   work = Work(fails)
-  leases.Role(islands, 'worker', ['train'], work.perform, fetches={'train': work.fetch}).serve()
+  role_loop.Role(islands, 'worker', ['train'], work.perform, fetches={'train': work.fetch}).serve()
   assert work.fetched == sorted(['0', '1', '2', '3', *fails])
   assert work.held == [['0', '1'], ['1', '2'], ['2', '3'], ['3']]
   assert [(task['state'], task['attempts']) for task in islands.registry.tasks()] == [
@@ -129,7 +129,7 @@ def test_tasks_of_one_who_is_killed_run_elsewhere_within_two_leases(tmp_path):
     began.append((task.key, time.monotonic() - killed))
     return lambda: [Fact('finished' if len(began) == 4 else 'evaluation', task.key, 0, '', '', {})]
 
-  leases.Role(islands, 'worker', ['train'], perform).serve()
+  role_loop.Role(islands, 'worker', ['train'], perform).serve()
   islands.registry.close()
   print('begun elsewhere after', {key: f'{seconds:.1f} s' for key, seconds in began})
   assert {key for key, seconds in began if seconds > 1} == {'0', '1'} and max(began, key=lambda b: b[1])[1] < 2 * 4
@@ -164,7 +164,7 @@ def test_a_task_is_given_back_that_was_just_claimed(islands, tmp_path):
 
 
 def test_nothing_is_claimed_long_before_it_can_be_begun(islands):
-  role = leases.Role(islands, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
+  role = role_loop.Role(islands, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
   lease = role.claim()
   role.fetch_s, role.work_s = 1.0, 100.0
   lease.ahead(0.5)
@@ -196,7 +196,7 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, islands, monkeypatch):
   while islands.registry.claim('worker-1', ['train']):  # which is at work on all there is
     pass
   clock, asked = Clock(600), []
-  monkeypatch.setattr(leases, 'time', clock)
+  monkeypatch.setattr(role_loop, 'time', clock)
 
   def count(connection, cursor, statement, *_):
     if not statement.startswith('BEGIN'):
@@ -208,7 +208,7 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, islands, monkeypatch):
     islands.registry.mark_scheduled(islands.registry.unscheduled())
     asked.clear()
     with pytest.raises(StopIteration):
-      leases.Role(islands, 'worker', ['train'], lambda *_: None, keys).serve()
+      role_loop.Role(islands, 'worker', ['train'], lambda *_: None, keys).serve()
   finally:
     sqlalchemy.event.remove(sqlalchemy.Engine, 'before_cursor_execute', count)
   print(f'{len(asked) / clock.now:.2f} queries a second')

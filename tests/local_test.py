@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from dipaco_jax import registry as registry_lib
+from dipaco_jax.islands import registry as registry_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPEC = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')

@@ -15,18 +15,18 @@ import pytest
 import tiny_run
 from backends import Backend
 
-from dipaco_jax import (
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.islands import (
   evaluator,
-  islands,
-  leases,
   monitor,
   outer_executor,
   registry,
+  role_loop,
   roles,
-  screening_of_islands,
+  schedule,
+  screening_facts,
   worker,
 )
-from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.reports import figures
 from dipaco_jax.storage import object_store
@@ -160,7 +160,7 @@ def one_device() -> Iterator[None]:
     patch.setattr(jax, 'device_count', lambda: 1)
     waits = {'SHORTEST_WAIT_S': 0.02, 'LONGEST_WAIT_S': 0.1, 'LOOK_AROUND_S': 0.1, 'ASK_AGAIN_S': 0.0}
     for name, seconds in waits.items():
-      patch.setattr(leases, name, seconds)
+      patch.setattr(role_loop, name, seconds)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
     patch.setattr(figures, 'PICTURES', {'timeline': figures.PICTURES['timeline']})
     yield
@@ -194,10 +194,10 @@ class Machine:
   def begin(self, prepared: pathlib.Path, place: pathlib.Path, s: settings_lib.Settings) -> 'Machine':
     """For another config of training, whose text, base and shards are in the place already."""
     place.mkdir()
-    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', islands.TOKENIZER)
+    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', schedule.TOKENIZER)
     return self.other(s)
 
-  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> islands.Islands:
+  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> schedule.Islands:
     """As a process that has just begun; its workdir is the place itself, unless it is a machine far away."""
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
@@ -206,8 +206,8 @@ class Machine:
     roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
-    made = islands.Islands(run, facts, place_of, 'all')
-    return dataclasses.replace(made, resumed=screening_of_islands.resume(made))
+    made = schedule.Islands(run, facts, place_of, 'all')
+    return dataclasses.replace(made, resumed=screening_facts.resume(made))
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
     """Serves until the run is finished, or the process is killed."""
@@ -220,7 +220,7 @@ class Machine:
     }
     try:
       perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
-      leases.Role(made, 'all', KINDS, perform, fetches={'train': worker.fetch}).serve()
+      role_loop.Role(made, 'all', KINDS, perform, fetches={'train': worker.fetch}).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):
@@ -243,7 +243,7 @@ class Machine:
     gc.collect()  # files that a dead process has left open are closed, and said to be, here
 
 
-def close(made: islands.Islands):
+def close(made: schedule.Islands):
   made.registry.close()
   made.run.metrics.close()
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import synthetic
 
-from dipaco_jax import command, registry, report, status_of_islands
+from dipaco_jax import command, report
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, tokenizer
+from dipaco_jax.islands import registry, status_table
 from dipaco_jax.reports import grid_plot, plot_style, plots, run_report, timeline_plot
 from dipaco_jax.training import metrics_log
 
@@ -123,7 +124,7 @@ def test_the_table_of_islands_obeys_nothing(tmp_path):
   for name in HOSTILE:
     name = name.replace('\0', '').encode('utf-8', 'replace').decode()
     tasks.beat(name, 'monitor', {'task': HOSTILE[3], 'stuck': '\x1b[2J'})
-  lines = status_of_islands.lines(tasks)
+  lines = status_table.lines(tasks)
   assert len(lines) == 2 + 2 * len(HOSTILE) and not any(OBEYED.search(line) or '\n' in line for line in lines)
 
 

@@ -11,8 +11,8 @@ import pytest
 import slow
 from protocol_test import digest
 
-from dipaco_jax import islands, screening_of_islands
-from dipaco_jax.registry import Fact
+from dipaco_jax.islands import schedule, screening_facts
+from dipaco_jax.islands.registry import Fact
 
 EXCLUDED = {(1, 1), (3, 2)}  # paths and phases, by their workers
 REFUSED = {('low/0', '0', 2)}  # by an executor, which reads otherwise
@@ -21,17 +21,17 @@ SHARED = (protocol.SHARED, dict(train=dict(phases=5)))
 RUNS = {'healthy': SHARED, 'sick': SHARED, 'apart': (protocol.APART, dict(train=dict(phases=5)))}
 
 
-def train(of: islands.Islands, task) -> list[Fact]:
+def train(of: schedule.Islands, task) -> list[Fact]:
   path, phase = int(task.key), task.number
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
-  is_sick = is_sick and not screening_of_islands.times_resumed(of.registry)
+  is_sick = is_sick and not screening_facts.times_resumed(of.registry)
   if (path, phase) not in EXCLUDED and not is_sick:
     return protocol.train(of, task)
-  told = screening_of_islands.exclusion(of, path, phase, 'bad', of.name)
-  return [islands.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
+  told = screening_facts.exclusion(of, path, phase, 'bad', of.name)
+  return [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
 
 
-def outer(of: islands.Islands, task) -> list[Fact]:
+def outer(of: schedule.Islands, task) -> list[Fact]:
   """As outer_executor.perform and publish, of digests."""
   phase, level = task.number - 1, task.key.split('/')[0]
   wanted = sorted(map(str, of.paths_through(task.key)))
@@ -41,19 +41,19 @@ def outer(of: islands.Islands, task) -> list[Fact]:
   if not made:
     left_out = {f.key: 'bad' for f in found if 'excluded' in f.meta or (task.key, f.key, phase) in REFUSED}
     if left_out:
-      screening_of_islands.check(of, task.key, phase, np.ones(of.layout.grid.num_paths), left_out)
+      screening_facts.check(of, task.key, phase, np.ones(of.layout.grid.num_paths), left_out)
   counted = [fact for fact in found if fact.key not in left_out]
   if {*left_out, *(fact.key for fact in counted)} != {*wanted}:
     of.registry.release(task, waiting=True)
     return []
-  screening_of_islands.heed(of)
+  screening_facts.heed(of)
   [before] = of.registry.facts('module', [task.key], phase)
   uri, sha256 = before.uri, before.sha256
   if counted:
     new = digest(of.read(uri, sha256), *(of.read(*fact.meta['objects'][level]) for fact in counted))
     uri, sha256 = of.write(f'modules/{task.number}/{task.key}', new)
   refused = [path for path in left_out if (task.key, path, phase) in REFUSED]
-  more = [screening_of_islands.exclusion(of, int(path), phase, 'bad', 'worker', of.name) for path in refused]
+  more = [screening_facts.exclusion(of, int(path), phase, 'bad', 'worker', of.name) for path in refused]
   return [Fact('module', task.key, task.number, uri, sha256, {'left_out': left_out}), *more]
 
 

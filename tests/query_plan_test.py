@@ -6,8 +6,8 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax import registry
-from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.islands import registry
+from dipaco_jax.islands.registry import Fact, NewTask
 
 # What asks for all of a kind that can be claimed finds them by an index that holds nothing else.
 PARTIAL = 'dipaco_tasks_open', 'dipaco_tasks_undone', 'dipaco_facts_unscheduled'

@@ -13,8 +13,8 @@ import registry_test
 import sqlalchemy as sa
 from registry_test import train
 
-from dipaco_jax import database, registry_schema
-from dipaco_jax.registry import Registry
+from dipaco_jax.islands import database, registry_schema
+from dipaco_jax.islands.registry import Registry
 
 server, url, connect, db = registry_test.server, registry_test.url, registry_test.connect, registry_test.db
 

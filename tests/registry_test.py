@@ -6,8 +6,8 @@ import postgres
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax import database, registry_schema, status_of_islands
-from dipaco_jax.registry import Fact, Lost, NewTask, Registry
+from dipaco_jax.islands import database, registry_schema, status_table
+from dipaco_jax.islands.registry import Fact, Lost, NewTask, Registry
 
 LEASE_S = 0.3  # of tests that let it run out
 
@@ -279,7 +279,7 @@ def test_one_name_in_two_roles_is_two(db):
   db.beat('mine', 'outer', {})
   db.beat('mine', 'worker', {'task': 'train 3 1'})
   assert [(row['role'], row['about']) for row in db.roles()] == [('outer', {}), ('worker', {'task': 'train 3 1'})]
-  shown = status_of_islands.lines(db)
+  shown = status_table.lines(db)
   assert any(line.startswith('mine (outer)   idle') for line in shown)
   assert any(line.startswith('mine (worker)  train 3 1') for line in shown)
 

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from dipaco_jax import command, database, registry_url, roles
+from dipaco_jax import command
 from dipaco_jax.core import printable
+from dipaco_jax.islands import database, registry_url, roles
 
 ROOT = pathlib.Path(__file__).parent.parent
 URL = 'postgresql://dipaco:secret@first/dipaco'

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax import worker
 from dipaco_jax.core import outer
 from dipaco_jax.data import shards
+from dipaco_jax.islands import worker
 from dipaco_jax.training import training_loop
 
 GRID, FIRST = {'a': 2, 'b': 2}, 5  # paths; steps of pretraining

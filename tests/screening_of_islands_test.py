@@ -10,12 +10,12 @@ import optax
 import pytest
 from one_process import Machine, close
 
-from dipaco_jax import islands, outer_executor, registry, screening_of_islands
 from dipaco_jax.core import exact_sum, outer, screening
 from dipaco_jax.core.settings_checks import Diverged
-from dipaco_jax.registry import Fact, NewTask, Task
+from dipaco_jax.islands import outer_executor, registry, schedule, screening_facts
+from dipaco_jax.islands.registry import Fact, NewTask, Task
 
-BOUNDS = screening_of_islands.Bounds({'low': 100.0}, 0.5, 10.0)  # |old - new| up to 500
+BOUNDS = screening_facts.Bounds({'low': 100.0}, 0.5, 10.0)  # |old - new| up to 500
 OLD = {'w': np.zeros(10_000, np.float32)}
 
 
@@ -91,19 +91,19 @@ def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
 # -- a path
 
 
-def modules(made: islands.Islands, version: int, usual: float | None = None):
+def modules(made: schedule.Islands, version: int, usual: float | None = None):
   about = {} if usual is None else {'usual': usual}
   made.registry.put([Fact('module', module, version, 'x', 'y', about) for module in made.all_modules()])
 
 
 def test_a_path_is_judged_as_in_one_job(made):
   """By h of the modules that it began from, which is h_0 where none is noted."""
-  rng, rates = np.random.default_rng(0), screening_of_islands.rates(made, 1)
+  rng, rates = np.random.default_rng(0), screening_facts.rates(made, 1)
   assert rates == pytest.approx(6 * 0.01, rel=0.6)
   old = {name: rng.normal(size=x.shape).astype('f') for name, x in made.shapes.items()}
   size = sum(made.shapes[name].size for name in made.layout.names(made.layout.levels[1]))
   modules(made, 1)
-  judge = functools.partial(screening_of_islands.judge, made, 2, 1, old)
+  judge = functools.partial(screening_facts.judge, made, 2, 1, old)
   move = lambda length: {n: x + np.float32(length) for n, x in old.items()}  # noqa: E731
   found = judge(move(9.9 * rates))  # r is that of each parameter times the root of how many
   assert found.keys() == {'moved'} and found['moved']['low'] == pytest.approx(9.9 * size**0.5, rel=1e-4)
@@ -113,22 +113,22 @@ def test_a_path_is_judged_as_in_one_job(made):
   bad = judge(move(0.0) | {'final_norm/scale': np.full(16, np.nan, 'f')})
   assert 'not finite (level ends)' in bad['excluded'] and bad['moved']['ends'] is None and bad['moved']['low'] == 0
   modules(made, 2, usual=1.0)
-  assert 'times as long' in screening_of_islands.judge(made, 2, 2, old, move(rates))['excluded']
+  assert 'times as long' in screening_facts.judge(made, 2, 2, old, move(rates))['excluded']
 
 
 def test_what_is_usual_follows_the_paths_that_took_part(made):
-  first = screening_of_islands.first_usual(made, 'low/0')
+  first = screening_facts.first_usual(made, 'low/0')
   expected = float(screening.next_usual(np.float32(first), np.float32(30.0), np.int32(2), first))
-  assert screening_of_islands.next_usual(made, 'low/0', first, [10.0, 20.0]) == {'usual': expected}
-  assert screening_of_islands.next_usual(made, 'low/0', 7.0, []) == {'usual': 7.0}
-  assert screening_of_islands.next_usual(made, 'low/0', math.inf, []) == {}, 'of SGD, of which nothing is known yet'
+  assert screening_facts.next_usual(made, 'low/0', first, [10.0, 20.0]) == {'usual': expected}
+  assert screening_facts.next_usual(made, 'low/0', 7.0, []) == {'usual': 7.0}
+  assert screening_facts.next_usual(made, 'low/0', math.inf, []) == {}, 'of SGD, of which nothing is known yet'
 
 
 # -- the end
 
 
-def exclude(made: islands.Islands, phase: int, *paths: int):
-  facts = [screening_of_islands.exclusion(made, path, phase, 'bad', f'worker-{path}') for path in paths]
+def exclude(made: schedule.Islands, phase: int, *paths: int):
+  facts = [screening_facts.exclusion(made, path, phase, 'bad', f'worker-{path}') for path in paths]
   about = {'excluded': 'bad', 'worker': 'w'}
   made.registry.put([*(Fact('checkpoint', str(path), phase, '', '', about) for path in paths), *facts])
 
@@ -138,35 +138,35 @@ EVEN = np.ones(4, np.float32)
 
 def test_a_phase_that_leaves_no_path_for_a_module_ends_the_run_for_all(made):
   exclude(made, 1, 0)
-  screening_of_islands.check(made, 'low/0', 1, EVEN, {'0': 'bad'})
+  screening_facts.check(made, 'low/0', 1, EVEN, {'0': 'bad'})
   exclude(made, 1, 1)
   with pytest.raises(Diverged, match='train diverged in phase 2: no path of module low/0 has'):
-    screening_of_islands.check(made, 'low/0', 1, EVEN, {'0': 'bad', '1': 'bad'})
+    screening_facts.check(made, 'low/0', 1, EVEN, {'0': 'bad', '1': 'bad'})
   with pytest.raises(Diverged, match='no path of module low/0'):
-    screening_of_islands.heed(made)
+    screening_facts.heed(made)
   with pytest.raises(Diverged, match='no path of module low/0'):  # who was first is heard
-    screening_of_islands.end(made, 1, 'something else')
+    screening_facts.end(made, 1, 'something else')
 
 
 def test_what_one_executor_does_without_is_not_missing_elsewhere(made):
-  told = screening_of_islands.exclusion(made, 0, 1, 'bad', 'worker-0', 'outer-0')
+  told = screening_facts.exclusion(made, 0, 1, 'bad', 'worker-0', 'outer-0')
   made.registry.put([told])
   exclude(made, 1, 2)
-  screening_of_islands.check(made, 'high/0', 1, EVEN, {'2': 'bad'})
+  screening_facts.check(made, 'high/0', 1, EVEN, {'2': 'bad'})
   with pytest.raises(Diverged, match='no path of module high/0'):
-    screening_of_islands.check(made, 'high/0', 1, EVEN, {'0': 'bad', '2': 'bad'})
+    screening_facts.check(made, 'high/0', 1, EVEN, {'0': 'bad', '2': 'bad'})
 
 
 def test_all_paths_or_one_too_often(made):
   for phase in range(3):
     exclude(made, phase, 3)
-    screening_of_islands.check(made, 'low/1', phase, EVEN, {'3': 'bad'})
+    screening_facts.check(made, 'low/1', phase, EVEN, {'3': 'bad'})
   exclude(made, 3, 3)
   with pytest.raises(Diverged, match=r'path 3 was excluded in 4 phases in a row, more than .*max_excluded=3'):
-    screening_of_islands.check(made, 'low/1', 3, EVEN, {'3': 'bad'})
+    screening_facts.check(made, 'low/1', 3, EVEN, {'3': 'bad'})
   exclude(made, 9, 0, 1, 2, 3)
   with pytest.raises(Diverged):
-    screening_of_islands.check(made, 'low/1', 9, EVEN, {'3': 'bad'})
+    screening_facts.check(made, 'low/1', 9, EVEN, {'3': 'bad'})
 
 
 def test_it_goes_on_with_what_blocked_it_trained_again(made):
@@ -180,8 +180,8 @@ def test_it_goes_on_with_what_blocked_it_trained_again(made):
   without = {'low/1': '3', 'high/1': '13', 'ends/shared': '013'}
   made.registry.put([Fact('module', m, 2, 'x', 'y', {'left_out': dict.fromkeys(p, 'bad')}) for m, p in without.items()])
   with pytest.raises(Diverged):
-    screening_of_islands.end(made, 1, 'low/0 has none', {'0': 'bad', '1': 'bad'})
-  assert screening_of_islands.resume(made) == 1 == screening_of_islands.resume(made)
+    screening_facts.end(made, 1, 'low/0 has none', {'0': 'bad', '1': 'bad'})
+  assert screening_facts.resume(made) == 1 == screening_facts.resume(made)
   assert [fact.key for fact in made.registry.facts('checkpoint')] == ['3']
   assert [fact.key for fact in made.registry.facts('excluded')] == ['3']
   states = {(t['kind'], t['key']): t['state'] for t in made.registry.tasks()}
@@ -190,7 +190,7 @@ def test_it_goes_on_with_what_blocked_it_trained_again(made):
   with pytest.raises(registry.Lost):
     made.registry.heartbeat(claimed)
   with pytest.raises(Diverged, match='low/0 has none'):
-    screening_of_islands.heed(made)  # a process that began before
+    screening_facts.heed(made)  # a process that began before
 
 
 # -- an executor, of real modules
@@ -199,7 +199,7 @@ def test_it_goes_on_with_what_blocked_it_trained_again(made):
 class Scene:
   """Paths' checkpoints of phase 0, and an executor of 'high/0', whose paths are 0 and 2."""
 
-  def __init__(self, made: islands.Islands, folder):
+  def __init__(self, made: schedule.Islands, folder):
     self.made = made
     self.old = {name: np.ones(made.shapes[name].shape, 'f') for name in made.layout.names(made.layout.levels[2])}
     self.first = made.write('modules/0/high', self.old)
@@ -208,7 +208,7 @@ class Scene:
 
   def checkpoint(self, path: int, by: float):
     objects = {'high': self.made.write(f'paths/0/{path}-high', {n: x + np.float32(by) for n, x in self.old.items()})}
-    self.made.registry.put([islands.checkpoint_fact(path, 0, objects, {'worker': f'worker-{path}'})])
+    self.made.registry.put([schedule.checkpoint_fact(path, 0, objects, {'worker': f'worker-{path}'})])
 
   def perform(self):
     task = Task(0, 'outer', 'high/0', 1, 1, '', 0, None)
@@ -230,7 +230,7 @@ def test_an_executor_goes_on_without_what_is_bad_and_says_whose_it_is(by, scene,
   assert told[:3] == ('excluded', '2', 0) and told.meta['worker'] == 'worker-2' and told.meta['executor'] == 'all'
   assert list(module.meta['left_out']) == ['2'] and module.meta['paths'] == 1
   assert 'train, phase 1, step 18: path 2 (a1 b0) of worker-2 takes no part' in caplog.text
-  new, _ = islands.split(scene.made.read(module.uri, module.sha256))
+  new, _ = schedule.split(scene.made.read(module.uri, module.sha256))
   for name, x in new.items():  # Nesterov, first step: (1 + mu) eta Delta
     np.testing.assert_allclose(x, scene.old[name] + 1.9 * 0.7 * 0.01, rtol=1e-5)
   scene.made.registry.put([module, told])
@@ -251,10 +251,10 @@ def test_who_makes_a_version_again_leaves_out_what_was_left_out_then(scene):
 def test_a_module_of_which_nothing_is_left_ends_the_run_and_nothing_is_written(scene):
   scene.checkpoint(0, np.nan)
   scene.checkpoint(2, 1000.0)
-  before = scene.made.storage.names(islands.OBJECTS)
+  before = scene.made.storage.names(schedule.OBJECTS)
   with pytest.raises(Diverged, match='phase 1: no path of module high/0'):
     scene.perform()
-  assert scene.made.storage.names(islands.OBJECTS) == before
+  assert scene.made.storage.names(schedule.OBJECTS) == before
   assert scene.made.registry.facts('diverged')[0].meta['left_out'] == ['0', '2']
 
 
@@ -263,11 +263,11 @@ def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypat
   outer_executor._compiled.cache_clear()
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, 0.01)
-  before = scene.made.storage.names(islands.OBJECTS)
+  before = scene.made.storage.names(schedule.OBJECTS)
   with pytest.raises(Diverged, match='phase 1: the outer step makes module high/0'):
     scene.perform()
   outer_executor._compiled.cache_clear()
-  assert scene.made.storage.names(islands.OBJECTS) == before
+  assert scene.made.storage.names(schedule.OBJECTS) == before
 
 
 def test_a_module_of_one_path_rests(made, tmp_path, monkeypatch):
@@ -276,4 +276,4 @@ def test_a_module_of_one_path_rests(made, tmp_path, monkeypatch):
   exclude(made, 0, 0)
   [module] = scene.perform()
   assert [module.uri, module.sha256] == scene.first and module.number == 1
-  assert module.meta['usual'] == pytest.approx(screening_of_islands.first_usual(made, 'high/0'))
+  assert module.meta['usual'] == pytest.approx(screening_facts.first_usual(made, 'high/0'))

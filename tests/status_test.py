@@ -180,7 +180,7 @@ def ask(*options: str) -> subprocess.CompletedProcess:
 
 
 def test_islands(tmp_path):
-  from dipaco_jax import registry
+  from dipaco_jax.islands import registry
 
   synthetic.make(tmp_path, stages=3)
   (tmp_path / 'report.json').unlink(missing_ok=True)

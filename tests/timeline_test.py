@@ -5,10 +5,10 @@ import json
 import pytest
 import synthetic
 
-from dipaco_jax import history_of_islands, leases
-from dipaco_jax import islands as islands_lib
-from dipaco_jax import registry as registry_lib
-from dipaco_jax.registry import Fact, NewTask
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import role_loop, run_history
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import figures, run_report, timeline_plot
 from dipaco_jax.reports.timeline_plot import Task
 from dipaco_jax.storage import object_store as storage_lib
@@ -33,14 +33,14 @@ def test_timeline_of_what_is_done(islands):
   do(islands, 'worker-1', 'train', 1)
   islands.registry.add_tasks([NewTask('train', '3', 2)])
   islands.registry.claim('worker-1', ['train'])
-  found = history_of_islands.timeline(islands)['tasks']
+  found = run_history.timeline(islands)['tasks']
   assert [task[:3] for task in found] == [['worker-1', 'train', 1], ['worker-1', 'train', 2], ['outer-0', 'outer', 1]]
   train, later, outer = [task[3:] for task in found]
   assert 0 == train[0] <= train[1] <= outer[0] <= outer[1] <= later[0] <= later[1] < 60
 
 
 def test_a_fact_tells_of_the_bytes_since_the_one_before(islands):
-  role = leases.Role(islands, 'worker', ['train'], lambda *_: None)
+  role = role_loop.Role(islands, 'worker', ['train'], lambda *_: None)
   islands.storage.write('a', b'12345')
   islands.storage.fetch('a')
   first, other = role.counted([Fact('checkpoint', '0', 0, '', '', {'x': 1}), Fact('checkpoint', '1', 0, '', '', {})])
@@ -50,7 +50,7 @@ def test_a_fact_tells_of_the_bytes_since_the_one_before(islands):
   islands.registry.put(
     [first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7, 'bytes_out': 0})]
   )
-  found = history_of_islands.bytes_by_role(islands)
+  found = run_history.bytes_by_role(islands)
   assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
 
 

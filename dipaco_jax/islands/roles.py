@@ -28,25 +28,25 @@ from typing import Any
 
 import jax
 
-from dipaco_jax import (
-  backup,
-  database,
-  evaluator,
-  leases,
-  monitor,
-  outer_executor,
-  registry_url,
-  screening_of_islands,
-  worker,
-)
-from dipaco_jax import registry as registry_lib
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core import settings_checks
 from dipaco_jax.core.settings_checks import Diverged
-from dipaco_jax.hosts import Hosts
-from dipaco_jax.islands import Islands
+from dipaco_jax.islands import (
+  backup,
+  database,
+  evaluator,
+  monitor,
+  outer_executor,
+  registry_url,
+  role_loop,
+  screening_facts,
+  worker,
+)
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.islands.schedule import Islands
+from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.reports import history, run_report
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.storage import object_store as storage_lib
@@ -89,7 +89,7 @@ def run_role(
   islands = Islands(run, registry, storage, name)
   if not hosts.first:
     return worker.follow(islands, hosts)
-  resumed = screening_of_islands.resume(islands) if resumes else screening_of_islands.times_resumed(registry)
+  resumed = screening_facts.resume(islands) if resumes else screening_facts.times_resumed(registry)
   islands = dataclasses.replace(islands, resumed=resumed)
   try:
     serve(islands, role, share, is_backup, hosts, local / 'scratch' / f'{run_id}-{resumed}')
@@ -117,7 +117,7 @@ def serve(islands: Islands, role: str, share: str, is_backup: bool, hosts: Hosts
     keys = islands.all_modules()[part_named(share)] if share else None
     fetches = {'train': worker.fetch} if role == 'worker' else {}
     pool = backup.Backup(islands, kinds) if is_backup else None
-    leases.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
+    role_loop.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
 
 
 def resume(workdir: str, url: str) -> int:
@@ -126,8 +126,8 @@ def resume(workdir: str, url: str) -> int:
   try:
     for config in registry.facts('config'):
       run = run_lib.unattended(local_place(workdir), settings_lib.from_dict(config.meta['config']))
-      screening_of_islands.resume(Islands(run, registry, storage_lib.open_storage(workdir), 'resume'))
-    return screening_of_islands.times_resumed(registry)
+      screening_facts.resume(Islands(run, registry, storage_lib.open_storage(workdir), 'resume'))
+    return screening_facts.times_resumed(registry)
   finally:
     registry.close()
 

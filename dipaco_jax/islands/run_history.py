@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax.core import averaging_gap
-from dipaco_jax.islands import Islands
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.pipeline import jobs, resharding_round, stages
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.registry import Fact
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import evaluation
 from dipaco_jax.training import train_state as state_lib

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from dipaco_jax import registry_schema as schema
-from dipaco_jax.database import Among, Database, Now, Row
-from dipaco_jax.registry_schema import FACTS, ROLES, TASKS
+from dipaco_jax.islands import registry_schema as schema
+from dipaco_jax.islands.database import Among, Database, Now, Row
+from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 

@@ -7,9 +7,9 @@ finds its facts there, or is refused.
 import statistics
 import time
 
-from dipaco_jax import registry as registry_lib
-from dipaco_jax.islands import Islands
-from dipaco_jax.registry import Task
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.registry import Task
+from dipaco_jax.islands.schedule import Islands
 
 LOOK_S = 10.0  # between looks: what is ready at two of them was left lying
 STRAGGLES = 2.0  # running so many times as long as the median of RECENT

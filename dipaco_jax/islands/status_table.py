@@ -4,8 +4,8 @@ import os
 import shutil
 from typing import Any, TextIO
 
-from dipaco_jax import registry as registry_lib
 from dipaco_jax.core import printable
+from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.training.progress import duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5

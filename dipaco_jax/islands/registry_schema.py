@@ -8,7 +8,7 @@ import functools
 
 import sqlalchemy as sa
 
-from dipaco_jax.database import Among, Now
+from dipaco_jax.islands.database import Among, Now
 
 VERSION = 3
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables

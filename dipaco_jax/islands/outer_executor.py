@@ -25,15 +25,15 @@ import jax
 import numpy as np
 import optax
 
-from dipaco_jax import islands as islands_lib
-from dipaco_jax import screening_of_islands
 from dipaco_jax.core import exact_sum, outer, screening
 from dipaco_jax.data import shards
-from dipaco_jax.islands import Islands
-from dipaco_jax.leases import Lease, Publish
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.islands.role_loop import Lease, Publish
+from dipaco_jax.islands.schedule import Islands
+from dipaco_jax.islands.screening_facts import Bounds
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.registry import Fact, Task
-from dipaco_jax.screening_of_islands import Bounds
 from dipaco_jax.storage import checkpoint
 
 KINDS = ('outer',)
@@ -132,11 +132,11 @@ class Executor:
       raise RuntimeError(f'{module} {task.number}: {partial.left_out} counted when it was made: is this machine sound?')
     if left_out and not made:
       lease.check()
-      screening_of_islands.check(islands, module, phase, path_weights(islands, phase), left_out)
+      screening_facts.check(islands, module, phase, path_weights(islands, phase), left_out)
     if partial.squares.keys() | left_out.keys() != weights.keys():
       islands.registry.release(task, waiting=True)
       return None
-    screening_of_islands.heed(islands)  # else what has been withdrawn since might be in the sum
+    screening_facts.heed(islands)  # else what has been withdrawn since might be in the sum
     del self.partials[task.key, task.number]
     return lambda: publish(islands, task, partial, left_out)
 
@@ -149,7 +149,7 @@ class Executor:
     file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.sum'
     if anew:
       file.unlink(missing_ok=True)
-    bounds = screening_of_islands.bounds(islands, [before], task.number - 1)
+    bounds = screening_facts.bounds(islands, [before], task.number - 1)
     return Partial(file, *islands_lib.split(islands.read(before.uri, before.sha256)), bounds)
 
   def put_back(self, task: Task, partial: Partial):
@@ -169,7 +169,7 @@ def publish(islands: Islands, task: Task, partial: Partial, left_out: dict[str, 
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   owners = {f.key: f.meta['worker'] for f in islands.registry.facts('checkpoint', sorted(partial.left_out), phase)}
   about: dict[str, Any] = {'executor': islands.name, 'started': partial.started}
-  about |= screening_of_islands.next_usual(islands, task.key, usual, partial.moved.values())
+  about |= screening_facts.next_usual(islands, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}
   if partial.squares:
     name, sha256, figures = outer_step(islands, task, partial)
@@ -177,7 +177,7 @@ def publish(islands: Islands, task: Task, partial: Partial, left_out: dict[str, 
     (_, _, _, name, sha256, _), figures = version_before(islands, task), {}
   partial.file.unlink(missing_ok=True)
   more = [
-    screening_of_islands.exclusion(islands, int(path), phase, why, owners[path], islands.name)
+    screening_facts.exclusion(islands, int(path), phase, why, owners[path], islands.name)
     for path, why in partial.left_out.items()
   ]
   return [Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()}), *more]
@@ -190,7 +190,7 @@ def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
   if not is_sound:
     words = str(screening.unsound(screening.named(*islands.parse(task.key))))
-    screening_of_islands.end(islands, task.number - 1, words)
+    screening_facts.end(islands, task.number - 1, words)
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   figures = {

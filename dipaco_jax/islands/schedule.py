@@ -31,14 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import registry as registry_lib
 from dipaco_jax.core import modules as modules_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.registry import Fact, NewTask
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.storage import trees as trees_lib

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from dipaco_jax import history_of_islands, live_islands, screening_of_islands
-from dipaco_jax import islands as islands_lib
-from dipaco_jax.islands import INNER, OBJECTS, Islands
+from dipaco_jax.islands import live_page, run_history, screening_facts
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.schedule import INNER, OBJECTS, Islands
 
 PAUSE_S = 2.0
 GENERATIONS = 2
@@ -23,10 +23,10 @@ SILENT_S = 60
 
 def watch(islands: Islands):
   """Until the run is finished; raises Diverged where it is no use to go on."""
-  collector, page, about = Collector(islands), live_islands.LivePage(islands), {'task': '', 'stuck': ''}
+  collector, page, about = Collector(islands), live_page.LivePage(islands), {'task': '', 'stuck': ''}
   with heard(islands, about):
     while not islands_lib.is_finished(islands):
-      screening_of_islands.heed(islands)
+      screening_facts.heed(islands)
       islands_lib.advance(islands)
       collector.collect(frontier(islands) - GENERATIONS)
       why = stuck(islands)
@@ -86,7 +86,7 @@ class Collector:
     self.next = 0  # the first version that was not collected yet
     self.left: list[int] = []  # collected versions of which something was kept
     self.inner: dict[str, str] = {}  # name of the newest inner state that was collected, by path
-    self.pointers = history_of_islands.Pointers(islands)
+    self.pointers = run_history.Pointers(islands)
 
   def collect(self, end: int):
     """Versions below `end`, and the phases that made them."""

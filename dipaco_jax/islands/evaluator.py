@@ -5,11 +5,11 @@ import hashlib
 import math
 from typing import Any
 
-from dipaco_jax import history_of_islands
-from dipaco_jax.islands import Islands
-from dipaco_jax.leases import Lease, Publish
+from dipaco_jax.islands import run_history
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.islands.role_loop import Lease, Publish
+from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.pipeline import run, stages, validate_stage
-from dipaco_jax.registry import Fact, Task
 from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import checkpoint, trees
 from dipaco_jax.training import evaluation, metrics_log
@@ -51,14 +51,14 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
   islands.fetch('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
   islands.fetch_tokenizer()
   with islands.hold():
-    told = history_of_islands.read(islands)
+    told = run_history.read(islands)
     for version in sorted({own.settings.train.phases, *told.best_version}):
       islands.publish(version)
     checkpoint.write_json(
       own.workdir / 'paths' / 'best.json', {'version': told.best_version, 'holdout_loss': told.best_loss}
     )
-    history_of_islands.write_rows(islands, own, told)
-    run.write_record(own, 'train', told.wall_s, history_of_islands.figures(islands, own, told))
+    run_history.write_rows(islands, own, told)
+    run.write_record(own, 'train', told.wall_s, run_history.figures(islands, own, told))
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax import history_of_islands, screening_of_islands
-from dipaco_jax.islands import Islands
-from dipaco_jax.registry import Fact
+from dipaco_jax.islands import run_history, screening_facts
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 
 EVERY_S = 60.0
@@ -23,7 +23,7 @@ class LivePage:
 
   def __init__(self, islands: Islands, every_s: float = EVERY_S):
     self.islands, self.every_s = islands, every_s
-    self.pointers = history_of_islands.Pointers(islands)
+    self.pointers = run_history.Pointers(islands)
     self.rows: list[dict[str, Any]] = []  # of complete phases
     self.phases = 0  # that are complete
     self.next, self.failed = time.monotonic() + every_s, False
@@ -48,7 +48,7 @@ class LivePage:
     if not rows or 'finish' in registry.counts():
       return
     self.islands.fetch()
-    tasks = [timeline_plot.Task(*task) for task in history_of_islands.timeline(self.islands)['tasks']]
+    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.islands)['tasks']]
     text = run_report.page_so_far(self.islands.run.workdir, rows, tasks)
     if 'finish' not in registry.counts():
       self.islands.storage.write(live_report.PAGE, text.encode())
@@ -56,10 +56,10 @@ class LivePage:
   def read(self) -> list[dict[str, Any]]:
     """Rows as metrics.jsonl has them; those of complete phases are read once."""
     while self.is_complete(self.phases):
-      found = history_of_islands.read_phase(self.islands, self.pointers, self.phases)
+      found = run_history.read_phase(self.islands, self.pointers, self.phases)
       self.rows += self.steps(found.checkpoints)
-      after = screening_of_islands.first_step(self.islands, self.phases + 1)
-      row = history_of_islands.of_phase(self.islands, after, self.phases, found)
+      after = screening_facts.first_step(self.islands, self.phases + 1)
+      row = run_history.of_phase(self.islands, after, self.phases, found)
       self.rows.append({'kind': 'phase', 'stage': 'train'} | row)
       self.phases += 1
     rows, phase = list(self.rows), self.phases
@@ -85,7 +85,7 @@ class LivePage:
       yield {
         'kind': 'step',
         'stage': 'train',
-        'step': screening_of_islands.first_step(self.islands, fact.number + 1),
+        'step': screening_facts.first_step(self.islands, fact.number + 1),
         'paths': [int(fact.key)],
         'loss': [float(losses.mean())],
         'grad_norm': [float(norms.mean())],

@@ -17,12 +17,12 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax import backup, screening_of_islands
-from dipaco_jax import islands as islands_lib
-from dipaco_jax import registry as registry_lib
 from dipaco_jax.core.settings_checks import Diverged
-from dipaco_jax.islands import Islands
-from dipaco_jax.registry import Fact, Task
+from dipaco_jax.islands import backup, screening_facts
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
@@ -103,7 +103,7 @@ class Lease:
       if not self._over.is_set():
         try:
           self.renew()
-          screening_of_islands.heed(self.islands)
+          screening_facts.heed(self.islands)
           if self.is_at_work:
             registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
         except Exception as e:  # also a database that is away for longer than we wait
@@ -150,7 +150,7 @@ class Role:
   def heed(self):
     if time.monotonic() - self.heeded > SIGN_OF_LIFE_S:
       self.heeded = time.monotonic()
-      screening_of_islands.heed(self.islands)
+      screening_facts.heed(self.islands)
 
   def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
@@ -246,7 +246,7 @@ class Role:
       self.send_back(lease, e)
       time.sleep(random.uniform(0.5, 1.5))
     except Diverged as e:
-      screening_of_islands.tell(self.islands, str(e))
+      screening_facts.tell(self.islands, str(e))
       lease.release()
       self.drop(lease)
       raise

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax import islands as islands_lib
-from dipaco_jax import screening_of_islands
 from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
-from dipaco_jax.hosts import Hosts, leaving
-from dipaco_jax.islands import INNER, TOKENIZER, Islands
-from dipaco_jax.leases import Lease, Publish
+from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.islands.role_loop import Lease, Publish
+from dipaco_jax.islands.schedule import INNER, TOKENIZER, Islands
+from dipaco_jax.islands.worker_hosts import Hosts, leaving
 from dipaco_jax.pipeline import jobs, resharding_round, stages
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.registry import Fact, Task
 from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log, training_loop
 
@@ -70,7 +70,7 @@ def fetch(islands: Islands, task: Task) -> Loaded:
   """The path's shard, and its state of a former owner within the phase, or of the phase's start."""
   job, path = make_job(islands, islands.round(task.number)), int(task.key)
   old, before = islands.path_parameters(path, task.number), trained_before(islands, path, task.number)
-  anew = before is not None and job.keep_state and screening_of_islands.begins_anew(islands, path, before)
+  anew = before is not None and job.keep_state and screening_facts.begins_anew(islands, path, before)
   if found := resume(islands, task.progress):
     return Loaded(job, *found, old, anew)
   inner = {} if before is None or anew or not job.keep_state else inner_state(islands, path, before)
@@ -106,9 +106,9 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 
   def publish() -> list[Fact]:
     new = {name: arrays[place(PARAMS, name)] for name in old}
-    judged = screening_of_islands.judge(islands, path, number, old, new)
+    judged = screening_facts.judge(islands, path, number, old, new)
     if why := judged.get('excluded'):
-      told = screening_of_islands.exclusion(islands, path, number, why, islands.name)
+      told = screening_facts.exclusion(islands, path, number, why, islands.name)
       return [islands_lib.checkpoint_fact(path, number, {}, about | judged), told]
     return [islands_lib.checkpoint_fact(path, number, write(islands, job, path, number, arrays), about | judged)]
 
