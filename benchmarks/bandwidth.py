@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from absl import app, flags
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry
 
 LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each worker, each way; 0: no limit')
@@ -207,7 +208,7 @@ def tell(db: registry.Registry, tau: int, began: float) -> dict:
   pairs = [pair for mine in tasks.values() for pair in itertools.pairwise(mine) if pair[0]['ended'] > began]
   counted = [meta | {'wall_s': meta['ended'] - before['ended']} for before, meta in pairs]
   if not counted:
-    raise ValueError('no worker has done two tasks with the same limit: raise --phases')
+    raise InputError('no worker has done two tasks with the same limit: raise --phases')
   step_s = [meta['timed_s'] / meta['timed_steps'] for meta in counted]
   modules = [fact.meta for fact in db.facts('module') if fact.meta.get('ended', 0) > began]
 

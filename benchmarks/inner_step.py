@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.training import metrics_log, programs
 
@@ -84,7 +85,7 @@ def check(losses: list[np.ndarray]):
   tolerance = 1e-4 if flags.FLAGS.dtype == 'float32' else 2e-2
   for other in losses[1:]:
     if not np.allclose(losses[0], other, rtol=tolerance):
-      raise ValueError(f'the loops find different losses: {losses}')
+      raise InputError(f'the loops find different losses: {losses}')
 
 
 def measure() -> dict:

@@ -30,6 +30,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.training import programs
 
@@ -63,7 +64,7 @@ def reset_peak():
 def _resident(name: str) -> int:
   found = re.search(rf'{name}:\s+(\d+) kB', pathlib.Path('/proc/self/status').read_text())
   if found is None:
-    raise ValueError(f'/proc/self/status does not tell {name}')
+    raise InputError(f'/proc/self/status does not tell {name}')
   return int(found[1]) * 1024
 
 

@@ -15,7 +15,7 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
 from dipaco_jax.core import settings
 from dipaco_jax.islands import registry, schedule
 from dipaco_jax.islands.registry import Fact, NewTask

@@ -17,8 +17,9 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 
 TOPOLOGIES = flags.DEFINE_list('topologies', ['v5e:1x1', 'v5p:2x2x1', 'v6e:1x1'], 'of one path')
 MODELS = flags.DEFINE_list('models', ['150M'], '150M, 1.3B')
@@ -45,7 +46,7 @@ def with_changes(changes: str) -> settings.Settings:
     name, _, value = change.partition('=')
     section, _, field = name.partition('.')
     if field not in values.get(section, {}):
-      raise ValueError(f'--changes={change}: write SECTION.FIELD=VALUE, with a field of settings.py')
+      raise InputError(f'--changes={change}: write SECTION.FIELD=VALUE, with a field of settings.py')
     kind = type(values[section][field])
     values[section][field] = value == 'True' if kind is bool else kind(value)
   return settings.from_dict(values)

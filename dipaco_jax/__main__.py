@@ -3,7 +3,7 @@
 import sys
 
 import dipaco_jax
-from dipaco_jax import command, usage
+from dipaco_jax.command_line import command, usage
 from dipaco_jax.training import processes
 
 if __name__ == '__main__':

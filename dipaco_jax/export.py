@@ -10,12 +10,13 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
 
 def check_out(out: pathlib.Path):
-  """Raises ValueError where something is that we have not exported."""
+  """Raises InputError where something is that we have not exported."""
   from dipaco_jax.huggingface import llama_folder
 
   if not out.exists() and not out.is_symlink():
@@ -23,14 +24,14 @@ def check_out(out: pathlib.Path):
   config = out / 'config.json'
   empty = out.is_dir() and not any(out.iterdir())
   if not empty and not (config.is_file() and llama_folder.is_ours(config.read_bytes())):
-    raise ValueError(f'--out={out} is not empty, and no export of ours: name another folder, or remove what is there')
+    raise InputError(f'--out={out} is not empty, and no export of ours: name another folder, or remove what is there')
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   """Writes a path's folder, whole or not at all; an export that is there is replaced.
 
   Raises:
-    ValueError: the version is none, the tokenizer cannot be written, or the folder cannot.
+    InputError: the version is none, the tokenizer cannot be written, or the folder cannot.
   """
   from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.reports import model_card
@@ -58,17 +59,17 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
       for name, data in files.items():
         (aside / name).write_bytes(data)
   except OSError as e:
-    raise ValueError(f'--out={out}: {e.strerror}; name a folder that can be made and written') from e
+    raise InputError(f'--out={out}: {e.strerror}; name a folder that can be made and written') from e
 
 
 def main():
   options = flags.FLAGS
   if not options.workdir or not options.out:
-    raise ValueError('name a run with --workdir=DIR, and where its paths go with --out=DIR')
+    raise InputError('name a run with --workdir=DIR, and where its paths go with --out=DIR')
   if (options.path is not None) == options.all:
-    raise ValueError('name one path with --path=3, or all of them with --all, not both')
+    raise InputError('name one path with --path=3, or all of them with --all, not both')
   if '://' in options.out:
-    raise ValueError(f'--out={options.out}: name a folder of this machine, and copy it from there')
+    raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
   from dipaco_jax.inference import trained_run
 
   run, out = trained_run.Trained(options.workdir), pathlib.Path(options.out)

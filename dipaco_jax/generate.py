@@ -12,8 +12,9 @@ import time
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference.request import Request, check
 from dipaco_jax.training import display
 
@@ -44,10 +45,10 @@ def summary(engine, texts, seconds: float) -> str:
 
 
 def requests(run, max_length: int) -> list[Request]:
-  """One for each prompt and sample; raises ValueError."""
+  """One for each prompt and sample; raises InputError."""
   f = flags.FLAGS
   if f.samples < 1:
-    raise ValueError(f'--samples={f.samples} should be 1 or more')
+    raise InputError(f'--samples={f.samples} should be 1 or more')
   path = None if f.path is None else run.number(command.path_named(f.path))
   found: list[Request] = []
   for prompt in f.prompt:
@@ -65,7 +66,7 @@ def requests(run, max_length: int) -> list[Request]:
 def main():
   f = flags.FLAGS
   if not f.workdir or not f.prompt:
-    raise ValueError('name a run with --workdir=DIR, and a text with --prompt=TEXT, or --prompt=- to read it')
+    raise InputError('name a run with --workdir=DIR, and a text with --prompt=TEXT, or --prompt=- to read it')
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
     from dipaco_jax.inference import generation, trained_run

@@ -11,13 +11,14 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
 
 
 def main():
   f = flags.FLAGS
   if not f.workdir or not f.tasks:
-    raise ValueError('name a run with --workdir=DIR, and tasks with --tasks=NAME,NAME')
+    raise InputError('name a run with --workdir=DIR, and tasks with --tasks=NAME,NAME')
   command.check_out('out', f.out)
   command.quiet()
   try:
@@ -25,14 +26,14 @@ def main():
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
   except ImportError as e:
-    raise ValueError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
+    raise InputError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
   from dipaco_jax.inference import lm_eval_model
   from dipaco_jax.storage import checkpoint
 
   command.devices()
   manager = TaskManager(include_path=f.include_path)
   if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
-    raise ValueError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
+    raise InputError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
   path = None if f.path is None else command.path_named(f.path)
   model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size)
   found = lm_eval.simple_evaluate(

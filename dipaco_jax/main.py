@@ -22,9 +22,10 @@ import time
 from absl import flags
 
 import dipaco_jax
-from dipaco_jax import command, config_file, usage
-from dipaco_jax.core import printable, settings_checks
+from dipaco_jax.command_line import command, config_file, usage
+from dipaco_jax.core import errors, printable
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import corrections
 from dipaco_jax.training import display, processes, stopping
 
@@ -70,28 +71,28 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 
 
 def check_options(rest: list[str]):
-  """Raises ValueError where options are missing, or of no use together."""
+  """Raises InputError where options are missing, or of no use together."""
   if rest:
     words = printable.redacted(rest[0])
-    raise ValueError(f'{words!r} is not an option: write --name=value, and a pattern of files in quotes')
+    raise InputError(f'{words!r} is not an option: write --name=value, and a pattern of files in quotes')
   if not FLAGS.config:
-    raise ValueError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
+    raise InputError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
   if not FLAGS.workdir and not FLAGS.compile_only:
-    raise ValueError('--workdir is missing: name a directory to keep the run in')
+    raise InputError('--workdir is missing: name a directory to keep the run in')
   printable.check('workdir', FLAGS.workdir or '', 4096)
   printable.check('name', FLAGS.name)
   if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
-    raise ValueError(
+    raise InputError(
       f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
       'islands, which keep their work in buckets (--role; launch/README.md)'
     )
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
-      raise ValueError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
+      raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
   if FLAGS.reuse and not (pathlib.Path(FLAGS.reuse) / 'config.json').is_file():
-    raise ValueError(f'--reuse={FLAGS.reuse}: there is no run (no config.json); name the directory of one')
+    raise InputError(f'--reuse={FLAGS.reuse}: there is no run (no config.json); name the directory of one')
   if FLAGS.lease_s <= 0:
-    raise ValueError(f'--lease_s={FLAGS.lease_s} should be above 0')
+    raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
   processes.check(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 
@@ -114,12 +115,12 @@ def guarded(argv: list[str], signals: stopping.Signals):
   except KeyboardInterrupt:
     signals.leave()
   except Exception as e:
-    if command.disk_is_full(e):
+    if errors.disk_is_full(e):
       words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
       command.fail(words, command.TRY_AGAIN)
-    if isinstance(e, settings_checks.Diverged):
+    if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
-    if not settings_checks.is_input_error(e):
+    if not isinstance(e, InputError):
       raise
     command.fail(' '.join(str(e).split()))
 
@@ -188,8 +189,8 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     except training_loop.Stopped:
       checkpoint.barrier('stopped')  # the first process takes the coordinator with it
       raise
-    except ValueError as e:
-      if first and settings_checks.is_input_error(e):
+    except InputError as e:
+      if first:
         corrections.note(workdir, str(e))
       raise
     run.metrics.close()
@@ -202,7 +203,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
 def compile_only(settings: settings_lib.Settings):
   """A table of what the run will cost, and as the last line the same as one JSON object."""
   if not FLAGS.topology:
-    raise ValueError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
+    raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
@@ -224,9 +225,9 @@ def run_role(settings: settings_lib.Settings):
     from dipaco_jax.islands import roles
 
   if FLAGS.role not in roles.ROLES:
-    raise ValueError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
+    raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
   if FLAGS.backup and FLAGS.role != 'worker':
-    raise ValueError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
+    raise InputError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
   url = roles.check(FLAGS.registry, FLAGS.share)
   roles.check_settings(settings)
   if FLAGS.distributed:
@@ -258,9 +259,9 @@ def kept(workdir: pathlib.Path):
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / 'lock').touch()
   except OSError as e:
-    if command.disk_is_full(e):
+    if errors.disk_is_full(e):
       raise
-    raise ValueError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
+    raise InputError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
   try:
     yield
   except Exception as e:
@@ -268,7 +269,7 @@ def kept(workdir: pathlib.Path):
       words = f'--workdir={workdir} is gone; run the same command again when it is there'
       command.fail(words, command.TRY_AGAIN)
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
-    if isinstance(e, ValueError) and new and not has_text:
+    if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)
     raise
 
@@ -283,10 +284,10 @@ def is_there(file: pathlib.Path) -> bool:
 
 
 def check_place(workdir: pathlib.Path):
-  """Raises ValueError where the directory is somebody's for other things; compiled programs, lost+found are none."""
+  """Raises InputError where the directory is somebody's for other things; compiled programs, lost+found are none."""
   there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
   if not there & {'lock', 'config.json'} and (others := there - {'lost+found', 'cache'}):
-    raise ValueError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
+    raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
 
 
 def finished_tokenizing(workdir: pathlib.Path) -> bool:
@@ -302,7 +303,7 @@ def check_model(settings: settings_lib.Settings):
   from dipaco_jax.training import mesh
 
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
-    raise ValueError("config.model.attention='splash' is for TPU: use 'auto'")
+    raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
   shapes = transformer.shapes(transformer.make(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch
@@ -325,7 +326,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
     corrections.check(workdir, old, settings)
     trained = max(checkpoint.versions(workdir), default=0)
     if settings.train.phases < trained:
-      raise ValueError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
+      raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
     if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
       logging.warning(
         'more phases stretch the cosine, so the learning rate steps up; --config.inner.decay_steps states its length '
@@ -356,7 +357,7 @@ def finish(workdir: pathlib.Path):
     r = run_report.write(workdir)
     trees.tidy(workdir)
   if r['perplexity'] is None:
-    raise settings_checks.Diverged(settings_checks.NO_PERPLEXITY)
+    raise errors.Diverged(errors.NO_PERPLEXITY)
   lines = [
     f'perplexity    {headline.figure(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.changes(r)),

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from dipaco_jax import command, config_file
+from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core.errors import InputError
 
 PHASES, SHARE = 4, 0.05  # of the config: a copy has so many phases at least, and such a part of them
 TOLERANCE = 0.01  # nats a token that longer phases may cost, for what they save in exchanges
@@ -142,11 +143,11 @@ class Search:
     return [*self.overrides, *(config_file.Override(name, str(value)) for name, value in ours.items())]
 
   def make(self, changes: Mapping[str, Any]) -> settings.Settings:
-    """Raises ValueError where a candidate is no valid config."""
+    """Raises InputError where a candidate is no valid config."""
     return settings.from_dict(config_file.read(self.config, self.changed(changes)))
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Found:
-    """Raises SystemExit where a run was stopped, and ValueError where what is there is of other options."""
+    """Raises SystemExit where a run was stopped, and InputError where what is there is of other options."""
     from dipaco_jax.reports import history
 
     folder = self.workdir / name.replace(' ', '-')
@@ -154,7 +155,7 @@ class Search:
     if (folder / 'config.json').exists():
       there, wanted = (settings.digest(s) for s in (history.read_settings(folder), self.make(changes)))
       if there != wanted:
-        raise ValueError(f'--workdir={self.workdir}: {folder.name} is of other options or another config: name another')
+        raise InputError(f'--workdir={self.workdir}: {folder.name} is of other options or another config: name another')
     if not (folder / 'stages' / 'evaluate.json').exists() and not diverged.exists():
       print(f'[{len(self.done) + 1}/{self.most}] {name}', file=sys.stderr, flush=True)
       other = str(self.done[0]) if self.done else self.reuse
@@ -227,24 +228,24 @@ def advice(s: settings.Settings, best: Found) -> dict[str, Any]:
 
 
 def check(s: settings.Settings, steps: int):
-  """Raises ValueError for what has no recipe."""
+  """Raises InputError for what has no recipe."""
   tau = s.train.steps_per_phase
   if math.prod(size for _, size in s.grid) < 2:
-    raise ValueError('config.grid has one path, which exchanges nothing: there is nothing to find')
+    raise InputError('config.grid has one path, which exchanges nothing: there is nothing to find')
   if not s.train.early_stopping:
-    raise ValueError('config.train.early_stopping=False holds no rows back, by which candidates are judged')
+    raise InputError('config.train.early_stopping=False holds no rows back, by which candidates are judged')
   if s.train.schedule:
-    raise ValueError('config.train.schedule counts phases, which candidates have more of: leave it out')
+    raise InputError('config.train.schedule counts phases, which candidates have more of: leave it out')
   if steps % tau:
-    raise ValueError(f'--steps={steps} should be a multiple of config.train.steps_per_phase={tau}')
+    raise InputError(f'--steps={steps} should be a multiple of config.train.steps_per_phase={tau}')
   if steps > s.train.phases * tau:
-    raise ValueError(f'--steps={steps} is more than the {s.train.phases * tau} of the config')
+    raise InputError(f'--steps={steps} is more than the {s.train.phases * tau} of the config')
 
 
 def main():
   f = flags.FLAGS
   if not f.config or not f.workdir:
-    raise ValueError('name a config with --config and a folder of its own with --workdir')
+    raise InputError('name a config with --config and a folder of its own with --workdir')
   s = settings.from_dict(config_file.read(f.config, OVERRIDES))
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))

@@ -10,7 +10,8 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import run_report
 from dipaco_jax.training import display
 
@@ -33,24 +34,24 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
 
 
 def check(workdirs: list[str], out: str | None):
-  """Raises ValueError where what is named cannot be reported of, or put there."""
+  """Raises InputError where what is named cannot be reported of, or put there."""
   for name in workdirs:
     if '://' in name:
-      raise ValueError(f'--workdir={name}: a report is made in a folder; one of islands is in their bucket at the end')
+      raise InputError(f'--workdir={name}: a report is made in a folder; one of islands is in their bucket at the end')
     if workdirs.count(name) > 1:
-      raise ValueError(f'--workdir={name} is named twice: a run is compared with others')
+      raise InputError(f'--workdir={name} is named twice: a run is compared with others')
     if ',' in name and not pathlib.Path(name).exists():
-      raise ValueError(f'--workdir={name}: there is no such folder; name each run by a --workdir of its own')
+      raise InputError(f'--workdir={name}: there is no such folder; name each run by a --workdir of its own')
   if out and len(workdirs) == 1:
-    raise ValueError(f'--out={out} is for several runs; that of one is in its --workdir')
+    raise InputError(f'--out={out} is for several runs; that of one is in its --workdir')
   if out and pathlib.Path(out).exists() and not pathlib.Path(out).is_dir():
-    raise ValueError(f'--out={out} is a file: name a folder')
+    raise InputError(f'--out={out} is a file: name a folder')
 
 
 def main():
   workdirs = [pathlib.Path(name) for name in flags.FLAGS.workdir]
   if not workdirs:
-    raise ValueError('name a run with --workdir=DIR, or several to compare them')
+    raise InputError('name a run with --workdir=DIR, or several to compare them')
   check(flags.FLAGS.workdir, flags.FLAGS.out)
   command.quiet()
   if len(workdirs) == 1:

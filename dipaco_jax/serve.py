@@ -15,26 +15,27 @@ import socket
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference.request import Request
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
 
 def check(f):
-  """Raises ValueError where options make no sense."""
+  """Raises InputError where options make no sense."""
   if not f.workdir:
-    raise ValueError('name a run with --workdir=DIR')
+    raise InputError('name a run with --workdir=DIR')
   if not 0 <= f.port < 2**16:
-    raise ValueError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0: any that is free')
+    raise InputError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0: any that is free')
   for name, least in {'max_batch': 1, 'max_paths': 1, 'max_waiting': 1, 'grace_s': 0, 'reroute_every': 0}.items():
     if f[name].value < least:
-      raise ValueError(f'--{name}={f[name].value} should be {least} or more')
+      raise InputError(f'--{name}={f[name].value} should be {least} or more')
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Raises ValueError where that cannot be."""
+  """Raises InputError where that cannot be."""
   try:
     made = socket.create_server((host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET, backlog=1024)
     # Inherited by connections. asyncio does this only where a socket names its protocol, and else Nagle's algorithm
@@ -43,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
     return made
   except (OSError, OverflowError) as e:
     words = str(getattr(e, 'strerror', None) or e).partition(' (')[0]
-    raise ValueError(f'--host={host} --port={port}: {words}; choose another, or --port=0 for any free port') from e
+    raise InputError(f'--host={host} --port={port}: {words}; choose another, or --port=0 for any free port') from e
 
 
 def warm(engine):
@@ -78,7 +79,7 @@ def main() -> int:
   try:
     from dipaco_jax.inference import connections, generation, http_server, openai_api, trained_run
   except ModuleNotFoundError as e:
-    raise ValueError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
+    raise InputError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
   limits = connections.Limits(connections.IDLE + f.max_waiting + f.max_batch * f.max_paths)
   connections.have_descriptors(limits.most)
   host, port = listener.getsockname()[:2]

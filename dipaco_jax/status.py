@@ -11,8 +11,9 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
 from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.settings import DOING, STAGES
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import corrections
@@ -34,7 +35,7 @@ def status(workdir: pathlib.Path) -> str:
   """A few lines for a person.
 
   Raises:
-    ValueError: there is no run in workdir.
+    InputError: there is no run in workdir.
   """
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in STAGES if name not in complete), None)
@@ -62,13 +63,13 @@ def of_islands(workdir: str, url: str) -> str:
   """The table of an islands run: its tasks, and who works on what; what came of it, and where that is, at the end.
 
   Raises:
-    ValueError: there is no registry.
+    InputError: there is no registry.
   """
   from dipaco_jax.islands import registry, status_table  # SQLAlchemy: for them only
 
   file = url.removeprefix('sqlite:///')
   if file != url and not pathlib.Path(file).exists():
-    raise ValueError(f'--registry={url}: there is no such file; name the registry of a run')
+    raise InputError(f'--registry={url}: there is no such file; name the registry of a run')
   tasks = registry.Registry(url, patience_s=5)
   lines = status_table.lines(tasks)
   for fact in tasks.facts('finished'):
@@ -182,14 +183,14 @@ def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def main():
   if not flags.FLAGS.workdir:
-    raise ValueError('name a run with --workdir=DIR')
+    raise InputError('name a run with --workdir=DIR')
   workdir = pathlib.Path(flags.FLAGS.workdir)
   file = workdir / REGISTRY
   is_mains = (workdir / 'command.txt').exists()  # whatever the environment names
   named = '' if is_mains and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
   if '://' in flags.FLAGS.workdir and not url:
-    raise ValueError(f'--workdir={flags.FLAGS.workdir}: name its --registry, which knows where a run in a bucket is')
+    raise InputError(f'--workdir={flags.FLAGS.workdir}: name its --registry, which knows where a run in a bucket is')
   if url and not (workdir / 'report.json').exists():
     print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://
   else:

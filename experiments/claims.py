@@ -17,6 +17,8 @@ import paths
 import sizes
 from common import Column, Results
 
+from dipaco_jax.core.errors import InputError
+
 SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # standard errors by seeds; with more seeds 2
 
 
@@ -24,7 +26,7 @@ def difference(results: Results, row: str, other: str, field: str) -> tuple[floa
   """The mean over seeds of ROW less OTHER, its standard error, and what it has to be above; inf with one seed."""
   found = common.figures(results, row, Column('', field, against=other))
   if not found:
-    raise ValueError(f'there are no two runs of {row} and {other} that have {field}')
+    raise InputError(f'there are no two runs of {row} and {other} that have {field}')
   error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
   return statistics.fmean(found), error, SURE.get(len(found), 2.0) * error
 
@@ -33,7 +35,7 @@ def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> 
   """By how much ROW is lower than OTHER."""
   mean, error, sure = difference(results, row, other, field)
   if not mean < -sure:
-    raise ValueError(f'{row} is not lower than {other} in {field}: {mean:+.3g} ± {error:.2g}')
+    raise InputError(f'{row} is not lower than {other} in {field}: {mean:+.3g} ± {error:.2g}')
   return f'{-mean:.{places(mean)}f} ± {error:.{places(mean)}f}'
 
 
@@ -46,7 +48,7 @@ def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -
   """The difference of two rows that the seeds do not tell apart."""
   mean, error, sure = difference(results, row, other, field)
   if not abs(mean) <= sure < math.inf:
-    raise ValueError(f'{row} and {other} are told apart in {field}: {mean:+.3g} ± {error:.2g}')
+    raise InputError(f'{row} and {other} are told apart in {field}: {mean:+.3g} ± {error:.2g}')
   return f'{mean:+.{places(mean)}f} ± {error:.{places(mean)}f}'
 
 
@@ -59,7 +61,7 @@ def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.
   """A mean over seeds."""
   found = common.figures(results, row, Column('', field))
   if not found:
-    raise ValueError(f'there is no run of {row} that has {field}')
+    raise InputError(f'there is no run of {row} that has {field}')
   return f'{statistics.fmean(found):{form}}'
 
 
@@ -67,7 +69,7 @@ def percent(results: Results, row: str, other: str, field: str = 'perplexity') -
   """ROW as a share of OTHER, means over the seeds that both have."""
   seeds = {seed for name, seed in results if name == row} & {seed for name, seed in results if name == other}
   if not seeds:
-    raise ValueError(f'there are no two runs of {row} and {other}')
+    raise InputError(f'there are no two runs of {row} and {other}')
   mine, others = ([common.figure(results[name, seed], field) for seed in seeds] for name in (row, other))
   return f'{100 * statistics.fmean(mine) / statistics.fmean(others):.1f}%'
 
@@ -97,5 +99,5 @@ def render(words: Sequence[str], results: Results) -> str:
   """What stands between the markers; words: the kind of claim and what it is of, without the table."""
   kind, *of = words
   if kind not in KINDS:
-    raise ValueError(f'there is no claim {kind!r}: there are {", ".join(KINDS)}')
+    raise InputError(f'there is no claim {kind!r}: there are {", ".join(KINDS)}')
   return KINDS[kind](results, *of)

@@ -20,7 +20,8 @@ import runs
 from absl import flags
 from runs import Record, Row
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import progress
 
 RESULTS = runs.HERE / 'results'
@@ -165,9 +166,9 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
   """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
   rows, f = table.rows(size), flags.FLAGS
   if not re.fullmatch(r'(\d+)/([1-9]\d*)', f.share) or not int(f.share.split('/')[0]) < int(f.share.split('/')[1]):
-    raise ValueError(f'--share={f.share}: write it as 0/2 and 1/2, for two processes')
+    raise InputError(f'--share={f.share}: write it as 0/2 and 1/2, for two processes')
   if unknown := set(f.rows) - {row.name for row in rows}:
-    raise ValueError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
+    raise InputError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
   planned = [runs.make(size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in rows]
   results, known = read(table, size, folder), read_all(size, folder)
   check_text(table, size, folder, results, planned[0])
@@ -184,9 +185,9 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
 
 
 def check_text(table: Table, size: str, folder: pathlib.Path, results: Results, planned: runs.Run):
-  """Raises ValueError where what is there is of another text."""
+  """Raises InputError where what is there is of another text."""
   if any(r['text'] != planned.text for r in results.values()):
-    raise ValueError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
+    raise InputError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
 
 
 def run_missing(

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import metrics_log
 
 Numbers = tuple[int, ...]
@@ -130,7 +131,7 @@ def get_config(variant: str = 'micro,dipaco') -> ConfigDict:
   """variant: SIZE,METHOD or SIZE,METHOD,NUMBERS, as above."""
   name, method, numbers = f'{variant},,'.split(',')[:3]
   if name not in SIZES or method not in METHODS:
-    raise ValueError(f'variant {variant!r}: it is SIZE,METHOD of {", ".join(SIZES)} and {", ".join(METHODS)}')
+    raise InputError(f'variant {variant!r}: it is SIZE,METHOD of {", ".join(SIZES)} and {", ".join(METHODS)}')
   size = SIZES[name]
   c = ConfigDict(settings.Settings().to_dict())
   c.evaluate.every_phases = 0

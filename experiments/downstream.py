@@ -22,7 +22,8 @@ from absl import flags
 from common import Column
 from runs import Row
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
 
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'dense_px')
 CONTEXT, PIECE, CHOICES = 200, 100, 4  # characters; pieces to choose from
@@ -124,7 +125,7 @@ def main() -> int:
           continue
         common.check_text(TABLE, f.size, folder, results, run)
         if not runs.is_finished(run, workdirs):
-          raise ValueError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
+          raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
         found = score(runs.workdir(run, workdirs), tasks, pathlib.Path(scratch))
         results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'downstream': found}
         common.write(TABLE, f.size, folder, results)

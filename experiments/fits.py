@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
+
 LEVEL = 0.9
 RESAMPLES = 2000
 
@@ -13,7 +15,7 @@ def power(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, fl
   """b of y = a x^-b, and its interval; points (x, y) above 0, of two x at least."""
   logs = np.log(np.asarray(points, float))
   if len(set(logs[:, 0])) < 2:
-    raise ValueError('a power law needs two different x')
+    raise InputError('a power law needs two different x')
   rng = np.random.default_rng(0)
   slopes = []
   while len(slopes) < RESAMPLES:
@@ -30,7 +32,7 @@ def surface(points: Sequence[tuple[float, ...]]) -> np.ndarray:
   logs = np.log(np.asarray(points, float))
   design = np.column_stack([np.ones(len(logs)), -logs[:, :-1]])
   if np.linalg.matrix_rank(design) < design.shape[1]:
-    raise ValueError('the points do not tell the exponents apart: vary each of the x')
+    raise InputError('the points do not tell the exponents apart: vary each of the x')
   return np.linalg.lstsq(design, logs[:, -1], rcond=None)[0]
 
 

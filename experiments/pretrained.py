@@ -20,6 +20,8 @@ from common import Column
 from runs import Row
 from tau import STEPS, TAUS
 
+from dipaco_jax.core.errors import InputError
+
 UNREAD = ('law_de', 'code')
 BASE = '{workdir}/base-{seed}'  # filled in when a row is run
 
@@ -76,7 +78,7 @@ def make_base(size: str, seed: int, data: str, validation: str, folder: pathlib.
   out, of = folder / f'base-{seed}', runs.text_digest(data, validation)
   if (out / 'config.json').exists():
     if (folder / f'base-{seed}.text').read_text() != of:
-      raise ValueError(f'{out} is of another text: name another --workdir')
+      raise InputError(f'{out} is of another text: name another --workdir')
     return
   for name, file in (('train', data), ('validation', validation)):
     without(file, folder / f'{name}.jsonl.gz')
@@ -93,7 +95,7 @@ if __name__ == '__main__':
   def prepare(size: str):
     f = flags.FLAGS
     if not f.data.endswith('.jsonl.gz') or not f.validation.endswith('.jsonl.gz'):
-      raise ValueError('--data, --validation: this table needs JSON lines with `text` and `domain`, gzipped')
+      raise InputError('--data, --validation: this table needs JSON lines with `text` and `domain`, gzipped')
     for seed in f.seeds:
       make_base(size, int(seed), f.data, f.validation, pathlib.Path(f.workdir) / size)
 

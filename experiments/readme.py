@@ -23,6 +23,7 @@ import sizes
 import tau
 import tune
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import progress
 
 MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream
@@ -52,23 +53,23 @@ def about(size: str, results: common.Results) -> str:
 
 
 def render(words: str, folder: pathlib.Path) -> str:
-  """The page with what is between its markers made anew; raises ValueError where a table has not one place."""
+  """The page with what is between its markers made anew; raises InputError where a table has not one place."""
   for table in TABLES:
     begin, end = f'<!-- {table.name} -->\n', f'\n<!-- end of {table.name} -->'
     inside = begin + between(table, folder) + end
     place = f'{begin}.*?\n?<!-- end of {table.name} -->'
     words, count = re.subn(place, lambda _, inside=inside: inside, words, flags=re.DOTALL)
     if count != 1:
-      raise ValueError(f'{README.name} has {count} places for the table {table.name}: it needs one')
+      raise InputError(f'{README.name} has {count} places for the table {table.name}: it needs one')
   return CLAIM.sub(lambda found: claim(found, folder), words)
 
 
 def claim(found: re.Match, folder: pathlib.Path) -> str:
-  """A claim's marker and figure; raises ValueError where the results do not bear it out."""
+  """A claim's marker and figure; raises InputError where the results do not bear it out."""
   kind, name, *of = found[1].split()
   by_name = {table.name: table for table in TABLES}
   if name not in by_name:
-    raise ValueError(f'{found[0]}: there is no table {name!r}')
+    raise InputError(f'{found[0]}: there is no table {name!r}')
   results = common.read(by_name[name], SIZE, folder)
   return f'<!-- {found[1]} -->{claims.render([kind, *of], results)}<!-- / -->'
 

@@ -22,6 +22,7 @@ import scores
 
 from dipaco_jax import recipe
 from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import metrics_log
 
 HERE = pathlib.Path(__file__).parent
@@ -160,7 +161,7 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
   """What is kept of a finished run; nothing of it depends on where the run was."""
   report = json.loads((workdir(run, folder) / 'report.json').read_text())
   if report['config_sha256'] != settings.digest(make_settings(run.variant, placed(run, folder))):
-    raise ValueError(f'{workdir(run, folder)} holds a run of another config: remove it')
+    raise InputError(f'{workdir(run, folder)} holds a run of another config: remove it')
   kept = {name: report.get(name) for name in KEPT}
   scored = (workdir(run, folder) / 'routing' / '1-scores').exists()
   return {

@@ -18,7 +18,8 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
 
 FRACTION = 0.01
 
@@ -33,7 +34,7 @@ def is_for_tuning(line: bytes, fraction: float = FRACTION) -> bool:
 def main():
   data, out = pathlib.Path(flags.FLAGS.data), pathlib.Path(flags.FLAGS.out)
   if not data.is_file():
-    raise ValueError(f'--data={data}: name one file of JSON lines, gzipped')
+    raise InputError(f'--data={data}: name one file of JSON lines, gzipped')
   out.mkdir(parents=True, exist_ok=True)
   names = ('train', 'tuning')
   counts = dict.fromkeys(names, 0)

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 
-from dipaco_jax import command, config_file
-from dipaco_jax.core import printable, settings, settings_checks
+from dipaco_jax.command_line import command, config_file
+from dipaco_jax.core import errors, printable, settings
 from dipaco_jax.data import corpus
 from dipaco_jax.islands import registry, registry_url, roles, status_table
 from dipaco_jax.pipeline import tokenize_stage
@@ -119,7 +119,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
-  """The registry's URL; raises ValueError where it, the config or the text, which all read here, cannot be used."""
+  """The registry's URL; raises InputError where it, the config or the text, which all read here, cannot be used."""
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
   if not object_store.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
     corpus.check(s.data)
@@ -170,7 +170,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
     if found := facts.facts('finished'):
       screen.close()
       if found[0].meta['perplexity'] is None:
-        status = diverged(settings_checks.NO_PERPLEXITY)
+        status = diverged(errors.NO_PERPLEXITY)
       else:
         print('\n'.join(headline.finished(found[0].meta)), flush=True)
         status = 0

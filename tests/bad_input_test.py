@@ -1,6 +1,5 @@
 """What a new user gets wrong: one line that names the fix, status 2, before any work, and nothing is left behind."""
 
-import contextlib
 import dataclasses
 import errno
 import logging
@@ -10,8 +9,9 @@ import jax
 import pytest
 from absl import flags
 
-from dipaco_jax import command, main
-from dipaco_jax.core import settings_checks
+from dipaco_jax import main
+from dipaco_jax.command_line import command
+from dipaco_jax.core import errors
 from dipaco_jax.core.settings import Settings
 from dipaco_jax.pipeline import tokenize_stage
 
@@ -262,20 +262,8 @@ def test_what_was_there_before_stays(tmp_path):
   assert (tmp_path / 'mine').exists()
 
 
-def test_whose_error_it_is():
-  def caught(call, *args):
-    with pytest.raises(Exception) as info:
-      call(*args)
-    return info.value
-
-  assert settings_checks.is_input_error(caught(tokenize_stage.check_rows, Settings(), 1000))
-  assert not settings_checks.is_input_error(caught(jax.numpy.zeros, -1))
-  with contextlib.suppress(ValueError):
-    assert not settings_checks.is_input_error(caught(main.pathlib.Path, 3))
-
-
 def test_a_full_disk_by_whatever_name():
   full, wrapped = OSError(errno.ENOSPC, 'No space left on device'), RuntimeError('cannot save')
   wrapped.__cause__ = full
-  assert all(map(command.disk_is_full, (full, wrapped, ValueError('RESOURCE_EXHAUSTED: x: No space left on device'))))
-  assert not command.disk_is_full(OSError(errno.EACCES, 'Permission denied'))
+  assert all(map(errors.disk_is_full, (full, wrapped, ValueError('RESOURCE_EXHAUSTED: x: No space left on device'))))
+  assert not errors.disk_is_full(OSError(errno.EACCES, 'Permission denied'))

@@ -13,7 +13,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import command, main
+from dipaco_jax import main
+from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import backup, monitor, registry, role_loop, roles, schedule
 from dipaco_jax.storage import backends, object_store, trees

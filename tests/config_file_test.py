@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dipaco_jax import config_file
+from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -9,7 +9,8 @@ import pytest
 import tiny_run
 from absl import flags
 
-from dipaco_jax import config_file, main, status
+from dipaco_jax import main, status
+from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
 from dipaco_jax.pipeline import corrections, run, stages
 from dipaco_jax.storage import checkpoint

@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import tiny_run
 
-from dipaco_jax import command, main
+from dipaco_jax import main
+from dipaco_jax.command_line import command
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 

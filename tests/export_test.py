@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 import dipaco_jax
-from dipaco_jax import command as command_lib
 from dipaco_jax import export
+from dipaco_jax.command_line import command as command_lib
 from dipaco_jax.core.settings import Model
 from dipaco_jax.data import sequences
 from dipaco_jax.huggingface import llama_folder, llama_weights

@@ -16,8 +16,8 @@ from invariant_8_islands_test import machine, of_main, one_device, prepared  # n
 from one_process import Faults, Machine, changed, close
 from poison import poisoned
 
-from dipaco_jax import command
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import registry, run_history, schedule
 from dipaco_jax.training import metrics_log
 

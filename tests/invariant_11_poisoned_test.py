@@ -14,7 +14,7 @@ from poison import poisoned
 
 from dipaco_jax.core import inner as inner_lib
 from dipaco_jax.core import outer
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.models import loss
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import metrics_log

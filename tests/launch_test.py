@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dipaco_jax import command as command_lib
+from dipaco_jax.command_line import command as command_lib
 from dipaco_jax.islands import registry, registry_url, roles
 from dipaco_jax.training import performance
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import synthetic
 
-from dipaco_jax import command, report
+from dipaco_jax import report
+from dipaco_jax.command_line import command
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, tokenizer

@@ -1,4 +1,4 @@
-"""The transformer once more, in numpy and float64, for one sequence: what model.py is held against."""
+"""The transformer once more, in numpy and float64, for one sequence: what transformer.py is held against."""
 
 import math
 

@@ -21,7 +21,7 @@ import slow
 import sqlalchemy as sa
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import monitor, registry, role_loop, run_history, schedule
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.registry_schema import TASKS

@@ -21,7 +21,7 @@ SET_UP = (
   "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest -q",
 )
 COMMANDS = ('main', 'recipe', 'status', 'generate', 'serve', 'export', 'harness', 'report', 'inspect')
-FILES = {'inspect': 'inspection'}
+FILES = {'inspect': 'inspect/__main__'}
 
 
 def blocks(language: str) -> list[str]:

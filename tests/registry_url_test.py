@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from dipaco_jax import command
+from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
 from dipaco_jax.islands import database, registry_url, roles
 

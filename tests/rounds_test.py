@@ -10,7 +10,7 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.core import errors, modules, settings
 from dipaco_jax.data import shards, tokenizer
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
@@ -147,7 +147,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   for path in range(4):
     score(tmp_path, path, np.full(num, np.nan))
   shutil.rmtree(tmp_path / 'routing' / '1')
-  with pytest.raises(settings_checks.Diverged, match='training diverged before round 1 of re-sharding'):
+  with pytest.raises(errors.Diverged, match='training diverged before round 1 of re-sharding'):
     resharding_round.reroute(run, 1, 1)
   run.metrics.close()
 

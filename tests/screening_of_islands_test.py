@@ -11,7 +11,7 @@ import pytest
 from one_process import Machine, close
 
 from dipaco_jax.core import exact_sum, outer, screening
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import outer_executor, registry, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask, Task
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.core import modules, screening
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
 LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))

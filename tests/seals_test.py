@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import settings_checks
+from dipaco_jax.core import errors
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import reuse
 from dipaco_jax.pipeline import run as run_lib
@@ -186,7 +186,7 @@ def test_it_is_the_user_s_to_mend(tmp_path):
   ):
     with pytest.raises(seals.Damaged) as info:
       action()
-    assert settings_checks.is_input_error(info.value) and 'is missing' in str(info.value) and info.value.errno is None
+    assert isinstance(info.value, errors.InputError) and 'is missing' in str(info.value) and info.value.errno is None
 
 
 # -- a run

@@ -11,7 +11,8 @@ import zipfile
 
 import pytest
 
-from dipaco_jax import config_file, main, usage
+from dipaco_jax import main
+from dipaco_jax.command_line import config_file, usage
 
 ROOT = pathlib.Path(__file__).parent.parent
 

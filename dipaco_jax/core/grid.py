@@ -17,6 +17,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from dipaco_jax.core.errors import InputError
+
 Coordinates = tuple[int, ...]
 
 
@@ -38,13 +40,13 @@ class Grid:
   """Named axes in the order of their names; paths count in row-major order, the last axis fastest."""
 
   def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = ()):
-    """Raises ValueError for a size below 1 or a name that is no identifier, or 'data'."""
+    """Raises InputError for a size below 1 or a name that is no identifier, or 'data'."""
     self.sizes = dict(sorted(dict(axes).items()))
     for name, size in self.sizes.items():
       if size < 1:
-        raise ValueError(f'grid axis {name!r} has size {size}; it should be at least 1')
+        raise InputError(f'grid axis {name!r} has size {size}; it should be at least 1')
       if not name.isidentifier() or len(name) > 60 or name == 'data':
-        raise ValueError(f"grid axis {name!r}: use a short identifier other than 'data' (the devices inside a path)")
+        raise InputError(f"grid axis {name!r}: use a short identifier other than 'data' (the devices inside a path)")
 
   def __repr__(self) -> str:
     return 'x'.join(f'{name}{size}' for name, size in self.sizes.items()) or 'single'
@@ -65,7 +67,7 @@ class Grid:
   def coordinates(self, path: int) -> Coordinates:
     """Path index in [0, P) to one coordinate per axis."""
     if not 0 <= path < self.num_paths:
-      raise ValueError(f'path {path} is not in the grid {self}: paths go from 0 to {self.num_paths - 1}')
+      raise InputError(f'path {path} is not in the grid {self}: paths go from 0 to {self.num_paths - 1}')
     coords = []
     for size in reversed(self.shape):
       path, c = divmod(path, size)
@@ -77,7 +79,7 @@ class Grid:
     index = 0
     for c, size in zip(coordinates, self.shape, strict=True):
       if not 0 <= c < size:
-        raise ValueError(f'coordinates {coordinates} are outside the grid {self}')
+        raise InputError(f'coordinates {coordinates} are outside the grid {self}')
       index = index * size + c
     return index
 
@@ -118,20 +120,20 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   """Levels from (name, pattern, axes).
 
   Raises:
-    ValueError: an axis is not in the grid, a name is used twice or unfit for a file, a pattern does not parse.
+    InputError: an axis is not in the grid, a name is used twice or unfit for a file, a pattern does not parse.
   """
   levels: list[Level] = []
   for name, pattern, axes in specs:
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:
-      raise ValueError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
+      raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
     # Where files' names do not differ by case, or have 255 bytes at most, they are to be files' names, too.
     if not re.fullmatch(r'\w{1,60}', name) or name.casefold() in {level.name.casefold() for level in levels}:
-      raise ValueError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
+      raise InputError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
     try:
       re.compile(pattern)
     except re.error as e:
-      raise ValueError(f'level {name!r}: pattern {pattern!r} is no regular expression: {e}') from e
+      raise InputError(f'level {name!r}: pattern {pattern!r} is no regular expression: {e}') from e
     levels.append(Level(name, pattern, tuple(axis for axis in grid.names if axis in axes)))
   return tuple(levels)
 
@@ -140,19 +142,19 @@ def assign(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
   """Each parameter's level.
 
   Raises:
-    ValueError: a parameter matches no level or several, or a level matches nothing.
+    InputError: a parameter matches no level or several, or a level matches nothing.
   """
   owner: dict[str, Level] = {}
   for name in sorted(names):
     matching = [level for level in levels if re.search(level.pattern, name)]
     if not matching:
-      raise ValueError(f'parameter {name!r} matches no level; add a pattern to config.levels')
+      raise InputError(f'parameter {name!r} matches no level; add a pattern to config.levels')
     if len(matching) > 1:
       both = ' and '.join(repr(level.name) for level in matching)
-      raise ValueError(f'parameter {name!r} matches levels {both}; make the patterns of config.levels disjoint')
+      raise InputError(f'parameter {name!r} matches levels {both}; make the patterns of config.levels disjoint')
     owner[name] = matching[0]
   for level in levels:
     if level not in owner.values():
       there = ', '.join(sorted({re.sub(r'\d+', '*', name) for name in owner}))
-      raise ValueError(f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {there}')
+      raise InputError(f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {there}')
   return owner

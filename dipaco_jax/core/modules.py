@@ -44,7 +44,7 @@ class Layout:
 def make_layout(
   axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str]
 ) -> Layout:
-  """From the settings' `grid` and `levels` and the model's parameter names; raises ValueError as `grid.assign` does."""
+  """From the settings' `grid` and `levels` and the model's parameter names; raises InputError as `grid.assign` does."""
   grid = grid_lib.Grid(axes)
   levels = grid_lib.make_levels(grid, specs)
   return Layout(grid, levels, grid_lib.assign(levels, names))

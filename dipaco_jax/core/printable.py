@@ -6,6 +6,8 @@ stands beside them; and lone surrogates, which no file can hold. Scripts, accent
 
 import re
 
+from dipaco_jax.core.errors import InputError
+
 MAX_NAME = 200  # characters
 TURNS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # what follows is written in another direction
 SHOWN = {c: 0x2400 + c for c in range(32) if chr(c) not in '\n\t'}  # their pictures
@@ -36,7 +38,7 @@ def name(words: str, most: int = MAX_NAME) -> str:
 
 
 def check(option: str, words: str, most: int = MAX_NAME):
-  """Raises ValueError where what a user calls something cannot be shown and kept as it is."""
+  """Raises InputError where what a user calls something cannot be shown and kept as it is."""
   if words != text(words) or {*'\n\t'} & {*words} or len(words) > most:
     words = name(words)
-    raise ValueError(f'--{option}={words}: give a name without control characters, of {most} characters at most')
+    raise InputError(f'--{option}={words}: give a name without control characters, of {most} characters at most')

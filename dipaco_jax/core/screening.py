@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates, Grid, Level
 from dipaco_jax.core.modules import Layout
-from dipaco_jax.core.settings_checks import Diverged
 
 MOST = 1e3  # root mean square of parameters or momentum; in models that work it is thousands of times less
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dipaco_jax.core import settings_checks
+from dipaco_jax.core.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +256,7 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
   """Settings from nested dicts.
 
   Raises:
-    ValueError: a field is unknown (the nearest one is named), of a wrong type or out of range.
+    InputError: a field is unknown (the nearest one is named), of a wrong type or out of range.
   """
   if isinstance(values, Mapping):
     values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
@@ -268,21 +269,21 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
   """Settings from what a run's config.json holds; None: it could not be read.
 
   Raises:
-    ValueError: as `from_dict`, or a section is missing, which every run's config.json has.
+    InputError: as `from_dict`, or a section is missing, which every run's config.json has.
   """
   if values is None or not values.keys() >= {field.name for field in dataclasses.fields(Settings)}:
-    raise ValueError('it is not as it was written')
+    raise InputError('it is not as it was written')
   return from_dict(values)
 
 
 def _build(cls, values: Mapping[str, Any], prefix: str):
   if not isinstance(values, Mapping):
-    raise ValueError(f'config.{prefix[:-1]}={values!r} should be a dict of fields')
+    raise InputError(f'config.{prefix[:-1]}={values!r} should be a dict of fields')
   fields = {f.name: f.type for f in dataclasses.fields(cls)}
   for name in values:
     if name not in fields:
       near = difflib.get_close_matches(name, fields, 1, 0)
-      raise ValueError(f'config.{prefix}{name}: there is no such field; the nearest is config.{prefix}{near[0]}')
+      raise InputError(f'config.{prefix}{name}: there is no such field; the nearest is config.{prefix}{near[0]}')
   return cls(**{name: _convert(value, fields[name], prefix + name) for name, value in values.items()})
 
 
@@ -291,7 +292,7 @@ def _convert(value, kind, name: str):
     return _build(kind, value, name + '.')
   if name == 'grid':
     if not isinstance(value, (Mapping, tuple, list)):
-      raise ValueError(f'config.grid={value!r} should be {wanted(name, kind)}')
+      raise InputError(f'config.grid={value!r} should be {wanted(name, kind)}')
     value = tuple(sorted(value.items() if isinstance(value, Mapping) else value))
     return tuple((_convert(axis, str, 'grid axis'), _convert(size, int, f'grid.{axis}')) for axis, size in value)
   if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
@@ -301,7 +302,7 @@ def _convert(value, kind, name: str):
   if kind is float and isinstance(value, int) and not isinstance(value, bool):
     value = float(value)
   if type(value) is not kind:
-    raise ValueError(f'config.{name}={value!r} should be {wanted(name, kind)}')
+    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind)}')
   return value
 
 
@@ -315,12 +316,12 @@ def wanted(name: str, kind: Any) -> str:
 
 def _tuple(value, kind, name: str) -> tuple:
   if not isinstance(value, (tuple, list)):
-    raise ValueError(f'config.{name}={value!r} should be {wanted(name, kind)}')
+    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind)}')
   kinds = typing.get_args(kind)
   kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
   if len(kinds) != len(value):
     field = name.split('[')[0]
-    raise ValueError(
+    raise InputError(
       f'config.{name}={value!r} should have {len(kinds)} entries: config.{field} is written as {EXAMPLES[field]}'
     )
   return tuple(_convert(v, k, f'{name}[{i}]') for i, (v, k) in enumerate(zip(value, kinds, strict=True)))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dipaco_jax.core import printable, settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source, source_files, source_seqio, source_stdlib, source_tfds
 
 SOURCES = {
@@ -96,7 +97,7 @@ def documents(
       its draw are the same in any part (but of a task of SeqIO, see there).
 
   Raises:
-    ValueError: something is missing, damaged, not UTF-8 or not the JSON it should be; or the whole split is empty.
+    InputError: something is missing, damaged, not UTF-8 or not the JSON it should be; or the whole split is empty.
   """
   item, fraction = None, data.validation_fraction if fraction is None else fraction
   for item in _items(data, split, part, fraction):
@@ -107,11 +108,11 @@ def documents(
   if item or part != source.WHOLE:
     return
   if split == 'validation':
-    raise ValueError(
+    raise InputError(
       f'no document is left for validation: name some in config.data.validation, or raise '
       f'config.data.validation_fraction={data.validation_fraction}'
     )
-  raise ValueError('no document is left for training: add text, or lower config.data.validation_fraction')
+  raise InputError('no document is left for training: add text, or lower config.data.validation_fraction')
 
 
 def fingerprint(data: settings.Data) -> str:
@@ -124,7 +125,7 @@ def check(data: settings.Data) -> None:
   """Looks at the beginning of every file and at the first document of each split.
 
   Raises:
-    ValueError: one line that names the config field or the file, and the fix.
+    InputError: one line that names the config field or the file, and the fix.
   """
   if data.source == 'files':
     source_files.check(data)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
@@ -94,7 +95,7 @@ def merge(folder: str, parts: int) -> dict[str, Any]:
   """What `meta.json` is to hold of parts that are in `folder`/<k>: counts, domain names, lengths.
 
   Raises:
-    ValueError: a part is missing, or no document of a split is long enough.
+    InputError: a part is missing, or no document of a split is long enough.
   """
   domains: dict[str, int] = {}
   train, validation = no_counts(), no_counts()
@@ -108,7 +109,7 @@ def merge(folder: str, parts: int) -> dict[str, Any]:
     if not count['sequences']:
       prefix = meta['prefix_tokens']
       fix = 'name longer ones in config.data.validation, or use more text' if split == 'validation' else 'use more text'
-      raise ValueError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
+      raise InputError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
   return {
     'documents': train['documents'], 'sequences': train['sequences'], 'tokens': train['tokens'],
     'dropped_sequences': train['dropped'], 'validation_documents': validation['sequences'],

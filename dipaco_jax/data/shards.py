@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.storage.records import (
   READ_RECORDS,
@@ -302,14 +303,14 @@ class Shard:
   def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
     """Of one file, or of several, one after the other.
 
-    Raises seals.Damaged; ValueError where there are no rows.
+    Raises seals.Damaged; InputError where there are no rows.
     """
     self._files, self._batch_size, self._seq_len, self._seed, self._path = files, batch_size, seq_len, seed, path
     self._order = functools.lru_cache(2)(self._shuffle)
     self._counts = [cached_reader(file).num_records() for file in files]
     self.num_rows: int = sum(self._counts)
     if not self.num_rows:
-      raise ValueError(f'path {path} has no text ({files[0]}): use more text, or fewer paths in config.grid')
+      raise InputError(f'path {path} has no text ({files[0]}): use more text, or fewer paths in config.grid')
 
   def _shuffle(self, block: int) -> np.ndarray:
     """The order is worked out a block at a time, which costs little more than one batch's."""

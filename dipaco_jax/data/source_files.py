@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 from dipaco_jax.storage import remote_files
 
@@ -68,7 +69,7 @@ def check(data: settings.Data) -> None:
   """Looks at the beginning of every file.
 
   Raises:
-    ValueError: one line that names the config field or the file, and the fix.
+    InputError: one line that names the config field or the file, and the fix.
   """
   for globs in (data.train, data.validation):
     for _, path in _find(globs):
@@ -91,7 +92,7 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
     else:
       paths = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     if not paths:
-      raise ValueError(f'{pattern!r} {_why_none(pattern)} config.data.train or config.data.validation')
+      raise InputError(f'{pattern!r} {_why_none(pattern)} config.data.train or config.data.validation')
     found |= {path: os.path.relpath(path, root or '.') for path in paths}
   return sorted((name, path) for path, name in found.items())
 
@@ -224,7 +225,7 @@ def _open(path: str) -> IO[bytes]:
   try:
     import zstandard
   except ImportError as e:
-    raise ValueError(f"{path}: reading .zst needs the zstandard library: pip install 'dipaco_jax[zstd]'") from e
+    raise InputError(f"{path}: reading .zst needs the zstandard library: pip install 'dipaco_jax[zstd]'") from e
   return zstandard.open(file, 'rb')
 
 
@@ -237,11 +238,11 @@ def _chunks(path: str) -> Iterator[bytes]:
   except OSError as e:
     if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
       raise  # nothing is wrong with the file: the same command may go on
-    raise ValueError(f'{path}: {e.strerror or e}; mend or leave out this file') from e
+    raise InputError(f'{path}: {e.strerror or e}; mend or leave out this file') from e
   except Exception as e:
     if not isinstance(e, (EOFError, zlib.error)) and type(e).__name__ != 'ZstdError':
       raise
-    raise ValueError(f'{path}: damaged or cut short ({e}); mend or leave out this file') from e
+    raise InputError(f'{path}: damaged or cut short ({e}); mend or leave out this file') from e
 
 
 def decode(path: str, read: Read | None = None) -> Iterator[str]:
@@ -250,12 +251,12 @@ def decode(path: str, read: Read | None = None) -> Iterator[str]:
   offset = 0
   for chunk in itertools.chain(_chunks(path), [b'']):
     if b'\0' in chunk:
-      raise ValueError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is no plain text: leave out this file')
+      raise InputError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is no plain text: leave out this file')
     start = offset - len(decoder.getstate()[0])
     try:
       text = decoder.decode(chunk, final=not chunk)
     except UnicodeDecodeError as e:
-      raise ValueError(f'{path}: not UTF-8 at byte {start + e.start}: convert it, or leave out this file') from e
+      raise InputError(f'{path}: not UTF-8 at byte {start + e.start}: convert it, or leave out this file') from e
     offset, text = offset + len(chunk), text.replace('\r\n', '\n')
     if read:
       read.bytes, read.chars = offset, read.chars + len(text)
@@ -299,16 +300,16 @@ def _parse(path: str, number: int, line: bytes, data: settings.Data, name: str =
   try:
     record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
   except UnicodeDecodeError as e:
-    raise ValueError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
+    raise InputError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
   except ValueError as e:
     fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
-    raise ValueError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
+    raise InputError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
   if not isinstance(record, dict):
-    raise ValueError(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
+    raise InputError(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
   if not isinstance(record.get(data.text_key), str):
     keys = [key for key, value in sorted(record.items()) if isinstance(value, str)]
     fix = f'texts are under {keys}: set config.data.text_key' if keys else 'no other key has one: leave out this file'
-    raise ValueError(f'{where}: no text under {data.text_key!r}; {fix}')
+    raise InputError(f'{where}: no text under {data.text_key!r}; {fix}')
   # JSON can spell half of a surrogate pair, which no tokenizer takes.
   text = record[data.text_key].encode('utf-8', 'replace').decode()
   domain = record.get(data.domain_key)
@@ -331,4 +332,4 @@ def _check_file(path: str, data: settings.Data) -> None:
       if seen >= CHECK_BYTES:
         break
   if not found:
-    raise ValueError(f'{path}: there is no text in it: fill it, or leave out this file')
+    raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')

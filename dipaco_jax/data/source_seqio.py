@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 from dipaco_jax.data.source_tfds import load
 
@@ -25,7 +26,7 @@ def items(
   split, or because a mixture's examples are drawn.
 
   Raises:
-    ValueError: the extra is not installed, the module can't be imported, or there is no such task, split or text.
+    InputError: the extra is not installed, the module can't be imported, or there is no such task, split or text.
   """
   seqio, tf = load('seqio', data.source), load('tensorflow', data.source)
   task = _task(seqio, data)
@@ -33,7 +34,7 @@ def items(
   if split not in splits:
     if split == 'validation':
       return None
-    raise ValueError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(splits)}')
+    raise InputError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(splits)}')
   mixture = isinstance(task, seqio.Mixture)
   apart = part != source.WHOLE and not mixture and 'validation' in splits
   shard = {'shard_info': seqio.ShardInfo(*part)} if apart else {}
@@ -53,11 +54,11 @@ def _task(seqio: Any, data: settings.Data) -> Any:
     if data.module:
       importlib.import_module(data.module)
   except ImportError as e:
-    raise ValueError(f'config.data.module={data.module!r} cannot be imported ({e}): is it on PYTHONPATH?') from e
+    raise InputError(f'config.data.module={data.module!r} cannot be imported ({e}): is it on PYTHONPATH?') from e
   known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
   if data.name not in known:
     near = difflib.get_close_matches(data.name, known, 10, 0)
-    raise ValueError(
+    raise InputError(
       f'config.data.name={data.name!r}: SeqIO knows no such task or mixture, but {near}; name the module that '
       f'registers it in config.data.module'
     )
@@ -84,7 +85,7 @@ def _opened(data: settings.Data, action: Callable[[], Any]) -> Any:
   try:
     return action()
   except Exception as e:
-    raise ValueError(f'config.data.name={data.name!r} cannot be read ({type(e).__name__}: {str(e)[:200]})') from e
+    raise InputError(f'config.data.name={data.name!r} cannot be read ({type(e).__name__}: {str(e)[:200]})') from e
 
 
 def _strings(tf: Any, data: settings.Data, task: Any, dataset: Any) -> Any:
@@ -94,7 +95,7 @@ def _strings(tf: Any, data: settings.Data, task: Any, dataset: Any) -> Any:
   kept = next((key for key in (f'{data.text_key}_pretokenized', data.text_key) if key in strings), '')
   if not kept and feature is None:
     keys = sorted({*strings, *task.output_features})
-    raise ValueError(f'{data.name}: no text under {data.text_key!r}; there are {keys}: set config.data.text_key')
+    raise InputError(f'{data.name}: no text under {data.text_key!r}; there are {keys}: set config.data.text_key')
 
   def both(example):
     text = example[kept] if kept else feature.vocabulary.decode_tf(example[data.text_key])
@@ -111,7 +112,7 @@ def _rows(tf: Any, data: settings.Data, dataset: Any) -> Iterator[tuple[bytes, b
     for batch in dataset.batch(BATCH).as_numpy_iterator():  # an element at a time takes longer
       yield from zip(*batch, strict=True)
   except tf.errors.OpError as e:
-    raise ValueError(f'config.data.name={data.name!r}: {str(e)[:200]}') from e
+    raise InputError(f'config.data.name={data.name!r}: {str(e)[:200]}') from e
 
 
 def _decode(text: bytes, domain: bytes) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from array_record.python.array_record_module import ArrayRecordReader
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 
 READ_RECORDS = 256  # at one time
@@ -29,19 +30,19 @@ def items(
   A document's id is its number in the split, whatever format and files the dataset is kept in.
 
   Raises:
-    ValueError: the extra is not installed; there is no such dataset, split or text; or a file is damaged.
+    InputError: the extra is not installed; there is no such dataset, split or text; or a file is damaged.
   """
   if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
-    raise ValueError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
+    raise InputError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
   tf, tfds = load('tensorflow', data.source), load('tensorflow_datasets', data.source)
   info = _builder(tfds, data.name, data.data_dir).info
   if split not in info.splits:
     if split == 'validation':
       return None
-    raise ValueError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(info.splits)}')
+    raise InputError(f'config.data.name={data.name!r} has no split {split!r}: it has {sorted(info.splits)}')
   texts = sorted(key for key, feature in info.features.items() if isinstance(feature, tfds.features.Text))
   if data.text_key not in texts:
-    raise ValueError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
+    raise InputError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
   parse = functools.partial(_parse, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
   files, part = source.deal(_files(info.splits[split]), part)
   return (
@@ -58,7 +59,7 @@ def load(module: str, name: str) -> Any:
       tf = importlib.import_module('tensorflow')
       loaded = importlib.import_module(module)
   except ImportError as e:
-    raise ValueError(f"config.data.source={name!r} needs {e.name}: pip install 'dipaco_jax[c4]'") from e
+    raise InputError(f"config.data.source={name!r} needs {e.name}: pip install 'dipaco_jax[c4]'") from e
   for kind in ('GPU', 'TPU'):
     tf.config.set_visible_devices([], kind)
   return loaded
@@ -83,12 +84,12 @@ def _builder(tfds: Any, name: str, data_dir: str) -> Any:
   """What has read the dataset's own description; nothing is downloaded or prepared."""
   folder = tfds.core.Path(data_dir).expanduser()
   if not folder.exists():
-    raise ValueError(f'config.data.data_dir={data_dir!r}: there is no such folder')
+    raise InputError(f'config.data.data_dir={data_dir!r}: there is no such folder')
   found = folder / name.replace(':', '/')
   if not (found / 'dataset_info.json').exists():
     known = [file.parent for depth in ('*', '*/*', '*/*/*') for file in folder.glob(f'{depth}/dataset_info.json')]
     names = sorted(f'{path.parent.relative_to(folder)}:{path.name}' for path in known)
-    raise ValueError(
+    raise InputError(
       f'config.data.name={name!r}: it has not been prepared in config.data.data_dir={data_dir!r}; there are {names}'
     )
   return tfds.builder_from_directory(found)
@@ -110,7 +111,7 @@ def _records(tf: Any, path: str, first: int, expected: int) -> Iterator[tuple[in
   except (tf.errors.OpError, RuntimeError, ValueError) as e:
     fault = f': {e}'[:200]
   if found != expected:
-    raise ValueError(f'{path}: {found} of {expected} documents can be read{fault}; prepare the dataset again')
+    raise InputError(f'{path}: {found} of {expected} documents can be read{fault}; prepare the dataset again')
 
 
 def _tf_records(tf: Any, path: str) -> Iterator[bytes]:

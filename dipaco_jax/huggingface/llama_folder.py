@@ -11,6 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.huggingface import llama_weights, tokenizer_json
 from dipaco_jax.models import transformer
@@ -28,7 +29,7 @@ def files(
   """What the folder holds, by name; `about` is kept in its config.json, under our own name.
 
   Raises:
-    ValueError: the tokenizer cannot be written for other engines.
+    InputError: the tokenizer cannot be written for other engines.
   """
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
   special_ids = tokenizer_json.special_ids(tokenizer)
@@ -52,19 +53,19 @@ def is_ours(config: bytes) -> bool:
 
 
 def check(s: settings.Settings):
-  """Before any work: raises ValueError where `config.pretrain.init` and the rest of the config don't fit."""
+  """Before any work: raises InputError where `config.pretrain.init` and the rest of the config don't fit."""
   folder, given = s.pretrain.init, s.tokenizer.model_file
   _fitting(folder, s.model)
   if not given:
     try:
       _open(folder, 'tokenizer.model').close()
     except OSError as e:
-      raise ValueError(
+      raise InputError(
         f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
         'its own in config.tokenizer.model_file, or start from another folder'
       ) from e
     fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
-    raise ValueError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
+    raise InputError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
   vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
   _fitting(folder, s.model, vocab_size)
   there = {name for file in _names(folder) for name in _weights(folder, file)}
@@ -73,22 +74,22 @@ def check(s: settings.Settings):
 
 def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):
   if missing := [name for name in map(llama_weights.their_name, transformer.shapes(made)) if name not in there]:
-    raise ValueError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
+    raise InputError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
 
 
 def _weights(folder: str, name: str) -> Set[str]:
-  """Names of a file's weights, by its header; raises ValueError where they are of types that we cannot take."""
+  """Names of a file's weights, by its header; raises InputError where they are of types that we cannot take."""
   try:
     with _open(folder, name) as file:
       header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
     types = {key: x['dtype'] for key, x in header.items() if key != '__metadata__'}
   except OSError as e:
-    raise ValueError(_unreadable(folder, name, e)) from e
+    raise InputError(_unreadable(folder, name, e)) from e
   except (ValueError, AttributeError, TypeError, KeyError) as e:
-    raise ValueError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole') from e
+    raise InputError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole') from e
   for key, kind in types.items():
     if kind not in checkpoint.DTYPES or (key.endswith('.weight') and kind not in FLOATS):
-      raise ValueError(_of_type(folder, name, kind))
+      raise InputError(_of_type(folder, name, kind))
   return types.keys()
 
 
@@ -96,7 +97,7 @@ def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarr
   """The base's parameters, float32, and what the stage's record says of them: the files' sha256, what was changed.
 
   Raises:
-    ValueError: the folder's model is no path of this config, or a file is not what it should be.
+    InputError: the folder's model is no path of this config, or a file is not what it should be.
   """
   theirs, heads = _fitting(folder, made.config, made.vocab_size), made.config.num_heads
   shapes = transformer.shapes(made)
@@ -122,9 +123,9 @@ def _fitting(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[
   """Its config.json, of a model that can be a path."""
   theirs = _parsed(folder, 'config.json', _read(folder, 'config.json'))
   if wrong := llama_weights.misfits(theirs, made):
-    raise ValueError(f'config.pretrain.init={folder}: {", ".join(wrong)}')
+    raise InputError(f'config.pretrain.init={folder}: {", ".join(wrong)}')
   if theirs['vocab_size'] < vocab_size:
-    raise ValueError(
+    raise InputError(
       f'config.pretrain.init={folder} has a vocabulary of {theirs["vocab_size"]}, config.tokenizer.model_file one of '
       f'{vocab_size}: name its own tokenizer'
     )
@@ -135,7 +136,7 @@ def _ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.n
   try:
     return llama_weights.to_ours(name, x, shape)
   except ValueError as e:
-    raise ValueError(f'config.pretrain.init={folder}: {e}') from e
+    raise InputError(f'config.pretrain.init={folder}: {e}') from e
 
 
 def _names(folder: str) -> list[str]:
@@ -156,7 +157,7 @@ def _read(folder: str, name: str) -> bytes:
   try:
     return remote_files.read(f'{folder}/{name}')
   except OSError as e:
-    raise ValueError(_unreadable(folder, name, e)) from e
+    raise InputError(_unreadable(folder, name, e)) from e
 
 
 def _unreadable(folder: str, name: str, e: OSError) -> str:
@@ -170,16 +171,16 @@ def _parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
       return found
   except ValueError:
     pass
-  raise ValueError(f'config.pretrain.init={folder}: {name} is not JSON of an object; name another folder')
+  raise InputError(f'config.pretrain.init={folder}: {name} is not JSON of an object; name another folder')
 
 
 def _arrays(folder: str, name: str, data: bytes) -> dict[str, np.ndarray]:
   try:
     return checkpoint.from_bytes(memoryview(data))
   except KeyError as e:
-    raise ValueError(_of_type(folder, name, e.args[0])) from e
+    raise InputError(_of_type(folder, name, e.args[0])) from e
   except (ValueError, TypeError) as e:
-    raise ValueError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole: {e}') from e
+    raise InputError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole: {e}') from e
 
 
 def _of_type(folder: str, name: str, kind: str) -> str:

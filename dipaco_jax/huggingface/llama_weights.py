@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 
 Arrays = Mapping[str, np.ndarray]
 ENDS = {
@@ -66,10 +67,10 @@ def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   the vocabulary's last are left out.
 
   Raises:
-    ValueError: the shapes don't fit.
+    InputError: the shapes don't fit.
   """
   kind, x = name.split('/')[-1], x.astype(np.float32)
-  wrong = ValueError(f'{their_name(name)} is of shape {x.shape}, which its config.json does not say')
+  wrong = InputError(f'{their_name(name)} is of shape {x.shape}, which its config.json does not say')
   if x.ndim != (1 if kind == 'scale' else 2):
     raise wrong
   if kind in ('tokens', 'kernel'):

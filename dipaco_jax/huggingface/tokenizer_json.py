@@ -8,6 +8,7 @@ import base64
 import json
 from typing import Any
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
@@ -19,7 +20,7 @@ def files(model: bytes) -> dict[str, bytes]:
   """What goes beside the weights, by name.
 
   Raises:
-    ValueError: the model does what tokenizer.json has no words for.
+    InputError: the model does what tokenizer.json has no words for.
   """
   pieces = parse(model).pieces
   config = {
@@ -78,7 +79,7 @@ def _check(proto):
     'it has unused pieces': any(p.type not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE) for p in proto.pieces),
   }
   if why := [words for words, is_so in odd.items() if is_so]:
-    raise ValueError(f'the tokenizer cannot be written as tokenizer.json: {why[0]}; train with another model_file')
+    raise InputError(f'the tokenizer cannot be written as tokenizer.json: {why[0]}; train with another model_file')
 
 
 def _normalizers(spec) -> list[dict[str, Any]]:

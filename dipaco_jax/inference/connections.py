@@ -13,6 +13,8 @@ from typing import NamedTuple
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dipaco_jax.core.errors import InputError
+
 IDLE = 256  # connections that have no request, beside all that can be answered at one time
 BACKLOG = 128  # of which asyncio accepts all in a turn
 TURNS = 4  # between accepting one and closing another in its place
@@ -84,10 +86,10 @@ async def watch(connections: set):
 
 
 def have_descriptors(most: int):
-  """For so many connections; raises ValueError where the system has not as many for this process."""
+  """For so many connections; raises InputError where the system has not as many for this process."""
   need = most + TURNS * BACKLOG + FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if hard != resource.RLIM_INFINITY and hard < need:
-    raise ValueError(f'{need} files may have to be open, and {hard} can be: see to ulimit -n, or lower --max_waiting')
+    raise InputError(f'{need} files may have to be open, and {hard} can be: see to ulimit -n, or lower --max_waiting')
   if soft != resource.RLIM_INFINITY and soft < need:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.detokenizer import Transcript
 from dipaco_jax.inference import trained_run as trained_lib
 from dipaco_jax.inference.batch import Batch, Text
@@ -46,17 +47,17 @@ class Engine:
     self._turns = itertools.count()
 
   def check(self, request: Request):
-    """Raises ValueError that names what is wrong with the request; any thread may call it."""
+    """Raises InputError that names what is wrong with the request; any thread may call it."""
     check(request, self.max_length)
     if request.path is not None:
       self.run.number(request.path)
     elif self.run.layout.grid.num_paths > 1:
       self.run.router  # noqa: B018  # raises where there is none
     if not 0 <= min(request.tokens) <= max(request.tokens) < self.run.tokenizer.vocab_size:
-      raise ValueError(f'prompt: token {max(request.tokens)} is none of the {self.run.tokenizer.vocab_size} there are')
+      raise InputError(f'prompt: token {max(request.tokens)} is none of the {self.run.tokenizer.vocab_size} there are')
 
   def start(self, request: Request) -> Text:
-    """Its turn comes in `step`; raises ValueError that names what is wrong with the request."""
+    """Its turn comes in `step`; raises InputError that names what is wrong with the request."""
     self.check(request)
     text = Text(request, Transcript(self.run.tokenizer, request.tokens, request.stop), next(self._turns))
     self.waiting.append(text)

@@ -19,6 +19,7 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference import generation, trained_run
 from dipaco_jax.inference.request import Request
 from dipaco_jax.models import loss
@@ -42,13 +43,13 @@ class Dipaco(TemplateLM):
     """Takes `device` and the like from the harness, and ignores them: JAX chooses the device.
 
     Raises:
-      ValueError: there is no run, path or version; or no router, and `path` is not given.
+      InputError: there is no run, path or version; or no router, and `path` is not given.
     """
     super().__init__()
     del others
     self.batch_size = int(batch_size)
     if self.batch_size < 1:
-      raise ValueError(f'batch_size={batch_size} should be 1 or more')
+      raise InputError(f'batch_size={batch_size} should be 1 or more')
     self.run, self.version = trained_run.Trained(workdir), version
     self.only = None if path is None else self.run.number(path)
     if self.only is None and self.run.layout.grid.num_paths == 1:
@@ -133,7 +134,7 @@ class Dipaco(TemplateLM):
     groups = collections.defaultdict(list)
     for i, (path, before, scored) in enumerate(rows):
       if len(scored) > self.max_length:
-        raise ValueError(f'{len(scored)} tokens to score at one time; rows of training had {self.max_length}')
+        raise InputError(f'{len(scored)} tokens to score at one time; rows of training had {self.max_length}')
       length = min(len(before) + len(scored) - 1, self.max_length)
       groups[path, min(generation.bucket(length), self.max_length)].append(i)
     answers: dict[int, tuple[np.ndarray, np.ndarray]] = {}

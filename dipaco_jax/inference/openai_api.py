@@ -81,7 +81,7 @@ class Model:
   num_paths: int
   max_length: int  # of a text, in tokens
   tokenizer: Tokenizer
-  check: Callable[[Request], None]  # raises ValueError where a request cannot be met
+  check: Callable[[Request], None]  # raises InputError where a request cannot be met
   reroute_every: int  # where a body gives neither that nor a path
   most_texts: int  # in one body
 

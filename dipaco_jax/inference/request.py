@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from dipaco_jax.core.errors import InputError
+
 MOST_STOPS, LONGEST_STOP = 16, 256  # strings, characters: each is looked for behind every token
 
 
@@ -22,27 +24,27 @@ class Request:
 
 
 def check(request: Request, max_length: int):
-  """Raises ValueError that names the field and the fix."""
+  """Raises InputError that names the field and the fix."""
   given, most = len(request.tokens), request.max_tokens
   if not given:
-    raise ValueError('prompt is empty: give it a word')
+    raise InputError('prompt is empty: give it a word')
   if most < 1:
-    raise ValueError(f'max_tokens={most} should be 1 or more')
+    raise InputError(f'max_tokens={most} should be 1 or more')
   if given + most > max_length:
-    raise ValueError(
+    raise InputError(
       f'prompt has {given} tokens, and with max_tokens={most} that is more than the {max_length} of '
       f'config.model.seq_len: shorten the prompt, or set max_tokens to {max(0, max_length - given)} or less'
     )
   for name in ('temperature', 'top_k'):
     if not 0 <= getattr(request, name) < 2**31:
-      raise ValueError(f'{name}={getattr(request, name)} should be 0 or more, and less than 2^31')
+      raise InputError(f'{name}={getattr(request, name)} should be 0 or more, and less than 2^31')
   if not 0 < request.top_p <= 1:
-    raise ValueError(f'top_p={request.top_p} should be above 0, and at most 1')
+    raise InputError(f'top_p={request.top_p} should be above 0, and at most 1')
   if len(request.stop) > MOST_STOPS or max(map(len, request.stop), default=0) > LONGEST_STOP:
-    raise ValueError(f'stop should have {MOST_STOPS} strings at most, of {LONGEST_STOP} characters at most')
+    raise InputError(f'stop should have {MOST_STOPS} strings at most, of {LONGEST_STOP} characters at most')
   if not 0 <= request.seed < 2**32:
-    raise ValueError(f'seed={request.seed} should be from 0 to 2^32 - 1')
+    raise InputError(f'seed={request.seed} should be from 0 to 2^32 - 1')
   if request.reroute_every < 0 or (request.reroute_every and request.path is not None):
-    raise ValueError(
+    raise InputError(
       f'reroute_every={request.reroute_every} should be 0 or more, and 0 where path={request.path} is named'
     )

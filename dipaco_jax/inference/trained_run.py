@@ -25,6 +25,7 @@ import safetensors.numpy
 
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import router
@@ -40,7 +41,7 @@ def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None
   """One path of a run: its number or its coordinates, at the version that early stopping chose [2.7] or another.
 
   Raises:
-    ValueError: there is no run, path or version, with what there is.
+    InputError: there is no run, path or version, with what there is.
     seals.Damaged: an object is missing or is not as it was written.
   """
   return Trained(workdir).path(path, version)
@@ -126,7 +127,7 @@ class Router:
     """How well each path suits a text, [P] float32."""
     tokens = _ids(self.tokenizer, text)[: self.prefix_tokens]
     if not len(tokens):
-      raise ValueError('an empty text has no path: give it a word')
+      raise InputError('an empty text has no path: give it a word')
     padded = np.zeros((1, self.prefix_tokens), np.int32)
     padded[0, : len(tokens)] = tokens
     return np.asarray(_scores(self.model, self.base, self.fitted, padded, np.int32(len(tokens))))
@@ -136,17 +137,17 @@ class Trained:
   """A run's artefacts, read as they are asked for."""
 
   def __init__(self, workdir: str):
-    """Raises ValueError where there is no run."""
+    """Raises InputError where there is no run."""
     self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
     self.workdir = workdir
     try:
       self.settings = settings_lib.of_run(seals.loads(bytes(self.storage.fetch('config.json'))))
     except (storage_lib.Missing, NotADirectoryError) as e:
-      raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the folder of one') from e
+      raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the folder of one') from e
     except OSError as e:
-      raise ValueError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
+      raise InputError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
     except (ValueError, AttributeError, TypeError) as e:
-      raise ValueError(
+      raise InputError(
         f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another, or, if it was '
         'that of a run, remove it, and the command of the run makes it again'
       ) from e
@@ -172,14 +173,14 @@ class Trained:
 
   @property
   def best_versions(self) -> list[int]:
-    """The version that each path points at now: a run that goes on removes what none does. Raises ValueError where
+    """The version that each path points at now: a run that goes on removes what none does. Raises InputError where
     nothing is published yet."""
     try:
       return self._read_json('paths/best.json', 'version')['version']
     except storage_lib.Missing as e:
       if self.storage.exists('stages/train.json'):
         raise seals.Damaged(self._fault('paths/best.json'), 'paths/best.json') from e
-      raise ValueError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
+      raise InputError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:
@@ -199,7 +200,7 @@ class Trained:
     return Path(number, coordinates, version, model_lib.make(self.settings.model, vocab_size), found, self)
 
   def places(self, number: int, version: int) -> dict[str, tuple[str, str]]:
-    """Where a path's modules are: by level the object and its sha256. Raises ValueError where there is no version."""
+    """Where a path's modules are: by level the object and its sha256. Raises InputError where there is no version."""
     recorded, found = self._recorded(version), {}
     for level in self.layout.levels:
       module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
@@ -208,7 +209,7 @@ class Trained:
     return found
 
   def number(self, path: int | Sequence[int]) -> int:
-    """Of a path, which may be given by its coordinates; raises ValueError where there is no such path."""
+    """Of a path, which may be given by its coordinates; raises InputError where there is no such path."""
     grid = self.layout.grid
     if isinstance(path, int | np.integer):
       if 0 <= path < grid.num_paths:
@@ -217,7 +218,7 @@ class Trained:
       return grid.path(tuple(path))
     words = ','.join(map(str, path)) if isinstance(path, tuple | list) else path
     sizes = ' x '.join(map(str, grid.shape)) or 'one path'
-    raise ValueError(f'--path={words}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
+    raise InputError(f'--path={words}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
 
   def parameters(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
     """Arrays of a safetensors object."""
@@ -228,12 +229,12 @@ class Trained:
 
   @property
   def router(self) -> Router:
-    """Of the last round of sharding that there was; raises ValueError where there is none."""
+    """Of the last round of sharding that there was; raises InputError where there is none."""
     if self._router is None:
       method = self.settings.routing.method
       if method in ('random', 'single'):
-        raise ValueError(f'--workdir={self.workdir}: config.routing.method={method!r} has no router: name a path')
-      raise ValueError(f'--workdir={self.workdir}: there is no router yet: {NOT_YET}')
+        raise InputError(f'--workdir={self.workdir}: config.routing.method={method!r} has no router: name a path')
+      raise InputError(f'--workdir={self.workdir}: there is no router yet: {NOT_YET}')
     return self._router
 
   @functools.cached_property
@@ -307,7 +308,7 @@ class Trained:
         if not recorded:
           there = sorted({int(name.split('/')[1]) for name in self.storage.names('modules')})
           words = f'there are {", ".join(map(str, there))}' if there else NOT_YET
-          raise ValueError(f'--workdir={self.workdir}: there is no version {version}; {words}') from e
+          raise InputError(f'--workdir={self.workdir}: there is no version {version}; {words}') from e
         return recorded
     raise AssertionError
 
@@ -321,10 +322,10 @@ class Trained:
 
 
 def _ids(tokenizer: tokenizer_lib.Tokenizer, text: str | Sequence[int]) -> np.ndarray:
-  """Of a text, or those given; raises ValueError where one is none of the vocabulary."""
+  """Of a text, or those given; raises InputError where one is none of the vocabulary."""
   ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text, np.int64)
   if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-    raise ValueError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
+    raise InputError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
   return ids.astype(np.int32)
 
 

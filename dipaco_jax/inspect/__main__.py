@@ -1,5 +1,74 @@
-"""`python -m dipaco_jax.inspect`; see inspection.py. Without an __init__.py, this folder hides nobody's `inspect`."""
+"""Which path reads what, and what it gains on the base model, for any text:
 
-import runpy
+    python -m dipaco_jax.inspect --workdir=DIR --text='Some text'
+    python -m dipaco_jax.inspect --workdir=DIR --file=notes.txt --every=16 --html=notes.html
 
-runpy.run_module('dipaco_jax.inspection', run_name='__main__', alter_sys=True)
+The workdir may be s3:// or gs://. This is a folder without an __init__.py because a file inspect.py would hide Python's
+own from whoever runs a file of the package's folder.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.training import display
+
+
+def text_of(words: str | None, file: str | None) -> str:
+  """What is to be read."""
+  from dipaco_jax.storage import remote_files
+
+  if (words is None) == (file is None):
+    raise InputError('give a text: --text=WORDS or --file=FILE; --file=- is standard input')
+  if file is None:
+    return words or ''
+  try:
+    return (sys.stdin.buffer.read() if file == '-' else remote_files.read(file)).decode()
+  except OSError as e:
+    raise InputError(f'--file={file}: {e.strerror or e}; name a file, or give the text by --text') from e
+  except UnicodeDecodeError as e:
+    raise InputError(f'--file={file} is not UTF-8 ({e.reason} at byte {e.start}): convert it') from e
+
+
+def main():
+  options = flags.FLAGS
+  if not options.workdir:
+    raise InputError('name a run with --workdir=DIR')
+  text = text_of(options.text, options.file)
+  command.check_out('html', options.html)
+  command.quiet()
+  with display.doing('loading JAX and the run', tells=False):
+    from dipaco_jax.inference import trained_run
+    from dipaco_jax.pipeline import excerpt_choice
+    from dipaco_jax.reports import excerpts_html, excerpts_text, html_page
+    from dipaco_jax.storage import checkpoint
+
+    run = trained_run.Trained(options.workdir)
+    command.devices()
+    command.keep_programs()
+  every = excerpt_choice.every(run.settings) if options.every is None else options.every
+  path = None if options.path is None else run.number(command.path_named(options.path))
+  found = excerpt_choice.of_text(run, text, every, path, options.version)
+  grid = run.layout.grid
+  if options.html:
+    title = f'Which path reads what: {options.workdir}'
+    parts = [html_page.element('h1', 'Which path reads what'), html_page.element('p', options.workdir, 'quiet')]
+    checkpoint.write_file(pathlib.Path(options.html), html_page.page(title, [*parts, excerpts_html.make(found, grid)]))
+  print(excerpts_text.make(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
+
+
+if __name__ == '__main__':
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  flags.DEFINE_string('text', None, 'What is to be read.')
+  flags.DEFINE_string('file', None, 'Where it is; - for standard input.')
+  flags.DEFINE_integer(
+    'every', None, 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.', lower_bound=1
+  )
+  flags.DEFINE_string('path', None, 'That reads all of it, as 3 or 1,0; by default the paths are chosen.')
+  flags.DEFINE_integer('version', None, 'Of the paths; by default the one that early stopping chose for each.')
+  flags.DEFINE_string('html', None, 'Also writes a page there.')
+  command.run(main)

@@ -18,6 +18,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
+from dipaco_jax.core.errors import InputError
+
 T = TypeVar('T')
 Row = dict[str, Any]
 
@@ -74,7 +76,7 @@ def _(element, compiler, **kwargs):
 def connect(url: str) -> sa.Engine:
   """An engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
 
-  Raises ValueError for a URL of another kind of database, or none: as any part may be the password, it is not told.
+  Raises InputError for a URL of another kind of database, or none: as any part may be the password, it is not told.
   """
   with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # the other is of a port that is no number
     parsed = sa.make_url(url)
@@ -83,7 +85,7 @@ def connect(url: str) -> sa.Engine:
     if parsed.drivername == 'postgresql' and not {*'@#?'} & {*f'{parsed.host}{parsed.database}'}:
       return _connect_postgresql(parsed)
   kind = re.match(r'\w+(?=://)', url)
-  raise ValueError(
+  raise InputError(
     f'the registry {f"{kind[0]}://... " if kind else ""}cannot be used: give sqlite:////ABSOLUTE/FILE.db or '
     'postgresql://USER:PASSWORD@HOST/DATABASE, with %40 for an @ in the password'
   )
@@ -112,7 +114,7 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
   try:
     engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED')
   except ModuleNotFoundError as e:
-    raise ValueError(f"{e.name} is missing, which PostgreSQL needs: pip install 'dipaco_jax[postgres]'") from e
+    raise InputError(f"{e.name} is missing, which PostgreSQL needs: pip install 'dipaco_jax[postgres]'") from e
 
   @sa.event.listens_for(engine, 'connect')
   def _(connection, record):
@@ -148,7 +150,7 @@ class Database:
   """
 
   def __init__(self, url: str, patience_s: float):
-    """Raises ValueError for a URL of another kind of database."""
+    """Raises InputError for a URL of another kind of database."""
     self._engine, self._patience_s = connect(url), patience_s
     is_sqlite = self._engine.dialect.name == 'sqlite'
     self.insert = sqlite.insert if is_sqlite else postgresql.insert
@@ -185,7 +187,7 @@ class Database:
       except (sa.exc.DBAPIError, OSError) as e:
         words = str(e).split('\n')[0]
         if is_refused(e):
-          raise ValueError(f'the registry refuses us ({words}): see to its user, password and database') from e
+          raise InputError(f'the registry refuses us ({words}): see to its user, password and database') from e
         if not is_passing(e) or time.monotonic() > until:
           raise
         logging.warning('the registry does not answer and is tried again: %s', words)

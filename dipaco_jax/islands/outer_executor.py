@@ -8,7 +8,7 @@ given back, and a further checkpoint wakes it. What it has summed stays in its m
 this machine; an executor that finds neither sums anew.
 
 Who is excluded by the path's worker is left out, and what is not plausible when it is read here: a machine in between
-may be bad. A module of one path alone, which is left out, stays as it is (screening_of_islands.py).
+may be bad. A module of one path alone, which is left out, stays as it is (`screening_facts`).
 """
 
 import collections

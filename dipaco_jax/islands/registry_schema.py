@@ -8,6 +8,7 @@ import functools
 
 import sqlalchemy as sa
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands.database import Among, Now
 
 VERSION = 3
@@ -70,7 +71,7 @@ ROLES = sa.Table(
 
 
 def prepare(connection: sa.Connection):
-  """Makes the tables where there are none; raises ValueError where they are another version's."""
+  """Makes the tables where there are none; raises InputError where they are another version's."""
   if connection.dialect.name == 'postgresql':
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
   METADATA.create_all(connection, [SCHEMA])
@@ -79,7 +80,7 @@ def prepare(connection: sa.Connection):
     METADATA.create_all(connection)
     connection.execute(sa.insert(SCHEMA), {'version': VERSION})
   elif version != VERSION:
-    raise ValueError(
+    raise InputError(
       f'the registry {connection.engine.url.render_as_string()} has tables of version {version}, this program those '
       f'of version {VERSION}: finish its run with the program that began it, or give --registry a new database'
     )

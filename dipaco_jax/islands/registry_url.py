@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from dipaco_jax.core import printable
+from dipaco_jax.core.errors import InputError
 
 VARIABLE = 'DIPACO_REGISTRY'
 FILE = 'file:'
@@ -13,7 +14,7 @@ FILE = 'file:'
 def given(option: str | None) -> str:
   """The URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of a file that has it.
 
-  Raises ValueError where there is no such file, or anything but a URL in it.
+  Raises InputError where there is no such file, or anything but a URL in it.
   """
   url = option or os.environ.get(VARIABLE, '')
   if option and printable.redacted(option) != option:
@@ -26,7 +27,7 @@ def _read(file: pathlib.Path) -> str:
   try:
     url = file.read_text().strip()
   except (OSError, UnicodeDecodeError) as e:
-    raise ValueError(f'--registry={FILE}{file}: {getattr(e, "strerror", "it is not UTF-8")}') from e
+    raise InputError(f'--registry={FILE}{file}: {getattr(e, "strerror", "it is not UTF-8")}') from e
   if len(url.split()) != 1:
-    raise ValueError(f'--registry={FILE}{file}: the file should have one line, which is the URL')
+    raise InputError(f'--registry={FILE}{file}: the file should have one line, which is the URL')
   return url

@@ -17,7 +17,7 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import backup, screening_facts
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands import schedule as islands_lib

@@ -28,9 +28,9 @@ from typing import Any
 
 import jax
 
+from dipaco_jax.core import errors, settings_checks
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core import settings_checks
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
   backup,
   database,
@@ -56,11 +56,11 @@ ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
 def check_settings(settings: settings_lib.Settings):
-  """Raises ValueError for what islands cannot do."""
+  """Raises InputError for what islands cannot do."""
   if settings.outer.lost:
-    raise ValueError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
+    raise InputError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
   if settings.outer.row_weights:
-    raise ValueError(
+    raise InputError(
       'config.outer.row_weights is for a run in one job: what islands send has no second moments; leave it out'
     )
 
@@ -74,12 +74,12 @@ def run_role(
   Args:
     resumes: goes on with a run that has diverged; else it ends, unless who has started it has seen to that.
   Raises:
-    ValueError: another config began this run, or the database or the place cannot be used.
+    InputError: another config began this run, or the database or the place cannot be used.
     Diverged: it is no use to go on.
   """
   hosts = Hosts()
   if role != 'worker' and not hosts.alone:
-    raise ValueError(f'--distributed is for workers, of several hosts; --role={role} is one process')
+    raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
   storage, local = storage_lib.open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data)
@@ -100,7 +100,7 @@ def run_role(
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
   if registry.facts('finished')[0].meta['perplexity'] is None:
-    raise Diverged(settings_checks.NO_PERPLEXITY)
+    raise Diverged(errors.NO_PERPLEXITY)
 
 
 def serve(islands: Islands, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
@@ -133,7 +133,7 @@ def resume(workdir: str, url: str) -> int:
 
 
 def check(url: str | None, share: str) -> str:
-  """The registry's URL, '' for that of the workdir; raises ValueError where these cannot be; nothing is made."""
+  """The registry's URL, '' for that of the workdir; raises InputError where these cannot be; nothing is made."""
   part_named(share)
   if named := registry_url.given(url):
     database.connect(named).dispose()
@@ -144,7 +144,7 @@ def part_named(share: str) -> slice:
   """Which of all modules an executor takes first that is the i-th of n, from 'i/n'."""
   i, _, n = share.partition('/')
   if share and not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
-    raise ValueError(f'--share={share}: write i/n, i from 0 to n - 1')
+    raise InputError(f'--share={share}: write i/n, i from 0 to n - 1')
   return slice(int(i), None, int(n)) if share else slice(0)
 
 
@@ -155,7 +155,7 @@ def local_place(workdir: str) -> pathlib.Path:
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`; raises ValueError where another user could have put something into it, or may.
+  """Makes `local_place`; raises InputError where another user could have put something into it, or may.
 
   Its name can be known before we come, and what is compiled there is run.
   """
@@ -167,7 +167,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
     place.mkdir(mode=0o700)
   found = place.lstat()
   if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-    raise ValueError(f'{place} is not a folder of this user alone (mode 700): remove it, or name another in TMPDIR')
+    raise InputError(f'{place} is not a folder of this user alone (mode 700): remove it, or name another in TMPDIR')
   return place
 
 
@@ -189,7 +189,7 @@ def settle(
     registry.put([Fact('config', '', 0, '', digest(config), about)])
   except ValueError as e:
     words = changes(registry.facts('config')[0].meta['config'], settings)
-    raise ValueError(f'--registry is that of a run with another config ({words}): use another database') from e
+    raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
   [fact] = registry.facts('config')
   unlike = [f'{name} {was}' for name, was in fact.meta['versions'].items() if about['versions'].get(name) != was]
   if unlike:
@@ -197,9 +197,9 @@ def settle(
   if not (file := local / 'config.json').exists():
     checkpoint.write_json(file, settings.to_dict())
   elif words := changes(history.read_settings(local).to_dict(), settings):
-    raise ValueError(f'{local} holds a run with another config ({words}): use another --workdir')
+    raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
   if storage.agree(OWNER, fact.meta['id'].encode()).decode() != fact.meta['id']:
-    raise ValueError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')
+    raise InputError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')
   registry.add_tasks([NewTask('prepare', '', 0)])
   return fact.meta['id']
 

@@ -11,7 +11,7 @@ A fact is an immutable row, inserted once, and the only authority; a task only s
     reroute (round)             worker            round: all text is sharded anew
     finish                      evaluator         finished: published, evaluated, reported
 
-Two kinds of facts more come along with these, see screening_of_islands.py: excluded (path, phase), diverged.
+Two kinds of facts more come along with these, see `screening_facts`: excluded (path, phase), diverged.
 
 `schedule` says what a fact makes possible. It runs after the fact is committed, and again by anybody who finds a fact
 that nobody has scheduled: nothing is lost with the process that had the trigger. A path's next phase starts when its
@@ -33,6 +33,7 @@ import numpy as np
 
 from dipaco_jax.core import modules as modules_lib
 from dipaco_jax.core import outer
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands.registry import Fact, NewTask
@@ -104,12 +105,12 @@ class Islands:
     return fact.meta['trees'].get(tree, '')
 
   def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
-    """Uploads directories of the workdir's. Raises ValueError, before anything is changed, where others are facts."""
+    """Uploads directories of the workdir's. Raises InputError, before anything is changed, where others are facts."""
     indices = {tree: trees_lib.index_of(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
-      raise ValueError(f'{", ".join(trees)}: this machine makes others than are in use; let one make them that is like')
+      raise InputError(f'{", ".join(trees)}: this machine makes others than are in use; let one make them that is like')
     for tree in trees:
       self.storage.upload_tree(self.run.workdir / tree, tree)
     return fact

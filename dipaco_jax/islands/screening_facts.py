@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.core import inner, screening
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.registry import Fact, NewTask, Registry
 from dipaco_jax.islands.schedule import Islands
 

@@ -1,7 +1,7 @@
 """A worker: trains a path for a phase of tau steps, with the programs of SPMD on its own devices [2.5, 3].
 
 AdamW state travels with the path: it is an object of the path's checkpoint, and the next worker reads it. A worker may
-span several hosts (hosts.py): all of them train, and the first does the rest.
+span several hosts (`worker_hosts`): all of them train, and the first does the rest.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import shards
 from dipaco_jax.islands import schedule as islands_lib
 from dipaco_jax.islands import screening_facts

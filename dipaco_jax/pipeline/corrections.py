@@ -7,6 +7,7 @@ import pathlib
 import shutil
 
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError
 
 FILE = 'refused.txt'
 
@@ -37,7 +38,7 @@ def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.S
   """Refuses another config than the run began with; where that was refused, removes what it has left unfinished.
 
   Raises:
-    ValueError: fields differ that may not, or that a finished stage was made by; names them.
+    InputError: fields differ that may not, or that a finished stage was made by; names them.
   """
   from dipaco_jax.pipeline import run
 
@@ -47,7 +48,7 @@ def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.S
   made = [name for name in later if run.record_file(workdir, name).exists()]
   if differ and (made or not words(workdir)):
     names = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in differ.items())
-    raise ValueError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
+    raise InputError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
   for path in (path for name in later if differ for pattern in LEFT.get(name, ()) for path in workdir.glob(pattern)):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import shards
 from dipaco_jax.data.detokenizer import Transcript
 from dipaco_jax.data.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ def read(
 
 
 def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[int] | None) -> list[list[int]]:
-  """Of every text's chunks; see chunks.py."""
+  """Of every text's chunks; see `chunk_losses`."""
   counts, size = [-(-len(text.tokens) // W) for text in texts], min(ROWS, len(texts))
   routed: list[list[int]] = []
   if first is None or reader.by == 'router':
@@ -154,10 +155,10 @@ def of_text(
     version: of the paths; None: that early stopping chose.
 
   Raises:
-    ValueError: the text is empty; there is no such path or version; or nothing is there to choose a path.
+    InputError: the text is empty; there is no such path or version; or nothing is there to choose a path.
   """
   if not text:
-    raise ValueError('the text is empty: give it a word')
+    raise InputError('the text is empty: give it a word')
   if path is None and run.layout.grid.num_paths == 1:
     path = 0
   reader, longest = _reader_of_trained(run, path is None, version), run.settings.model.seq_len

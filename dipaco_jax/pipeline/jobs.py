@@ -41,8 +41,9 @@ def paths_job(run: run_lib.Run, number: int = 0) -> training_loop.Job:
     batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights(run, number),
     base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
     holdout=validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
-    validate=functools.partial(validate_stage.validate, run, made, number=number), validate_every=s.evaluate.every_phases,
-    publish=True, lost=lost(run) if s.outer.lost else None, begin=round_end(s, number - 1) if number else 0,
+    validate=functools.partial(validate_stage.validate, run, made, number=number),
+    validate_every=s.evaluate.every_phases, publish=True,
+    lost=lost(run) if s.outer.lost else None, begin=round_end(s, number - 1) if number else 0,
   )  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def control_job(run: run_lib.Run) -> training_loop.Job:
     batch=lambda path, step: batch(path, first + step), weights=lambda phase: np.ones((), np.float32), base=run.base(),
     base_state=base_state(run, made) if s.inner.inherit_state else None,
     holdout=validate_stage.control_holdout(run) if s.train.early_stopping else None,
-    validate=functools.partial(validate_stage.validate, run, made), validate_every=s.evaluate.every_phases, publish=True,
+    validate=functools.partial(validate_stage.validate, run, made), validate_every=s.evaluate.every_phases,
+    publish=True,
   )  # fmt: skip
 
 

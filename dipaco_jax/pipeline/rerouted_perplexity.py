@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import route_stage, token_losses, validate_stage
 from dipaco_jax.pipeline import run as run_lib
@@ -109,7 +110,7 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   params, _ = chunk_router.train(run.model, start, batch, s.evaluate.chunk_router_steps, s.inner)
   found = {name: np.asarray(x) for name, x in params.items()}
   if not all(np.isfinite(x).all() for x in found.values()):
-    raise ValueError('the chooser of paths diverged: set config.evaluate.chunk_router_steps=0, or fewer')
+    raise InputError('the chooser of paths diverged: set config.evaluate.chunk_router_steps=0, or fewer')
   kept = checkpoint.to_bytes(found)
   checkpoint.write_sealed(file.with_name('chooser.safetensors'), kept)
   choose = jax.jit(lambda tokens, segments: chunk_router.choose(run.model, params, tokens, segments))

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import route_stage
 from dipaco_jax.pipeline import run as run_lib

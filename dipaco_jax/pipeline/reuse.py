@@ -26,7 +26,7 @@ def take(run: run_lib.Run, other: pathlib.Path):
   Files are linked where they are on one disk: they are never written again.
 
   Raises:
-    ValueError: there is no run in `other`.
+    InputError: there is no run in `other`.
     seals.Damaged: what would be taken is not as it was written.
   """
   theirs = history_lib.read_settings(other)

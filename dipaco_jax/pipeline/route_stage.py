@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
@@ -217,10 +218,10 @@ def router_pieces(found: sequences.Sequences, fraction: float) -> shards.Drawn |
 
 
 def check_router_data(run: run_lib.Run):
-  """Before training: raises ValueError where router data is too little for a discriminative router."""
+  """Before training: raises InputError where router data is too little for a discriminative router."""
   num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum()) if run.settings.rounds else 0
   if run.settings.rounds and count < num_paths:
-    raise ValueError(
+    raise InputError(
       f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {count} sequences, fewer '
       f'than the {num_paths} paths: raise it, or give more text'
     )
@@ -282,6 +283,6 @@ def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, 
   meta = shards.merge(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
-    raise ValueError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
+    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
   checkpoint.write_json(folder / 'meta.json', meta)
   checkpoint.put_in_place(folder, done)

@@ -19,6 +19,7 @@ import numpy as np
 
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
@@ -147,14 +148,14 @@ def is_done(run: Run, name: str) -> bool:
   """Whether a stage's record is that of this config; those of training and of evaluation may ask for more.
 
   Raises:
-    ValueError: an artefact that others were made from is of another config.
+    InputError: an artefact that others were made from is of another config.
   """
   record = run.record(name)
   if record is None:
     return False
   same = record['digest'] == digest(run.settings, name)
   if not same and name != 'evaluate':
-    raise ValueError(f'--workdir={run.workdir}: stage {name} was made by another version or config; use another one')
+    raise InputError(f'--workdir={run.workdir}: stage {name} was made by another version or config; use another one')
   return same and record['result'].get('phases', run.settings.train.phases) == run.settings.train.phases
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import (
@@ -166,7 +166,8 @@ def figures(run: run_lib.Run, job: training_loop.Job, record: state_lib.Record) 
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
     'peak_memory_bytes': metrics_log.device_peak_bytes(devices) or metrics_log.process_peak_bytes(),
     'train_flops': flops * tokens,
-    'model_flops_utilization': metrics_log.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
+    'model_flops_utilization':
+      metrics_log.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
     'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),

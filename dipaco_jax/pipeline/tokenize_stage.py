@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, sequences, tokenizer
 from dipaco_jax.huggingface import llama_folder
@@ -72,15 +73,15 @@ def _train(s: settings.Settings, folder: Path) -> bytes:
 
 
 def check_files(s: settings.Settings, folder: Path):
-  """Raises ValueError where the files are others now than when `folder` was begun: documents move from part to part."""
+  """Raises InputError where the files are others now than when `folder` was begun: documents move from part to part."""
   if folder.name != _name(s):
-    raise ValueError('config.data: files came, went or changed while they were read: run it again')
+    raise InputError('config.data: files came, went or changed while they were read: run it again')
 
 
 def check_parts(parts: list[Path]):
-  """Raises ValueError where a part is missing, though all processes have done theirs."""
+  """Raises InputError where a part is missing, though all processes have done theirs."""
   if missing := checkpoint.missing(parts, (0, 1)):
-    raise ValueError(f'parts {missing} of the text are of other files: let all processes see the same')
+    raise InputError(f'parts {missing} of the text are of other files: let all processes see the same')
 
 
 def _folders(s: settings.Settings, folder: Path) -> list[Path]:
@@ -124,13 +125,13 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
 
 
 def check_init(s: settings.Settings):
-  """Before any work: raises ValueError where the base is to start from what cannot be a path of this config."""
+  """Before any work: raises InputError where the base is to start from what cannot be a path of this config."""
   if s.pretrain.init:
     llama_folder.check(s)
 
 
 def check_input(s: settings.Settings):
-  """Before any work: raises ValueError where what is given cannot be used, or the text is far too short."""
+  """Before any work: raises InputError where what is given cannot be used, or the text is far too short."""
   check_init(s)
   if s.tokenizer.model_file:
     tokenizer.Tokenizer(s.tokenizer.model_file)
@@ -144,23 +145,23 @@ def check_input(s: settings.Settings):
 
 
 def check_validation(s: settings.Settings):
-  """Raises ValueError where no document of validation can be longer than the prefix, of which no loss counts."""
+  """Raises InputError where no document of validation can be longer than the prefix, of which no loss counts."""
   prefix, longest = s.routing.prefix_tokens, 0
   for document in corpus.documents(s.data, 'validation'):
     longest = max(longest, len(document.text.encode()))
     if longest + 2 > prefix:
       return
-  raise ValueError(
+  raise InputError(
     f'no document of validation is longer than config.routing.prefix_tokens={prefix}: the longest has {longest} bytes; '
     'name longer ones in config.data.validation, or use more text'
   )
 
 
 def check_rows(s: settings.Settings, tokens: int):
-  """Raises ValueError where so many tokens of text can't fill a batch of every path."""
+  """Raises InputError where so many tokens of text can't fill a batch of every path."""
   rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
   if rows < num_paths * s.train.batch_size:
-    raise ValueError(
+    raise InputError(
       f'config.grid has {num_paths} paths with config.train.batch_size={s.train.batch_size} rows of '
       f'{s.model.seq_len} tokens each, but the text fills only {rows} rows: use a smaller grid or batch, or more text'
     )

@@ -37,7 +37,7 @@ class DoesNotFit(Exception):
 
 
 def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
-  """The figures, by name; see `table`. Nothing is written. Raises ValueError where devices do not take the grid."""
+  """The figures, by name; see `table`. Nothing is written. Raises InputError where devices do not take the grid."""
   s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)  # the base model's
   made = on(s, topology)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import timeline_plot
 from dipaco_jax.reports.plot_style import Curve
 from dipaco_jax.storage import seals
@@ -39,14 +40,14 @@ class History(NamedTuple):
 
 
 def read_settings(workdir: pathlib.Path) -> settings.Settings:
-  """Raises ValueError where there is no run, or one of another program or version."""
+  """Raises InputError where there is no run, or one of another program or version."""
   file = workdir / 'config.json'
   if not file.exists():
-    raise ValueError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
+    raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
   try:
     return settings.of_run(seals.loads(file.read_bytes()))
   except (ValueError, AttributeError, TypeError) as e:
-    raise ValueError(
+    raise InputError(
       f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another directory, or, if it '
       'was that of a run, remove it, and the command of the run makes it again'
     ) from e

@@ -13,6 +13,7 @@ from typing import Any
 import dipaco_jax
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import seals
 
 EVALUATE = (
@@ -37,7 +38,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   """What report.json holds: figures as measured, None where a stage that measures them is not complete.
 
   Raises:
-    ValueError: there is no run in workdir, or none of its stages is complete.
+    InputError: there is no run in workdir, or none of its stages is complete.
   """
   from dipaco_jax.core import averaging_gap
   from dipaco_jax.reports import failures, history
@@ -46,7 +47,7 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
   workdir = pathlib.Path(workdir)
   s, stages = history.read_settings(workdir), history.read_stages(workdir)
   if not stages:
-    raise ValueError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
+    raise InputError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
   results = history.read_results(workdir)
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   timed = [stage for stage in stages.values() if 'ended' in stage]
@@ -125,7 +126,7 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
     rows, tasks: of metrics.jsonl and timeline.json, where they are not in the workdir; then somebody works on it.
 
   Raises:
-    ValueError: as `build`.
+    InputError: as `build`.
   """
   from dipaco_jax.reports import figures, report_page
 

@@ -8,6 +8,8 @@ Dimensions: N sequences, P paths, E of them empty.
 
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
+
 BLOCK = 8192  # sequences that choose at one time
 
 
@@ -37,14 +39,14 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
     capacity_P: the number of sequences that each path takes at most; `quotas` makes even ones.
 
   Raises:
-    ValueError: the capacities are fewer than the sequences, or a score is NaN.
+    InputError: the capacities are fewer than the sequences, or a score is NaN.
   """
   num, num_paths = scores_NP.shape
   if capacity_P.sum() < num:
-    raise ValueError(f'{num} sequences exceed the capacities, {capacity_P.sum()} in all: raise them')
+    raise InputError(f'{num} sequences exceed the capacities, {capacity_P.sum()} in all: raise them')
   best_N = scores_NP.max(axis=1)
   if np.isnan(best_N).any():
-    raise ValueError('scores are NaN: did a path diverge?')
+    raise InputError('scores are NaN: did a path diverge?')
   path_N, room_P = np.empty(num, np.int32), capacity_P.astype(np.int64)
   order_N = np.argsort(-best_N, kind='stable')
   for start in range(0, num, BLOCK):

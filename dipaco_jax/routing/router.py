@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.routing import arrangement, kmeans
 
 
@@ -81,11 +82,11 @@ def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int],
     config: restarts and iterations of k-means.
 
   Raises:
-    ValueError: there are fewer sequences than paths, or a feature is not finite.
+    InputError: there are fewer sequences than paths, or a feature is not finite.
   """
   num_paths = math.prod(grid_shape)
   if len(z_ND) < num_paths:
-    raise ValueError(
+    raise InputError(
       f'the router has {len(z_ND)} sequences to be fitted on, fewer than the {num_paths} paths of config.grid: '
       'make config.grid smaller, give more text or raise config.routing.sample'
     )
@@ -94,9 +95,9 @@ def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int],
 
 
 def check_features(z_ND):
-  """Raises ValueError where one is not finite."""
+  """Raises InputError where one is not finite."""
   if not np.isfinite(z_ND).all():
-    raise ValueError('the features of the base model are not finite: did it diverge? lower config.inner.learning_rate')
+    raise InputError('the features of the base model are not finite: did it diverge? lower config.inner.learning_rate')
 
 
 def fit_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:

@@ -1,4 +1,4 @@
-"""Where objects are kept: a folder of a file system, or a bucket; what storage.py builds on."""
+"""Where objects are kept: a folder of a file system, or a bucket; what `object_store` builds on."""
 
 import contextlib
 import errno

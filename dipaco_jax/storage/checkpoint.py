@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.core.modules import Layout, Modules
 from dipaco_jax.storage import seals, trees
@@ -134,7 +135,7 @@ def put_in_place(aside: Path, path: Path):
 
 @contextlib.contextmanager
 def hold(workdir: Path) -> Iterator[None]:
-  """One run per workdir; raises ValueError that says who holds it."""
+  """One run per workdir; raises InputError that says who holds it."""
   with open(workdir / 'lock', 'a+') as f:
     for attempt in range(HOLD_ATTEMPTS):  # `status` looks at the lock for a moment, a killed process takes one to go
       with contextlib.suppress(BlockingIOError):
@@ -144,7 +145,7 @@ def hold(workdir: Path) -> Iterator[None]:
     else:
       f.seek(0)
       owner = json.loads(f.read() or '{}')
-      raise ValueError(
+      raise InputError(
         f'--workdir={workdir} is in use by process {owner.get("pid")} on {owner.get("host")} since '
         f'{owner.get("started")}: wait for it, stop it, or choose another; where that host is gone for good and a '
         'file server still keeps its lock, remove the file `lock` there'

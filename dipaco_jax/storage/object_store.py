@@ -19,6 +19,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import checkpoint, trees
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
@@ -183,24 +184,24 @@ class Storage:
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
   """Storage in a folder (a path or file://), s3://bucket/prefix or gs://bucket/prefix.
 
-  Raises ValueError that names the fix: another scheme, no bucket, or an extra that is to be installed.
+  Raises InputError that names the fix: another scheme, no bucket, or an extra that is to be installed.
   """
   scheme, separator, rest = url.partition('://')
   if not separator or scheme == 'file':
     root = Path(urllib.parse.unquote(rest) if separator else url).resolve()
     return Storage(root.as_uri(), Folder(root), patience_s)
   if scheme not in EXTRAS or not rest.strip('/'):
-    raise ValueError(
+    raise InputError(
       f'{url!r} is no place for objects: give a folder, file:///FOLDER, s3://BUCKET/... or gs://BUCKET/...'
     )
   try:
     return Storage(url.rstrip('/'), Bucket(url.rstrip('/'), patience_s), patience_s)
   except ImportError as e:
-    raise ValueError(f'{scheme}:// needs obstore: pip install "dipaco_jax[{EXTRAS[scheme]}]"') from e
+    raise InputError(f'{scheme}:// needs obstore: pip install "dipaco_jax[{EXTRAS[scheme]}]"') from e
 
 
 def checked(name: str) -> str:
-  """A name that means the same everywhere; raises ValueError."""
+  """A name that means the same everywhere; raises InputError."""
   if not name or any(part in ('', '.', '..') or trees.ASIDE.fullmatch(part) for part in name.split('/')):
-    raise ValueError(f'{name!r} cannot name an object: parts are not empty, not . or .., and not .NAME.NUMBER')
+    raise InputError(f'{name!r} cannot name an object: parts are not empty, not . or .., and not .NAME.NUMBER')
   return name

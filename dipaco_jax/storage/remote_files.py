@@ -6,6 +6,8 @@ import io
 import re
 from typing import Any, BinaryIO, cast
 
+from dipaco_jax.core.errors import InputError
+
 WILDCARDS = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
@@ -18,7 +20,7 @@ def find(pattern: str) -> list[str]:
   """Paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
 
   Raises:
-    ValueError: no bucket is named, obstore is not installed, or the bucket does not answer us.
+    InputError: no bucket is named, obstore is not installed, or the bucket does not answer us.
   """
   bucket, name = _split(pattern)
   folder = re.split(r'[*?[]', name)[0].rpartition('/')[0]
@@ -29,7 +31,7 @@ def find(pattern: str) -> list[str]:
   try:
     return [f'{bucket}/{found}' for found in _storage(bucket).names(folder) if matches(found)]
   except OSError as e:
-    raise ValueError(f'{pattern}: {e.strerror}; see to its name and to credentials') from e
+    raise InputError(f'{pattern}: {e.strerror}; see to its name and to credentials') from e
 
 
 def open_file(path: str) -> BinaryIO:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import trees
 
 Path = pathlib.Path
@@ -33,7 +34,7 @@ WHAT = {  # by its name's first part: the stage that makes it
 _checked: dict[tuple[str, str], tuple[int, ...]] = {}  # files that this process has found to be as they were written
 
 
-class Damaged(OSError, ValueError):
+class Damaged(OSError, InputError):
   """A file of a run is missing, or is not as it was written; `file` is its name."""
 
   def __init__(self, words: str, file: str | os.PathLike):

@@ -18,6 +18,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Grid
 
 
@@ -142,20 +143,20 @@ def place(
     devices: all that may be used; some are left over where sizes don't divide.
 
   Raises:
-    ValueError: `data` is more than the devices, or doesn't divide a batch; or a process would have nothing to do.
+    InputError: `data` is more than the devices, or doesn't divide a batch; or a process would have nothing to do.
   """
   if config.data > len(devices):
-    raise ValueError(f'config.mesh.data={config.data} is more than the {len(devices)} devices')
+    raise InputError(f'config.mesh.data={config.data} is more than the {len(devices)} devices')
   for field, rows in batch_sizes.items():
     if config.data and rows % config.data:
-      raise ValueError(f'config.{field}={rows} is not divided by config.mesh.data={config.data}: change one of them')
+      raise InputError(f'config.{field}={rows} is not divided by config.mesh.data={config.data}: change one of them')
   slices = by_slice(devices)
   fit = (d for d in range(1, len(devices) + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
   data = config.data or max((d for d in fit if _room(slices, d) >= grid.num_paths), default=1)
   shape = (*_fit_positions(grid.shape, _room(slices, data)), data)
   arranged = _arrange(shape, slices)
   if idle := {d.process_index for d in devices} - {d.process_index for d in arranged.flat}:
-    raise ValueError(
+    raise InputError(
       f'processes {sorted(idle)} would have nothing to do: grid {grid} and batches of {sorted(batch_sizes.values())} '
       f'rows take {math.prod(shape)} of {len(devices)} devices; start fewer processes, or change config.grid or the '
       f'batches'

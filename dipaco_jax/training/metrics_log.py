@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display, tensorboard
 from dipaco_jax.training.performance import CHIPS
 
@@ -236,11 +237,11 @@ def summarize(
     sum nll / (ln 2 * sum bytes), validation_tokens.
 
   Raises:
-    ValueError: there is no token to count.
+    InputError: there is no token to count.
   """
   nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in (nll, tokens, num_bytes))
   if not tokens.sum():
-    raise ValueError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
+    raise InputError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
   domains = _perplexities(nll, tokens, np.asarray(domain), len(domain_names))
   return {
     'perplexity': _exp(nll.sum() / tokens.sum()),

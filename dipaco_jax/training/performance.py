@@ -8,6 +8,8 @@ import os
 import re
 from typing import Any, NamedTuple
 
+from dipaco_jax.core.errors import InputError
+
 GIB = 2**30
 
 
@@ -57,14 +59,14 @@ def find(name: str) -> Topology:
   """The topology of a name.
 
   Raises:
-    ValueError: there is no such topology, and which there are; or the TPU compiler is not installed.
+    InputError: there is no such topology, and which there are; or the TPU compiler is not installed.
   """
   match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
   kind, shape = (match[1], match[2]) if match else ('', '')
   if shape not in SHAPES.get(kind, '').split():
     there = f'{kind}:SHAPE or {kind}:SHAPE*SLICES with a shape of {SHAPES.get(kind, "").replace(" ", ", ")}'
     kinds = f'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are {", ".join(SHAPES)}'
-    raise ValueError(f'--topology={name} is not known: write {there if kind in SHAPES else kinds}')
+    raise InputError(f'--topology={name} is not known: write {there if kind in SHAPES else kinds}')
   slices = int(match[3] or 1) if match else 1
   os.environ.update(ENVIRONMENT | os.environ)
   from jax.experimental import topologies
@@ -75,6 +77,6 @@ def find(name: str) -> Topology:
       platform='tpu', topology_name=name.split('*')[0], num_slices=slices, **options
     )
   except RuntimeError as e:
-    raise ValueError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
+    raise InputError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
   devices = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
   return Topology(name, CHIPS[kind], devices, slices)

@@ -7,7 +7,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from dipaco_jax.core import printable, settings_checks
+from dipaco_jax.core import printable
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import stopping
 
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
@@ -17,14 +18,14 @@ OF_ANOTHER = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # what li
 
 
 def check(coordinator: str | None, num_processes: int | None, process_id: int | None):
-  """Raises ValueError where these are not all there, or none, or make no sense."""
+  """Raises InputError where these are not all there, or none, or make no sense."""
   given = (coordinator, num_processes, process_id)
   if given == (None, None, None):
     return
   if None in given or not re.fullmatch(r'.+:\d+', coordinator or ''):
-    raise ValueError(f'--distributed needs all of {OPTIONS}; on Cloud TPU none')
+    raise InputError(f'--distributed needs all of {OPTIONS}; on Cloud TPU none')
   if not 0 <= (process_id or 0) < (num_processes or 0):
-    raise ValueError(f'--process_id={process_id} should be from 0 to {(num_processes or 0) - 1}, of --num_processes')
+    raise InputError(f'--process_id={process_id} should be from 0 to {(num_processes or 0) - 1}, of --num_processes')
 
 
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None):
@@ -38,7 +39,7 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
   except ValueError as e:
     if coordinator:
       raise
-    raise ValueError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
+    raise InputError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def joined() -> bool:
 
 def end_if_another_is_gone(error: BaseException):
   """One line and status GONE where an error says that; before anything else waits for that process."""
-  theirs = isinstance(error, (RuntimeError, ValueError)) and not settings_checks.is_input_error(error)
+  theirs = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, InputError)
   if joined() and theirs and OF_ANOTHER.search(str(error)):
     words = str(error).splitlines()[0]
     stopping.leave(GONE, f'another process of the run is gone ({words}): start all of them again')

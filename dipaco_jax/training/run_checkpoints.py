@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import checkpoint, trees
 from dipaco_jax.training import display
 
@@ -131,7 +132,7 @@ class RunState:
         as before can use it; what it raises is passed on.
 
     Raises:
-      ValueError: there are only such that these devices cannot use. Nothing is moved then.
+      InputError: there are only such that these devices cannot use. Nothing is moved then.
     """
     self.metas = self._read_metas()
     found, elsewhere = None, []
@@ -142,7 +143,7 @@ class RunState:
         for arrays in self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)):
           found = arrays, meta
     if elsewhere and found is None:
-      raise ValueError(
+      raise InputError(
         f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
         'out otherwise: start on as many devices as before'
       )

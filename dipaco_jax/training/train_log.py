@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import averaging_gap, screening
-from dipaco_jax.core.settings_checks import Diverged
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import mesh, metrics_log, progress
 from dipaco_jax.training.programs import Programs

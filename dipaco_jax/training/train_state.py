@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import resharding
@@ -120,7 +121,7 @@ def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: 
     first_state: in-flight parameters -> the inner state of paths that have none of their own.
 
   Raises:
-    ValueError: it is of another version, or there is none at the end of a phase where one is needed.
+    InputError: it is of another version, or there is none at the end of a phase where one is needed.
   """
   found = run_state.restore(functools.partial(_abstract, programs))
   if found is None:
@@ -153,7 +154,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
   """ShapeDtypeStructs with shardings of the arrays in such a checkpoint; None: within a phase, with other positions."""
   fields = {field.name for field in dataclasses.fields(Record)}
   if meta.keys() != {'record', 'turns', 'own', 'in_turn', 'positions', 'shapes'} or meta['record'].keys() != fields:
-    raise ValueError(OTHER_VERSION)
+    raise InputError(OTHER_VERSION)
   positions, record = tuple(meta['positions']), Record(**meta['record'])
   if positions != programs.placement.positions and (meta['in_turn'] or record.turn):
     logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
@@ -175,7 +176,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     _shardings(programs, meta, record).arrays(),
   )
   if meta['shapes'] != _shapes(arrays):
-    raise ValueError(OTHER_VERSION)
+    raise InputError(OTHER_VERSION)
   return arrays
 
 

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import screening
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates, largest_divisor
-from dipaco_jax.core.settings_checks import Diverged
 from dipaco_jax.data import shards
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import evaluation, mesh, metrics_log, processes, stopping, train_log

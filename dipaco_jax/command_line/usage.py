@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from dipaco_jax import config_file
+from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
 
 COMMANDS = {

@@ -13,7 +13,8 @@ from typing import NoReturn
 from absl import app, flags
 
 import dipaco_jax
-from dipaco_jax.core import printable, settings, settings_checks
+from dipaco_jax.core import errors, printable, settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display, processes, stopping
 
 TRY_AGAIN = 75  # exit status where the disk is full
@@ -27,7 +28,7 @@ NAMES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, e
 
 
 def run(main: Callable[[], int | None]):
-  """Parses flags and runs `main`; a ValueError from it is the user's to mend. Define the flags first."""
+  """Parses flags and runs `main`; an InputError from it is the user's to mend. Define the flags first."""
 
   def parse(argv: list[str]) -> list[str]:
     try:
@@ -44,14 +45,12 @@ def run(main: Callable[[], int | None]):
     del argv
     try:
       return main()
-    except ValueError as e:
-      if not settings_checks.is_input_error(e):
-        raise
+    except InputError as e:
       fail(' '.join(str(e).split()))
     except OSError as e:
       if e.errno is None:
         fail(str(e))  # in our words: an object of a run is missing or corrupt
-      if disk_is_full(e):
+      if errors.disk_is_full(e):
         fail(f'{e.filename or "the disk"}: {e.strerror}; run it again when there is space', TRY_AGAIN)
       if e.filename is None and e.strerror and '://' in e.strerror:
         fail(e.strerror)  # of storage, in our words
@@ -71,22 +70,22 @@ def path_named(words: str) -> int | tuple[int, ...]:
   """What --path says: a path's number, or its coordinates."""
   parts = words.split(',')
   if not all(part.strip().isdecimal() for part in parts):
-    raise ValueError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
+    raise InputError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
   return tuple(map(int, parts)) if len(parts) > 1 else int(words)
 
 
 def check_out(option: str, file: str | None):
-  """Before any work: raises ValueError where a file that an option names cannot be written."""
+  """Before any work: raises InputError where a file that an option names cannot be written."""
   if not file:
     return
   path = pathlib.Path(file)
   there = next(folder for folder in (path.absolute().parent, *path.absolute().parents) if folder.exists())
   if '://' in file or path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
-    raise ValueError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
+    raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
 def devices():
-  """Raises ValueError where JAX has none: what is said of that comes in many words, or none."""
+  """Raises InputError where JAX has none: what is said of that comes in many words, or none."""
   import jax
 
   try:
@@ -95,7 +94,7 @@ def devices():
     named = os.environ.get('JAX_PLATFORMS', '')
     why = (str(e).splitlines() or ['it has no such platform'])[0].partition(' (set JAX_PLATFORMS')[0]
     fix = 'unset it to take what there is, or set it to cpu' if named else 'JAX_PLATFORMS=cpu does without'
-    raise ValueError(f'JAX_PLATFORMS={named}: JAX has no device: {why}; {fix}') from e
+    raise InputError(f'JAX_PLATFORMS={named}: JAX has no device: {why}; {fix}') from e
 
 
 def quiet():
@@ -131,21 +130,6 @@ def fail(words: str, status: int = 2) -> NoReturn:
   """One line on stderr, and out."""
   stopping.say(printable.redacted(printable.text(words)))
   sys.exit(status)
-
-
-def causes(error: BaseException) -> list[BaseException]:
-  """An error, what it was raised from, and so on."""
-  found = [error]
-  while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
-    found.append(cause)
-  return found
-
-
-def disk_is_full(error: BaseException) -> bool:
-  """Whether a full disk is behind an error; TensorStore says so in words only."""
-  full = (errno.ENOSPC, errno.EDQUOT)
-  words = [os.strerror(number) for number in full]
-  return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in words) for e in causes(error))
 
 
 def explain(error: Exception, meant: Mapping[str, str]) -> str:

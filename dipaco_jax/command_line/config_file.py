@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.core.errors import InputError
 
 SHIPPED = pathlib.Path(__file__).parent / 'configs'  # in a clone a link, so that wheels take them along
 FIELDS = {'seed': 0, 'grid': {}} | settings_checks.flatten(
@@ -52,7 +53,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
     elif text is None and left and not left[0].startswith('--'):
       text = left.pop(0)
     if text is None or (no and kind_of(name) is not bool):
-      raise ValueError(f'--config.{name}: give it a value, as --config.{name}={example(name)}')
+      raise InputError(f'--config.{name}: give it a value, as --config.{name}={example(name)}')
     overrides.append(Override(name, text))
   return rest, overrides
 
@@ -75,7 +76,7 @@ def read(named: str, overrides: Sequence[Override] = ()) -> dict[str, Any]:
           inside[section] = ConfigDict()
         inside = inside[section]
       if sections == ['grid'] and last not in inside:
-        raise ValueError(_no_axis(last, text, inside))
+        raise InputError(_no_axis(last, text, inside))
       inside[last] = value_of(name, text)
   return c.to_dict()
 
@@ -90,7 +91,7 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
   near, ours = difflib.get_close_matches(pathlib.Path(name).stem, shipped(), 1), ', '.join(shipped())
   fix = f'--config={near[0]} comes with dipaco_jax' if near else f'name a file, or one of {ours}'
   wrong = ' is a folder' if pathlib.Path(name).is_dir() else ': there is no such file'
-  raise ValueError(f'--config={name}{wrong}; {fix}')
+  raise InputError(f'--config={name}{wrong}; {fix}')
 
 
 def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
@@ -98,17 +99,17 @@ def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
   try:
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
-      raise ValueError('a config is a Python file with a function get_config(), as README.md shows')
+      raise InputError('a config is a Python file with a function get_config(), as README.md shows')
     _check_variant(get_config, variant)
     c = get_config(*variant)
     if c is None:
-      raise ValueError('get_config() returns nothing: end it with `return c`')
+      raise InputError('get_config() returns nothing: end it with `return c`')
     if not isinstance(c, (ConfigDict, dict)):
       kind = type(c).__name__
-      raise ValueError(f'get_config() returns {kind}; it should return ConfigDict(settings.Settings().to_dict())')
+      raise InputError(f'get_config() returns {kind}; it should return ConfigDict(settings.Settings().to_dict())')
     return c if isinstance(c, ConfigDict) else ConfigDict(c)
   except Exception as e:  # a config is anybody's program
-    raise ValueError(f'--config={file}{_line(e, str(file))}: {_words(e)}') from e
+    raise InputError(f'--config={file}{_line(e, str(file))}: {_words(e)}') from e
 
 
 def _check_variant(get_config: typing.Callable[..., Any], variant: Sequence[str]):
@@ -116,7 +117,7 @@ def _check_variant(get_config: typing.Callable[..., Any], variant: Sequence[str]
     inspect.signature(get_config).bind(*variant)
   except TypeError as e:
     fix = f'it has no variants: leave out :{variant[0]}' if variant else 'name a variant, as --config=FILE:VARIANT'
-    raise ValueError(f'get_config{inspect.signature(get_config)}: {fix}') from e
+    raise InputError(f'get_config{inspect.signature(get_config)}: {fix}') from e
 
 
 def _line(error: Exception, file: str) -> str:
@@ -133,7 +134,7 @@ def _words(error: Exception) -> str:
     return _wrong_type(*match.groups())
   if match := re.search(r'Did you mean "(.*)" instead of "(.*)"', said):
     return f'{match[2]!r}: there is no such field; the nearest is {match[1]!r}'
-  plain = type(error) is ValueError or isinstance(error, SyntaxError)
+  plain = type(error) in (ValueError, InputError) or isinstance(error, SyntaxError)
   return (getattr(error, 'msg', '') or said) if plain else f'{type(error).__name__}: {said}'
 
 
@@ -145,7 +146,7 @@ def _wrong_type(last: str, value: str) -> str:
 
 
 def kind_of(name: str) -> Any:
-  """The type of a field; raises ValueError where there is none, with the nearest."""
+  """The type of a field; raises InputError where there is none, with the nearest."""
   if name in FIELDS:
     kind: Any = settings.Settings
     for part in name.split('.'):
@@ -155,10 +156,10 @@ def kind_of(name: str) -> Any:
     return int
   inside = [field for field in FIELDS if field.startswith(name + '.')]
   if inside:
-    raise ValueError(f'--config.{name} is a section: name a field of it, as --config.{inside[0]}={example(inside[0])}')
+    raise InputError(f'--config.{name} is a section: name a field of it, as --config.{inside[0]}={example(inside[0])}')
   same = [f'--config.{field}' for field in FIELDS if field.split('.')[-1] == name.split('.')[-1]]
   nearest = same or [f'--config.{difflib.get_close_matches(name, FIELDS, 1, 0)[0]}']
-  raise ValueError(f'--config.{name}: there is no such field; the nearest is {" or ".join(nearest)}')
+  raise InputError(f'--config.{name}: there is no such field; the nearest is {" or ".join(nearest)}')
 
 
 def example(name: str) -> str:
@@ -183,7 +184,7 @@ def value_of(name: str, text: str) -> Any:
     if kind is int:
       return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
   except (ValueError, KeyError, OverflowError) as e:
-    raise ValueError(f'--config.{name}={text} should be {settings.wanted(name, kind)}') from e
+    raise InputError(f'--config.{name}={text} should be {settings.wanted(name, kind)}') from e
   if kind == tuple[str, ...] and text[:1] not in ('(', '['):
     return tuple(part for part in text.split(',') if part)
   return _grid(text) if name == 'grid' else _tuple(name, text)
@@ -199,7 +200,7 @@ def _tuple(name: str, text: str) -> tuple:
   try:
     value = ast.literal_eval(text)
   except (ValueError, SyntaxError, MemoryError, RecursionError) as e:
-    raise ValueError(f'--config.{name}={text}: write it as --config.{name}={example(name)}') from e
+    raise InputError(f'--config.{name}={text}: write it as --config.{name}={example(name)}') from e
   return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -210,7 +211,7 @@ def _grid(text: str) -> dict[str, Any]:
     value = None
   if isinstance(value, dict) and all(isinstance(axis, str) for axis in value):
     return value
-  raise ValueError(
+  raise InputError(
     f'--config.grid={text}: give all axes, by the names that config.levels has, as --config.grid={example("grid")}, or '
     'the size of one, as --config.grid.a=4'
   )

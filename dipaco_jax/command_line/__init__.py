@@ -1,0 +1,7 @@
+"""What all commands share: how they start and end, how a config is read, and the text of --help.
+
+Read `command` first. The commands themselves are the files above this room: `main`, `recipe`, `status`, `generate`,
+`serve`, `export`, `harness`, `inspect` and `report`.
+
+Flags and ConfigDict are known here and in the commands, and nowhere else.
+"""

@@ -1,0 +1,32 @@
+"""Errors that a command ends with in one line, and what is behind an error."""
+
+import errno
+import os
+
+NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
+
+
+class InputError(ValueError):
+  """Something that the user can mend: the message names the option, field or file, and the fix.
+
+  Commands end with its message and status 2. Any other ValueError is a fault of the program.
+  """
+
+
+class Diverged(Exception):
+  """Training cannot go on from where it is; what was saved before stays."""
+
+
+def causes(error: BaseException) -> list[BaseException]:
+  """Returns an error, what it was raised from, and so on."""
+  found = [error]
+  while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
+    found.append(cause)
+  return found
+
+
+def disk_is_full(error: BaseException) -> bool:
+  """Whether a full disk is behind an error; TensorStore says so in words only."""
+  full = (errno.ENOSPC, errno.EDQUOT)
+  words = [os.strerror(number) for number in full]
+  return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in words) for e in causes(error))
