@@ -317,12 +317,12 @@ def check_model(settings: settings_lib.Settings):
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
-  from dipaco_jax.reports import history
+  from dipaco_jax.pipeline import stage_records
   from dipaco_jax.storage import checkpoint
 
   file = workdir / 'config.json'
   if file.exists():
-    old = history.read_settings(workdir)
+    old = stage_records.read_settings(workdir)
     corrections.check(workdir, old, settings)
     trained = max(checkpoint.versions(workdir), default=0)
     if settings.train.phases < trained:

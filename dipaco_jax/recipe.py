@@ -95,18 +95,18 @@ def longest_good(found: Iterable[Found]) -> Found:
 
 def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   """Of a run that is finished, or has diverged."""
-  from dipaco_jax.reports import history
+  from dipaco_jax.pipeline import stage_records
   from dipaco_jax.storage import seals
   from dipaco_jax.training import metrics_log
 
-  s = history.read_settings(workdir)
+  s = stage_records.read_settings(workdir)
   rows = [row for row in metrics_log.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]
   meta = seals.read_json(workdir / 'shards' / '0' / 'meta.json', 'shard_tokens', 'holdout_rows')
   complete = bool(rows) and rows[-1]['phase'] == s.train.phases
   pairs = zip(rows[-1]['holdout_loss_by_path'], meta['shard_tokens'], meta['holdout_rows'], strict=True) if rows else ()
   known = [(math.inf if loss is None else loss, tokens) for loss, tokens, held in pairs if held]
   loss = math.fsum(loss * n for loss, n in known) / max(1, sum(n for _, n in known)) if complete else math.inf
-  seconds = history.read_stages(workdir).get('train', {'wall_s': math.nan})['wall_s']
+  seconds = stage_records.read_stages(workdir).get('train', {'wall_s': math.nan})['wall_s']
   gap = averaging_gap.mean([row.get('averaging_gap') for row in rows])
   return Found(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds)
 
@@ -148,12 +148,12 @@ class Search:
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Found:
     """Raises SystemExit where a run was stopped, and InputError where what is there is of other options."""
-    from dipaco_jax.reports import history
+    from dipaco_jax.pipeline import stage_records
 
     folder = self.workdir / name.replace(' ', '-')
     diverged = folder.with_name(f'{folder.name}.diverged')
     if (folder / 'config.json').exists():
-      there, wanted = (settings.digest(s) for s in (history.read_settings(folder), self.make(changes)))
+      there, wanted = (settings.digest(s) for s in (stage_records.read_settings(folder), self.make(changes)))
       if there != wanted:
         raise InputError(f'--workdir={self.workdir}: {folder.name} is of other options or another config: name another')
     if not (folder / 'stages' / 'evaluate.json').exists() and not diverged.exists():

@@ -18,11 +18,12 @@ from dipaco_jax.training import display
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   """Writes compare.html and compare.png into `out`; returns the table as text."""
+  from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import comparison, history, plot_style, plots
   from dipaco_jax.storage import checkpoint
 
   reports = {str(workdir): run_report.build(workdir) for workdir in workdirs}
-  configs = {str(workdir): history.read_settings(workdir) for workdir in workdirs}
+  configs = {str(workdir): stage_records.read_settings(workdir) for workdir in workdirs}
   names = comparison.short_names(list(reports))
   curves = [history.read(w, reports[str(w)]['paths']).validation for w in workdirs]
   rows = comparison.table(reports, configs)

@@ -9,7 +9,7 @@ import plain_transformer
 import pytest
 from safetensors.numpy import load_file
 
-from dipaco_jax.inference import trained_run
+from dipaco_jax.inference import excerpts, trained_run
 from dipaco_jax.pipeline import excerpt_choice
 from dipaco_jax.routing import chunk_losses
 
@@ -79,7 +79,7 @@ def mean(nats_L, start: int, stop: int) -> object:
 @pytest.mark.parametrize('W', [1, 5, 16, 200])
 def test_a_text_by_hand(by_hand, W):
   run = by_hand.run
-  found = excerpt_choice.of_text(run, WORDS, W, None, None)
+  found = excerpts.of_text(run, WORDS, W, None, None)
   assert (found.every, found.prefix_tokens) == (W, PREFIX) and found.by == ('chooser' if run.chooser else 'router')
   assert len(found.documents) == len(by_hand.sequences) > 1
   for document, tokens, nats in zip(found.documents, by_hand.sequences, by_hand.nats, strict=True):
@@ -103,7 +103,7 @@ def test_a_text_by_hand(by_hand, W):
 def test_one_path_and_another_version(run):
   words = made_run.TEXT[0]
   tokens = run.tokenizer.encode(words, eos=False)
-  found = excerpt_choice.of_text(run, words, 4, 3, 2)
+  found = excerpts.of_text(run, words, 4, 3, 2)
   assert not found.by and {chunk.path for chunk in found.documents[0].chunks} == {3}
   params = {name: np.asarray(x) for name, x in run.path(3, 2).params.items()}
   nats = plain_transformer.nll(params, tokens, run.settings.model)
@@ -112,7 +112,7 @@ def test_one_path_and_another_version(run):
 
 @pytest.mark.parametrize('words', ['a', 'x y', '漢', 'fox', 'dog.', 'Viktor', '12.3', 'def f'])
 def test_texts_without_a_loss(run, words):
-  (document,) = excerpt_choice.of_text(run, words, 32, None, None).documents
+  (document,) = excerpts.of_text(run, words, 32, None, None).documents
   assert document.counted == 0 and document.nats is document.rerouted is document.base is None
   assert ''.join(chunk.text for chunk in document.chunks) == words
   assert document.path == run.router.path(words)
@@ -120,7 +120,7 @@ def test_texts_without_a_loss(run, words):
 
 def test_a_character_in_two_chunks_is_the_second_ones(run):
   assert len(run.tokenizer.encode('漢', eos=False)) == 3  # its bytes
-  found = excerpt_choice.of_text(run, 'a' + '漢' * 40, 2, None, None)
+  found = excerpts.of_text(run, 'a' + '漢' * 40, 2, None, None)
   assert len(found.documents) == 2  # and in two sequences
   words = [chunk.text for document in found.documents for chunk in document.chunks]
   assert words[:4] == ['a', '漢', '', '漢'] and ''.join(words) == 'a' + '漢' * 40
@@ -141,7 +141,7 @@ def test_a_text_that_ends_within_a_character(run):
 )
 def test_wrong_input(run, words, path, version, said):
   with pytest.raises(ValueError, match=said):
-    excerpt_choice.of_text(run, words, 32, path, version)
+    excerpts.of_text(run, words, 32, path, version)
 
 
 def test_each_path_is_asked_once_and_for_its_texts_alone():

@@ -15,9 +15,8 @@ import pytest
 import tiny_run
 
 from dipaco_jax.data import shards
-from dipaco_jax.pipeline import jobs, stages
+from dipaco_jax.pipeline import jobs, stage_records, stages
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.training import metrics_log
 
@@ -28,7 +27,7 @@ def unattended():
   with contextlib.ExitStack() as stack:
 
     def make(workdir, **train):
-      s = history.read_settings(workdir)
+      s = stage_records.read_settings(workdir)
       s = dataclasses.replace(s, train=dataclasses.replace(s.train, **train))
       run = run_lib.unattended(workdir, s, 1)
       stack.callback(run.metrics.close)

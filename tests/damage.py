@@ -182,10 +182,9 @@ def exported(workdir: Path) -> list[str]:
 
 
 def inspected(workdir: Path) -> str:
-  from dipaco_jax.inference import trained_run
-  from dipaco_jax.pipeline import excerpt_choice
+  from dipaco_jax.inference import excerpts, trained_run
 
-  return json.dumps(excerpt_choice.of_text(trained_run.Trained(str(workdir)), PROMPT * 8, 8, None, None).to_dict())
+  return json.dumps(excerpts.of_text(trained_run.Trained(str(workdir)), PROMPT * 8, 8, None, None).to_dict())
 
 
 READERS: dict[str, Callable[[Path], object]] = {

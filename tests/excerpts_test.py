@@ -19,7 +19,7 @@ import dipaco_jax
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data.sequences import Sequences
-from dipaco_jax.inference import trained_run
+from dipaco_jax.inference import excerpts, trained_run
 from dipaco_jax.pipeline import excerpt_choice
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.reports import excerpts_html, excerpts_text, figures, html_page, palette, report_page, run_report
@@ -211,7 +211,7 @@ def test_the_command(undisturbed, tmp_path):
   out, err = run(
     f'--workdir={undisturbed}', '--file=-', '--every=16', f'--html={tmp_path / "x.html"}', given=words.encode()
   )
-  found = excerpt_choice.of_text(trained_run.Trained(str(undisturbed)), words, 16, None, None)
+  found = excerpts.of_text(trained_run.Trained(str(undisturbed)), words, 16, None, None)
   assert out == excerpts_text.make(found, FOUR, False) + '\n' and not err
   spans = Spans((tmp_path / 'x.html').read_text())
   assert not spans.fetched and 'script' not in spans.tags and spans.tags.count('h1') == 1

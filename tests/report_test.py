@@ -16,6 +16,7 @@ import synthetic
 from dipaco_jax import report
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
+from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import (
   comparison,
   figures,
@@ -190,7 +191,7 @@ def test_rerouted_perplexities_stand_side_by_side():
 
 
 def test_a_great_gap_is_explained(runs, tmp_path):
-  config = history.read_settings(runs('grid'))
+  config = stage_records.read_settings(runs('grid'))
   tau = config.train.steps_per_phase
   found = history.read(runs('grid'), 16)
   apart = figures.gap(found, tau)
@@ -344,7 +345,7 @@ def test_long_curves_are_means_of_stretches(tmp_path):
 
 def test_drift_against_numpy(runs):
   workdir = runs('grid')
-  config = history.read_settings(workdir)
+  config = stage_records.read_settings(workdir)
   grid = grids.Grid(config.grid)
   levels = grids.make_levels(grid, config.levels)
   from safetensors.numpy import load_file

@@ -14,9 +14,8 @@ from dipaco_jax.core import errors, modules, settings
 from dipaco_jax.data import shards, tokenizer
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import resharding_round
+from dipaco_jax.pipeline import resharding_round, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint
 
 OPTIONS = [
@@ -127,7 +126,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   """The first round again, from scores that are NaN of one path and partly of another."""
   for name in ('sequences', 'stages', 'features', 'routing/0', 'shards/0', 'routing/1-scores'):
     shutil.copytree(rerouted / name, tmp_path / name)
-  s = history.read_settings(rerouted)
+  s = stage_records.read_settings(rerouted)
   run = run_lib.unattended(tmp_path, dataclasses.replace(s, routing=dataclasses.replace(s.routing, calibrate=False)))
   kept = [np.load(file) for file in (tmp_path / 'routing' / '1-scores' / f'{path}.npy' for path in range(4))]
   num, expected = len(kept[0]), np.stack([kept[0], kept[1], kept[3]]).argmax(0)

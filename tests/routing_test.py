@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax.pipeline import resharding_round, route_stage
+from dipaco_jax.pipeline import resharding_round, route_stage, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history
 from dipaco_jax.routing import router
 from dipaco_jax.storage import checkpoint, seals
 
@@ -21,7 +20,7 @@ def opened(undisturbed, workdir, *names):
   """A run that has come as far as these of an undisturbed one's artefacts, and the router of that one."""
   for name in names:
     shutil.copytree(undisturbed / name, workdir / name)
-  run = run_lib.unattended(workdir, history.read_settings(undisturbed))
+  run = run_lib.unattended(workdir, stage_records.read_settings(undisturbed))
   arrays = safetensors.numpy.load_file(undisturbed / 'routing' / '0' / 'router.safetensors')
   return run, router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
 

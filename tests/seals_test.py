@@ -13,9 +13,8 @@ import small
 
 from dipaco_jax.core import errors
 from dipaco_jax.inference import trained_run
-from dipaco_jax.pipeline import reuse
+from dipaco_jax.pipeline import reuse, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history
 from dipaco_jax.storage import checkpoint, records, seals
 from dipaco_jax.training import metrics_log
 
@@ -204,7 +203,7 @@ def workdir(undisturbed, tmp_path):
 
 
 def test_flipped_signs_and_changed_routes_are_noticed(workdir):
-  run = run_lib.unattended(workdir, history.read_settings(workdir))
+  run = run_lib.unattended(workdir, stage_records.read_settings(workdir))
   base, routes = run.base(), run.routed('train', 0)
   file = workdir / 'base' / 'params.safetensors'
   file.unlink()
@@ -239,7 +238,7 @@ def test_every_file_of_a_finished_run_has_a_seal(undisturbed):
 
 
 def test_seals_travel_with_what_is_reused(undisturbed, workdir, tmp_path_factory):
-  s, other = history.read_settings(undisturbed), tmp_path_factory.mktemp('other')
+  s, other = stage_records.read_settings(undisturbed), tmp_path_factory.mktemp('other')
   run = run_lib.unattended(other, s)
   reuse.take(run, workdir)
   assert (other / 'base' / seals.SUMS).read_bytes() == (workdir / 'base' / seals.SUMS).read_bytes()
@@ -253,7 +252,7 @@ def test_seals_travel_with_what_is_reused(undisturbed, workdir, tmp_path_factory
   'name', ['base/inner.safetensors', 'shards/0/1/train.array_record', 'sequences/meta.json', 'tokenizer.model']
 )
 def test_what_is_damaged_is_not_reused(name, undisturbed, workdir, tmp_path_factory):
-  run = run_lib.unattended(tmp_path_factory.mktemp('other'), history.read_settings(undisturbed))
+  run = run_lib.unattended(tmp_path_factory.mktemp('other'), stage_records.read_settings(undisturbed))
   damage(workdir / name)
   with pytest.raises(seals.Damaged, match=f'{workdir}/{name}.* is not as it was written'):
     reuse.take(run, workdir)
@@ -261,7 +260,7 @@ def test_what_is_damaged_is_not_reused(name, undisturbed, workdir, tmp_path_fact
 
 
 def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path, caplog):
-  run = run_lib.unattended(tmp_path, history.read_settings(undisturbed))
+  run = run_lib.unattended(tmp_path, stage_records.read_settings(undisturbed))
   (tmp_path / 'stages').mkdir()
   for data in (b'', b'\xff', b'nan', b'12'):
     run_lib.seconds_file(tmp_path, 'train').write_bytes(data)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from dipaco_jax.data import corpus
-from dipaco_jax.pipeline import route_stage, tokenize_stage
+from dipaco_jax.pipeline import route_stage, stage_records, tokenize_stage
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -20,7 +19,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 @pytest.fixture
 def run(undisturbed, tmp_path):
   """A run without any artefact."""
-  made = run_lib.unattended(tmp_path / 'run', history.read_settings(undisturbed))
+  made = run_lib.unattended(tmp_path / 'run', stage_records.read_settings(undisturbed))
   yield made
   made.metrics.close()
 

@@ -42,7 +42,7 @@ def main():
   command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax.inference import trained_run
+    from dipaco_jax.inference import excerpts, trained_run
     from dipaco_jax.pipeline import excerpt_choice
     from dipaco_jax.reports import excerpts_html, excerpts_text, html_page
     from dipaco_jax.storage import checkpoint
@@ -52,7 +52,7 @@ def main():
     command.keep_programs()
   every = excerpt_choice.every(run.settings) if options.every is None else options.every
   path = None if options.path is None else run.number(command.path_named(options.path))
-  found = excerpt_choice.of_text(run, text, every, path, options.version)
+  found = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
     title = f'Which path reads what: {options.workdir}'

@@ -47,7 +47,8 @@ from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history, run_report
+from dipaco_jax.pipeline import stage_records
+from dipaco_jax.reports import run_report
 from dipaco_jax.storage import checkpoint
 from dipaco_jax.storage import object_store as storage_lib
 
@@ -196,7 +197,7 @@ def settle(
     logging.warning('this run was begun with %s, unlike here: its bits may depend on who does what', ', '.join(unlike))
   if not (file := local / 'config.json').exists():
     checkpoint.write_json(file, settings.to_dict())
-  elif words := changes(history.read_settings(local).to_dict(), settings):
+  elif words := changes(stage_records.read_settings(local).to_dict(), settings):
     raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
   if storage.agree(OWNER, fact.meta['id'].encode()).decode() != fact.meta['id']:
     raise InputError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')

@@ -1,6 +1,6 @@
-"""Real text, chunk by chunk: which path reads what, and what that gains on the base model. For a report and `inspect`.
+"""Excerpts of a run's validation text for its report, chunk by chunk: which path reads what, and what that gains.
 
-A run's excerpts are the beginnings of a few validation documents, of as many domains and paths as can be.
+They are the beginnings of a few validation documents, of as many domains and paths as can be.
 """
 
 import collections
@@ -14,11 +14,9 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import settings
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import shards
 from dipaco_jax.data.detokenizer import Transcript
 from dipaco_jax.data.tokenizer import Tokenizer
-from dipaco_jax.inference import trained_run as trained_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import token_losses
@@ -139,48 +137,6 @@ def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str
       words.append(transcript.take(everything=True))
     found.append(words)
   return found
-
-
-# -- of a text
-
-
-def of_text(
-  run: trained_lib.Trained, text: str, W: int, path: int | None, version: int | None
-) -> chunk_losses.Excerpts:
-  """Any text, cut into sequences as training text is, each routed by its own first tokens.
-
-  Args:
-    W: tokens in a chunk.
-    path: that reads all of it; None: as it is routed.
-    version: of the paths; None: that early stopping chose.
-
-  Raises:
-    InputError: the text is empty; there is no such path or version; or nothing is there to choose a path.
-  """
-  if not text:
-    raise InputError('the text is empty: give it a word')
-  if path is None and run.layout.grid.num_paths == 1:
-    path = 0
-  reader, longest = _reader_of_trained(run, path is None, version), run.settings.model.seq_len
-  tokens = reader.tokenizer.encode(text, eos=False)
-  name = 'from token {}' if len(tokens) > longest else ''
-  texts = [Text(name.format(i), tokens[i : i + longest], i > 0) for i in range(0, len(tokens), longest)]
-  length = min(longest, -(-max(min(len(tokens), longest), reader.prefix_tokens) // ROUND) * ROUND)
-  return read(reader, texts, W, length, None if path is None else [path] * len(texts))
-
-
-def _reader_of_trained(run: trained_lib.Trained, routes: bool, version: int | None) -> Reader:
-  _ = run.best_versions  # raises where no path is there yet
-  base: Any = run.router.base if routes else jax.device_put(run.base)
-  return Reader(
-    model_lib.make(run.settings.model, len(base['embed/tokens'])),
-    base,
-    lambda path: run.path(path, version).params,
-    run.router.fitted if routes else None,
-    run.chooser if routes else None,
-    run.tokenizer,
-    run.settings.routing.prefix_tokens,
-  )
 
 
 # -- of a run

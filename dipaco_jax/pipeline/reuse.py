@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import history as history_lib
+from dipaco_jax.pipeline import stage_records
 from dipaco_jax.storage import checkpoint, seals, trees
 from dipaco_jax.training import metrics_log
 
@@ -29,11 +29,11 @@ def take(run: run_lib.Run, other: pathlib.Path):
     InputError: there is no run in `other`.
     seals.Damaged: what would be taken is not as it was written.
   """
-  theirs = history_lib.read_settings(other)
+  theirs = stage_records.read_settings(other)
   for stage, names in ARTEFACTS.items():
     if run.record(stage):
       continue
-    record = history_lib.read_stages(other).get(stage)
+    record = stage_records.read_stages(other).get(stage)
     same = record and record['digest'] == run_lib.digest(run.settings, stage)
     if not record or not same or (stage != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
       return

@@ -15,7 +15,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import headline
+from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import balanced_assignment, classifier, router
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import display, metrics_log
@@ -46,7 +46,7 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   counts = np.bincount(routed, minlength=num_paths).tolist()
   late = [len(x.tokens) - run.settings.routing.prefix_tokens for x in found.read(range(len(found)))]
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
-  if jax.process_index() == 0 and (words := headline.too_little(tokens, run.settings.data.min_validation_tokens)):
+  if jax.process_index() == 0 and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(words)
   nmi = metrics_log.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}

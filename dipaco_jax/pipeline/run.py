@@ -23,7 +23,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
-from dipaco_jax.reports import history
+from dipaco_jax.pipeline import stage_records
 from dipaco_jax.storage import checkpoint, seals
 from dipaco_jax.training import mesh, metrics_log
 from dipaco_jax.training import programs as programs_lib
@@ -235,7 +235,7 @@ def note_environment(run: Run):
     'jax': jax.__version__,
   }
   file = run.workdir / 'environment.json'
-  then = history.read_environment(run.workdir)
+  then = stage_records.read_environment(run.workdir)
   if not then and file.exists():
     logging.warning('%s is not as it was written: nobody knows whether this run began on the same devices', file)
   then = then or now

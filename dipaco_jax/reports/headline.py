@@ -15,7 +15,6 @@ HELD_BACK = {
   'files': 'Validated on whole files, about {share} of the text.',
   'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
 }
-MANY = 4  # paths more than these are not named
 DENSE = 'one dense model trained for as many steps'
 
 
@@ -23,20 +22,6 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
   """What validation text is, by the record of tokenizing."""
   share = f'{100 * tokenized.get("validation_fraction", 0):.2g}%'
   return HELD_BACK.get(tokenized.get('held_back', ''), '').format(share=share)
-
-
-def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
-  """Names paths with less validation text than `data.min_validation_tokens`; nothing where all have enough."""
-  short = [path for path, tokens in enumerate(tokens_by_path) if tokens < floor]
-  if not short:
-    return ''
-  named = ', '.join(f'path {path} has {tokens_by_path[path]:,}' for path in short[:MANY])
-  others = len(short) - MANY
-  more = f', {others} more {"path has" if others == 1 else "paths have"} fewer too' if others > 0 else ''
-  return (
-    f'validation text is short of config.data.min_validation_tokens={floor:,} tokens for {len(short)} of '
-    f'{len(tokens_by_path)} paths ({named}{more}): their figures may be chance; give more text, or fewer paths'
-  )
 
 
 def figure(value: float, interval: Sequence[float] | None) -> str:

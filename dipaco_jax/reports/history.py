@@ -1,16 +1,11 @@
 """What a workdir tells of its run: its settings, the results of complete stages, and curves from metrics.jsonl."""
 
-import contextlib
-import fcntl
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax.core import settings
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import timeline_plot
 from dipaco_jax.reports.plot_style import Curve
 from dipaco_jax.storage import seals
@@ -39,73 +34,10 @@ class History(NamedTuple):
   cosines: dict[str, np.ndarray]  # level: [T] mean cosine between the paths' outer gradients
 
 
-def read_settings(workdir: pathlib.Path) -> settings.Settings:
-  """Raises InputError where there is no run, or one of another program or version."""
-  file = workdir / 'config.json'
-  if not file.exists():
-    raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
-  try:
-    return settings.of_run(seals.loads(file.read_bytes()))
-  except (ValueError, AttributeError, TypeError) as e:
-    raise InputError(
-      f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another directory, or, if it '
-      'was that of a run, remove it, and the command of the run makes it again'
-    ) from e
-
-
-def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """{stage: {'digest', 'wall_s', 'result'}} of the stages that are complete, in their order."""
-  files = {name: workdir / 'stages' / f'{name}.json' for name in settings.STAGES}
-  found = {name: file for name, file in files.items() if file.exists()}
-  return {name: seals.read_json(file, 'digest', 'wall_s', 'result') for name, file in found.items()}
-
-
-def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """{stage: what it found}; where text was sharded anew, 'route' tells of the last shards."""
-  results = {name: stage['result'] for name, stage in read_stages(workdir).items()}
-  for found in results.get('train', {}).get('rounds', []):
-    results['route'] = results['route'] | found
-  return results
-
-
-def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
-  """What the run is made on; empty where that is not known."""
-  try:
-    return seals.read_json(workdir / 'environment.json')
-  except seals.Damaged:
-    return {}
-
-
-def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
-  """{stage: seconds so far} of one that is not complete."""
-  found = {}
-  for name in settings.STAGES:
-    with contextlib.suppress(OSError, ValueError):
-      found[name] = float((workdir / 'stages' / f'{name}.seconds').read_text())
-  return found
-
-
 def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
   """Who did what when, in an islands run."""
   file = workdir / 'timeline.json'
   return [timeline_plot.Task(*task) for task in seals.read_json(file, 'tasks')['tasks']] if file.exists() else []
-
-
-def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
-  file = workdir / 'lock'
-  if not file.exists():
-    return None
-  with open(file) as f:
-    try:
-      fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-      try:
-        found = json.loads(f.read())
-      except ValueError:
-        found = None  # it is writing its name
-      return found if isinstance(found, dict) else {}
-  return None
 
 
 def read(workdir: pathlib.Path, num_paths: int) -> History:

@@ -5,6 +5,7 @@ from typing import Any
 
 from dipaco_jax.core import settings, settings_checks
 from dipaco_jax.core.grid import Grid
+from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import excerpts_html, failures, headline, html_page, plot_style
 from dipaco_jax.reports.figures import Picture, Run, count, size
 from dipaco_jax.routing import chunk_losses
@@ -113,7 +114,7 @@ def _lead(run: Run) -> str:
   if not r['perplexity'] or not r['base_perplexity']:
     return html_page.element('p', _lead_so_far(run), 'lead')
   told = headline.held_back(run.results.get('tokenize', {}))
-  short = headline.too_little(r['validation_tokens_by_path'] or [], run.settings.data.min_validation_tokens)
+  short = stage_records.too_little(r['validation_tokens_by_path'] or [], run.settings.data.min_validation_tokens)
   notes = [told, f'{short[:1].upper()}{short[1:]}.' if short else '']
   return html_page.element('p', headline.lead(r), 'lead') + html_page.element(
     'p', ' '.join(filter(None, notes)), 'quiet'

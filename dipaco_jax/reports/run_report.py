@@ -41,14 +41,15 @@ def build(workdir: str | pathlib.Path) -> dict[str, Any]:
     InputError: there is no run in workdir, or none of its stages is complete.
   """
   from dipaco_jax.core import averaging_gap
-  from dipaco_jax.reports import failures, history
+  from dipaco_jax.pipeline import stage_records
+  from dipaco_jax.reports import failures
   from dipaco_jax.training import metrics_log
 
   workdir = pathlib.Path(workdir)
-  s, stages = history.read_settings(workdir), history.read_stages(workdir)
+  s, stages = stage_records.read_settings(workdir), stage_records.read_stages(workdir)
   if not stages:
     raise InputError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
-  results = history.read_results(workdir)
+  results = stage_records.read_results(workdir)
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   timed = [stage for stage in stages.values() if 'ended' in stage]
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
@@ -138,18 +139,19 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
 
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None):
   """What the page is made from; of a run that is not finished, with the figures that there are so far."""
+  from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import figures, history
   from dipaco_jax.training import metrics_log
 
-  s = history.read_settings(workdir)
+  s = stage_records.read_settings(workdir)
   grid = grids.Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
-  results = history.read_results(workdir)
+  results = stage_records.read_results(workdir)
   curves = history.of_rows(metrics_log.read_rows(workdir) if rows is None else rows, grid.num_paths)
   finished, notice = 'evaluate' in results, ''
   if not finished:
     report = so_far(workdir, report, curves)
-    notice = unfinished(s, results, curves, history.owner(workdir) is not None)
+    notice = unfinished(s, results, curves, stage_records.owner(workdir) is not None)
   drifts = read_drifts(workdir, grid, levels, finished)
   return figures.Run(workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice)
 
@@ -173,19 +175,19 @@ def read_drifts(workdir: pathlib.Path, grid: grids.Grid, levels: Sequence[grids.
 
 def so_far(workdir: pathlib.Path, report: dict[str, Any], curves) -> dict[str, Any]:
   """The report with what training has measured until now, where the stage that measures it in the end is not done."""
-  from dipaco_jax.reports import history
+  from dipaco_jax.pipeline import stage_records
 
   found = {name: curves.last.get(name) for name in ('perplexity_by_path', 'perplexity_by_domain')}
   found['base_perplexity'] = curves.first.get('perplexity')
   found['base_perplexity_by_domain'] = curves.first.get('perplexity_by_domain')
   report = report | {name: value for name, value in found.items() if report.get(name) is None}
-  environment = history.read_environment(workdir)
+  environment = stage_records.read_environment(workdir)
   report |= {name: report[name] or environment.get(as_) for name, as_ in ENVIRONMENT.items()}
-  dtype = history.read_settings(workdir).model.dtype
+  dtype = stage_records.read_settings(workdir).model.dtype
   if dtype == 'auto' and report['device']:
     dtype = 'float32' if report['device'] == 'cpu' else 'bfloat16'
   report['dtype'] = report['dtype'] or (dtype if dtype != 'auto' else None)
-  return report | {'wall_s': report['wall_s'] | history.read_seconds(workdir), 'ended': None}
+  return report | {'wall_s': report['wall_s'] | stage_records.read_seconds(workdir), 'ended': None}
 
 
 def unfinished(s: settings.Settings, results: dict[str, Any], curves, is_running: bool) -> str:
