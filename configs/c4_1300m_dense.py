@@ -9,7 +9,7 @@ to 18 hours on v5e:8x8.
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config() -> ConfigDict:

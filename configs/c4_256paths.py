@@ -13,7 +13,7 @@ Blocks 0, 5, 6, 11 and the embedding are each path's own; of the others, half va
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config(variant: str = 'ends') -> ConfigDict:

@@ -11,7 +11,7 @@ steps and of the text, and no perplexity of the paper's is to be expected of it.
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config(variant: str = 'paper') -> ConfigDict:

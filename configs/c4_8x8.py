@@ -9,7 +9,7 @@ embedding are each path's own (12.70). Not run yet: by --compile_only, 50 to 80 
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config(variant: str = 'ends') -> ConfigDict:

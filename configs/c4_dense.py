@@ -9,7 +9,7 @@ Not run yet: by --compile_only, `:1x` takes 4 to 7 hours on v5e:4x4, whose 16 ch
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config(variant: str = '1x') -> ConfigDict:

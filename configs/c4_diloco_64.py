@@ -8,7 +8,7 @@ Perplexity 14.96 in the DiPaCo paper. Not run yet: by --compile_only, 50 to 80 h
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ Perplexity 12.76 in the paper. Not run yet: by --compile_only, 50 to 80 hours on
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config() -> ConfigDict:

@@ -10,7 +10,7 @@ Variants: `:dense` is the control, the same base trained on as one path.
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config(variant: str = 'grid') -> ConfigDict:

@@ -8,7 +8,7 @@ The grid's run trains that control too, and compares itself with it.
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 
 
 def get_config(variant: str = 'grid') -> ConfigDict:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings
+from dipaco_jax import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import metrics_log
 

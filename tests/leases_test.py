@@ -91,7 +91,7 @@ def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, islan
 HOLDS = """
 import pathlib, sys, time
 import leases_test
-from dipaco_jax import leases
+from dipaco_jax.islands import role_loop as leases
 
 def perform(islands, task, lease):
   lease.fetched()
@@ -138,7 +138,7 @@ def test_tasks_of_one_who_is_killed_run_elsewhere_within_two_leases(tmp_path):
 ENDS_AMID = """
 import os, pathlib, signal, sys, time
 import leases_test
-from dipaco_jax import leases
+from dipaco_jax.islands import role_loop as leases
 
 islands = leases_test.make(pathlib.Path(sys.argv[1]))
 claim = islands.registry.claim

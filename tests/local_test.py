@@ -20,7 +20,7 @@ SPEC.loader.exec_module(local)
 ENV = os.environ | {'PYTHONPATH': str(ROOT)}
 BEATS = """
 import sys, time
-from dipaco_jax import registry
+from dipaco_jax.islands import registry
 db = registry.Registry(sys.argv[1])
 while True:
   db.beat('worker-0', 'worker', {})

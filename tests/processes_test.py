@@ -11,7 +11,8 @@ from dipaco_jax.training import processes
 JOINED = """
 import sys
 import jax
-from dipaco_jax import processes, settings
+from dipaco_jax.training import processes
+from dipaco_jax.core import settings
 jax.config.update('jax_platforms', 'cpu')
 processes.join('localhost:{port}', 1, 0)
 with processes.together():

@@ -67,7 +67,7 @@ def test_postgresql_is_killed_amid_claims(server):
 
 HOLD = """
 import sys, time, sqlalchemy as sa
-from dipaco_jax import database, registry_schema
+from dipaco_jax.islands import database, registry_schema
 with database.connect(sys.argv[1]).begin() as connection:
   connection.execute(sa.update(registry_schema.TASKS).values(owner='dead'))
   print('held', flush=True)

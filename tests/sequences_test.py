@@ -209,7 +209,7 @@ def test_missing_and_damaged_files(tmp_path):
 
 ENDLESS = """
 import itertools, sys
-from dipaco_jax import sequences, text, tokenizer
+from dipaco_jax.data import sequences, corpus as text, tokenizer
 assert 'jax' not in sys.modules
 model = tokenizer.Tokenizer(tokenizer.train(['some words to train on'] * 3, 275))
 documents = lambda split: (text.Document(str(i), 'some words ' * 1000, '') for i in itertools.count())

@@ -12,7 +12,7 @@ import pytest
 HEARD = """
 import os, signal, sys, threading, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
-from dipaco_jax import processes, stopping
+from dipaco_jax.training import processes, stopping
 
 def send(number=signal.SIGTERM):
   os.kill(os.getpid(), number)

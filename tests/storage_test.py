@@ -22,7 +22,7 @@ from dipaco_jax.storage import backends, object_store
 KINDS = ['file', 's3', 'gs']
 WRITER = """
 import sys, os, signal
-from dipaco_jax import storage
+from dipaco_jax.storage import object_store as storage
 place = storage.open_storage(sys.argv[1])
 if sys.argv[2] == 'before it is seen':
   os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_the_extra_that_is_not_installed_is_named(scheme, extra):
   program = f"""
 import sys
 sys.modules['obstore'] = None  # as if it were not installed
-from dipaco_jax import storage
+from dipaco_jax.storage import object_store as storage
 storage.open_storage('.')
 storage.open_storage('{scheme}://bucket/x')
 """

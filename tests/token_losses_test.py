@@ -173,7 +173,7 @@ KILLED = """
 import os, pathlib, signal, sys
 import conftest, small
 import token_losses_test as test
-from dipaco_jax import token_losses
+from dipaco_jax.pipeline import token_losses
 
 made, rows = test.make_programs(), test.make_rows(pathlib.Path(sys.argv[1]) / 'sequences')
 score, calls = token_losses.program(made), []

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from dipaco_jax.core import settings, settings_checks
 from dipaco_jax.core.errors import InputError
 
-SHIPPED = pathlib.Path(__file__).parent / 'configs'  # in a clone a link, so that wheels take them along
+SHIPPED = pathlib.Path(__file__).parent.parent / 'configs'  # in a clone a link, so that wheels take them along
 FIELDS = {'seed': 0, 'grid': {}} | settings_checks.flatten(
   settings.Settings().to_dict()
 )  # and their defaults, in order

@@ -13,7 +13,7 @@ import time
 PAGE = 'report.html'
 EVERY_S = 30.0  # at most: there are runs whose phases take a second
 SHARE = 0.05  # of a processor's time, that drawing may take
-PROGRAM = 'import sys; from dipaco_jax import live_report; live_report.write(sys.argv[1])'
+PROGRAM = 'import sys; from dipaco_jax.reports import live_report; live_report.write(sys.argv[1])'
 
 
 class LiveReport:
