@@ -16,8 +16,8 @@ from dipaco_jax.core import modules, settings, settings_checks
 from dipaco_jax.data import corpus, tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
-from dipaco_jax.storage import checkpoint
-from dipaco_jax.training import mesh, programs
+from dipaco_jax.storage import files, publishing, tensors
+from dipaco_jax.training import mesh, module_publishing, programs
 
 LEVELS = (
   ('stem', r'block_0/', ()),
@@ -73,21 +73,21 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   num_paths, D = layout.grid.num_paths, s.model.width
   drawn = tokenizer.sample(corpus.documents(s.data, 'train'), 200 * vocab_size, 0)
-  checkpoint.write_file(workdir / 'tokenizer.model', tokenizer.train((words for _, words in drawn), vocab_size))
-  checkpoint.write_json(workdir / 'config.json', s.to_dict())
+  files.write_file(workdir / 'tokenizer.model', tokenizer.train((words for _, words in drawn), vocab_size))
+  publishing.write_json(workdir / 'config.json', s.to_dict())
   base = {name: np.asarray(x) for name, x in transformer.init(made, jax.random.key(0)).items()}
-  checkpoint.write_file(workdir / 'base' / 'params.safetensors', checkpoint.to_bytes(base))
+  files.write_file(workdir / 'base' / 'params.safetensors', tensors.to_bytes(base))
   centroids = jax.numpy.asarray(rng.normal(size=(num_paths, D)), jax.numpy.float32)
   fitted = router.linear(jax.numpy.zeros(D), jax.numpy.ones(D), centroids, jax.numpy.zeros(num_paths))
   arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-  checkpoint.write_file(workdir / 'routing' / '0' / 'router.safetensors', checkpoint.to_bytes(arrays))
+  files.write_file(workdir / 'routing' / '0' / 'router.safetensors', tensors.to_bytes(arrays))
   found = (
     (level, module, {n: base[n] + rng.normal(0, 1e-3, base[n].shape).astype('f') for n in layout.names(level)})
     for level in layout.levels
     for module in layout.grid.modules(level)
   )
-  checkpoint.publish_module_files(workdir, 1, found)
-  checkpoint.write_json(workdir / 'paths' / 'best.json', {'version': [1] * num_paths})
+  module_publishing.publish_module_files(workdir, 1, found)
+  publishing.write_json(workdir / 'paths' / 'best.json', {'version': [1] * num_paths})
 
 
 def random_rows(s: settings.Settings, steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ from dipaco_jax.islands import outer_executor, registry, role_loop, schedule
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run
-from dipaco_jax.storage import checkpoint, object_store
+from dipaco_jax.storage import object_store, publishing
 
 PATHS = flags.DEFINE_integer('paths', 16, 'through the module')
 BLOCKS = flags.DEFINE_integer('blocks', 4, 'of the module, of 7.8 M parameters each')
@@ -46,7 +46,7 @@ def make(folder: pathlib.Path) -> schedule.Islands:
       'train': {'phases': ROUNDS.value, 'early_stopping': False},
     }
   )
-  checkpoint.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
+  publishing.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
   (folder / 'stages').mkdir()
   place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')

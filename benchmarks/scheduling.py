@@ -20,7 +20,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.islands import registry, schedule
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import run
-from dipaco_jax.storage import checkpoint, object_store
+from dipaco_jax.storage import object_store, publishing
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list('sizes', ['16x16', '32x32x4', '32x32x32'], 'Grids.')
@@ -41,7 +41,7 @@ def make(folder: pathlib.Path, sizes: list[int]) -> schedule.Islands:
       'train': {'phases': FLAGS.phases, 'early_stopping': False},
     }
   )
-  checkpoint.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
+  publishing.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
   url = FLAGS.registry or f'sqlite:///{folder}/registry.db'
   place = object_store.open_storage(str(folder))
   return schedule.Islands(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')

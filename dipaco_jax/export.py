@@ -35,7 +35,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   """
   from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.reports import model_card
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import publishing
 
   places = run.places(number, version)
   params = {name: x for place in places.values() for name, x in run.parameters(*place).items()}
@@ -55,7 +55,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   files = llama_folder.files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.make(facts).encode()
   try:
-    with checkpoint.publish_directory(out, sealed=False) as aside:
+    with publishing.publish_directory(out, sealed=False) as aside:
       for name, data in files.items():
         (aside / name).write_bytes(data)
   except OSError as e:

@@ -28,7 +28,7 @@ def main():
   except ImportError as e:
     raise InputError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
   from dipaco_jax.inference import lm_eval_model
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import files
 
   command.devices()
   manager = TaskManager(include_path=f.include_path)
@@ -41,7 +41,7 @@ def main():
   )  # fmt: skip
   print(make_table(found))
   if f.out:
-    checkpoint.write_file(pathlib.Path(f.out), json.dumps(found['results'], indent=1, default=str) + '\n')
+    files.write_file(pathlib.Path(f.out), json.dumps(found['results'], indent=1, default=str) + '\n')
 
 
 if __name__ == '__main__':

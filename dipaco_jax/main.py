@@ -150,7 +150,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
 
     # JAX: not for --help
     from dipaco_jax.reports import live_report
-    from dipaco_jax.storage import checkpoint
+    from dipaco_jax.storage import lock
     from dipaco_jax.training import metrics_log, training_loop
 
   with display.doing('looking for devices'):
@@ -166,9 +166,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
   with contextlib.ExitStack() as open_:
     open_.enter_context(kept(workdir))
     if first:
-      open_.enter_context(checkpoint.hold(workdir))
+      open_.enter_context(lock.hold(workdir))
       settle_config(workdir, settings)
-    checkpoint.barrier('config')
+    processes.barrier('config')
     compilation_cache(workdir)
     page = open_.enter_context(live_report.LiveReport(workdir))
     run = run_lib.Run(
@@ -183,11 +183,11 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     run_lib.note_environment(run)
     if FLAGS.reuse and first:
       reuse.take(run, pathlib.Path(FLAGS.reuse))
-    checkpoint.barrier('reuse')
+    processes.barrier('reuse')
     try:
       stages.run_all(run)
     except training_loop.Stopped:
-      checkpoint.barrier('stopped')  # the first process takes the coordinator with it
+      processes.barrier('stopped')  # the first process takes the coordinator with it
       raise
     except InputError as e:
       if first:
@@ -197,7 +197,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     page.close()
     if first:
       finish(workdir)
-    checkpoint.barrier('finished')  # the others' end waits for the first's no longer than some minutes
+    processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
 
 
 def compile_only(settings: settings_lib.Settings):
@@ -318,13 +318,13 @@ def check_model(settings: settings_lib.Settings):
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
   from dipaco_jax.pipeline import stage_records
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import files, module_store, publishing
 
   file = workdir / 'config.json'
   if file.exists():
     old = stage_records.read_settings(workdir)
     corrections.check(workdir, old, settings)
-    trained = max(checkpoint.versions(workdir), default=0)
+    trained = max(module_store.versions(workdir), default=0)
     if settings.train.phases < trained:
       raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
     if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
@@ -332,10 +332,10 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
         'more phases stretch the cosine, so the learning rate steps up; --config.inner.decay_steps states its length '
         'from the start'
       )
-  checkpoint.write_json(file, settings.to_dict())
+  publishing.write_json(file, settings.to_dict())
   (workdir / corrections.FILE).unlink(missing_ok=True)
   words = shlex.join(map(printable.redacted, sys.argv[1:]))
-  checkpoint.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
+  files.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
 
 
 def compilation_cache(workdir: pathlib.Path):
@@ -351,11 +351,11 @@ def compilation_cache(workdir: pathlib.Path):
 def finish(workdir: pathlib.Path):
   """The report, and a summary of it."""
   from dipaco_jax.reports import failures, headline, run_report
-  from dipaco_jax.storage import trees
+  from dipaco_jax.storage import files
 
   with display.doing('writing the report'):
     r = run_report.write(workdir)
-    trees.tidy(workdir)
+    files.tidy(workdir)
   if r['perplexity'] is None:
     raise errors.Diverged(errors.NO_PERPLEXITY)
   lines = [

@@ -250,7 +250,7 @@ def main():
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check(s, steps)
-  from dipaco_jax.storage import checkpoint  # not for --help
+  from dipaco_jax.storage import publishing  # not for --help
   from dipaco_jax.training import metrics_log
 
   workdir = pathlib.Path(f.workdir)
@@ -258,7 +258,7 @@ def main():
   best, found, dense = search(s, runs)
   chosen = advice(s, best)
   report = {'steps': steps, 'dense': dense._asdict(), 'candidates': [one._asdict() for one in found], 'options': chosen}
-  checkpoint.write_json(workdir / 'recipe.json', metrics_log.plain(report))
+  publishing.write_json(workdir / 'recipe.json', metrics_log.plain(report))
   print(f'loss on hold-outs after {steps} steps, nats a token\n\n{table(found, dense)}\n')
   if not best.loss < dense.loss:
     print('no candidate is below the dense path: paths need more steps, text that differs more, or a longer base')

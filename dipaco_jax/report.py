@@ -20,7 +20,7 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   """Writes compare.html and compare.png into `out`; returns the table as text."""
   from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import comparison, history, plot_style, plots
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import files
 
   reports = {str(workdir): run_report.build(workdir) for workdir in workdirs}
   configs = {str(workdir): stage_records.read_settings(workdir) for workdir in workdirs}
@@ -29,8 +29,8 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   rows = comparison.table(reports, configs)
   bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
   figure = plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)
-  checkpoint.write_file(out / 'compare.png', plot_style.to_png(figure))
-  checkpoint.write_file(out / 'compare.html', comparison.make(rows, figure))
+  files.write_file(out / 'compare.png', plot_style.to_png(figure))
+  files.write_file(out / 'compare.html', comparison.make(rows, figure))
   return comparison.text(rows)
 
 

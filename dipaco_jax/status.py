@@ -17,8 +17,9 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.settings import DOING, STAGES
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import corrections
-from dipaco_jax.pipeline.stage_records import owner, read_settings, read_stages
+from dipaco_jax.pipeline.stage_records import read_settings, read_stages
 from dipaco_jax.reports import failures, headline
+from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.progress import duration, whose_loss
 

@@ -13,7 +13,8 @@ import small
 import tiny_run
 
 from dipaco_jax.core import modules
-from dipaco_jax.storage import checkpoint, seals, trees
+from dipaco_jax.storage import files, module_store, publishing, seals, tensors, trees
+from dipaco_jax.training import module_publishing
 from dipaco_jax.training import run_checkpoints as run_state_lib
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
@@ -35,18 +36,18 @@ def numbered(version):
 @pytest.fixture
 def workdir(tmp_path):
   for version in (1, 2, 3):
-    checkpoint.publish_modules(tmp_path, version, LAYOUT, numbered(version))
-  checkpoint.write_json(tmp_path / 'paths' / 'best.json', {'version': [3, 1, 3, 3]})
+    module_publishing.publish_modules(tmp_path, version, LAYOUT, numbered(version))
+  publishing.write_json(tmp_path / 'paths' / 'best.json', {'version': [3, 1, 3, 3]})
   return tmp_path
 
 
 def test_load_path_is_what_the_path_takes(workdir):
   for path, version in enumerate([3, 1, 3, 3]):
     expected = modules.take(LAYOUT, numbered(version), LAYOUT.grid.coordinates(path))
-    found = checkpoint.load_path(workdir, LAYOUT, path)
+    found = module_store.load_path(workdir, LAYOUT, path)
     assert list(found) == sorted(SHAPES)
     small.assert_close(found, small.fetched(expected), 0)
-  assert checkpoint.load_path(workdir, LAYOUT, 0, version=2)['x'][0] == 2000
+  assert module_store.load_path(workdir, LAYOUT, 0, version=2)['x'][0] == 2000
 
 
 def test_load_path_reads_its_own_files_only(workdir):
@@ -54,9 +55,9 @@ def test_load_path_reads_its_own_files_only(workdir):
   for file in (workdir / 'modules').rglob('*.safetensors'):
     if '/'.join(file.parts[-3:]) not in {f'3/{name}' for name in mine}:
       file.unlink()
-  assert set(checkpoint.load_path(workdir, LAYOUT, 2)) == set(SHAPES)
+  assert set(module_store.load_path(workdir, LAYOUT, 2)) == set(SHAPES)
   with pytest.raises(seals.Damaged, match=r'3/low/0\.safetensors is missing'):
-    checkpoint.load_path(workdir, LAYOUT, 1, version=3)
+    module_store.load_path(workdir, LAYOUT, 1, version=3)
 
 
 @pytest.mark.parametrize('at', [0, 9, -1])
@@ -66,8 +67,8 @@ def test_a_flipped_bit_in_a_module_is_named(workdir, at):
   data[at] ^= 1
   file.write_bytes(data)
   with pytest.raises(OSError, match=r'low/0\.safetensors is not as it was written'):
-    checkpoint.load_path(workdir, LAYOUT, 0)
-  checkpoint.load_path(workdir, LAYOUT, 2)
+    module_store.load_path(workdir, LAYOUT, 0)
+  module_store.load_path(workdir, LAYOUT, 2)
 
 
 def test_a_module_is_one_plain_file(workdir):
@@ -78,38 +79,38 @@ def test_a_module_is_one_plain_file(workdir):
 
 
 def test_collect_keeps_what_is_pointed_at_and_the_newest(workdir):
-  checkpoint.collect(workdir, {1})
-  assert checkpoint.versions(workdir) == [1, 3]
+  module_store.collect(workdir, {1})
+  assert module_store.versions(workdir) == [1, 3]
   for path in range(4):
-    checkpoint.load_path(workdir, LAYOUT, path)
+    module_store.load_path(workdir, LAYOUT, path)
 
 
 def test_collect_goes_on_where_it_was_killed(workdir):
   (workdir / '.collected-2' / 'low').mkdir(parents=True)
-  checkpoint.collect(workdir, {1})
-  assert checkpoint.versions(workdir) == [1, 3] and not list(workdir.glob('.collected-*'))
+  module_store.collect(workdir, {1})
+  assert module_store.versions(workdir) == [1, 3] and not list(workdir.glob('.collected-*'))
 
 
 def test_a_version_is_published_whole_and_replaced_whole(workdir):
   for number in (9, 3):
     (workdir / 'modules' / '.3.old' / 'low').mkdir(parents=True, exist_ok=True)  # of a killed run
-    checkpoint.publish_modules(workdir, 3, LAYOUT, numbered(number))
-    assert checkpoint.load_path(workdir, LAYOUT, 0)['x'][0] == 1000 * number
+    module_publishing.publish_modules(workdir, 3, LAYOUT, numbered(number))
+    assert module_store.load_path(workdir, LAYOUT, 0)['x'][0] == 1000 * number
   (workdir / '.version-4' / 'modules' / '4' / 'low').mkdir(parents=True)  # of a killed run
-  assert checkpoint.versions(workdir) == [1, 2, 3]
-  checkpoint.publish_modules(workdir, 4, LAYOUT, numbered(4))
-  assert checkpoint.versions(workdir) == [1, 2, 3, 4] and not list(workdir.glob('.version-*'))
+  assert module_store.versions(workdir) == [1, 2, 3]
+  module_publishing.publish_modules(workdir, 4, LAYOUT, numbered(4))
+  assert module_store.versions(workdir) == [1, 2, 3, 4] and not list(workdir.glob('.version-*'))
 
 
 def test_digest_is_of_parameters_and_where_they_are(workdir, tmp_path_factory):
   other = tmp_path_factory.mktemp('other')
-  checkpoint.publish_modules(other, 7, LAYOUT, numbered(3))
-  assert checkpoint.modules_sha256(other, 7) == checkpoint.modules_sha256(workdir, 3)
-  assert checkpoint.modules_sha256(workdir, 2) != checkpoint.modules_sha256(workdir, 3)
-  found = checkpoint.addressable_modules(LAYOUT, numbered(3))
+  module_publishing.publish_modules(other, 7, LAYOUT, numbered(3))
+  assert module_store.modules_sha256(other, 7) == module_store.modules_sha256(workdir, 3)
+  assert module_store.modules_sha256(workdir, 2) != module_store.modules_sha256(workdir, 3)
+  found = module_publishing.addressable_modules(LAYOUT, numbered(3))
   swapped = [(level, (1 - m[0],) if level.name == 'low' else m, x) for level, m, x in found]
-  checkpoint.publish_module_files(other, 8, swapped)
-  assert checkpoint.modules_sha256(other, 8) != checkpoint.modules_sha256(workdir, 3)
+  module_publishing.publish_module_files(other, 8, swapped)
+  assert module_store.modules_sha256(other, 8) != module_store.modules_sha256(workdir, 3)
 
 
 # -- files
@@ -118,29 +119,29 @@ def test_digest_is_of_parameters_and_where_they_are(workdir, tmp_path_factory):
 def test_bytes_are_those_of_safetensors_and_are_not_copied():
   arrays = {
     f'[{i}].é"{name}': np.arange(-6, 6).reshape(3, 2, 2)[..., :i].astype(dtype)
-    for name, dtype in checkpoint.DTYPES.items()
+    for name, dtype in tensors.DTYPES.items()
     for i in range(3)
   } | {'scalar': np.float32(3), 'in another order': np.arange(6).reshape(2, 3).T}
-  data = checkpoint.to_bytes(arrays)
+  data = tensors.to_bytes(arrays)
   assert data == safetensors.numpy.save({name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()})
-  assert data == checkpoint.to_bytes(dict(reversed(arrays.items())))
-  found = checkpoint.from_bytes(data)
+  assert data == tensors.to_bytes(dict(reversed(arrays.items())))
+  found = tensors.from_bytes(data)
   assert found.keys() == arrays.keys()
   for name, x in found.items():
     assert x.dtype == arrays[name].dtype and not x.flags.owndata
     np.testing.assert_array_equal(x, arrays[name])
-  assert checkpoint.to_bytes({}) == safetensors.numpy.save({}) and checkpoint.from_bytes(checkpoint.to_bytes({})) == {}
+  assert tensors.to_bytes({}) == safetensors.numpy.save({}) and tensors.from_bytes(tensors.to_bytes({})) == {}
 
 
 def test_write_file_is_whole_or_not_at_all(tmp_path):
   file = tmp_path / 'new' / 'file'
-  checkpoint.write_file(file, 'one')
+  files.write_file(file, 'one')
   assert file.read_text() == 'one'
   with pytest.raises(TypeError):
-    checkpoint.write_file(file, 12)
+    files.write_file(file, 12)
   assert file.read_text() == 'one' and os.listdir(file.parent) == ['file']
   before = open(file)  # noqa: SIM115
-  checkpoint.write_file(file, b'two')
+  files.write_file(file, b'two')
   with before:
     assert before.read() == 'one'  # who was reading goes on with the old one
   assert file.read_text() == 'two'
@@ -148,16 +149,16 @@ def test_write_file_is_whole_or_not_at_all(tmp_path):
 
 def test_publish_directory_is_whole_or_not_at_all(tmp_path):
   final = tmp_path / 'published'
-  with checkpoint.publish_directory(final) as aside:
+  with publishing.publish_directory(final) as aside:
     (aside / 'part').mkdir()
     (aside / 'part' / 'file').write_text('one')
     assert not final.exists()
-  with pytest.raises(KeyboardInterrupt), checkpoint.publish_directory(final) as aside:
+  with pytest.raises(KeyboardInterrupt), publishing.publish_directory(final) as aside:
     (aside / 'file').write_text('two')
     raise KeyboardInterrupt
   assert [str(p.relative_to(final)) for p in final.rglob('*')] == ['part', 'part/file']
   (tmp_path / '.published.1').mkdir()  # of a killed run
-  with checkpoint.publish_directory(final) as aside:
+  with publishing.publish_directory(final) as aside:
     (aside / 'file').write_text('three')
   assert sorted(os.listdir(final)) == [seals.SUMS, 'file'] and os.listdir(tmp_path) == ['published']
 
@@ -317,9 +318,9 @@ def test_two_writers_of_one_name_do_not_meet(tmp_path, monkeypatch):
 
   def meanwhile(handle):
     monkeypatch.setattr(os, 'fsync', real)
-    checkpoint.write_file(file, b'other')
+    files.write_file(file, b'other')
     real(handle)
 
   monkeypatch.setattr(os, 'fsync', meanwhile)
-  checkpoint.write_file(file, b'the first one')
+  files.write_file(file, b'the first one')
   assert file.read_bytes() == b'the first one' and os.listdir(tmp_path) == ['file']

@@ -17,7 +17,7 @@ from dipaco_jax import main
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import backup, monitor, registry, role_loop, roles, schedule
-from dipaco_jax.storage import backends, object_store, trees
+from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
@@ -124,7 +124,7 @@ class Cluster:
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
     assert json.loads(bytes(self.storage.fetch('evaluation/excerpts.json')))['documents']
     if place := self.storage.local(''):
-      aside = [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
+      aside = [f for f in place.rglob('*') if files.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
       assert not [f for f in aside if 'checkpoints' not in f.parts], aside
       assert not (place / 'scratch').exists()
 

@@ -17,7 +17,7 @@ import tiny_run
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import jobs, stage_records, stages
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 
 
@@ -84,8 +84,9 @@ def test_more_phases_lengthen_it(undisturbed, unattended, tmp_path):
   assert after[: len(before)] == before, 'what was made is not made again'
   of = functools.partial(lambda rows, kind: [row['updates'] for row in rows if row['kind'] == kind], after)
   assert of('phase') == of('evaluation') == [6, 12, 18, 24, 30] and of('step') == list(range(2, 31, 2))
-  assert checkpoint.versions(tmp_path / 'control')[-1] == 5
-  assert checkpoint.best_versions(tmp_path / 'control')[0] in (*checkpoint.best_versions(undisturbed / 'control'), 5)
+  assert module_store.versions(tmp_path / 'control')[-1] == 5
+  (best,) = module_store.best_versions(tmp_path / 'control')
+  assert best in (*module_store.best_versions(undisturbed / 'control'), 5)
   assert found['control_tokens'] == 30 * 4 * 64
   told = json.loads((undisturbed / 'report.json').read_text())
   assert told['control_tokens'] == 24 * 4 * 64 and told['wall_s']['control'] > 0

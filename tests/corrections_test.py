@@ -13,7 +13,7 @@ from dipaco_jax import main, status
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
 from dipaco_jax.pipeline import corrections, run, stages
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import publishing
 
 
 @pytest.fixture(scope='module')
@@ -83,7 +83,7 @@ def test_no_document_to_validate_on_is_known_before_any_work(command, tmp_path):
 
 def test_only_a_refused_run_takes_another_config(given, tmp_path):
   old, new = given(), given(outer={'momentum': 0.5})
-  checkpoint.write_json(tmp_path / 'config.json', old.to_dict())
+  publishing.write_json(tmp_path / 'config.json', old.to_dict())
   corrections.check(tmp_path, old, old)
   with pytest.raises(ValueError, match=r'another config \(config.outer.momentum was 0.9, is 0.5\): use another'):
     corrections.check(tmp_path, old, new)
@@ -94,7 +94,7 @@ def test_only_a_refused_run_takes_another_config(given, tmp_path):
 def test_a_run_that_trains_is_not_refused(given, tmp_path):
   corrections.note(tmp_path, 'no run')
   assert not corrections.words(tmp_path)
-  checkpoint.write_json(tmp_path / 'config.json', given().to_dict())
+  publishing.write_json(tmp_path / 'config.json', given().to_dict())
   (tmp_path / 'checkpoints' / 'train').mkdir(parents=True)
   corrections.note(tmp_path, 'diverged')
   assert not corrections.words(tmp_path)
@@ -124,9 +124,9 @@ def test_what_goes_and_what_stays(given, tmp_path, done, changes, gone):
   for name in MADE:
     (tmp_path / name).mkdir(parents=True) if '.' not in name else (tmp_path / name).touch()
   for name in done.split():
-    checkpoint.write_json(run.record_file(tmp_path, name), {})
+    publishing.write_json(run.record_file(tmp_path, name), {})
   old = given()
-  checkpoint.write_json(tmp_path / 'config.json', old.to_dict())
+  publishing.write_json(tmp_path / 'config.json', old.to_dict())
   corrections.note(tmp_path, 'why')
   new = {name: fields if name == 'grid' else vars(getattr(old, name)) | fields for name, fields in changes.items()}
   made = dataclasses.replace(old, **{n: getattr(settings.from_dict(old.to_dict() | new), n) for n in new})

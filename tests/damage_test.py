@@ -13,7 +13,7 @@ import pytest
 import slow
 import tiny_run
 
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 
 CASES = [
   ('config.json', damage.halve, 'status'), ('config.json', damage.OTHER_JSON[2], 'generate'),
@@ -32,7 +32,7 @@ CASES = [
 @pytest.mark.parametrize('name, how, reader', CASES, ids=[f'{name}-{how.__name__}' for name, how, _ in CASES])
 def test_what_only_reads_names_the_file(name, how, reader, undisturbed, tmp_path):
   damage.copy(undisturbed, tmp_path / 'run')
-  name = name.replace('BEST', str(checkpoint.best_versions(undisturbed)[0]))
+  name = name.replace('BEST', str(module_store.best_versions(undisturbed)[0]))
   how(tmp_path / 'run' / name)
   said = damage.caught(lambda: damage.READERS[reader](tmp_path / 'run'))
   assert said.status == 2, said

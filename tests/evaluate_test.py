@@ -8,7 +8,7 @@ import pytest
 import small
 
 from dipaco_jax.models import loss
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import evaluation, metrics_log, training_loop
 
 COUNTS = [3, 0, 5, 2]
@@ -81,13 +81,13 @@ def test_early_stopping_points_at_the_best_version(tmp_path):
   measured = [0, 2, 3]
   best = losses[:, measured].argmin(0) + 1
   assert (best < 6).any() and (losses[-1, measured] > losses.min(0)[measured]).any()
-  found = checkpoint.best_versions(tmp_path)
+  found = module_store.best_versions(tmp_path)
   assert [found[path] for path in measured] == best.tolist()
   assert found[1] == 6  # nothing to choose by: the last
   assert found == state.record.best_version == rows[-1]['best_version_by_path']
-  assert checkpoint.versions(tmp_path) == sorted({*found, 6})
+  assert module_store.versions(tmp_path) == sorted({*found, 6})
   for path in measured:  # a pointer is to what was measured
-    params = checkpoint.load_path(tmp_path, made.layout, path)
+    params = module_store.load_path(tmp_path, made.layout, path)
     assert mean(made, params, path) == pytest.approx(losses[:, path].min(), abs=CLOSE)
 
 

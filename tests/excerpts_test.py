@@ -24,7 +24,7 @@ from dipaco_jax.pipeline import excerpt_choice
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.reports import excerpts_html, excerpts_text, figures, html_page, palette, report_page, run_report
 from dipaco_jax.routing import chunk_losses
-from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import publishing, seals
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 FOUR = Grid({'a': 2, 'b': 2})
@@ -66,7 +66,7 @@ def test_a_run_shows_its_validation_text(undisturbed):
 @pytest.mark.parametrize('levels', [(('all', '.*', ()),), made_run.LEVELS], ids=['one', 'many'])
 def test_nothing_is_shown_where_all_paths_are_one_model(levels, tmp_path):
   s = settings.from_dict(made_run.settings().to_dict() | {'levels': levels})
-  checkpoint.write_json(run_lib.record_file(tmp_path, 'tokenize'), {'result': {'vocab_size': 330, 'domains': ['']}})
+  publishing.write_json(run_lib.record_file(tmp_path, 'tokenize'), {'result': {'vocab_size': 330, 'domains': ['']}})
   alone = run_lib.unattended(tmp_path, s, 1)
   alone.metrics.close()
   looks_for_text = pytest.raises(ValueError, match=r'meta\.json, made by the stage tokenize, is missing')

@@ -22,7 +22,7 @@ from dipaco_jax.data import sequences
 from dipaco_jax.huggingface import llama_folder, llama_weights
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
-from dipaco_jax.storage import checkpoint, object_store
+from dipaco_jax.storage import module_store, object_store, tensors
 
 ROOT = pathlib.Path(dipaco_jax.__file__).parent.parent
 
@@ -61,7 +61,7 @@ def test_the_card_says_what_was_measured(undisturbed, exported):
 
 def test_what_was_not_measured_has_no_figure(undisturbed, run, tmp_path):
   report = json.loads((undisturbed / 'report.json').read_text())
-  other = next(v for v in checkpoint.versions(undisturbed) if v != run.best_versions[2])
+  other = next(v for v in module_store.versions(undisturbed) if v != run.best_versions[2])
   export.export(run, 2, other, tmp_path / 'other', 'float32')
   assert f'{report["perplexity_by_path"][2]:.2f}' not in (tmp_path / 'other' / 'README.md').read_text()
   unfinished = trained_run.Trained(str(undisturbed))
@@ -72,7 +72,7 @@ def test_what_was_not_measured_has_no_figure(undisturbed, run, tmp_path):
 
 def test_there_and_back_and_there_again(undisturbed, run, exported):
   folder = exported / '1'
-  params = checkpoint.load_path(undisturbed, run.layout, 1)
+  params = module_store.load_path(undisturbed, run.layout, 1)
   made = model_lib.make(run.settings.model, run.tokenizer.vocab_size)
   found, about = llama_folder.load(str(folder), made)
   assert found.keys() == params.keys() and all((found[name] == params[name]).all() for name in params)
@@ -112,8 +112,8 @@ def test_layout():
 
 def test_weights_in_bfloat16(undisturbed, run, tmp_path):
   export.export(run, 3, run.best_versions[3], tmp_path / 'half', 'bfloat16')
-  found = checkpoint.from_bytes(memoryview((tmp_path / 'half' / 'model.safetensors').read_bytes()))
-  params = checkpoint.load_path(undisturbed, run.layout, 3)
+  found = tensors.from_bytes(memoryview((tmp_path / 'half' / 'model.safetensors').read_bytes()))
+  params = module_store.load_path(undisturbed, run.layout, 3)
   for name, x in llama_weights.to_theirs(params).items():
     assert found[name].dtype == jnp.bfloat16 and (found[name] == x.astype(jnp.bfloat16)).all()
   assert json.loads((tmp_path / 'half' / 'config.json').read_text())['torch_dtype'] == 'bfloat16'
@@ -207,7 +207,7 @@ def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path
     )
     llama_folder.check(s)
     found, _ = llama_folder.load(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
-    assert (found['block_0/mlp/up'] == checkpoint.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
+    assert (found['block_0/mlp/up'] == module_store.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
     with pytest.raises(ValueError, match=r'nowhere: config\.json: '):
       llama_folder.load(f'{url}/nowhere', model_lib.make(s.model, 7))
 
@@ -273,5 +273,5 @@ def test_perplexity_is_the_reports(undisturbed, run, llama):
 def test_safetensors_reads_our_halves():
   x = np.arange(6, dtype=np.float32).reshape(2, 3)
   data = safetensors.numpy.save({'a': x, 'b': x.astype(jnp.bfloat16)}, metadata={'format': 'pt'})
-  found = checkpoint.from_bytes(memoryview(data))
+  found = tensors.from_bytes(memoryview(data))
   assert (found['a'] == x).all() and (found['b'] == x).all() and set(found) == {'a', 'b'}

@@ -19,7 +19,7 @@ from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stages, tokenize_stage
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import files, module_store
 
 V, L = 70, 24
 MODEL = settings.Model(
@@ -213,10 +213,10 @@ def test_a_run_starts_from_it(undisturbed, tmp_path):
   """The stage of a run, with what its record says; the digest of the stage tells where it started."""
   values = json.loads((undisturbed / 'config.json').read_text())
   theirs = settings.from_dict(values)
-  params = checkpoint.load_path(undisturbed, trained_run.Trained(str(undisturbed)).layout, 0)
-  files = llama_folder.files(params, theirs.model, (undisturbed / 'tokenizer.model').read_bytes(), 'float32', {})
-  for name, data in files.items():
-    checkpoint.write_file(tmp_path / 'llama' / name, data)
+  params = module_store.load_path(undisturbed, trained_run.Trained(str(undisturbed)).layout, 0)
+  made = llama_folder.files(params, theirs.model, (undisturbed / 'tokenizer.model').read_bytes(), 'float32', {})
+  for name, data in made.items():
+    files.write_file(tmp_path / 'llama' / name, data)
   values['pretrain'] |= {'steps': 0, 'init': str(tmp_path / 'llama')}
   s = settings.from_dict(values)
   assert run_lib.digest(s, 'pretrain') != run_lib.digest(theirs, 'pretrain')
@@ -229,4 +229,4 @@ def test_a_run_starts_from_it(undisturbed, tmp_path):
   run.metrics.close()
   assert all((x == params[name]).all() for name, x in run.base().items()) and run.base().keys() == params.keys()
   assert result['init']['folder'] == str(tmp_path / 'llama') and result['steps'] == 0
-  assert result['init']['sha256'] == {'model.safetensors': hashlib.sha256(files['model.safetensors']).hexdigest()}
+  assert result['init']['sha256'] == {'model.safetensors': hashlib.sha256(made['model.safetensors']).hexdigest()}

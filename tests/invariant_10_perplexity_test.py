@@ -13,7 +13,7 @@ import small
 from dipaco_jax.core import modules, settings
 from dipaco_jax.data import sequences, shards
 from dipaco_jax.models import transformer
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import evaluation
 
 PREFIX = 32
@@ -35,7 +35,7 @@ class Direct:
     paths = np.load(workdir / 'routing' / '0' / 'validation.npy')
     found = sequences.Sequences(workdir / 'sequences', 'validation')
     base = safetensors.numpy.load_file(workdir / 'base' / 'params.safetensors')
-    control = checkpoint.load_path(workdir / 'control', modules.make_layout((), (('all', '.*', ()),), base), 0)
+    control = module_store.load_path(workdir / 'control', modules.make_layout((), (('all', '.*', ()),), base), 0)
     self.rows = {'best': [], 'final': [], 'base': [], 'control': []}
     for i, path in enumerate(paths):
       sequence = found[i]
@@ -49,7 +49,7 @@ class Direct:
         self.rows[which].append((int(path), domains[sequence.domain], nats.sum(), len(late), size))
 
   def params(self, path, version=None):
-    return checkpoint.load_path(self.workdir, self.layout, int(path), version)
+    return module_store.load_path(self.workdir, self.layout, int(path), version)
 
   def perplexity(self, which, keep=lambda row: True):
     kept = [row for row in self.rows[which] if keep(row)]

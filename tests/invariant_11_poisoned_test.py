@@ -16,7 +16,7 @@ from dipaco_jax.core import inner as inner_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.models import loss
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 
 AB, PATH, PHASE, TAU = {'a': 2, 'b': 2}, 2, 1, 4
@@ -93,7 +93,7 @@ def test_a_module_of_one_path_rests_while_that_is_left_out(tmp_path):
   job = make_job([PATH], 1, levels=FLAT, train=dict(phases=1))
   small.train(job, tmp_path)
   for path in range(4):
-    params = checkpoint.load_path(tmp_path, job.programs.layout, path, 1)
+    params = module_store.load_path(tmp_path, job.programs.layout, path, 1)
     assert all(np.array_equal(x, job.base[name]) for name, x in params.items()) == (path == PATH)
   assert [list(row['excluded']) for row in phases(tmp_path)] == [[str(PATH)]]
 
@@ -107,9 +107,9 @@ def test_without_paths_for_a_module_the_run_ends_and_goes_on_from_the_last_good_
   small.train(make_job([], 0, **often), tmp_path / 'undisturbed')
   with pytest.raises(Diverged, match=f'train diverged in phase 3: {words}'):
     small.train(make_job(paths, 2 * TAU + 1, **often), tmp_path / 'run')
-  assert max(checkpoint.versions(tmp_path / 'run')) == 2, 'nothing of it is published'
+  assert max(module_store.versions(tmp_path / 'run')) == 2, 'nothing of it is published'
   small.train(make_job([], 0, **often), tmp_path / 'run')
-  same = [checkpoint.modules_sha256(tmp_path / name, 4) for name in ('undisturbed', 'run')]
+  same = [module_store.modules_sha256(tmp_path / name, 4) for name in ('undisturbed', 'run')]
   assert same[0] == same[1]
 
 
@@ -128,7 +128,7 @@ def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp
   job.programs.__dict__['transformation'] = optax.sgd(1e30, 0.9)
   with pytest.raises(Diverged, match='phase 1: the outer step makes module'):
     small.train(job, tmp_path)
-  assert not checkpoint.versions(tmp_path)
+  assert not module_store.versions(tmp_path)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_one_path_alone_stops_as_soon_as_it_makes_no_step_and_goes_on_from_befor
   with pytest.raises(Diverged, match=r'train diverged by step 18: .* not finite in 8 steps in a row'):
     small.train(alone([0], 9, 'nan'), tmp_path / 'run')
   small.train(alone([], 0), tmp_path / 'run')
-  same = [checkpoint.modules_sha256(tmp_path / name, 1) for name in ('undisturbed', 'run')]
+  same = [module_store.modules_sha256(tmp_path / name, 1) for name in ('undisturbed', 'run')]
   assert same[0] == same[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 import slow
 import small
 
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 
 GRID = {'a': 4, 'b': 2}
@@ -101,7 +101,7 @@ def test_statistics_of_the_outer_step_agree(name):
 def test_published_modules_are_whole_and_those_of_the_state(name):
   made, modules, _, _, workdir = trained(name)
   for path, (a, b) in enumerate(np.ndindex(4, 2)):
-    params = checkpoint.load_path(workdir, made.layout, path)
+    params = module_store.load_path(workdir, made.layout, path)
     assert set(params) == set(made.shapes)
     at = {'ends': (), 'low': (a,), 'high': (b,), 'own': (a, b)}
     for parameter, level in made.layout.owner.items():

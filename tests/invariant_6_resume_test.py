@@ -10,7 +10,7 @@ import signal
 import pytest
 import tiny_run
 
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import files
 from dipaco_jax.training import metrics_log
 
 
@@ -62,7 +62,7 @@ def test_killed_in_every_stage(workdir, undisturbed, request):
   for moment in moments if request.config.getoption('--slow') else moments[1::2]:
     said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
-  half = checkpoint.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing
+  half = files.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing
   half.write_bytes(b'{"di')
   assert 'corrupt' not in tiny_run.finish(start(undisturbed.parent / 'config.py', workdir))
   assert_same(workdir, undisturbed)

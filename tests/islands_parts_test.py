@@ -14,7 +14,7 @@ from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import outer_executor, registry, run_history, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import lock
 
 BOUNDS = screening_facts.Bounds({'low': 100.0}, 1.0, 10.0)
 
@@ -71,7 +71,7 @@ def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
 
 def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):
   made = Machine(config, {}).islands(tmp_path)
-  with checkpoint.hold(tmp_path), pytest.raises(schedule.Busy, match='in use by process'), made.hold():
+  with lock.hold(tmp_path), pytest.raises(schedule.Busy, match='in use by process'), made.hold():
     pass
   with made.hold(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')

@@ -18,7 +18,7 @@ from one_process import Faults, Machine, changed, close
 
 from dipaco_jax.islands import database, monitor, outer_executor, registry, schedule, worker
 from dipaco_jax.islands.registry import Fact
-from dipaco_jax.storage import checkpoint, object_store, trees
+from dipaco_jax.storage import files, module_store, object_store
 from dipaco_jax.training import stopping
 
 pytestmark = [
@@ -98,12 +98,12 @@ def check_clean(machine: Machine, place: pathlib.Path):
   monitor.watch(made)
   assert {state for states in made.registry.counts().values() for state in states} == {'done'}
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
-  last = {machine.settings.train.phases, *checkpoint.best_versions(place)}
+  last = {machine.settings.train.phases, *module_store.best_versions(place)}
   kept = {f.uri for f in made.registry.facts('module') if f.number in last}
   assert set(made.storage.names(schedule.OBJECTS)) == kept
   assert made.storage.exists('evaluation/excerpts.json')
   close(made)
-  assert not [f for f in place.rglob('*') if trees.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
+  assert not [f for f in place.rglob('*') if files.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, 
   close(watcher)
   phases = {int(name.split('/')[2]) for name in removed}
   assert phases == set(range(10)) and not [point for point in faults.passed if 'missing' in point]
-  assert min(checkpoint.best_versions(place)) < 5
+  assert min(module_store.best_versions(place)) < 5
   check_clean(alone, place)
 
 

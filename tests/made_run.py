@@ -13,7 +13,8 @@ from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import chunk_router
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store, publishing, tensors
+from dipaco_jax.training import module_publishing
 
 TEXT = [
   'The quick brown fox jumps over the lazy dog. ',
@@ -40,11 +41,11 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   vocab_size = tokenizer.Tokenizer(tokenizer_bytes()).vocab_size
   made = transformer.make(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
-  checkpoint.write_json(workdir / 'config.json', s.to_dict())
-  checkpoint.write_sealed(workdir / 'tokenizer.model', tokenizer_bytes())
+  publishing.write_json(workdir / 'config.json', s.to_dict())
+  publishing.write_sealed(workdir / 'tokenizer.model', tokenizer_bytes())
   base = small.base(made, seed)
-  with checkpoint.publish_directory(workdir / 'base') as aside:
-    (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(base))
+  with publishing.publish_directory(workdir / 'base') as aside:
+    (aside / 'params.safetensors').write_bytes(tensors.to_bytes(base))
   num_paths, width = layout.grid.num_paths, s.model.width
   fitted = {
     'mean': np.zeros(width),
@@ -55,21 +56,21 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
     'bias': np.zeros(num_paths),
   }
   fitted = {name: x.astype('f') for name, x in fitted.items()}
-  with checkpoint.publish_directory(workdir / 'routing' / '0') as aside:
-    (aside / 'router.safetensors').write_bytes(checkpoint.to_bytes(fitted))
+  with publishing.publish_directory(workdir / 'routing' / '0') as aside:
+    (aside / 'router.safetensors').write_bytes(tensors.to_bytes(fitted))
   for version in (1, 2):
     found = []
     for level in layout.levels:
       for module in layout.grid.modules(level):
         drawn = small.base(made, int(rng.integers(2**31)))
         found.append((level, module, {name: drawn[name] for name in layout.names(level)}))
-    checkpoint.publish_module_files(workdir, version, found)
+    module_publishing.publish_module_files(workdir, version, found)
   versions = [2] * (num_paths - 1) + [1]
-  checkpoint.write_json(workdir / 'paths' / 'best.json', {'version': versions})
+  publishing.write_json(workdir / 'paths' / 'best.json', {'version': versions})
   if chooser:
     drawn = {name: np.asarray(x) for name, x in chunk_router.make(base, num_paths).items()}
     drawn[chunk_router.KERNEL] = rng.normal(size=drawn[chunk_router.KERNEL].shape).astype('f')
-    checkpoint.write_sealed(workdir / 'evaluation' / 'chooser.safetensors', checkpoint.to_bytes(drawn))
+    publishing.write_sealed(workdir / 'evaluation' / 'chooser.safetensors', tensors.to_bytes(drawn))
   return str(workdir)
 
 
@@ -78,4 +79,4 @@ def parameters(workdir: str, path: int) -> dict[str, np.ndarray]:
   folder = pathlib.Path(workdir)
   s = settings_lib.from_dict(json.loads((folder / 'config.json').read_text()))
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(transformer.make(s.model, 1)))
-  return checkpoint.load_path(folder, layout, path)
+  return module_store.load_path(folder, layout, path)

@@ -28,7 +28,7 @@ from dipaco_jax.islands.registry_schema import TASKS
 from dipaco_jax.islands.screening_facts import begins_anew, heed, resume
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint, object_store
+from dipaco_jax.storage import object_store, publishing
 
 KINDS = {
   'worker-0': ('prepare', 'train', 'reroute'),
@@ -237,7 +237,7 @@ class World:
       'grid': {'a': 2, 'b': 2}, 'levels': levels, 'tokenizer': {'vocab_size': 300},
       'model': {'width': 16, 'num_layers': 2, 'num_heads': 2, 'head_dim': 8, 'mlp_dim': 24, 'seq_len': 64},
     } | sections)  # fmt: skip
-    checkpoint.write_json(place / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
+    publishing.write_json(place / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
     self.run = run_lib.unattended(place, self.settings)
     self.counts: collections.Counter[str] = collections.Counter()
     self.facts = self.islands('world', lambda: None).registry

@@ -30,7 +30,7 @@ from dipaco_jax.reports import (
   run_report,
 )
 from dipaco_jax.reports import html_page as page_lib
-from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import lock, seals
 from dipaco_jax.training import metrics_log
 
 FIELDS = (
@@ -314,7 +314,7 @@ def test_a_run_that_trains_has_a_page_that_says_so(tmp_path):
   text = run_report.page_so_far(tmp_path)
   words = ' '.join(''.join(Page(text).words).split())
   assert 'This run is not finished, and no process works on it: phase 6 of 12 is done. Written at 20' in words
-  with checkpoint.hold(tmp_path):
+  with lock.hold(tmp_path):
     words = ''.join(Page(run_report.page_so_far(tmp_path)).words)
   assert 'This run is still training: phase 6 of 12 is done. Written at 20' in words
   assert 'id="perplexity_by_path"' in text and 'id="losses"' in text and '6 of 12phases are done' in words

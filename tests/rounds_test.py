@@ -16,7 +16,7 @@ from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import resharding_round, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 
 OPTIONS = [
   '--config.routing.method=discriminative', '--config.routing.router_fraction=0.2', '--config.routing.rounds=2',
@@ -65,7 +65,7 @@ def check_scores(workdir, number, version):
   for path in range(4):
     scores = np.load(workdir / 'routing' / f'{number}-scores' / f'{path}.npy')
     assert scores.shape == indices.shape
-    params = checkpoint.load_path(workdir, layout, path, version)
+    params = module_store.load_path(workdir, layout, path, version)
     for i in (0, 7, len(indices) - 1):
       tokens = sequences[indices[i]].tokens.astype(int)
       nll = plain_transformer.nll(params, tokens, s.model)[s.routing.prefix_tokens - 1 :]

@@ -13,7 +13,7 @@ import safetensors.numpy
 from dipaco_jax.pipeline import resharding_round, route_stage, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import router
-from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import publishing, seals
 
 
 def opened(undisturbed, workdir, *names):
@@ -39,7 +39,7 @@ def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
   np.testing.assert_array_equal(np.concatenate([np.load(folder / f'train-{i}.npy') for i in range(4)]), expected)
   assert not (tmp_path / 'features').exists()
 
-  checkpoint.write_array(folder / 'train-1.npy', np.full((128, 1), 7, np.int32))
+  publishing.write_array(folder / 'train-1.npy', np.full((128, 1), 7, np.int32))
   (folder / 'train-2.npy').unlink()
   route_stage.route_parts(run, fitted, folder, 'train', 1, (0, 1))
   assert (np.load(folder / 'train-1.npy') == 7).all()

@@ -15,7 +15,7 @@ from dipaco_jax.core import errors
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import reuse, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint, records, seals
+from dipaco_jax.storage import module_store, publishing, records, seals, tensors
 from dipaco_jax.training import metrics_log
 
 
@@ -55,7 +55,7 @@ def test_json_of_something_else(data, tmp_path):
 
 
 def test_a_directory_s_seal_is_as_coreutils_have_it(tmp_path):
-  with checkpoint.publish_directory(tmp_path / 'base') as aside:
+  with publishing.publish_directory(tmp_path / 'base') as aside:
     (aside / 'params.safetensors').write_bytes(b'abc')
     (aside / 'inner').write_bytes(b'')
   said = subprocess.run(['sha256sum', '--check', seals.SUMS], cwd=tmp_path / 'base', capture_output=True, text=True)
@@ -68,7 +68,7 @@ def test_a_directory_s_seal_is_as_coreutils_have_it(tmp_path):
 
 @pytest.mark.parametrize('text', ['', '\n', 'x', '0' * 64 + '  params', '0' * 64 + '  other\n', '\x00\xff'])
 def test_a_damaged_seal_is_noticed(text, tmp_path):
-  with checkpoint.publish_directory(tmp_path / 'base') as aside:
+  with publishing.publish_directory(tmp_path / 'base') as aside:
     (aside / 'params').write_bytes(b'abc')
   (tmp_path / 'base' / seals.SUMS).write_text(text)
   with pytest.raises(seals.Damaged):
@@ -80,17 +80,17 @@ def test_a_damaged_seal_is_noticed(text, tmp_path):
 def test_what_is_made_again_at_once_goes(tmp_path, caplog):
   file = tmp_path / 'features' / 'train.npy'
   assert not seals.is_whole(file) and not caplog.text
-  checkpoint.write_array(file, np.arange(100))
+  publishing.write_array(file, np.arange(100))
   assert seals.is_whole(file)
   damage(file)
   assert not seals.is_whole(file) and not file.exists()
   assert 'train.npy is not as it was written: it is made again' in caplog.text
   parts = [file, tmp_path / 'features', tmp_path / 'none']
   for sha256, missing in ((None, [2]), ('0' * 64, [2]), ('0' * 64, [0, 2])):
-    checkpoint.write_array(file, np.arange(100)) if not file.exists() else None
+    publishing.write_array(file, np.arange(100)) if not file.exists() else None
     if sha256:
       file.with_name('train.npy.sha256').write_text(seals.line('train.npy', sha256))
-    assert checkpoint.missing(parts, (0, 1)) == missing
+    assert publishing.missing(parts, (0, 1)) == missing
     if sha256:
       seals._checked.clear()  # a process looks at a file once
 
@@ -181,7 +181,7 @@ def test_it_is_the_user_s_to_mend(tmp_path):
     lambda: seals.check(tmp_path / 'base' / 'none'),
     lambda: seals.read_json(tmp_path / 'stages' / 'train.json'),
     lambda: records.record_reader(str(tmp_path / 'none')),
-    lambda: checkpoint.best_versions(tmp_path),
+    lambda: module_store.best_versions(tmp_path),
   ):
     with pytest.raises(seals.Damaged) as info:
       action()
@@ -207,7 +207,7 @@ def test_flipped_signs_and_changed_routes_are_noticed(workdir):
   base, routes = run.base(), run.routed('train', 0)
   file = workdir / 'base' / 'params.safetensors'
   file.unlink()
-  file.write_bytes(checkpoint.to_bytes({name: -x for name, x in base.items()}))
+  file.write_bytes(tensors.to_bytes({name: -x for name, x in base.items()}))
   routes[:10] = (routes[:10] + 1) % 4
   (workdir / 'routing' / '0' / 'train.npy').unlink()
   np.save(workdir / 'routing' / '0' / 'train.npy', routes)

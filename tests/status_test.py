@@ -125,11 +125,11 @@ def test_the_owner_is_not_disturbed(tmp_path, held):
 
 
 def test_a_look_leaves_the_lock_free(tmp_path):
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import lock
 
   (tmp_path / 'lock').touch()
   assert status.owner(tmp_path) is None
-  with checkpoint.hold(tmp_path):
+  with lock.hold(tmp_path):
     assert status.owner(tmp_path)['pid'] == os.getpid()
   assert status.owner(tmp_path) is None
 

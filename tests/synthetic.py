@@ -10,7 +10,7 @@ from safetensors import numpy as safetensors
 
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 
 DOMAINS = ('encyclopedia', 'fiction', 'law', 'medicine', 'news', 'patents', 'python', 'speech')
@@ -161,7 +161,7 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
     writer.write('phase', 'train', done * P, phase=phase + 1, step=start + done, inner_s=144.0, outer_s=0.6,
                  loss_by_path=loss, holdout_loss_by_path=holdout, holdout_loss_before_by_path=holdout - 0.06,
                  averaging_gap=0.06, best_version_by_path=version,
-                 outer_gradient_norm={x.name: {checkpoint.module_name(m): rng.lognormal(0.5 - 0.05 * phase, 0.1)
+                 outer_gradient_norm={x.name: {module_store.module_name(m): rng.lognormal(0.5 - 0.05 * phase, 0.1)
                                                for m in grid.modules(x)} for x in levels},
                  cosine={x.name: 0.5 * math.exp(-phase / 30) + 0.1 * i for i, x in enumerate(levels)
                          if grid.paths_through(x) > 1})  # fmt: skip

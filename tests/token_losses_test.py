@@ -16,8 +16,7 @@ from dipaco_jax.data import sequences, shards
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.models import loss
 from dipaco_jax.pipeline import token_losses
-from dipaco_jax.storage import checkpoint
-from dipaco_jax.training import evaluation
+from dipaco_jax.training import evaluation, module_publishing
 
 LENGTH, BATCH, PREFIX = small.LENGTH, small.ROWS, 8
 LENGTHS = (9, 40, 17, 40, 30, 25, 40)  # of sequences, in tokens: two batches
@@ -227,9 +226,9 @@ def test_a_failure_leaves_no_part_of_a_file(made, rows, tmp_path):
 def test_sources_are_the_modules_that_a_path_picks(tmp_path):
   made = make_programs()
   stacked = modules.stack(made.layout, {name: jnp.asarray(x) for name, x in small.base(made.model).items()})
-  checkpoint.publish_modules(tmp_path, 1, made.layout, stacked)
+  module_publishing.publish_modules(tmp_path, 1, made.layout, stacked)
   stacked['low'] = {name: x.at[1].add(1) for name, x in stacked['low'].items()}
-  checkpoint.publish_modules(tmp_path, 2, made.layout, stacked)
+  module_publishing.publish_modules(tmp_path, 2, made.layout, stacked)
   one, two = (token_losses.published(tmp_path, made.layout, [version] * 4) for version in (1, 2))
   # Level `low` varies over axis a: its module 1 is that of paths 2 and 3.
   assert [a == b for a, b in zip(one, two, strict=True)] == [True, True, False, False]

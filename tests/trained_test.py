@@ -13,7 +13,7 @@ import dipaco_jax
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer
-from dipaco_jax.storage import checkpoint, object_store
+from dipaco_jax.storage import object_store, publishing
 
 
 @pytest.fixture(scope='module')
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_beside(workdir, tmp_path):
   shutil.copytree(workdir, copy)
   config = json.loads((copy / 'config.json').read_text())
   config['routing'] |= {'method': 'discriminative', 'router_fraction': 0.2, 'rounds': 1, 'phases_per_round': 1}
-  checkpoint.write_json(copy / 'config.json', config)
+  publishing.write_json(copy / 'config.json', config)
   run = trained_run.Trained(str(copy))
   run.path(0)
   assert 0 <= run.router.path('The lazy dog') < 4

@@ -15,7 +15,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.huggingface import llama_weights, tokenizer_json
 from dipaco_jax.models import transformer
-from dipaco_jax.storage import checkpoint, remote_files
+from dipaco_jax.storage import remote_files, tensors
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
 MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -88,7 +88,7 @@ def _weights(folder: str, name: str) -> Set[str]:
   except (ValueError, AttributeError, TypeError, KeyError) as e:
     raise InputError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole') from e
   for key, kind in types.items():
-    if kind not in checkpoint.DTYPES or (key.endswith('.weight') and kind not in FLOATS):
+    if kind not in tensors.DTYPES or (key.endswith('.weight') and kind not in FLOATS):
       raise InputError(_of_type(folder, name, kind))
   return types.keys()
 
@@ -176,7 +176,7 @@ def _parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
 
 def _arrays(folder: str, name: str, data: bytes) -> dict[str, np.ndarray]:
   try:
-    return checkpoint.from_bytes(memoryview(data))
+    return tensors.from_bytes(memoryview(data))
   except KeyError as e:
     raise InputError(_of_type(folder, name, e.args[0])) from e
   except (ValueError, TypeError) as e:

@@ -29,7 +29,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import router
-from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import module_store, seals
 from dipaco_jax.storage import object_store as storage_lib
 
 PATIENCE_S = 30  # for a bucket that does not answer
@@ -204,7 +204,7 @@ class Trained:
     recorded, found = self._recorded(version), {}
     for level in self.layout.levels:
       module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
-      key = f'{checkpoint.module_key(level, module)}.safetensors'
+      key = f'{module_store.module_key(level, module)}.safetensors'
       found[level.name] = f'modules/{version}/{key}', recorded.get(key, seals.UNKNOWN)
     return found
 

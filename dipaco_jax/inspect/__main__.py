@@ -45,7 +45,7 @@ def main():
     from dipaco_jax.inference import excerpts, trained_run
     from dipaco_jax.pipeline import excerpt_choice
     from dipaco_jax.reports import excerpts_html, excerpts_text, html_page
-    from dipaco_jax.storage import checkpoint
+    from dipaco_jax.storage import files
 
     run = trained_run.Trained(options.workdir)
     command.devices()
@@ -57,7 +57,7 @@ def main():
   if options.html:
     title = f'Which path reads what: {options.workdir}'
     parts = [html_page.element('h1', 'Which path reads what'), html_page.element('p', options.workdir, 'quiet')]
-    checkpoint.write_file(pathlib.Path(options.html), html_page.page(title, [*parts, excerpts_html.make(found, grid)]))
+    files.write_file(pathlib.Path(options.html), html_page.page(title, [*parts, excerpts_html.make(found, grid)]))
   print(excerpts_text.make(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
 
 

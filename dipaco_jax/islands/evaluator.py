@@ -11,7 +11,7 @@ from dipaco_jax.islands.role_loop import Lease, Publish
 from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.pipeline import run, stages, validate_stage
 from dipaco_jax.reports import headline, run_report
-from dipaco_jax.storage import checkpoint, trees
+from dipaco_jax.storage import files, publishing
 from dipaco_jax.training import evaluation, metrics_log
 
 KINDS = ('evaluate', 'finish')
@@ -54,7 +54,7 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     told = run_history.read(islands)
     for version in sorted({own.settings.train.phases, *told.best_version}):
       islands.publish(version)
-    checkpoint.write_json(
+    publishing.write_json(
       own.workdir / 'paths' / 'best.json', {'version': told.best_version, 'holdout_loss': told.best_loss}
     )
     run_history.write_rows(islands, own, told)
@@ -68,7 +68,7 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
       if islands.storage.local(name) is None and (own.workdir / name).exists():
         islands.storage.write(name, (own.workdir / name).read_bytes())
-    trees.tidy(own.workdir)
+    files.tidy(own.workdir)
   about = {name: found[name] for name in ('perplexity', 'perplexity_interval')}
   about['changes'] = headline.changes(found)
   return [Fact('finished', '', 0, '', found['modules_sha256'], about)]

@@ -34,7 +34,7 @@ from dipaco_jax.islands.role_loop import Lease, Publish
 from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.islands.screening_facts import Bounds
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import files, tensors
 
 KINDS = ('outer',)
 SHA256 = 32  # bytes, before what they are of
@@ -56,10 +56,10 @@ class Partial:
       self._read()
 
   def _read(self):
-    found = checkpoint.read_file(self.file)
+    found = files.read_file(self.file)
     if hashlib.sha256(found[SHA256:]).digest() != found[:SHA256]:
       return  # not what was written: summed anew
-    state = checkpoint.from_bytes(found[SHA256:])
+    state = tensors.from_bytes(found[SHA256:])
     self.squares, self.moved, self.left_out = json.loads(state.pop('#paths').tobytes())
     self.sum = exact_sum.ExactSum.from_state(state)
 
@@ -67,8 +67,8 @@ class Partial:
     """For whoever goes on with it on this machine: us, or who comes after us."""
     if self.squares or self.left_out:
       paths = json.dumps([self.squares, self.moved, self.left_out]).encode()
-      data = checkpoint.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
-      checkpoint.write_file(self.file, hashlib.sha256(data).digest(), data)
+      data = tensors.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
+      files.write_file(self.file, hashlib.sha256(data).digest(), data)
 
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
     """Adds what a path has come to; or leaves it out, with the reason, where that is not finite or not plausible."""

@@ -49,8 +49,8 @@ from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import checkpoint
 from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.storage import publishing
 
 OWNER = 'registry.id'  # in storage: which registry knows what is there
 ROLES = ('worker', 'outer', 'evaluator', 'monitor')
@@ -196,7 +196,7 @@ def settle(
   if unlike:
     logging.warning('this run was begun with %s, unlike here: its bits may depend on who does what', ', '.join(unlike))
   if not (file := local / 'config.json').exists():
-    checkpoint.write_json(file, settings.to_dict())
+    publishing.write_json(file, settings.to_dict())
   elif words := changes(stage_records.read_settings(local).to_dict(), settings):
     raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
   if storage.agree(OWNER, fact.meta['id'].encode()).decode() != fact.meta['id']:

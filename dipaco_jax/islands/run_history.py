@@ -9,7 +9,7 @@ from dipaco_jax.islands.registry import Fact
 from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.pipeline import jobs, resharding_round, stages
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation
 from dipaco_jax.training import train_state as state_lib
 
@@ -83,7 +83,7 @@ def holdout_losses(islands: Islands, version: int) -> tuple[list[float | None], 
 
 def write_rows(islands: Islands, run: run_lib.Run, told: Told):
   """What the stage leaves in the workdir: its rows, as SPMD writes them, and who did what when."""
-  checkpoint.write_json(run.workdir / 'timeline.json', timeline(islands))
+  publishing.write_json(run.workdir / 'timeline.json', timeline(islands))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):

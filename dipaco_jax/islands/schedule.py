@@ -40,9 +40,10 @@ from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import files, lock, module_store, seals, tensors
 from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.storage import trees as trees_lib
+from dipaco_jax.training import module_publishing
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 TOKENIZER = 'tokenizer.model'
@@ -80,7 +81,7 @@ class Islands:
 
   def write(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
     """Publishes arrays; returns [name, sha256]. Equal arrays have equal names, so that what is done twice is one."""
-    data = checkpoint.to_bytes(arrays)
+    data = tensors.to_bytes(arrays)
     sha256 = hashlib.sha256(data).hexdigest()
     name = f'{OBJECTS}/{name}-{sha256[:16]}.safetensors'
     self.storage.write(name, data, sha256)
@@ -89,7 +90,7 @@ class Islands:
   def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
     """Raises Gone."""
     with noticing(name):
-      return checkpoint.from_bytes(self.storage.read(name, sha256))
+      return tensors.from_bytes(self.storage.read(name, sha256))
 
   def fetch(self, *trees: str):
     """Makes directories of the workdir's be on this machine, as facts tell, and the stages' records. Raises Gone."""
@@ -127,14 +128,14 @@ class Islands:
     sha256 = fact.meta['tokenizer']
     if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
       with noticing(TOKENIZER):
-        checkpoint.write_file(file, self.storage.read(TOKENIZER, sha256))
+        files.write_file(file, self.storage.read(TOKENIZER, sha256))
 
   @contextlib.contextmanager
   def hold(self) -> Iterator[None]:
     """The workdir for this process alone. Raises Busy."""
     with contextlib.ExitStack() as stack:
       try:
-        stack.enter_context(checkpoint.hold(self.run.workdir))
+        stack.enter_context(lock.hold(self.run.workdir))
       except ValueError as e:
         raise Busy(str(e)) from e
       yield
@@ -156,7 +157,7 @@ class Islands:
     """{level: key of the module that the path picks}."""
     coordinates = self.layout.grid.coordinates(path)
     grid = self.layout.grid
-    return {level.name: checkpoint.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
+    return {level.name: module_store.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
 
   def paths_through(self, module: str) -> list[int]:
     """Paths that pick a module."""
@@ -175,7 +176,7 @@ class Islands:
 
   def all_modules(self) -> list[str]:
     layout = self.layout
-    return [checkpoint.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
+    return [module_store.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
   def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
     """One path's parameters of a version; reads its modules and no others."""
@@ -198,7 +199,7 @@ class Islands:
   def publish(self, version: int):
     """`modules/<version>/` in the workdir, as SPMD has it: weights alone."""
     facts = self.registry.facts('module', number=version)
-    checkpoint.publish_module_files(
+    module_publishing.publish_module_files(
       self.run.workdir, version, ((*self.parse(f.key), split(self.read(f.uri, f.sha256))[0]) for f in facts)
     )
 

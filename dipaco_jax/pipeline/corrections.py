@@ -27,11 +27,11 @@ def words(workdir: pathlib.Path) -> str:
 
 def note(workdir: pathlib.Path, why: str):
   """Keeps why a run is refused; of no effect once it trains, where its config stays what it is."""
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import files
 
   begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))
   if (workdir / 'config.json').exists() and not begun:
-    checkpoint.write_file(workdir / FILE, f'{why}\n')
+    files.write_file(workdir / FILE, f'{why}\n')
 
 
 def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):

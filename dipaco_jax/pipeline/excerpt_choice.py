@@ -21,7 +21,7 @@ from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import token_losses
 from dipaco_jax.routing import chunk_losses, chunk_router, router
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store, publishing, tensors
 from dipaco_jax.training import metrics_log
 
 DOCUMENTS, TOKENS = 6, 512  # at most, and of each
@@ -160,7 +160,7 @@ def _write(run: run_lib.Run):
 
   are_known = s.evaluate.reroute_every or s.evaluate.mixture
   found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known if are_known else None)
-  checkpoint.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
+  publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
 
 
 def choose(run: run_lib.Run) -> list[int]:
@@ -182,12 +182,12 @@ def _reader_of_run(run: run_lib.Run) -> Reader:
   """With the learned chooser, where the run re-routes by one, else with the last round's router, where it has one."""
   s, fitted, chooser = run.settings, None, None
   if s.evaluate.reroute_every and s.evaluate.chunk_router_steps:
-    chooser = jax.device_put(checkpoint.read_arrays(run.workdir / 'evaluation' / 'chooser.safetensors'))
+    chooser = jax.device_put(tensors.read_arrays(run.workdir / 'evaluation' / 'chooser.safetensors'))
   elif (found := run.workdir / 'routing' / str(s.rounds) / 'router.safetensors').exists():
-    fitted = router.Router(**jax.device_put(checkpoint.read_arrays(found)))
+    fitted = router.Router(**jax.device_put(tensors.read_arrays(found)))
 
   def params(path: int):
-    return jax.device_put(checkpoint.load_path(run.workdir, run.layout, path))
+    return jax.device_put(module_store.load_path(run.workdir, run.layout, path))
 
   base = jax.device_put(run.base())
   return Reader(run.model, base, params, fitted, chooser, run.tokenizer, s.routing.prefix_tokens)

@@ -12,7 +12,7 @@ from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import validate_stage
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import tensors
 from dipaco_jax.training import display, mesh, training_loop
 from dipaco_jax.training import train_state as state_lib
 from dipaco_jax.training.programs import Programs
@@ -127,5 +127,5 @@ def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
 
 def base_state(run: run_lib.Run, made: Programs) -> Any:
   """Inner state of the base model as `named_leaves` has kept it; None where it was not trained."""
-  arrays = checkpoint.read_arrays(run.workdir / 'base' / 'inner.safetensors')
+  arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')
   return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None

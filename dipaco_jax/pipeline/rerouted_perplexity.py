@@ -16,7 +16,7 @@ from dipaco_jax.data import shards
 from dipaco_jax.pipeline import route_stage, token_losses, validate_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_policies, chunk_router, router
-from dipaco_jax.storage import checkpoint, seals
+from dipaco_jax.storage import module_store, publishing, seals, tensors
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:
@@ -56,17 +56,17 @@ def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
   s, found = run.settings, run.sequences(split)
   indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(route_stage.router_data(run))
   rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
-  versions = checkpoint.best_versions(run.workdir)
+  versions = module_store.best_versions(run.workdir)
 
   def params_of_path(path):
-    return checkpoint.load_path(run.workdir, run.layout, path, versions[path])
+    return module_store.load_path(run.workdir, run.layout, path, versions[path])
 
   return token_losses.write(run.programs, params_of_path, sources(run), rows, run.workdir / 'evaluation' / split)
 
 
 def sources(run: run_lib.Run) -> list[str]:
   """What the paths' versions are made of."""
-  return token_losses.published(run.workdir, run.layout, checkpoint.best_versions(run.workdir))
+  return token_losses.published(run.workdir, run.layout, module_store.best_versions(run.workdir))
 
 
 def log_weights(run: run_lib.Run) -> np.ndarray:
@@ -78,7 +78,7 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
   folder, num_paths = run.workdir / 'routing' / str(run.settings.rounds), run.layout.grid.num_paths
   if not (folder / 'router.safetensors').exists():
     return np.zeros((len(run.sequences('validation')), num_paths), np.float32)
-  arrays = checkpoint.read_arrays(folder / 'router.safetensors')
+  arrays = tensors.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
   chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in route_stage.features(run, 'validation'))
   found = np.concatenate([np.asarray(chunk) for chunk in chunks])
@@ -91,7 +91,7 @@ def learned_choices(run: run_lib.Run) -> np.ndarray:
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
   run_lib.only_first_process(lambda: None if seals.is_whole(file) else _learn(run, scored, file), 'chosen')
-  return checkpoint.read_array(file)
+  return tensors.read_array(file)
 
 
 def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
@@ -111,11 +111,11 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   found = {name: np.asarray(x) for name, x in params.items()}
   if not all(np.isfinite(x).all() for x in found.values()):
     raise InputError('the chooser of paths diverged: set config.evaluate.chunk_router_steps=0, or fewer')
-  kept = checkpoint.to_bytes(found)
-  checkpoint.write_sealed(file.with_name('chooser.safetensors'), kept)
+  kept = tensors.to_bytes(found)
+  publishing.write_sealed(file.with_name('chooser.safetensors'), kept)
   choose = jax.jit(lambda tokens, segments: chunk_router.choose(run.model, params, tokens, segments))
   texts, blocks = run.sequences('validation'), []
   for begin in range(0, len(texts), run.eval_batch):
     chosen = np.arange(begin, min(begin + run.eval_batch, len(texts)))
     blocks.append(np.asarray(choose(*rows(texts, chosen, run.eval_len))))
-  checkpoint.write_array(file, np.concatenate(blocks))
+  publishing.write_array(file, np.concatenate(blocks))

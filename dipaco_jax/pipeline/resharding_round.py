@@ -20,8 +20,8 @@ from dipaco_jax.data import shards
 from dipaco_jax.pipeline import route_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
-from dipaco_jax.storage import checkpoint, seals
-from dipaco_jax.training import evaluation
+from dipaco_jax.storage import module_store, publishing, seals, tensors
+from dipaco_jax.training import evaluation, processes
 from dipaco_jax.training import progress as progress_lib
 
 SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
@@ -81,7 +81,7 @@ def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documen
     return shards.pad([x.tokens for x in found.read(chosen)], run.settings.model.seq_len)
 
   def params_of_turn(turn):
-    return evaluation.in_flight(made, turn, lambda path: checkpoint.load_path(run.workdir, run.layout, path, version))
+    return evaluation.in_flight(made, turn, lambda path: module_store.load_path(run.workdir, run.layout, path, version))
 
   rows = evaluation.Rows([len(pairs) for pairs in asked], load, run.eval_batch, run.settings.model.seq_len)
   result = np.zeros(len(paths))
@@ -96,18 +96,18 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
   there = {path: seals.is_whole(_file(folder, path)) for path in range(num_paths)}
   missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
-  checkpoint.barrier(f'what is missing in {folder.name}')
+  processes.barrier(f'what is missing in {folder.name}')
   progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
   for i, turn in enumerate(missing):
     paths = placement.paths(turn)
     found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
     for path, of_path in zip(paths, found, strict=True):
       if jax.process_index() == 0:
-        checkpoint.write_array(_file(folder, path), of_path)
+        publishing.write_array(_file(folder, path), of_path)
     progress.update(i + 1)
   progress.close()
-  checkpoint.barrier(f'{folder.name} are there')
-  return np.stack([checkpoint.read_array(_file(folder, path)) for path in range(num_paths)], axis=1)
+  processes.barrier(f'{folder.name} are there')
+  return np.stack([tensors.read_array(_file(folder, path)) for path in range(num_paths)], axis=1)
 
 
 def _file(folder, path: int):

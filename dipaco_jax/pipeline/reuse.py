@@ -7,7 +7,7 @@ import shutil
 
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import checkpoint, seals, trees
+from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import metrics_log
 
 # What a stage has published, by its place in a workdir.
@@ -45,20 +45,20 @@ def take(run: run_lib.Run, other: pathlib.Path):
     for row in list(metrics_log.read_rows(other)):
       if row['stage'] == stage:
         run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
-    checkpoint.write_json(run_lib.record_file(run.workdir, stage), record)
+    publishing.write_json(run_lib.record_file(run.workdir, stage), record)
 
 
 def _check(source: pathlib.Path):
   """Records too, which are else looked at one by one: damage would be found here, and mended here in vain."""
-  for file in [source] if source.is_file() else trees.files(source):
+  for file in [source] if source.is_file() else files.files(source):
     (seals.read_json if file.suffix == '.json' else seals.check)(file)
 
 
 def _link(source: pathlib.Path, target: pathlib.Path):
   if source.is_file():
-    checkpoint.write_sealed(target, source.read_bytes())
+    publishing.write_sealed(target, source.read_bytes())
   elif source.is_dir():
-    with checkpoint.publish_directory(target, sealed=False) as aside:
+    with publishing.publish_directory(target, sealed=False) as aside:
       shutil.copytree(source, aside, copy_function=_link_file, dirs_exist_ok=True)
 
 

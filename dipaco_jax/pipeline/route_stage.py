@@ -17,8 +17,8 @@ from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import balanced_assignment, classifier, router
-from dipaco_jax.storage import checkpoint, seals
-from dipaco_jax.training import display, metrics_log
+from dipaco_jax.storage import files, publishing, seals, tensors
+from dipaco_jax.training import display, metrics_log, processes
 from dipaco_jax.training import progress as progress_lib
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
@@ -79,30 +79,30 @@ def publish_router(
     fit: the router and what is to be said of it; asked of the first process.
     mend: is given the paths of the training sequences, [N, top_n], to change them; returns what is to be said of that.
   """
-  if checkpoint.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
+  if processes.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
   folder = _parts_folder(run, number)
   run_lib.only_first_process(lambda: _keep_router(run, folder, fit), f'fitted {number}')
-  arrays = checkpoint.read_arrays(folder / 'router.safetensors')
+  arrays = tensors.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
   top = {'train': run.settings.routing.top_n, 'validation': 1}
   capacity = {'train': run.settings.routing.capacity, 'validation': 0.0}
   for split in top:
     if not capacity[split]:
       route_parts(run, fitted, folder, split, top[split], (jax.process_index(), jax.process_count()))
-  checkpoint.barrier(f'routed {number} in parts')
+  processes.barrier(f'routed {number} in parts')
 
   def assign(split: str, top_n: int) -> np.ndarray:
     if capacity[split]:
       return _assign_within(run, fitted, split, capacity[split])
-    return np.concatenate([checkpoint.read_array(file) for file in _parts(run, folder, split)])
+    return np.concatenate([tensors.read_array(file) for file in _parts(run, folder, split)])
 
   def publish():
     paths = {split: assign(split, top_n) for split, top_n in top.items()}
     meta = seals.read_json(folder / 'meta.json') | mend(fitted, paths['train'])
-    files: dict[str, checkpoint.Data] = {'meta.json': seals.dumps(meta).encode()}
-    files['router.safetensors'] = seals.read(folder / 'router.safetensors')
-    publish_routes(run, number, lambda split, _: paths[split], files)
+    others: dict[str, files.Data] = {'meta.json': seals.dumps(meta).encode()}
+    others['router.safetensors'] = seals.read(folder / 'router.safetensors')
+    publish_routes(run, number, lambda split, _: paths[split], others)
 
   run_lib.only_first_process(publish, f'routed {number}')
 
@@ -112,9 +112,9 @@ def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple
   if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):
     with display.doing('fitting the router'):
       fitted, meta = fit()
-    checkpoint.write_json(folder / 'meta.json', meta)
+    publishing.write_json(folder / 'meta.json', meta)
     arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-    checkpoint.write_sealed(folder / 'router.safetensors', checkpoint.to_bytes(arrays))
+    publishing.write_sealed(folder / 'router.safetensors', tensors.to_bytes(arrays))
   for split in ('train', 'validation'):
     keep_features(run, split)
 
@@ -134,11 +134,11 @@ def route_parts(
 ):
   """The files of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   num_sequences = len(run.sequences(split))
-  files = _parts(run, folder, split)
-  for i in checkpoint.missing(files, share):
+  parts = _parts(run, folder, split)
+  for i in publishing.missing(parts, share):
     mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
     routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split, mine)]
-    checkpoint.write_array(files[i], np.concatenate(routed).astype(np.int32))
+    publishing.write_array(parts[i], np.concatenate(routed).astype(np.int32))
 
 
 def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity: float) -> np.ndarray:
@@ -152,14 +152,14 @@ def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity
   return balanced_assignment.assign(scores_NP + bias_P, room_P)[:, None]
 
 
-def publish_routes(run: run_lib.Run, number: int, assign, files: dict[str, checkpoint.Data] | None = None):
+def publish_routes(run: run_lib.Run, number: int, assign, others: dict[str, files.Data] | None = None):
   """`routing/<number>/`: paths of the sequences by `assign(split, top_n) -> int32 [N, top_n]`, and other files."""
   if (run.workdir / 'routing' / str(number)).exists():
     return
-  with checkpoint.publish_directory(run.workdir / 'routing' / str(number)) as aside:
+  with publishing.publish_directory(run.workdir / 'routing' / str(number)) as aside:
     np.save(aside / 'train.npy', assign('train', run.settings.routing.top_n))
     np.save(aside / 'validation.npy', assign('validation', 1)[:, 0])
-    for name, data in (files or {}).items():
+    for name, data in (others or {}).items():
       (aside / name).write_bytes(data)
 
 
@@ -172,7 +172,7 @@ def features(run: run_lib.Run, split: str, indices: np.ndarray | None = None) ->
   if (file := keep_features(run, split)) is None:
     yield from _compute_features(run, split, indices)
     return
-  kept = checkpoint.read_array(file, mmap_mode='r')
+  kept = tensors.read_array(file, mmap_mode='r')
   yield from (kept[indices[start : start + FEATURE_ROWS]] for start in range(0, len(indices), FEATURE_ROWS))
 
 
@@ -182,7 +182,7 @@ def keep_features(run: run_lib.Run, split: str) -> pathlib.Path | None:
   if not seals.is_whole(file):
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
       return None
-    checkpoint.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))
+    publishing.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))
   return file
 
 
@@ -246,11 +246,11 @@ def write_base_shards(run: run_lib.Run):
 
 def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray]):
   done, folder = run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
-  if checkpoint.any_process(done.exists(), f'shards {name}'):
+  if processes.any_process(done.exists(), f'shards {name}'):
     return
   folders = [folder / str(i) for i in range(num_shards)]
   write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))
-  checkpoint.barrier(f'shards {name} in parts')
+  processes.barrier(f'shards {name} in parts')
   run_lib.only_first_process(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
 
 
@@ -267,13 +267,13 @@ def write_shard_parts(
   run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
 ):
   """The shards of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
-  missing = checkpoint.missing(folders, share)
+  missing = publishing.missing(folders, share)
   if not missing:
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
   progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
   for count, i in enumerate(missing, 1):
-    with checkpoint.publish_directory(folders[i]) as aside:
+    with publishing.publish_directory(folders[i]) as aside:
       shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
     progress.update(count)
   progress.close()
@@ -284,5 +284,5 @@ def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, 
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
     raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
-  checkpoint.write_json(folder / 'meta.json', meta)
-  checkpoint.put_in_place(folder, done)
+  publishing.write_json(folder / 'meta.json', meta)
+  files.put_in_place(folder, done)

@@ -24,8 +24,8 @@ from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import checkpoint, seals
-from dipaco_jax.training import mesh, metrics_log
+from dipaco_jax.storage import files, publishing, seals, tensors
+from dipaco_jax.training import mesh, metrics_log, processes
 from dipaco_jax.training import programs as programs_lib
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
@@ -105,11 +105,11 @@ class Run:
 
   def base(self) -> dict[str, np.ndarray]:
     """Parameters of the base model."""
-    return dict(sorted(checkpoint.read_arrays(self.workdir / 'base' / 'params.safetensors').items()))
+    return dict(sorted(tensors.read_arrays(self.workdir / 'base' / 'params.safetensors').items()))
 
   def routed(self, split: str, number: int) -> np.ndarray:
     """Paths of the split's sequences, as the router of a round left them."""
-    return checkpoint.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
+    return tensors.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
     """What `shards.merge` tells of the shards of a round, or of the 'base'."""
@@ -163,14 +163,14 @@ def write_record(run: Run, name: str, wall_s: float, result: dict[str, Any]):
   """Marks a stage as done; its artefacts are there already."""
   about = {'digest': digest(run.settings, name), 'wall_s': wall_s, 'ended': time.time()}
   record = about | {'result': metrics_log.plain(result)}
-  checkpoint.write_json(record_file(run.workdir, name), record)
+  publishing.write_json(record_file(run.workdir, name), record)
   seconds_file(run.workdir, name).unlink(missing_ok=True)
 
 
 def reopen(run: Run, name: str):
   """Takes back the records of a stage that is to do more and of those after it; the seconds that it took count on."""
   if record := run.record(name):
-    checkpoint.write_file(seconds_file(run.workdir, name), str(record['wall_s']))
+    files.write_file(seconds_file(run.workdir, name), str(record['wall_s']))
   for later in reversed(settings_lib.STAGES[settings_lib.STAGES.index(name) :]):
     record_file(run.workdir, later).unlink(missing_ok=True)
 
@@ -207,7 +207,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
   def note():
     while jax.process_index() == 0 and not done.wait(5):
       with contextlib.suppress(OSError):
-        checkpoint.write_file(file, f'{elapsed():.1f}')
+        files.write_file(file, f'{elapsed():.1f}')
 
   thread = threading.Thread(target=note, daemon=True)
   thread.start()
@@ -222,7 +222,7 @@ def only_first_process(function: Callable[[], None], name: str):
   """Process 0 does it, the others wait."""
   if jax.process_index() == 0:
     function()
-  checkpoint.barrier(name)
+  processes.barrier(name)
 
 
 def note_environment(run: Run):
@@ -243,4 +243,4 @@ def note_environment(run: Run):
   if changed:
     logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
   if jax.process_index() == 0:
-    checkpoint.write_file(file, json.dumps(now, indent=1) + '\n')
+    files.write_file(file, json.dumps(now, indent=1) + '\n')

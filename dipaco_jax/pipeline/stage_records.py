@@ -1,8 +1,6 @@
 """What a workdir says of its run and its stages, for whoever reads it: status, reports and roles. Loads no JAX."""
 
 import contextlib
-import fcntl
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -58,23 +56,6 @@ def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
     with contextlib.suppress(OSError, ValueError):
       found[name] = float((workdir / 'stages' / f'{name}.seconds').read_text())
   return found
-
-
-def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
-  file = workdir / 'lock'
-  if not file.exists():
-    return None
-  with open(file) as f:
-    try:
-      fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-      try:
-        found = json.loads(f.read())
-      except ValueError:
-        found = None  # it is writing its name
-      return found if isinstance(found, dict) else {}
-  return None
 
 
 def too_little(tokens_by_path: Sequence[int], floor: int) -> str:

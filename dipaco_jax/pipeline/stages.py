@@ -27,8 +27,8 @@ from dipaco_jax.pipeline import (
   validate_stage,
 )
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint
-from dipaco_jax.training import display, mesh, metrics_log, training_loop
+from dipaco_jax.storage import module_store, publishing, tensors
+from dipaco_jax.training import display, mesh, metrics_log, module_publishing, processes, training_loop
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import train_state as state_lib
 
@@ -50,7 +50,7 @@ def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
           result['goodput'] = min(1.0, result['busy_s'] / elapsed())
       if jax.process_index() == 0:
         run_lib.write_record(run, name, elapsed(), result)
-    checkpoint.barrier(f'stage {name}')
+    processes.barrier(f'stage {name}')
 
 
 # -- pretrain
@@ -59,7 +59,7 @@ def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """The base model: one path on all text [2.6]."""
   params, about = first_parameters(run)
-  if checkpoint.any_process((run.workdir / 'base').exists(), 'base'):
+  if processes.any_process((run.workdir / 'base').exists(), 'base'):
     return _pretrained(run) | about
   route_stage.write_base_shards(run)
   record, inner = state_lib.new_record(1), {}
@@ -68,9 +68,9 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
     params = {name: mesh.fetch(x) for name, x in state.modules['all'].items()}
     record, inner = state.record, jobs.named_leaves(state.inner[0])
   if jax.process_index() == 0:
-    with checkpoint.publish_directory(run.workdir / 'base') as aside:
-      (aside / 'params.safetensors').write_bytes(checkpoint.to_bytes(params))
-      (aside / 'inner.safetensors').write_bytes(checkpoint.to_bytes(inner))
+    with publishing.publish_directory(run.workdir / 'base') as aside:
+      (aside / 'params.safetensors').write_bytes(tensors.to_bytes(params))
+      (aside / 'inner.safetensors').write_bytes(tensors.to_bytes(inner))
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate} | about
 
@@ -99,10 +99,10 @@ def train(run: run_lib.Run) -> dict[str, Any]:
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   for number in range(run.settings.rounds):
     made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
-    if not checkpoint.any_process(all(made), f'round {number + 1} is there'):
+    if not processes.any_process(all(made), f'round {number + 1} is there'):
       jobs.train(run, jobs.paths_job(run, number))
       resharding_round.reroute(run, number + 1, jobs.round_end(run.settings, number))
-    checkpoint.barrier(f'round {number + 1}')
+    processes.barrier(f'round {number + 1}')
   job = jobs.paths_job(run, run.settings.rounds)
   state = jobs.train(run, job)
   _publish_again(run, job, state)
@@ -113,10 +113,10 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 def _publish_again(run: run_lib.Run, job: training_loop.Job, state: state_lib.State):
   """What the last phase has published, where it was taken away since: the last checkpoint has it."""
   best, losses = state.record.best_version, state.record.best_loss
-  if not checkpoint.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
-    checkpoint.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.whole(state.modules))
+  if not processes.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
+    module_publishing.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.whole(state.modules))
   if jax.process_index() == 0 and not (run.workdir / 'paths' / 'best.json').exists():
-    checkpoint.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
+    publishing.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
 
 
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
@@ -173,5 +173,5 @@ def figures(run: run_lib.Run, job: training_loop.Job, record: state_lib.Record) 
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
     'dtype': run.model.dtype.name,
     'compilations': sum(run.compilations[name] for name in programs_lib.NAMES),
-    'modules_sha256': checkpoint.modules_sha256(run.workdir, job.phases),
+    'modules_sha256': module_store.modules_sha256(run.workdir, job.phases),
   }  # fmt: skip

@@ -33,8 +33,8 @@ from dipaco_jax.data import shards
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint, seals, trees
-from dipaco_jax.training import evaluation
+from dipaco_jax.storage import files, module_store, publishing, seals, tensors, trees
+from dipaco_jax.training import evaluation, processes
 from dipaco_jax.training import progress as progress_lib
 from dipaco_jax.training.programs import Programs
 
@@ -57,8 +57,8 @@ class TokenLosses(NamedTuple):
 
 def read(folder: pathlib.Path, num_paths: int) -> TokenLosses:
   """What `write` has left. Raises seals.Damaged, also where it has not come to its end."""
-  nll = [checkpoint.read_array(nll_file(folder, path), mmap_mode='r') for path in range(num_paths)]
-  return TokenLosses(nll, checkpoint.read_array(folder / 'counts.npy', mmap_mode='r'))
+  nll = [tensors.read_array(nll_file(folder, path), mmap_mode='r') for path in range(num_paths)]
+  return TokenLosses(nll, tensors.read_array(folder / 'counts.npy', mmap_mode='r'))
 
 
 def nll_file(folder: pathlib.Path, path: int) -> pathlib.Path:
@@ -91,13 +91,13 @@ def write(
     return not all(nll_file(folder, path).exists() for path in placement.paths(turn))
 
   # Looked at by all before any of them writes.
-  turns = [turn for turn in placement.turns() if checkpoint.any_process(missing(turn), f'{name}: turn {turn}')]
+  turns = [turn for turn in placement.turns() if processes.any_process(missing(turn), f'{name}: turn {turn}')]
   progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
     _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
     progress.update(done)
   progress.close()
-  checkpoint.barrier(f'{name} is whole')
+  processes.barrier(f'{name} is whole')
   return read(folder, placement.grid.num_paths)
 
 
@@ -106,13 +106,13 @@ def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[
 
   @functools.cache
   def recorded(version: int) -> dict[str, str]:
-    return checkpoint.recorded_modules(workdir / 'modules' / str(version))
+    return module_store.recorded_modules(workdir / 'modules' / str(version))
 
   def source(path: int, version: int) -> str:
     total = hashlib.sha256()
     for level in layout.levels:
       module = layout.grid.module(level, layout.grid.coordinates(path))
-      file = checkpoint.module_file(workdir, version, level, module)
+      file = module_store.module_file(workdir, version, level, module)
       total.update(recorded(version)[f'{level.name}/{file.name}'].encode())
     return total.hexdigest()
 
@@ -142,7 +142,7 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
       if now != then:
         nll_file(folder, path).unlink(missing_ok=True)
   # After the stale files are gone: a run killed in between removes the rest.
-  checkpoint.write_json(meta, {'rows': about, 'sources': list(sources)})
+  publishing.write_json(meta, {'rows': about, 'sources': list(sources)})
   for path in range(len(sources)):  # what is not as it was written is taken away, before all look what there is
     seals.is_whole(nll_file(folder, path))
   if not seals.is_whole(folder / 'counts.npy'):
@@ -164,15 +164,15 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
     return start, score(params, *map(everywhere, _block(rows, start)))
 
   with contextlib.ExitStack() as stack:
-    files: dict[int, IO[bytes]] = {}
+    opened: dict[int, IO[bytes]] = {}
     for start, scores in shards.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
       for shard in scores.addressable_shards:
         if shard.replica_id == 0:
           path = placement.path(turn, tuple(s.start or 0 for s in shard.index[: programs.num_axes]))
-          if path not in files:
-            files[path] = stack.enter_context(_array_file(nll_file(folder, path), np.dtype('<f4'), rows))
+          if path not in opened:
+            opened[path] = stack.enter_context(_array_file(nll_file(folder, path), np.dtype('<f4'), rows))
           nll_BL = np.asarray(shard.data).reshape(-1, rows.length)
-          files[path].write(nll_BL[: len(rows.indices) - start].tobytes())
+          opened[path].write(nll_BL[: len(rows.indices) - start].tobytes())
 
 
 @functools.lru_cache(8)  # one compilation for a run's programs, however often it scores
@@ -207,8 +207,8 @@ def _array_file(file: pathlib.Path, dtype: np.dtype, rows: Rows) -> Iterator[IO[
       f.flush()
       os.fsync(f.fileno())
     sha256 = trees.digests(aside.parent, [aside.name])[aside.name]
-    checkpoint.write_file(file.with_name(f'{file.name}.sha256'), seals.line(file.name, sha256))
+    files.write_file(file.with_name(f'{file.name}.sha256'), seals.line(file.name, sha256))
     os.replace(aside, file)
   finally:
     aside.unlink(missing_ok=True)
-  checkpoint.sync(file.parent)
+  files.sync(file.parent)

@@ -19,8 +19,8 @@ from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, sequences, tokenizer
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint, remote_files, seals
-from dipaco_jax.training import display, progress
+from dipaco_jax.storage import files, publishing, remote_files, seals
+from dipaco_jax.training import display, processes, progress
 
 Path = pathlib.Path
 
@@ -32,14 +32,14 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), corpus.held(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
-    run_lib.only_first_process(lambda: checkpoint.write_sealed(file, remote_files.read(given)), 'tokenizer')
-  elif not checkpoint.any_process(file.exists(), 'tokenizer'):
+    run_lib.only_first_process(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
+  elif not processes.any_process(file.exists(), 'tokenizer'):
     _sample(s, folder, share, held)
-    checkpoint.barrier('samples')
-    run_lib.only_first_process(lambda: checkpoint.write_sealed(file, _train(s, folder)), 'trained tokenizer')
-  if not checkpoint.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
+    processes.barrier('samples')
+    run_lib.only_first_process(lambda: publishing.write_sealed(file, _train(s, folder)), 'trained tokenizer')
+  if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
     write_parts(run, folder / 'sequences', share, held)
-    checkpoint.barrier('sequences in parts')
+    processes.barrier('sequences in parts')
     run_lib.only_first_process(lambda: _publish(run, folder, held), 'published sequences')
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
 
@@ -54,19 +54,19 @@ def _samples(s: settings.Settings, folder: Path) -> list[Path]:
 
 
 def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: corpus.Held):
-  files = _samples(s, folder)
+  samples = _samples(s, folder)
   with display.doing('reading text for the tokenizer'):
-    for k in checkpoint.missing(files, share):
+    for k in publishing.missing(samples, share):
       documents = corpus.documents(s.data, 'train', (k, s.data.parts), held.fraction)
       found = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
-      checkpoint.write_sealed(files[k], found.encode())
+      publishing.write_sealed(samples[k], found.encode())
 
 
 def _train(s: settings.Settings, folder: Path) -> bytes:
-  files = _samples(s, folder)
+  samples = _samples(s, folder)
   check_files(s, folder)
-  check_parts(files)
-  documents = (document for file in files for document in json.loads(seals.read(file)))
+  check_parts(samples)
+  documents = (document for file in samples for document in json.loads(seals.read(file)))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   with display.doing('training the tokenizer'):
     return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
@@ -80,7 +80,7 @@ def check_files(s: settings.Settings, folder: Path):
 
 def check_parts(parts: list[Path]):
   """Raises InputError where a part is missing, though all processes have done theirs."""
-  if missing := checkpoint.missing(parts, (0, 1)):
+  if missing := publishing.missing(parts, (0, 1)):
     raise InputError(f'parts {missing} of the text are of other files: let all processes see the same')
 
 
@@ -91,7 +91,7 @@ def _folders(s: settings.Settings, folder: Path) -> list[Path]:
 def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: corpus.Held):
   """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   s, parts = run.settings, run.settings.data.parts
-  missing, done = checkpoint.missing(_folders(s, folder), share), 0
+  missing, done = publishing.missing(_folders(s, folder), share), 0
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
   total = 0 if all_of_validation else num_documents * len(missing) // parts
@@ -101,7 +101,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: co
     def show(count: int, _, before=done, part=f'{number}/{len(missing)}'):
       shown.update(before + count, **({'part': part} if parts > 1 else {}))
 
-    with checkpoint.publish_directory(folder / str(k)) as aside:
+    with publishing.publish_directory(folder / str(k)) as aside:
       meta = sequences.write_part(
         functools.partial(corpus.documents, s.data, part=(k, parts), fraction=held.fraction), run.tokenizer, str(aside),
         part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
@@ -118,8 +118,8 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
   meta = sequences.merge(str(folder / 'sequences'), run.settings.data.parts)
   meta |= {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
-  checkpoint.write_json(folder / 'sequences' / 'meta.json', meta)
-  checkpoint.put_in_place(folder / 'sequences', run.workdir / 'sequences')
+  publishing.write_json(folder / 'sequences' / 'meta.json', meta)
+  files.put_in_place(folder / 'sequences', run.workdir / 'sequences')
   for left in run.workdir.glob('tokenize-*'):
     shutil.rmtree(left)
 

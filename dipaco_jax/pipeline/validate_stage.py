@@ -11,7 +11,7 @@ from dipaco_jax.core import bootstrap
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import display, evaluation, metrics_log
 from dipaco_jax.training.programs import Programs
 
@@ -109,7 +109,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     }
 
   def of_version(version: int | None):
-    load = functools.partial(checkpoint.load_path, run.workdir, run.layout, version=version)
+    load = functools.partial(module_store.load_path, run.workdir, run.layout, version=version)
     return measure(run, made, lambda turn: evaluation.in_flight(made, turn, load), assignment)
 
   final = of_version(s.train.phases)
@@ -126,7 +126,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     result |= {f'{name}_{key}': value for key, value in told(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
   if s.evaluate.matrix:
-    load = functools.partial(checkpoint.load_path, run.workdir, run.layout)
+    load = functools.partial(module_store.load_path, run.workdir, run.layout)
     result['loss_matrix'] = evaluation.matrix(made, load, holdout_rows(run, s.rounds))
   return result
 
@@ -135,7 +135,7 @@ def control(run: run_lib.Run) -> tuple[Programs, Callable[[], dict[str, np.ndarr
   """The dense control's programs, and what loads it at the version that early stopping chose, or at the last."""
   s, made = run.settings, run.control_programs
   version = None if s.train.early_stopping else s.train.phases
-  return made, lambda: checkpoint.load_path(run.workdir / run_lib.CONTROL, made.layout, 0, version)
+  return made, lambda: module_store.load_path(run.workdir / run_lib.CONTROL, made.layout, 0, version)
 
 
 def _of_one(made: Programs, params: Callable[[], dict[str, np.ndarray]], turn: Coordinates) -> Any:

@@ -90,7 +90,7 @@ def write(workdir: str):
   """Writes the page; what that process runs."""
   os.nice(19)
   from dipaco_jax.reports import run_report
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import files
 
   place = pathlib.Path(workdir)
-  checkpoint.write_file(place / PAGE, run_report.page_so_far(place))
+  files.write_file(place / PAGE, run_report.page_so_far(place))

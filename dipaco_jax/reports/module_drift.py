@@ -73,11 +73,11 @@ def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Le
 
 
 def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid, slab: Slab) -> Drift:
-  from dipaco_jax.storage import checkpoint  # imports jax
+  from dipaco_jax.storage import module_store  # imports jax
 
-  files = [checkpoint.module_file(workdir, version, slab.level, m) for m in grid.modules(slab.level)]
+  files = [module_store.module_file(workdir, version, slab.level, m) for m in grid.modules(slab.level)]
   for file in files:
-    checkpoint.check_module(file)
+    module_store.check_module(file)
   own, mutual, norm = np.zeros(len(files)), np.zeros(len(files)), 0.0
   for name in slab.names:
     start = _read(base, name)

@@ -98,11 +98,11 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
   from dipaco_jax.reports import figures, plot_style, report_page
   from dipaco_jax.routing import chunk_losses
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import files, publishing
 
   workdir = pathlib.Path(workdir)
   report = build(workdir)
-  checkpoint.write_json(workdir / 'report.json', report)
+  publishing.write_json(workdir / 'report.json', report)
   run, best = read_run(workdir, report), workdir / 'paths' / 'best.json'
   if report['phases'] and not best.exists():
     raise seals.Damaged(seals.fault(best), best)
@@ -115,8 +115,8 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   found = figures.make(run)
   for name, picture in found.items():
     with plot_style.left_out(name):
-      checkpoint.write_file(workdir / 'plots' / f'{name}.png', plot_style.to_png(picture.figure))
-  checkpoint.write_file(workdir / 'report.html', report_page.make(run, found))
+      files.write_file(workdir / 'plots' / f'{name}.png', plot_style.to_png(picture.figure))
+  files.write_file(workdir / 'report.html', report_page.make(run, found))
   return report
 
 
@@ -141,6 +141,7 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
   """What the page is made from; of a run that is not finished, with the figures that there are so far."""
   from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import figures, history
+  from dipaco_jax.storage import lock
   from dipaco_jax.training import metrics_log
 
   s = stage_records.read_settings(workdir)
@@ -151,7 +152,7 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
   finished, notice = 'evaluate' in results, ''
   if not finished:
     report = so_far(workdir, report, curves)
-    notice = unfinished(s, results, curves, stage_records.owner(workdir) is not None)
+    notice = unfinished(s, results, curves, lock.owner(workdir) is not None)
   drifts = read_drifts(workdir, grid, levels, finished)
   return figures.Run(workdir, s, grid, levels, results, report, curves, drifts, history.read_tasks(workdir), notice)
 
@@ -159,16 +160,16 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
 def read_drifts(workdir: pathlib.Path, grid: grids.Grid, levels: Sequence[grids.Level], finished: bool) -> list:
   """Of the last version; while a run trains, where it is not much to read, and not just being collected."""
   from dipaco_jax.reports import module_drift
-  from dipaco_jax.storage import checkpoint
+  from dipaco_jax.storage import module_store
 
-  published = checkpoint.versions(workdir)
+  published = module_store.versions(workdir)
   if not published:
     return []
   if finished:
     return module_drift.measure(workdir, published[-1], grid, levels)
-  files = (workdir / 'modules' / str(published[-1])).glob('*/*.safetensors')
+  newest = (workdir / 'modules' / str(published[-1])).glob('*/*.safetensors')
   with contextlib.suppress(OSError):
-    if sum(file.stat().st_size for file in files) <= DRIFT_BYTES:
+    if sum(file.stat().st_size for file in newest) <= DRIFT_BYTES:
       return module_drift.measure(workdir, published[-1], grid, levels)
   return []
 

@@ -3,15 +3,14 @@
 import contextlib
 import errno
 import os
-import pathlib
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
-from dipaco_jax.storage import checkpoint, trees
+from dipaco_jax.storage import files
 
-Path = pathlib.Path
 TRANSFERS = 4  # at once: files of a tree, parts of an object
 PART_BYTES = 8 << 20
 SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
@@ -26,8 +25,8 @@ PASSING = {
 class Place(Protocol):
   """What both have in common. Absent objects raise FileNotFoundError; `create` leaves one that is there as it is."""
 
-  def put(self, name: str, data: checkpoint.Data) -> None: ...
-  def create(self, name: str, data: checkpoint.Data) -> None: ...
+  def put(self, name: str, data: files.Data) -> None: ...
+  def create(self, name: str, data: files.Data) -> None: ...
   def get(self, name: str) -> memoryview: ...
   def exists(self, name: str) -> bool: ...
   def delete(self, name: str) -> None: ...
@@ -43,16 +42,16 @@ class Folder:
   def __init__(self, root: Path):
     self.root = root
 
-  def put(self, name: str, data: checkpoint.Data):
-    checkpoint.write_file(self.root / name, data)
+  def put(self, name: str, data: files.Data):
+    files.write_file(self.root / name, data)
 
-  def create(self, name: str, data: checkpoint.Data):
+  def create(self, name: str, data: files.Data):
     path = self.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = checkpoint.beside(path)
+    aside = files.beside(path)
     try:
       aside.write_bytes(data)
-      checkpoint.sync(aside)
+      files.sync(aside)
       try:
         os.link(aside, path)
       except FileExistsError:
@@ -62,10 +61,10 @@ class Folder:
           os.replace(aside, path)
     finally:
       aside.unlink(missing_ok=True)
-    checkpoint.sync(path.parent)
+    files.sync(path.parent)
 
   def get(self, name: str) -> memoryview:
-    return checkpoint.read_file(self.root / name).toreadonly()
+    return files.read_file(self.root / name).toreadonly()
 
   def exists(self, name: str) -> bool:
     return (self.root / name).is_file()
@@ -74,13 +73,13 @@ class Folder:
     path = self.root / name
     with contextlib.suppress(FileNotFoundError):
       path.unlink()
-      checkpoint.sync(path.parent)
+      files.sync(path.parent)
 
   def names(self, prefix: str) -> Iterator[str]:
-    return (str(f.relative_to(self.root)) for f in self.files(prefix) if trees.written_as(f) == f)
+    return (str(f.relative_to(self.root)) for f in self.files(prefix) if files.written_as(f) == f)
 
   def tidy(self, prefix: str):
-    trees.tidy(self.root / prefix)
+    files.tidy(self.root / prefix)
 
   def files(self, prefix: str) -> Iterator[Path]:
     return (file for file in (self.root / prefix).rglob('*') if file.is_file())
@@ -88,7 +87,7 @@ class Folder:
   def copy(self, source: str, target: str):
     path = self.root / target
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = checkpoint.beside(path)
+    aside = files.beside(path)
     try:
       os.link(self.root / source, aside)
     except FileNotFoundError:
@@ -99,7 +98,7 @@ class Folder:
       os.replace(aside, path)
     finally:
       aside.unlink(missing_ok=True)  # of one file, rename(2) leaves both names
-    checkpoint.sync(path.parent)
+    files.sync(path.parent)
 
   def passes(self, error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in PASSING
@@ -126,10 +125,10 @@ class Bucket:
     )
     self.api: Any = obstore
 
-  def put(self, name: str, data: checkpoint.Data):
+  def put(self, name: str, data: files.Data):
     self.api.put(self.store, name, data, chunk_size=PART_BYTES, max_concurrency=TRANSFERS)
 
-  def create(self, name: str, data: checkpoint.Data):
+  def create(self, name: str, data: files.Data):
     with contextlib.suppress(self.api.exceptions.AlreadyExistsError):
       self.api.put(self.store, name, data, mode='create')
 

@@ -11,19 +11,18 @@ import hashlib
 import itertools
 import json
 import logging
-import pathlib
 import random
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import checkpoint, trees
+from dipaco_jax.storage import files, lock, publishing, trees
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
-Path = pathlib.Path
 PATIENCE_S = 600
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20
 EXTRAS = {'s3': 's3', 'gs': 'gcs'}
@@ -46,7 +45,7 @@ class Storage:
     self.lock = threading.Lock()
     self.whole: set[tuple[str, str]] = set()  # trees that are on this machine as they were published
 
-  def write(self, name: str, data: checkpoint.Data, sha256: str = '') -> str:
+  def write(self, name: str, data: files.Data, sha256: str = '') -> str:
     """Publishes an object; returns its sha256, which is worked out unless it is given.
 
     On a disk it is synced before it is seen. A full disk raises at once.
@@ -100,7 +99,7 @@ class Storage:
     """
     if not self.is_here(folder, prefix):
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-        list(pool.map(lambda f: self.write(f'{prefix}/{f.relative_to(folder)}', f.read_bytes()), trees.files(folder)))
+        list(pool.map(lambda f: self.write(f'{prefix}/{f.relative_to(folder)}', f.read_bytes()), files.files(folder)))
     self.write(f'{prefix}.index.json', trees.index_of(folder))  # after the files: a tree is whole
 
   def download_tree(self, prefix: str, folder: Path, sha256: str = ''):
@@ -115,7 +114,7 @@ class Storage:
       return
     if not trees.is_whole(folder, sha256):
       folder.parent.mkdir(parents=True, exist_ok=True)
-      with trees.locked(folder.parent):
+      with lock.locked(folder.parent):
         if not trees.is_whole(folder, sha256):
           self._download(prefix, folder, sha256)
     self.whole.add((prefix, sha256))
@@ -131,7 +130,7 @@ class Storage:
       raise Corrupt(f'{self.where(index_name)} is corrupt: {e}') from e
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
       raise Corrupt(f'{self.where(index_name)} is corrupt: its sha256 is not {sha256}')
-    with checkpoint.publish_directory(folder, sealed=False) as aside:
+    with publishing.publish_directory(folder, sealed=False) as aside:
 
       def download(name: str):
         data = self.read(f'{prefix}/{name}', index[name])
@@ -202,6 +201,6 @@ def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
 
 def checked(name: str) -> str:
   """A name that means the same everywhere; raises InputError."""
-  if not name or any(part in ('', '.', '..') or trees.ASIDE.fullmatch(part) for part in name.split('/')):
+  if not name or any(part in ('', '.', '..') or files.ASIDE.fullmatch(part) for part in name.split('/')):
     raise InputError(f'{name!r} cannot name an object: parts are not empty, not . or .., and not .NAME.NUMBER')
   return name

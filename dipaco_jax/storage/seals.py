@@ -13,15 +13,14 @@ import hashlib
 import json
 import logging
 import os
-import pathlib
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import trees
 
-Path = pathlib.Path
 SUMS, SEAL = 'SHA256SUMS', 'seal'
 UNKNOWN = 'unknown'  # of a file that a seal should name and does not
 LINE = re.compile(r'([0-9a-f]{64}) [ *](.+)')

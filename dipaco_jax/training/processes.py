@@ -11,6 +11,8 @@ from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import stopping
 
+BARRIER_MS = 7 * 24 * 3_600_000
+
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
 GONE = 69  # exit status where another process is gone; the runtime's own is 134
@@ -98,3 +100,31 @@ def end_if_another_is_gone(error: BaseException):
   if joined() and theirs and OF_ANOTHER.search(str(error)):
     words = str(error).splitlines()[0]
     stopping.leave(GONE, f'another process of the run is gone ({words}): start all of them again')
+
+
+def barrier(name: str):
+  """All processes of a job wait for each other; by the coordinator, so that threads may and no device waits.
+
+  A name serves once. It may take as long as the longest stage: a process that dies ends it for the others.
+  """
+  import jax
+
+  if jax.process_count() > 1:
+    import orbax.checkpoint as ocp
+
+    ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=BARRIER_MS)
+
+
+def any_process(flag: bool, occasion: str) -> bool:
+  """Whether it is so on any process of a job. All of them ask, once for each occasion; no device waits."""
+  import jax
+
+  if jax.process_count() == 1:
+    return flag
+  import orbax.checkpoint as ocp
+
+  client = ocp.multihost.get_jax_distributed_client()
+  if flag:
+    client.key_value_set(f'{occasion}/{jax.process_index()}', 'yes')
+  barrier(occasion)  # every answer is there, and none will come
+  return bool(client.key_value_dir_get(f'{occasion}/'))

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import checkpoint, trees
-from dipaco_jax.training import display
+from dipaco_jax.storage import files, trees
+from dipaco_jax.training import display, processes
 
 
 def own_share(names: Iterable[str]) -> list[str]:
@@ -79,7 +79,7 @@ class RunState:
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
         found = json.dumps(trees.digests(here, names), indent=1) + '\n'
-        checkpoint.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
+        files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
 
   def _newer_than(self, updates: int) -> bool:
     """Whether there is a checkpoint that was begun after this one had its name."""
@@ -161,7 +161,7 @@ class RunState:
         raise  # the machine is full: nothing is wrong with the checkpoint
       why = str(e).split('\n')[0] or repr(e)
     self._reads += 1
-    if not checkpoint.any_process(bool(why), f'{self._directory.name} {updates} is corrupt, read {self._reads}'):
+    if not processes.any_process(bool(why), f'{self._directory.name} {updates} is corrupt, read {self._reads}'):
       return found
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
@@ -179,7 +179,7 @@ class RunState:
       os.replace(here, away)
       logging.warning('checkpoint %s is in %s now: to go on from it again, move it back', here, away)
     self._tidy_seals()  # after: what is corrupt by its seal would pass without
-    checkpoint.barrier(f'{self._directory.name} {gone} are away, read {self._reads}')
+    processes.barrier(f'{self._directory.name} {gone} are away, read {self._reads}')
     self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}
     self._manager.reload()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import averaging_gap, screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.storage import checkpoint
+from dipaco_jax.storage import module_store
 from dipaco_jax.training import mesh, metrics_log, progress
 from dipaco_jax.training.programs import Programs
 from dipaco_jax.training.train_state import Record
@@ -152,7 +152,7 @@ class Journal:
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
     norms = {
-      level: {checkpoint.module_name(at): norm for at, norm in np.ndenumerate(x)}
+      level: {module_store.module_name(at): norm for at, norm in np.ndenumerate(x)}
       for level, x in statistics['norm'].items()
     }
     cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}

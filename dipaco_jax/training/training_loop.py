@@ -20,8 +20,8 @@ from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.data import shards
-from dipaco_jax.storage import checkpoint, seals
-from dipaco_jax.training import evaluation, mesh, metrics_log, processes, stopping, train_log
+from dipaco_jax.storage import module_store, publishing, seals
+from dipaco_jax.training import evaluation, mesh, metrics_log, module_publishing, processes, stopping, train_log
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import run_checkpoints as run_state_lib
 from dipaco_jax.training import train_state as state_lib
@@ -233,7 +233,7 @@ class Trainer:
         if dispatch.last_of_phase:
           self._end_phase(dispatch)
         # Signals reach processes apart: they stop after the same dispatch, or would wait for each other.
-        stop = checkpoint.any_process(self.stop(), f'{self.job.name} stops after {self._updates_after(dispatch)}')
+        stop = processes.any_process(self.stop(), f'{self.job.name} stops after {self._updates_after(dispatch)}')
         if stop or self._due(dispatch):
           self._save(dispatch)
         if stop:
@@ -390,10 +390,10 @@ class Trainer:
 
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
     """Modules, then the pointers to them, then what nobody points at goes: in this order no pointer ever dangles."""
-    checkpoint.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
+    module_publishing.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
     if jax.process_index() == 0:
-      checkpoint.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
-      checkpoint.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
+      publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
+      module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _updates_after(self, dispatch: Dispatch) -> int:
     return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)

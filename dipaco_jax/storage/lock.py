@@ -1,0 +1,68 @@
+"""Locks: one run per workdir, and one process of a machine at a time in a directory."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dipaco_jax.core.errors import InputError
+
+HOLD_ATTEMPTS = 10
+
+
+@contextlib.contextmanager
+def hold(workdir: Path) -> Iterator[None]:
+  """One run per workdir; raises InputError that says who holds it."""
+  with open(workdir / 'lock', 'a+') as f:
+    for attempt in range(HOLD_ATTEMPTS):  # `status` looks at the lock for a moment, a killed process takes one to go
+      with contextlib.suppress(BlockingIOError):
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      time.sleep(0.2 * (attempt + 1 < HOLD_ATTEMPTS))
+    else:
+      f.seek(0)
+      owner = json.loads(f.read() or '{}')
+      raise InputError(
+        f'--workdir={workdir} is in use by process {owner.get("pid")} on {owner.get("host")} since '
+        f'{owner.get("started")}: wait for it, stop it, or choose another; where that host is gone for good and a '
+        'file server still keeps its lock, remove the file `lock` there'
+      )
+    f.truncate(0)
+    started = time.strftime('%Y-%m-%d %H:%M:%S')
+    f.write(json.dumps({'pid': os.getpid(), 'host': socket.gethostname(), 'started': started}))
+    f.flush()
+    yield
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+  """One process of this machine at a time; the lock goes with its process and leaves no file."""
+  handle = os.open(directory, os.O_RDONLY)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(handle)
+
+
+def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
+  file = workdir / 'lock'
+  if not file.exists():
+    return None
+  with open(file) as f:
+    try:
+      fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+      try:
+        found = json.loads(f.read())
+      except ValueError:
+        found = None  # it is writing its name
+      return found if isinstance(found, dict) else {}
+  return None

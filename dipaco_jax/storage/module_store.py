@@ -1,0 +1,93 @@
+"""Published modules, which others read: `training.module_publishing` writes them.
+
+A module of a version is one self-contained safetensors object, `modules/<version>/<level>/<c0-c1>.safetensors`, the
+version being the number of outer steps inside; `load_path` reads one path's objects and no more.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.core.modules import Layout
+from dipaco_jax.storage import seals, tensors
+
+
+def module_name(module: Coordinates) -> str:
+  """A module's name among those of its level: its coordinates."""
+  return '-'.join(map(str, module)) or 'shared'
+
+
+def module_key(level: Level, module: Coordinates) -> str:
+  """A module's name among those of its version."""
+  return f'{level.name}/{module_name(module)}'
+
+
+def module_file(workdir: Path, version: int, level: Level, module: Coordinates) -> Path:
+  """Where a module of a version is."""
+  return workdir / 'modules' / str(version) / f'{module_key(level, module)}.safetensors'
+
+
+def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
+  """A module's parameters. Raises seals.Damaged."""
+  file = module_file(workdir, version, level, module)
+  check_module(file)
+  return tensors.read_arrays(file)
+
+
+def check_module(file: Path):
+  """Raises seals.Damaged where a published module's sha256 is not the recorded one."""
+  seals.check(file, recorded_modules(file.parent.parent).get(f'{file.parent.name}/{file.name}', seals.UNKNOWN))
+
+
+def recorded_modules(folder: Path) -> dict[str, str]:
+  """{module's file: sha256} of a version; every process of a job has noted its own. Raises seals.Damaged."""
+  recorded: dict[str, str] = {}
+  for index in folder.glob('index-*.json'):
+    recorded |= seals.read_json(index)
+  return recorded
+
+
+def load_path(workdir: Path, layout: Layout, path: int, version: int | None = None) -> dict[str, np.ndarray]:
+  """One path's parameters, by default of the version that its early-stopping pointer names. Reads those files only."""
+  version = best_versions(workdir)[path] if version is None else version
+  coordinates = layout.grid.coordinates(path)
+  params: dict[str, np.ndarray] = {}
+  for level in layout.levels:
+    params |= read_module(workdir, version, level, layout.grid.module(level, coordinates))
+  return dict(sorted(params.items()))
+
+
+def best_versions(workdir: Path) -> list[int]:
+  """The version that each path points at."""
+  return seals.read_json(workdir / 'paths' / 'best.json', 'version')['version']
+
+
+def versions(workdir: Path) -> list[int]:
+  """Published versions, rising."""
+  return sorted(int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit())
+
+
+def collect(workdir: Path, keep: Iterable[int]):
+  """Removes published versions other than `keep` and the newest."""
+  for leftover in (*workdir.glob('.collected-*'), *workdir.glob('.version-*')):  # of runs that were killed
+    shutil.rmtree(leftover)
+  for version in set(versions(workdir)[:-1]) - set(keep):
+    doomed = workdir / f'.collected-{version}'
+    os.replace(workdir / 'modules' / str(version), doomed)  # seen whole or not at all
+    shutil.rmtree(doomed)
+
+
+def modules_sha256(workdir: Path, version: int) -> str:
+  """sha256 over the parameters' bytes of all modules, by level, module and name in sorted order."""
+  total = hashlib.sha256()
+  for file in sorted((workdir / 'modules' / str(version)).glob('*/*.safetensors')):
+    check_module(file)
+    for name, array in sorted(tensors.read_arrays(file).items()):
+      total.update(f'{file.parent.name}/{file.stem}/{name}'.encode())
+      total.update(array.tobytes())
+  return total.hexdigest()

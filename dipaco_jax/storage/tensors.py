@@ -1,0 +1,55 @@
+"""Arrays as bytes: safetensors, which equal arrays make equal, and .npy."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax.storage import seals
+
+DTYPES = {  # in safetensors' order
+  'U64': np.uint64, 'I64': np.int64, 'F64': np.float64, 'F32': np.float32, 'U32': np.uint32, 'I32': np.int32,
+  'BF16': ml_dtypes.bfloat16, 'F16': np.float16, 'U16': np.uint16, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8,
+  'BOOL': np.bool_,
+}  # fmt: skip
+
+
+def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
+  """What `safetensors.numpy.save` makes, with one copy instead of two: equal arrays give equal bytes."""
+  names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+  order, header, end = list(names), {}, 0
+  for name, x in sorted(arrays.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
+    header[name] = {'dtype': names[x.dtype], 'shape': x.shape, 'data_offsets': [end, end := end + x.nbytes]}
+  text = json.dumps(header, separators=(',', ':'), ensure_ascii=False).encode()
+  text += b' ' * (-len(text) % 8)
+  data = np.empty(8 + len(text) + end, np.uint8).data
+  data[: 8 + len(text)] = len(text).to_bytes(8, 'little') + text
+  for name, view in from_bytes(data).items():
+    np.copyto(view, arrays[name])
+  return data
+
+
+def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
+  """Arrays of a safetensors object: views of its bytes, where `safetensors.numpy.load` makes copies."""
+  start = 8 + int.from_bytes(data[:8], 'little')
+  header = json.loads(bytes(data[8:start]))
+  return {
+    name: np.ndarray(x['shape'], DTYPES[x['dtype']], data, start + x['data_offsets'][0])
+    for name, x in header.items()
+    if name != '__metadata__'
+  }
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+  """What a safetensors file of the workdir holds. Raises seals.Damaged."""
+  with seals.reading(file):
+    return safetensors.numpy.load_file(file)
+
+
+def read_array(file: Path, **how) -> np.ndarray:
+  """What an .npy file of the workdir holds. Raises seals.Damaged."""
+  with seals.reading(file):
+    return np.load(file, **how)

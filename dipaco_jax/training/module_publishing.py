@@ -1,0 +1,70 @@
+"""Modules of a version, written by all processes of a job: `modules/<version>/`, seen whole or not at all."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.core.modules import Layout, Modules
+from dipaco_jax.storage import files, module_store, seals, tensors
+from dipaco_jax.training import processes
+
+
+def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Level, Coordinates, dict[str, np.ndarray]]]:
+  """The modules that this process is to write: those whose first replica is on its devices."""
+  for level in layout.levels:
+    n = len(level.axes)
+    found: dict[Coordinates, dict[str, np.ndarray]] = {}
+    for name, stacked in modules[level.name].items():
+      for shard in stacked.addressable_shards:
+        if shard.replica_id == 0:
+          block, first = np.asarray(shard.data), [s.start or 0 for s in shard.index[:n]]
+          for local in np.ndindex(*block.shape[:n]):
+            found.setdefault(tuple(f + i for f, i in zip(first, local, strict=True)), {})[name] = block[local]
+    for module in sorted(found):
+      yield level, module, found[module]
+
+
+def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules, name: str = 'train'):
+  """As `publish_module_files`: every process of a job writes the modules that are first on its own devices."""
+  publish_module_files(workdir, version, addressable_modules(layout, modules), name)
+
+
+def publish_module_files(
+  workdir: Path,
+  version: int,
+  modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]],
+  name: str = 'train',
+):
+  """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
+
+  A version that is there already is replaced: a run that was killed and goes on makes it again, with the same bytes
+  unless the config was lengthened or the devices changed.
+
+  Args:
+    name: of what is trained, by which the processes of a job tell their meetings apart.
+  """
+  aside = workdir / f'.version-{version}'
+  if jax.process_index() == 0:
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+  processes.barrier(f'{name}: version {version} begins')
+  index = {}
+  for level, module, arrays in modules:
+    data = tensors.to_bytes(arrays)
+    file = module_store.module_file(aside, version, level, module)
+    files.write_file(file, data)
+    index[f'{level.name}/{file.name}'] = hashlib.sha256(data).hexdigest()
+  here = aside / 'modules' / str(version)
+  files.write_file(here / f'index-{jax.process_index()}.json', json.dumps(index, indent=1) + '\n')
+  processes.barrier(f'{name}: version {version}')
+  if jax.process_index() == 0:
+    files.write_file(here / seals.SUMS, seals.sums(here))
+    (workdir / 'modules').mkdir(exist_ok=True)
+    files.put_in_place(here, workdir / 'modules' / str(version))
+    shutil.rmtree(aside)
+  processes.barrier(f'{name}: version {version} is out')
