@@ -16,7 +16,7 @@ import numpy as np
 from absl import app, flags
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, sequences, shards
+from dipaco_jax.data import corpus, loader, sequences, shards
 from dipaco_jax.data.tokenizer import Tokenizer, sample, train
 from dipaco_jax.storage import records
 
@@ -76,7 +76,7 @@ def measure(folder: str) -> dict[str, float]:
   found = sequences.Sequences(f'{folder}/sequences', 'train')
   shard_s, packed = timed(write_shards, found, f'{folder}/shards')
   file = f'{folder}/shards/0/train.array_record'
-  stream = shards.Shard([file], BATCH_SIZE.value, SEQ_LEN.value, seed=0, path=0)
+  stream = loader.Shard([file], BATCH_SIZE.value, SEQ_LEN.value, seed=0, path=0)
   batch_ms, grain_ms = median_ms((stream.batch, grain_batches(file)), NUM_STEPS.value)
   return {
     'megabytes': megabytes,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-from dipaco_jax.data import shards
+from dipaco_jax.data import loader
 from dipaco_jax.pipeline import jobs, stage_records, stages
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store
@@ -42,7 +42,7 @@ def test_it_goes_on_with_the_text_that_the_base_has_not_read(undisturbed, unatte
   s, job = run.settings, jobs.control_job(run)
   assert (job.phases, job.steps_per_phase, job.first_step) == (4, 6, s.pretrain.steps) == (4, 6, 12)
   files = [str(undisturbed / 'shards' / 'base' / str(part) / 'train.array_record') for part in range(s.data.parts)]
-  one_by_one = shards.Shard(files, 1, s.model.seq_len, s.seed, 0)
+  one_by_one = loader.Shard(files, 1, s.model.seq_len, s.seed, 0)
   read = s.pretrain.steps * s.pretrain.batch_size
   begin = -(-read // batch_size) * batch_size
   for step in range(3):
@@ -58,7 +58,7 @@ def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
   run = unattended(undisturbed)
   rows = jobs.control_job(run).holdout
   everything = [
-    shards.read_rows(f'{undisturbed}/shards/base/{part}/holdout.array_record', 0, 10**6, run.settings.model.seq_len)
+    loader.read_rows(f'{undisturbed}/shards/base/{part}/holdout.array_record', 0, 10**6, run.settings.model.seq_len)
     for part in range(run.settings.data.parts)
   ]
   expected = [np.concatenate(arrays) for arrays in zip(*everything, strict=True)]

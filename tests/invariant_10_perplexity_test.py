@@ -11,7 +11,7 @@ import sentencepiece
 import small
 
 from dipaco_jax.core import modules, settings
-from dipaco_jax.data import sequences, shards
+from dipaco_jax.data import loader, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import evaluation
@@ -118,7 +118,7 @@ def test_packed_holdout_rows_count_every_sequence_as_if_alone(direct):
   for path in range(4):
     file = direct.workdir / 'shards' / '0' / str(path) / 'holdout.array_record'
     nats, count = 0.0, 0
-    for tokens, segments in zip(*shards.read_rows(str(file), 0, 10**6, s.model.seq_len), strict=True):
+    for tokens, segments in zip(*loader.read_rows(str(file), 0, 10**6, s.model.seq_len), strict=True):
       packed += segments.max() > 1
       for segment in range(1, segments.max() + 1):
         alone = tokens[segments == segment]

@@ -11,7 +11,7 @@ import pytest
 import tiny_run
 
 from dipaco_jax.core import errors, modules, settings
-from dipaco_jax.data import shards, tokenizer
+from dipaco_jax.data import holdouts, loader, tokenizer
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import resharding_round, stage_records
@@ -36,12 +36,12 @@ def rerouted(tmp_path_factory):
 
 def router_data(workdir):
   documents, _ = Sequences(workdir / 'sequences', 'train').columns()
-  return shards.drawn(documents, 0, 0.2, 'router data')
+  return holdouts.drawn(documents, 0, 0.2, 'router data')
 
 
 def rows_of(workdir, name, path):
   files = (workdir / 'shards' / name / str(path) / f'{kind}.array_record' for kind in ('train', 'holdout'))
-  return np.concatenate([np.stack(shards.read_rows(str(file), 0, 10**6, 64), 1) for file in files])
+  return np.concatenate([np.stack(loader.read_rows(str(file), 0, 10**6, 64), 1) for file in files])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import small
 
 from dipaco_jax.core import outer
-from dipaco_jax.data import shards
+from dipaco_jax.data import loader
 from dipaco_jax.islands import worker
 from dipaco_jax.training import training_loop
 
@@ -72,5 +72,5 @@ def test_every_row_is_seen_once_before_any_is_seen_twice():
   job = dataclasses.replace(make(**SAMPLED['drawn']), first_step=0)
   for path, steps in loaded(job, training_loop.dispatches(job, 0, 0, 0)).items():
     num_rows = len(steps)  # of its shard, in batches of one
-    rows = shards.shuffled(np.array(steps), num_rows, 0, path)
+    rows = loader.shuffled(np.array(steps), num_rows, 0, path)
     assert sorted(rows) == list(range(num_rows))

@@ -13,7 +13,7 @@ import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax.data import shards
+from dipaco_jax.data import holdouts, loader, packing, shards
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sequences import Sequences
 
@@ -39,7 +39,7 @@ def make_sequences(folder, lengths, parts=1):
 
 
 def read(file):
-  return shards.read_rows(str(file), 0, 10**6, SEQ_LEN)
+  return loader.read_rows(str(file), 0, 10**6, SEQ_LEN)
 
 
 def segments(tokens, ids):
@@ -60,8 +60,8 @@ def test_packing(lengths, open_rows):
   ends = np.cumsum([0, *lengths]) + 1
   sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(shards, 'OPEN_ROWS', open_rows)
-    rows = list(shards.pack(iter(sequences), SEQ_LEN))
+    patch.setattr(packing, 'OPEN_ROWS', open_rows)
+    rows = list(packing.pack(iter(sequences), SEQ_LEN))
   packed = np.array(rows, np.int64).reshape(-1, 2, SEQ_LEN)
   assert sorted(segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
   used = np.count_nonzero(packed[:, 1], axis=1)
@@ -70,14 +70,14 @@ def test_packing(lengths, open_rows):
 
 
 def test_sequences_that_fit_exactly_share_a_row():
-  assert len(list(shards.pack([np.ones(n, int) for n in (SEQ_LEN - 5, 5, 3, SEQ_LEN - 3)], SEQ_LEN))) == 2
+  assert len(list(packing.pack([np.ones(n, int) for n in (SEQ_LEN - 5, 5, 3, SEQ_LEN - 3)], SEQ_LEN))) == 2
 
 
 def test_packing_streams():
   """Of sequences no two of which fit in a row, a bounded number waits."""
   read = itertools.count()
-  rows = shards.pack((np.ones(SEQ_LEN // 2 + 1, int) for _ in itertools.takewhile(lambda i: i < 5000, read)), SEQ_LEN)
-  assert len(list(itertools.islice(rows, 100))) == 100 and next(read) <= 102 + shards.OPEN_ROWS
+  rows = packing.pack((np.ones(SEQ_LEN // 2 + 1, int) for _ in itertools.takewhile(lambda i: i < 5000, read)), SEQ_LEN)
+  assert len(list(itertools.islice(rows, 100))) == 100 and next(read) <= 102 + packing.OPEN_ROWS
 
 
 @settings(max_examples=15, deadline=None)
@@ -122,28 +122,28 @@ def write(sequences, assignment, num_paths, out_dir, **kwargs):
 
 def test_hold_outs_follow_the_fraction_and_the_seed():
   documents = np.arange(100_000) // 2
-  held = shards.held_out(documents, documents % 7, 7, 0, 0.05)
+  held = holdouts.held_out(documents, documents % 7, 7, 0, 0.05)
   assert 0.045 < held.mean() < 0.055
   assert (held[::2] == held[1::2]).all()
-  assert (held != shards.held_out(documents, documents % 7, 7, 1, 0.05)).any()
-  assert (held == shards.held_out(documents, documents % 7, 7, 0, 0.05)).all()
-  assert not shards.held_out(documents, documents % 7, 7, 0, 0.0).any()
+  assert (held != holdouts.held_out(documents, documents % 7, 7, 1, 0.05)).any()
+  assert (held == holdouts.held_out(documents, documents % 7, 7, 0, 0.05)).all()
+  assert not holdouts.held_out(documents, documents % 7, 7, 0, 0.0).any()
 
 
 def test_small_paths_have_a_hold_out_and_tiny_ones_do_not():
-  documents = np.concatenate([np.arange(1000), np.arange(1000, 1000 + shards.MIN_DOCUMENTS), [5000, 5001]])
-  first = np.repeat([0, 1, 2], [1000, shards.MIN_DOCUMENTS, 2])
-  held = shards.held_out(documents, first, 3, 0, 1e-9)
+  documents = np.concatenate([np.arange(1000), np.arange(1000, 1000 + holdouts.MIN_DOCUMENTS), [5000, 5001]])
+  first = np.repeat([0, 1, 2], [1000, holdouts.MIN_DOCUMENTS, 2])
+  held = holdouts.held_out(documents, first, 3, 0, 1e-9)
   assert [held[first == p].sum() for p in range(3)] == [1, 1, 0]
 
 
 def test_what_is_not_used_is_not_held_back():
   """Nor does a draw that hits it count as a path's."""
   everything = np.arange(5000)
-  hit = shards.held_out(everything, np.zeros(5000, int), 1, 0, 0.01)
-  documents = np.concatenate([everything[hit], everything[~hit][: shards.MIN_DOCUMENTS]])
-  first = np.repeat([-1, 1], [hit.sum(), shards.MIN_DOCUMENTS])
-  held = shards.held_out(documents, first, 2, 0, 0.01)
+  hit = holdouts.held_out(everything, np.zeros(5000, int), 1, 0, 0.01)
+  documents = np.concatenate([everything[hit], everything[~hit][: holdouts.MIN_DOCUMENTS]])
+  first = np.repeat([-1, 1], [hit.sum(), holdouts.MIN_DOCUMENTS])
+  held = holdouts.held_out(documents, first, 2, 0, 0.01)
   assert [held[first == p].sum() for p in (-1, 1)] == [0, 1]
 
 
@@ -151,7 +151,7 @@ def test_many_paths_need_few_open_files(tmp_path):
   sequences = make_sequences(tmp_path / 'sequences', [40] * 600)
   write(sequences, np.arange(600)[:, None] % 300, 300, tmp_path / 'shards', holdout_fraction=0.0)
   before = len(os.listdir('/proc/self/fd'))
-  streams = [shards.Shard([f'{tmp_path}/shards/{p}/train.array_record'], 2, SEQ_LEN, 0, p) for p in range(300)]
+  streams = [loader.Shard([f'{tmp_path}/shards/{p}/train.array_record'], 2, SEQ_LEN, 0, p) for p in range(300)]
   for stream in streams:
     stream.batch(3)
   assert len(os.listdir('/proc/self/fd')) - before <= 257
@@ -161,18 +161,18 @@ def test_many_paths_need_few_open_files(tmp_path):
 @given(st.integers(1, 70), st.integers(0, 2**31), st.integers(0, 40_000), st.integers(0, 10**12))
 def test_an_epoch_is_a_permutation(num_rows, seed, path, epoch):
   positions = np.arange(epoch * num_rows, (epoch + 1) * num_rows)
-  order = shards.shuffled(positions, num_rows, seed, path)
+  order = loader.shuffled(positions, num_rows, seed, path)
   assert sorted(order) == list(range(num_rows))
-  alone = [shards.shuffled(positions[i : i + 1], num_rows, seed, path)[0] for i in range(min(num_rows, 5))]
+  alone = [loader.shuffled(positions[i : i + 1], num_rows, seed, path)[0] for i in range(min(num_rows, 5))]
   assert alone == list(order[:5])
 
 
 def test_orders_are_fair_and_differ():
-  orders = {tuple(shards.shuffled(np.arange(4 * e, 4 * e + 4), 4, 0, 0)) for e in range(500)}
+  orders = {tuple(loader.shuffled(np.arange(4 * e, 4 * e + 4), 4, 0, 0)) for e in range(500)}
   assert len(orders) == 24, 'all permutations occur'
-  one = shards.shuffled(np.arange(200_000), 200_000, 0, 0)
-  others = [shards.shuffled(np.arange(200_000), 200_000, *key) for key in ((1, 0), (0, 1))]
-  others.append(shards.shuffled(np.arange(200_000, 400_000), 200_000, 0, 0))
+  one = loader.shuffled(np.arange(200_000), 200_000, 0, 0)
+  others = [loader.shuffled(np.arange(200_000), 200_000, *key) for key in ((1, 0), (0, 1))]
+  others.append(loader.shuffled(np.arange(200_000, 400_000), 200_000, 0, 0))
   for other in [*others, np.arange(200_000)]:
     assert np.corrcoef(one, other)[0, 1] ** 2 < 25 / 200_000  # five standard deviations of independent orders
     assert (one == other).sum() < 10
@@ -188,14 +188,14 @@ def stream_file(tmp_path_factory):
 
 @pytest.mark.parametrize('batch_size', [1, 8, 37, 100, 9000])
 def test_a_stream_depends_on_its_step_alone(stream_file, batch_size):
-  stream = shards.Shard([stream_file], batch_size, SEQ_LEN, 3, 5)
+  stream = loader.Shard([stream_file], batch_size, SEQ_LEN, 3, 5)
   steps = [stream.batch(step) for step in range(4)]
   for step in (3, 0, 2):
-    again = shards.Shard([stream_file], batch_size, SEQ_LEN, 3, 5).batch(step)
+    again = loader.Shard([stream_file], batch_size, SEQ_LEN, 3, 5).batch(step)
     assert all((a == b).all() for a, b in zip(again, steps[step], strict=True))
   tokens = np.concatenate([tokens for tokens, _ in steps])
   assert tokens.shape == (4 * batch_size, SEQ_LEN) and tokens.dtype == steps[0][1].dtype == np.int32
-  rows = shards.shuffled(np.arange(4 * batch_size), 37, 3, 5)
+  rows = loader.shuffled(np.arange(4 * batch_size), 37, 3, 5)
   assert (tokens == read(stream_file)[0][rows]).all()
 
 
@@ -205,7 +205,7 @@ def test_several_files_are_one_stream(tmp_path):
   write(sequences, np.zeros_like(where), 1, tmp_path / 'one', holdout_fraction=0.0)
   write(sequences, where, 4, tmp_path / 'four', holdout_fraction=0.0)
   one, four = (
-    shards.Shard([f'{tmp_path}/{name}/{p}/train.array_record' for p in range(count)], 16, SEQ_LEN, 3, 5)
+    loader.Shard([f'{tmp_path}/{name}/{p}/train.array_record' for p in range(count)], 16, SEQ_LEN, 3, 5)
     for name, count in (('one', 1), ('four', 4))
   )
   for step in range(5):
@@ -218,7 +218,7 @@ def test_dealing_out_takes_few_bytes_a_sequence():
   first = (documents % 5).astype(np.int32)
   first[-100:] = 5  # a path that no draw hits
   tracemalloc.start()
-  held = shards.held_out(documents, first, 6, 0, 1e-3)
+  held = holdouts.held_out(documents, first, 6, 0, 1e-3)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert held[-100:].sum() == 1
@@ -226,22 +226,22 @@ def test_dealing_out_takes_few_bytes_a_sequence():
 
 
 def test_a_far_step_costs_no_more(stream_file):
-  stream = shards.Shard([stream_file], 8, SEQ_LEN, 0, 0)
+  stream = loader.Shard([stream_file], 8, SEQ_LEN, 0, 0)
   start = time.perf_counter()
   stream.batch(10**12)
   assert time.perf_counter() - start < 1
 
 
 def test_rows_are_read_by_their_numbers_up_to_the_last(stream_file):
-  tokens, ids = shards.read_rows(stream_file, 0, 100, SEQ_LEN)
+  tokens, ids = loader.read_rows(stream_file, 0, 100, SEQ_LEN)
   assert tokens.shape == ids.shape == (37, SEQ_LEN) and (ids == 1).all()
   for start, stop in ((0, 8), (8, 9), (32, 40), (37, 40), (50, 60)):
-    some, some_ids = shards.read_rows(stream_file, start, stop, SEQ_LEN)
+    some, some_ids = loader.read_rows(stream_file, start, stop, SEQ_LEN)
     assert (some == tokens[start:stop]).all() and (some_ids == ids[start:stop]).all()
 
 
 def test_padding_single_sequences():
-  tokens, ids = shards.pad([np.arange(1, 4, dtype=np.uint16), np.arange(1, 9, dtype=np.uint16)], 5)
+  tokens, ids = packing.pad([np.arange(1, 4, dtype=np.uint16), np.arange(1, 9, dtype=np.uint16)], 5)
   assert tokens.tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]] and ids.tolist() == [[1, 1, 1, 0, 0], [1] * 5]
   assert tokens.dtype == ids.dtype == np.int32
 
@@ -250,29 +250,29 @@ def test_empty_missing_and_damaged_shards(tmp_path):
   sequences = make_sequences(tmp_path / 'sequences', [40] * 5)
   write(sequences, np.zeros((5, 1), int), 2, tmp_path / 'shards', holdout_fraction=0.0)
   with pytest.raises(ValueError, match=r'path 1 has no text .*fewer paths in config\.grid'):
-    shards.Shard([f'{tmp_path}/shards/1/train.array_record'], 2, SEQ_LEN, 0, 1)
-  assert shards.read_rows(f'{tmp_path}/shards/1/holdout.array_record', 0, 2, SEQ_LEN)[0].shape == (0, SEQ_LEN)
+    loader.Shard([f'{tmp_path}/shards/1/train.array_record'], 2, SEQ_LEN, 0, 1)
+  assert loader.read_rows(f'{tmp_path}/shards/1/holdout.array_record', 0, 2, SEQ_LEN)[0].shape == (0, SEQ_LEN)
   with pytest.raises(ValueError, match='missing'):
-    shards.Shard([f'{tmp_path}/none'], 2, SEQ_LEN, 0, 1)
+    loader.Shard([f'{tmp_path}/none'], 2, SEQ_LEN, 0, 1)
   (tmp_path / 'bad').write_bytes(b'x' * 100_000)
   with pytest.raises(ValueError, match='not as it was written'):
-    shards.Shard([f'{tmp_path}/bad'], 2, SEQ_LEN, 0, 1)
+    loader.Shard([f'{tmp_path}/bad'], 2, SEQ_LEN, 0, 1)
 
 
 def test_prefetch_runs_ahead_but_not_far():
   loaded = []
-  stream = shards.prefetch(lambda i: loaded.append(i) or i * i, range(3, 9), depth=2)
+  stream = loader.prefetch(lambda i: loaded.append(i) or i * i, range(3, 9), depth=2)
   assert next(stream) == 9
   wait_for(lambda: loaded == [3, 4, 5])
   time.sleep(0.05)
   assert loaded == [3, 4, 5], 'at most two ahead'
   assert list(stream) == [16, 25, 36, 49, 64] and loaded == list(range(3, 9))
-  assert list(shards.prefetch(str, [])) == []
+  assert list(loader.prefetch(str, [])) == []
 
 
 def test_prefetch_loads_as_many_at_once_as_it_has_threads():
   both = threading.Barrier(2, timeout=60)
-  assert list(shards.prefetch(lambda i: (both.wait(), i)[1], range(6), depth=2, threads=2)) == list(range(6))
+  assert list(loader.prefetch(lambda i: (both.wait(), i)[1], range(6), depth=2, threads=2)) == list(range(6))
 
 
 def test_prefetch_passes_errors_on_and_ends_its_thread():
@@ -281,11 +281,11 @@ def test_prefetch_passes_errors_on_and_ends_its_thread():
       raise OSError('disk gone')
     return i
 
-  stream = shards.prefetch(load, range(5))
+  stream = loader.prefetch(load, range(5))
   assert [next(stream), next(stream)] == [0, 1]
   with pytest.raises(OSError, match='disk gone'):
     next(stream)
-  closed = shards.prefetch(load, range(3, 100))
+  closed = loader.prefetch(load, range(3, 100))
   next(closed)
   closed.close()
   assert not [t for t in threading.enumerate() if t.name.startswith('prefetch')]
@@ -305,15 +305,15 @@ def test_a_hold_out_begins_with_every_document(tmp_path):
   """In the order of the text, its first rows are of few: 20 documents of 30 sequences each."""
   sequences = make_sequences(tmp_path / 'sequences', [30 * SEQ_LEN] * 20)
   documents, _ = sequences.columns()
-  order = np.concatenate([*shards.spread_out(sequences, iter([np.arange(200), np.arange(200, 600)]), 0)])
+  order = np.concatenate([*holdouts.spread_out(sequences, iter([np.arange(200), np.arange(200, 600)]), 0)])
   assert sorted(order) == list(range(600))
   for turn in range(30):
     assert sorted(documents[order[20 * turn : 20 * turn + 20]]) == list(range(20))
   firsts = order[:20]
   assert (firsts % 30).std() > 5, 'of a document not its beginning'
-  assert (order != np.concatenate([*shards.spread_out(sequences, iter([np.arange(600)]), 1)])).any()
-  assert (order == np.concatenate([*shards.spread_out(sequences, iter([np.arange(600)]), 0)])).all()
-  assert list(shards.spread_out(sequences, iter([]), 0)) == []
+  assert (order != np.concatenate([*holdouts.spread_out(sequences, iter([np.arange(600)]), 1)])).any()
+  assert (order == np.concatenate([*holdouts.spread_out(sequences, iter([np.arange(600)]), 0)])).all()
+  assert list(holdouts.spread_out(sequences, iter([]), 0)) == []
 
 
 def test_the_first_rows_of_a_written_hold_out_are_of_all_its_documents(tmp_path):
@@ -334,8 +334,8 @@ def test_packing_in_order(lengths, open_rows):
   ends = np.cumsum([0, *lengths]) + 1
   sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(shards, 'OPEN_ROWS', open_rows)
-    packed = np.array(list(shards.pack_in_order(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
+    patch.setattr(packing, 'OPEN_ROWS', open_rows)
+    packed = np.array(list(packing.pack_in_order(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
   assert sorted(segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
   assert (np.diff(packed[:, 0, 0]) > 0).all(), 'rows come as their first sequences do'
 
@@ -348,30 +348,32 @@ def texts(count, pieces):
 
 def test_of_longer_texts_the_ends_are_held_back():
   documents, draws = texts(4, 500)
-  held = shards.held_out(documents, documents % 5, 5, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01))
+  held = holdouts.held_out(documents, documents % 5, 5, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held[::3]).tolist() == [500 * i + n for i in range(4) for n in range(495, 500)]
-  router = shards.drawn_pieces(documents, draws, 0.02)
-  after = shards.held_out(documents, documents % 5, 5, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01, router.end))
-  assert np.flatnonzero(shards.drawn(documents, 0, 0.02, 'x', router)[:1500:3]).tolist() == [*range(490, 500)]
+  router = holdouts.drawn_pieces(documents, draws, 0.02)
+  after = holdouts.held_out(
+    documents, documents % 5, 5, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01, router.end)
+  )
+  assert np.flatnonzero(holdouts.drawn(documents, 0, 0.02, 'x', router)[:1500:3]).tolist() == [*range(490, 500)]
   assert np.flatnonzero(after[:1500:3]).tolist() == [*range(485, 490)], 'next to what is held back already'
 
 
 def test_of_little_text_more_is_held_back_up_to_a_bound():
   documents, draws = texts(2, 100)
-  held = shards.drawn_pieces(documents, draws, 0.01)
-  assert len(np.unique(documents[held.of(slice(None))])) == shards.LEAST_PIECES
+  held = holdouts.drawn_pieces(documents, draws, 0.01)
+  assert len(np.unique(documents[held.of(slice(None))])) == holdouts.LEAST_PIECES
   documents, draws = texts(2, 20)
-  held = shards.drawn_pieces(documents, draws, 0.01)
+  held = holdouts.drawn_pieces(documents, draws, 0.01)
   assert len(np.unique(documents[held.of(slice(None))])) == 4  # a tenth
-  assert not shards.drawn_pieces(documents, draws, 0.0).of(slice(None)).any()
+  assert not holdouts.drawn_pieces(documents, draws, 0.0).of(slice(None)).any()
 
 
 def test_of_texts_that_are_drawn_whole_all_pieces_are_held_back():
   documents, draws = np.arange(2000), np.repeat(np.arange(20) / 20, 100).astype(np.float32)
-  held = shards.held_out(documents, documents % 3, 3, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01))
+  held = holdouts.held_out(documents, documents % 3, 3, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held).tolist() == list(range(100))
   first = np.where(documents < 100, 0, 1 + documents % 2)  # no piece of it is another path's
-  held = shards.held_out(documents, first, 3, 0, 0.01, shards.drawn_pieces(documents, draws, 0.01))
+  held = holdouts.held_out(documents, first, 3, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held).tolist() == list(range(200)), 'those paths get the next text, whole'
 
 
@@ -380,5 +382,5 @@ def test_documents_and_pieces_are_drawn_side_by_side():
   documents = np.concatenate([documents, np.arange(10_000, 60_000)])
   draws = np.concatenate([draws, np.full(50_000, -1, np.float32)])
   first = np.zeros(len(documents), int)
-  held = shards.held_out(documents, first, 1, 0, 0.05, shards.drawn_pieces(documents, draws, 0.05))
+  held = holdouts.held_out(documents, first, 1, 0, 0.05, holdouts.drawn_pieces(documents, draws, 0.05))
   assert held[:2850].sum() == 0 and held[2850:3000].all() and 0.045 < held[3000:].mean() < 0.055

@@ -12,7 +12,7 @@ import small
 import whole
 
 from dipaco_jax.core import modules
-from dipaco_jax.data import sequences, shards
+from dipaco_jax.data import packing, sequences
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.models import loss
 from dipaco_jax.pipeline import token_losses
@@ -89,7 +89,7 @@ def test_files_are_those_that_are_said(folder):
 
 def test_token_losses_are_the_models(made, rows, folder):
   found = token_losses.read(folder, 4)
-  tokens, segments = shards.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)
+  tokens, segments = packing.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)
   for path in range(4):
     nll_NL = loss.token_losses(made.model)(small.base(made.model, path), tokens, segments)
     assert found.nll[path].dtype == np.float32 and found.nll[path].shape == (6, LENGTH)
@@ -108,7 +108,7 @@ def test_sums_are_those_that_perplexity_is_made_of(made, rows, folder):
   asked = Asked(made)
 
   def load(path, start, stop):
-    return shards.pad([x.tokens for x in rows.sequences.read(rows.indices[start:stop])], LENGTH)
+    return packing.pad([x.tokens for x in rows.sequences.read(rows.indices[start:stop])], LENGTH)
 
   losses = evaluation.losses(
     made, lambda turn: evaluation.in_flight(made, turn, asked), evaluation.Rows([6] * 4, load, BATCH, LENGTH)
@@ -129,7 +129,7 @@ def test_other_placements_agree(rows, folder, devices, mesh, tmp_path):
 def test_the_empty_grid(rows, tmp_path):
   made = small.make_programs(small.settings(), 2)
   found = token_losses.write(made, Asked(made), ['base'], rows, tmp_path)
-  tokens, segments = shards.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)
+  tokens, segments = packing.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)
   nll_NL = loss.token_losses(made.model)(small.base(made.model, 0), tokens, segments)
   np.testing.assert_allclose(found.nll[0], nll_NL, atol=CLOSE)
 

@@ -1,9 +1,10 @@
 """What every source of text gives: its documents as items, in a fixed order, each of them cheap until it is read."""
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
+
+from dipaco_jax.core import seeded_hash
 
 T = TypeVar('T')
 Part = tuple[int, int]  # (k, n): number k of n
@@ -48,7 +49,7 @@ def as_read(text: str, domain: str) -> tuple[str, str]:
 
 def uniform(name: str) -> float:
   """In [0, 1), the same on every machine."""
-  return int.from_bytes(hashlib.blake2b(name.encode('utf-8', 'replace'), digest_size=8).digest(), 'big') / 2**64
+  return seeded_hash.of_name(name) / 2**64
 
 
 def spread(name: str, number: int) -> float:

@@ -1,6 +1,5 @@
 """SentencePiece: train a model on a sample of text, and use one."""
 
-import hashlib
 import heapq
 import io
 import os
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from dipaco_jax.core import seeded_hash
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remote_files
 
@@ -30,8 +30,7 @@ def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> 
   heap: list[tuple[int, int, str, str]] = []  # the highest hash on top
   total = 0
   for name, text, *_ in documents:
-    digest = hashlib.blake2b(f'{seed}/{name}'.encode('utf-8', 'replace'), digest_size=8).digest()
-    heapq.heappush(heap, (-int.from_bytes(digest, 'big'), size := len(text.encode()), text, name))
+    heapq.heappush(heap, (-seeded_hash.of_name(f'{seed}/{name}'), size := len(text.encode()), text, name))
     total += size
     while total - heap[0][1] >= sample_bytes:
       total -= heapq.heappop(heap)[1]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import shards
+from dipaco_jax.data import packing
 from dipaco_jax.data.detokenizer import Transcript
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.models import transformer as model_lib
@@ -83,7 +83,7 @@ def read(
     first: the paths that they begin with; None: the router says.
     known: a path's nats of the token after each, [N, L], where they need not be computed.
   """
-  rows, size = shards.pad([text.tokens for text in texts], length), min(ROWS, len(texts))
+  rows, size = packing.pad([text.tokens for text in texts], length), min(ROWS, len(texts))
   paths = _paths(reader, texts, rows, W, first)
 
   def nats(path: int | None, chosen: np.ndarray) -> np.ndarray:

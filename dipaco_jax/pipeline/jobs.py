@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.data import shards
+from dipaco_jax.data import loader
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import validate_stage
 from dipaco_jax.storage import tensors
@@ -107,10 +107,10 @@ def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int
   s = run.settings
 
   @functools.cache
-  def stream(path: int) -> shards.Shard:
+  def stream(path: int) -> loader.Shard:
     names = range(s.data.parts) if shard == 'base' else [path]
     files = [str(run.workdir / 'shards' / shard / str(name) / 'train.array_record') for name in names]
-    return shards.Shard(files, batch_size, s.model.seq_len, s.seed, path)
+    return loader.Shard(files, batch_size, s.model.seq_len, s.seed, path)
 
   return lambda path, step: stream(path).batch(step)
 

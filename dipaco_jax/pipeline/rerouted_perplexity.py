@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import shards
+from dipaco_jax.data import packing
 from dipaco_jax.pipeline import route_stage, token_losses, validate_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_policies, chunk_router, router
@@ -100,7 +100,7 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   indices, labels_NL = np.flatnonzero(route_stage.router_data(run)), chunk_router.labels(scored.nll)
 
   def rows(sequences, chosen, length):
-    return shards.pad([x.tokens for x in sequences.read(chosen)], length)
+    return packing.pad([x.tokens for x in sequences.read(chosen)], length)
 
   def batch(step):
     drawn = np.random.default_rng([s.seed, step]).integers(len(indices), size=s.train.batch_size)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.data import shards
+from dipaco_jax.data import holdouts, packing
 from dipaco_jax.pipeline import route_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
@@ -78,7 +78,7 @@ def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documen
 
   def load(path, start, stop):
     chosen = indices[documents[asked[path][start:stop]]]
-    return shards.pad([x.tokens for x in found.read(chosen)], run.settings.model.seq_len)
+    return packing.pad([x.tokens for x in found.read(chosen)], run.settings.model.seq_len)
 
   def params_of_turn(turn):
     return evaluation.in_flight(made, turn, lambda path: module_store.load_path(run.workdir, run.layout, path, version))
@@ -163,7 +163,7 @@ def _fit(
   z_ND = jax.numpy.concatenate(list(route_stage.features(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   documents, _ = run.sequences('train').columns()
-  tested = shards.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents
+  tested = holdouts.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents
   tested &= not tested.all()  # from the rest is learned
   fitted = classifier.fit_classifier(key, z_ND[~tested], labels_N[~tested], num_paths, hidden=s.routing.hidden)
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import sequences, shards
+from dipaco_jax.data import holdouts, sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
@@ -208,13 +208,13 @@ def router_data(run: run_lib.Run) -> np.ndarray:
   """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
   found, fraction = run.sequences('train'), run.settings.routing.router_fraction
   documents, _ = found.columns()
-  return shards.drawn(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
+  return holdouts.drawn(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
 
 
-def router_pieces(found: sequences.Sequences, fraction: float) -> shards.Drawn | None:
+def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn | None:
   """Of longer texts, what is router data; hold-outs lie before it."""
   draws = found.draws()
-  return None if draws is None else shards.drawn_pieces(found.columns()[0], draws, fraction)
+  return None if draws is None else holdouts.drawn_pieces(found.columns()[0], draws, fraction)
 
 
 def check_router_data(run: run_lib.Run):

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 from dipaco_jax.core import modules
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.core.inner import gather
-from dipaco_jax.data import shards
+from dipaco_jax.data import loader, packing
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.pipeline import run as run_lib
@@ -165,7 +165,7 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
 
   with contextlib.ExitStack() as stack:
     opened: dict[int, IO[bytes]] = {}
-    for start, scores in shards.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
+    for start, scores in loader.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
       for shard in scores.addressable_shards:
         if shard.replica_id == 0:
           path = placement.path(turn, tuple(s.start or 0 for s in shard.index[: programs.num_axes]))
@@ -192,7 +192,7 @@ def _block(rows: Rows, start: int) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and segment ids [B, L] of a batch; the last one is filled up with padding."""
   found = rows.sequences.read(rows.indices[start : start + rows.batch_size])
   empty = [np.zeros(0, np.int32)] * (rows.batch_size - len(found))
-  return shards.pad([x.tokens for x in found] + empty, rows.length)
+  return packing.pad([x.tokens for x in found] + empty, rows.length)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.data import shards
+from dipaco_jax.data import loader, packing
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import display, evaluation, metrics_log
@@ -25,7 +25,7 @@ def control_holdout(run: run_lib.Run) -> evaluation.Rows:
   def load(path, start, stop):
     spans = [(k, max(start - begin, 0), min(stop, end) - begin) for k, (begin, end) in enumerate(pairwise([0, *ends]))]
     files = ((str(folder / str(k) / 'holdout.array_record'), first, last) for k, first, last in spans if first < last)
-    found = [shards.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
+    found = [loader.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
     return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
   return evaluation.Rows([ends[-1]], load, run.eval_batch, s.model.seq_len)
@@ -36,7 +36,7 @@ def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
   s, folder = run.settings, run.workdir / 'shards' / str(number)
 
   def load(path, start, stop):
-    return shards.read_rows(str(folder / str(path) / 'holdout.array_record'), start, stop, s.model.seq_len)
+    return loader.read_rows(str(folder / str(path) / 'holdout.array_record'), start, stop, s.model.seq_len)
 
   counts = run.shards_meta(number)['holdout_rows']
   most = s.train.max_holdout_rows or max(counts)
@@ -49,7 +49,7 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
   mine = [np.flatnonzero(assignment == path) for path in range(num_paths)]
 
   def load(path, start, stop):
-    return shards.pad([x.tokens for x in found.read(mine[path][start:stop])], run.eval_len)
+    return packing.pad([x.tokens for x in found.read(mine[path][start:stop])], run.eval_len)
 
   return evaluation.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 

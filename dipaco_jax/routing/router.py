@@ -18,7 +18,6 @@ Dimensions: N sequences, D width, H hidden units, X = H or D, P paths, K cluster
 """
 
 import functools
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -27,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import seeded_hash, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.routing import arrangement, kmeans
 
@@ -155,11 +154,7 @@ def random_assignment(seed: int, ids: Iterable[str], num_paths: int, top_n: int 
   paths = np.empty((len(ids), top_n), np.int64)
   for n in range(top_n):
     # The n-th draw is among the paths not yet drawn: count past those that were, from the lowest.
-    paths[:, n] = [_hash(f'{seed}/{n}/{name}') % (num_paths - n) for name in ids]
+    paths[:, n] = [seeded_hash.of_name(f'{seed}/{n}/{name}', 'little') % (num_paths - n) for name in ids]
     for drawn in np.sort(paths[:, :n], axis=1).T:
       paths[:, n] += paths[:, n] >= drawn
   return paths.astype(np.int32)
-
-
-def _hash(text: str) -> int:
-  return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')

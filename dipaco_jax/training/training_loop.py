@@ -19,7 +19,7 @@ import numpy as np
 from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates, largest_divisor
-from dipaco_jax.data import shards
+from dipaco_jax.data import loader
 from dipaco_jax.storage import module_store, publishing, seals
 from dipaco_jax.training import evaluation, mesh, metrics_log, module_publishing, processes, stopping, train_log
 from dipaco_jax.training import programs as programs_lib
@@ -226,7 +226,7 @@ class Trainer:
     record = self.state.record
     todo = dispatches(self.job, record.phase, record.turn, record.step)
     try:
-      for dispatch, batch in shards.prefetch(functools.partial(load, self.job), todo):
+      for dispatch, batch in loader.prefetch(functools.partial(load, self.job), todo):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)
