@@ -13,7 +13,7 @@ import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax.data import holdouts, loader, packing, shards
+from dipaco_jax.data import holdouts, loader, packing
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sequences import Sequences
 
