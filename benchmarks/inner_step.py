@@ -16,7 +16,7 @@ from absl import app, flags
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.training import metrics_log, programs
+from dipaco_jax.training import performance, programs
 
 common.define_sizes(width=256, num_layers=4, num_heads=4, mlp_dim=688, vocab_size=8192, seq_len=256, batch_size=16)
 STEPS = flags.DEFINE_integer('steps_per_dispatch', 6, 'k; 6 is what the default makes of phases of 150')
@@ -77,7 +77,7 @@ def bare_loops(made: programs.Programs, params, rows) -> tuple[Loop, Loop]:
 
 def peak_bytes() -> int:
   """Of the device, or of the process where the device doesn't tell."""
-  return metrics_log.device_peak_bytes(jax.devices()[:1]) or metrics_log.process_peak_bytes()
+  return performance.device_peak_bytes(jax.devices()[:1]) or performance.process_peak_bytes()
 
 
 def check(losses: list[np.ndarray]):
@@ -90,7 +90,7 @@ def check(losses: list[np.ndarray]):
 
 def measure() -> dict:
   device = jax.devices()[0]
-  compilations = metrics_log.count_compilations()
+  compilations = performance.count_compilations()
   s = common.make_settings({'a': 1}, [('all', '.*', ())])
   made = common.make_programs(s, [device])
   params = transformer.init(made.model, jax.random.key(0))
@@ -104,14 +104,14 @@ def measure() -> dict:
   common.in_turns([loop.run for loop in loops], 1)  # nothing compiles or grows after this
   ours_s, bare_s, one_s = common.in_turns([loop.run for loop in loops], ROUNDS.value)
   tokens_per_s = STEPS.value * s.train.batch_size * s.model.seq_len / ours_s
-  flops = metrics_log.flops_per_token(s.model, flags.FLAGS.vocab_size, s.model.seq_len) * tokens_per_s
+  flops = performance.flops_per_token(s.model, flags.FLAGS.vocab_size, s.model.seq_len) * tokens_per_s
   return {
     'ratio': bare_s / ours_s,
     'ratio_one_step_per_dispatch': one_s / ours_s,
     'tokens_per_s': tokens_per_s,
     'bare_tokens_per_s': tokens_per_s * ours_s / bare_s,
     'bare_one_step_tokens_per_s': tokens_per_s * ours_s / one_s,
-    'mfu': metrics_log.mfu(flops, device.device_kind, s.model.dtype, 1),
+    'mfu': performance.mfu(flops, device.device_kind, s.model.dtype, 1),
     'model_gflops_per_s': flops / 1e9,
     'peak_memory_bytes': peak,
     'compilations': sum(compilations[name] for name in programs.NAMES),

@@ -55,10 +55,9 @@ def with_changes(changes: str) -> settings.Settings:
 def measure(name: str, s: settings.Settings) -> dict[str, Any]:
   """Figures of a path's inner steps on all chips of a topology."""
   from dipaco_jax.models import transformer
-  from dipaco_jax.planning import dry_run, roofline
-  from dipaco_jax.training import performance
+  from dipaco_jax.planning import dry_run, roofline, topology
 
-  chips = performance.find(name)
+  chips = topology.find(name)
   s = dataclasses.replace(s, model=transformer.for_device(s.model, 'tpu'))
   made = dry_run.on(s, chips)
   about = {'batch': s.train.batch_size, 'chips': made.placement.data}

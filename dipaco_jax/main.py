@@ -151,7 +151,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     # JAX: not for --help
     from dipaco_jax.reports import live_report
     from dipaco_jax.storage import lock
-    from dipaco_jax.training import metrics_log, training_loop
+    from dipaco_jax.training import metrics_log, performance, training_loop
 
   with display.doing('looking for devices'):
     command.devices()
@@ -175,11 +175,11 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       workdir,
       settings,
       open_.enter_context(metrics_log.Metrics(workdir, first, page.due)),
-      metrics_log.count_compilations(),
+      performance.count_compilations(),
       signals.requested,
       signals.graceful,
     )
-    metrics_log.tell_compilations()
+    performance.tell_compilations()
     run_lib.note_environment(run)
     if FLAGS.reuse and first:
       reuse.take(run, pathlib.Path(FLAGS.reuse))
@@ -207,11 +207,11 @@ def compile_only(settings: settings_lib.Settings):
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax.planning import dry_run
+    from dipaco_jax.planning import dry_run, topology
     from dipaco_jax.training import metrics_log, performance
 
-    there = performance.find(FLAGS.topology)
-  metrics_log.tell_compilations()
+    there = topology.find(FLAGS.topology)
+  performance.tell_compilations()
   with display.doing(f'compiling for {FLAGS.topology}', tells=False):
     found = dry_run.run(settings, there)
   print(dry_run.table(found))

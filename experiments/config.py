@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from dipaco_jax import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import metrics_log
+from dipaco_jax.training import performance
 
 Numbers = tuple[int, ...]
 
@@ -184,7 +184,7 @@ def larger(c: ConfigDict, size: Size, numbers: Numbers):
 
 def flops_per_token(c: ConfigDict) -> int:
   model = settings.from_dict(c.to_dict()).model
-  return metrics_log.flops_per_token(model, c.tokenizer.vocab_size, c.model.seq_len)
+  return performance.flops_per_token(model, c.tokenizer.vocab_size, c.model.seq_len)
 
 
 # -- many paths

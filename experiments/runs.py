@@ -23,7 +23,7 @@ import scores
 from dipaco_jax import recipe
 from dipaco_jax.core import settings, settings_checks
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import metrics_log
+from dipaco_jax.training import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
 NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
@@ -225,7 +225,7 @@ def cost(run: Run) -> float:
   """FLOPs of the paths' training."""
   s = run.settings
   tokens = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
-  return metrics_log.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
+  return performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
 
 
 def own_seconds(record: Record) -> float:

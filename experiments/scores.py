@@ -8,7 +8,7 @@ import numpy as np
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import holdouts, sequences
-from dipaco_jax.routing import path_labels
+from dipaco_jax.routing import agreement, path_labels
 
 SWEEPS = 8
 PENALTIES = (1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger
@@ -48,9 +48,9 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   exact_N = path_labels.exact(scores_NP).paths
   return {'router_sequences': len(start_N)} | {
     name: {
-      'agreement': path_labels.agreement(of.paths, exact_N),
+      'agreement': agreement.agreement(of.paths, exact_N),
       'scored': of.scored / scores_NP.size,
-      'regret': path_labels.regret(scores_NP, of.paths),
+      'regret': agreement.regret(scores_NP, of.paths),
     }
     for name, of in found.items()
   }

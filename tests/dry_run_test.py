@@ -13,14 +13,14 @@ import small
 from jax.experimental import topologies
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.planning import dry_run, roofline
+from dipaco_jax.planning import dry_run, roofline, topology
 from dipaco_jax.training import metrics_log, performance
 
 CHIP = performance.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
 
 
-def here(devices: int = 4, slices: int = 1, chip: performance.Chip = CHIP) -> performance.Topology:
-  return performance.Topology('here', chip, jax.devices()[:devices], slices)
+def here(devices: int = 4, slices: int = 1, chip: performance.Chip = CHIP) -> topology.Topology:
+  return topology.Topology('here', chip, jax.devices()[:devices], slices)
 
 
 def config(**changes) -> settings_lib.Settings:
@@ -62,7 +62,7 @@ def flops_of_row(**changes) -> float:
 
 
 def test_flops_are_those_of_a_hand_count():
-  by_hand = metrics_log.flops_per_token(settings_lib.Model(**WIDE), 2048, 128) * 128
+  by_hand = performance.flops_per_token(settings_lib.Model(**WIDE), 2048, 128) * 128
   # Beside products of matrices there are norms, the softmax and AdamW; the embedding is looked up, and multiplies once.
   assert by_hand < flops_of_row(seq_len=128) < 1.2 * by_hand
 
@@ -115,7 +115,7 @@ UNKNOWN = [('v5e', KINDS), ('v5e:3x5', 'a shape of 1x1, 2x2, 2x4'), ('v7:2x2', K
 @pytest.mark.parametrize('name, known', UNKNOWN)
 def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
   with pytest.raises(ValueError, match=known):
-    performance.find(name)
+    topology.find(name)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monke
     return types.SimpleNamespace(devices=jax.devices()[:4])
 
   monkeypatch.setattr(topologies, 'get_topology_desc', describe)
-  found = performance.find(name)
+  found = topology.find(name)
   assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
 
 

@@ -17,7 +17,7 @@ import tiny_run
 
 from dipaco_jax.core import modules, settings
 from dipaco_jax.models import transformer
-from dipaco_jax.training import metrics_log
+from dipaco_jax.training import performance
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / 'experiments'))
 import claims  # after the path
@@ -45,7 +45,7 @@ def flops(s: settings.Settings) -> float:
   """Of the base and of all paths."""
   paths = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
   tokens = (paths + s.pretrain.steps * s.pretrain.batch_size) * s.model.seq_len
-  return tokens * metrics_log.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
+  return tokens * performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
 
 
 @pytest.mark.parametrize('size', config.SIZES)

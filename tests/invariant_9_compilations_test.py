@@ -8,7 +8,7 @@ import numpy as np
 import small
 import tiny_run
 
-from dipaco_jax.training import evaluation, metrics_log, programs
+from dipaco_jax.training import evaluation, performance, programs
 
 
 def test_every_program_of_a_job_is_compiled_once(tmp_path):
@@ -22,7 +22,7 @@ def test_every_program_of_a_job_is_compiled_once(tmp_path):
     return {}
 
   job = small.make_job(made, holdout=rows, validate=validate, validate_every=1, publish=True)
-  counts = metrics_log.count_compilations()
+  counts = performance.count_compilations()
   small.train(job, tmp_path)
   assert len(validated) == job.phases
   assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)  # `whole` among them

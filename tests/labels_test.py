@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dipaco_jax.routing import path_labels
+from dipaco_jax.routing import agreement, path_labels
 
 GRIDS = [(4, 4), (8, 8), (16, 16)]
 NUM = 300
@@ -79,7 +79,7 @@ def test_without_interaction_both_are_exact(shape):
   ):
     assert found.scored == NUM * cost
     np.testing.assert_array_equal(found.paths, exact_N)
-    assert path_labels.agreement(found.paths, exact_N) == 1 and path_labels.regret(scores_NP, found.paths) == 0
+    assert agreement.agreement(found.paths, exact_N) == 1 and agreement.regret(scores_NP, found.paths) == 0
 
 
 @pytest.mark.parametrize('shape', GRIDS, ids=str)
@@ -90,8 +90,8 @@ def test_with_interaction_most_labels_are_exact_at_a_part_of_the_cost(shape):
   settled, swept = (path_labels.coordinate_ascent(Table(scores_NP), start_N, shape, sweeps) for sweeps in (10, 1))
   fitted = path_labels.additive(Table(scores_NP), path_labels.cross(start_N, shape), shape)
   found = (settled, swept, fitted)
-  regrets = [path_labels.regret(scores_NP, x.paths) for x in found]
-  agreements = [path_labels.agreement(x.paths, exact_N) for x in found]
+  regrets = [agreement.regret(scores_NP, x.paths) for x in found]
+  agreements = [agreement.agreement(x.paths, exact_N) for x in found]
   print(shape, [x.scored / NUM for x in found], agreements, regrets)
   assert swept.scored == fitted.scored == NUM * (1 + sum(size - 1 for size in shape))
   assert swept.scored < settled.scored < 2 * swept.scored
@@ -136,8 +136,8 @@ def test_groups_of_documents_have_the_same_labels(monkeypatch):
 
 def test_regret_and_agreement():
   scores_NP = np.array([[-5.0, -3, -4], [-1, -9, -2]])
-  assert path_labels.regret(scores_NP, np.array([2, 0])) == 0.5
-  assert path_labels.agreement(np.array([2, 0]), path_labels.exact(scores_NP).paths) == 0.5
+  assert agreement.regret(scores_NP, np.array([2, 0])) == 0.5
+  assert agreement.agreement(np.array([2, 0]), path_labels.exact(scores_NP).paths) == 0.5
 
 
 BAD = [np.nan, np.inf, -np.inf]
@@ -158,7 +158,7 @@ def test_a_path_that_has_diverged_is_no_label(bad):
   found = path_labels.exact(scores_NP)
   np.testing.assert_array_equal(found.paths, expected_N)
   assert (found.failed[gone], found.failed.sum(), found.scored) == (NUM, NUM + 15, scores_NP.size)
-  assert np.isfinite(path_labels.regret(scores_NP, found.paths))
+  assert np.isfinite(agreement.regret(scores_NP, found.paths))
 
   every_NP = np.tile(np.arange(16), (NUM, 1))
   for ways in (

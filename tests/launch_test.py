@@ -17,7 +17,7 @@ import yaml
 
 from dipaco_jax.command_line import command as command_lib
 from dipaco_jax.islands import registry, registry_url, roles
-from dipaco_jax.training import performance
+from dipaco_jax.planning import topology
 
 ROOT = pathlib.Path(__file__).parent.parent
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
@@ -100,7 +100,7 @@ def test_a_run_on_slices():
   assert made['spec']['failurePolicy']['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   shape = pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology']
-  assert shape in performance.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
+  assert shape in topology.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
   assert job['spec']['parallelism'] == job['spec']['completions']
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensorboardX.proto import event_pb2
 
 from dipaco_jax.core import settings
-from dipaco_jax.training import metrics_log
+from dipaco_jax.training import evaluation, metrics_log, performance
 from dipaco_jax.training import progress as progress_lib
 from dipaco_jax.training import tensorboard as events_lib
 
@@ -300,7 +300,7 @@ def test_summarize_is_the_direct_computation(data):
     )
     for _ in range(n)
   ]
-  found = metrics_log.summarize(*map(np.array, zip(*sequences, strict=True)), num_paths, ['law', 'news'])
+  found = evaluation.summarize(*map(np.array, zip(*sequences, strict=True)), num_paths, ['law', 'news'])
 
   def perplexity(chosen):
     if not chosen:
@@ -318,31 +318,31 @@ def test_summarize_is_the_direct_computation(data):
 
 def test_summarize_without_tokens():
   with pytest.raises(ValueError, match='longer than the prefix'):
-    metrics_log.summarize(*(np.zeros(1, int),) * 5, 1, ['all'])
+    evaluation.summarize(*(np.zeros(1, int),) * 5, 1, ['all'])
 
 
 def test_flops_per_token_by_hand():
   # Width 8, 2 heads of 3, MLP 5, 2 blocks, vocabulary 11, 7 tokens. A block: 4 * 8 * 6 + 3 * 8 * 5 = 312 products.
   model = settings.Model(width=8, num_layers=2, num_heads=2, head_dim=3, mlp_dim=5)
-  assert metrics_log.flops_per_token(model, 11, 7) == 6 * (2 * 312 + 8 * 11) + 12 * 2 * 7 * 6
+  assert performance.flops_per_token(model, 11, 7) == 6 * (2 * 312 + 8 * 11) + 12 * 2 * 7 * 6
 
 
 def test_mfu():
-  assert metrics_log.mfu(197e12, 'TPU v5 lite', 'bfloat16', 2) == 0.5
-  assert metrics_log.mfu(459e12, 'TPU v5p', 'bfloat16', 1) == 1
-  assert metrics_log.mfu(275e12, 'TPU v4', 'float32', 1) == 1
-  assert metrics_log.mfu(989e12, 'NVIDIA H200', 'float32', 1) == 2
-  assert metrics_log.mfu(756e12, 'NVIDIA H100 PCIe', 'bfloat16', 1) == 1
-  assert metrics_log.mfu(1e12, 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'bfloat16', 1) is None
-  assert metrics_log.mfu(1e12, 'cpu', 'float32', 1) is None
+  assert performance.mfu(197e12, 'TPU v5 lite', 'bfloat16', 2) == 0.5
+  assert performance.mfu(459e12, 'TPU v5p', 'bfloat16', 1) == 1
+  assert performance.mfu(275e12, 'TPU v4', 'float32', 1) == 1
+  assert performance.mfu(989e12, 'NVIDIA H200', 'float32', 1) == 2
+  assert performance.mfu(756e12, 'NVIDIA H100 PCIe', 'bfloat16', 1) == 1
+  assert performance.mfu(1e12, 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'bfloat16', 1) is None
+  assert performance.mfu(1e12, 'cpu', 'float32', 1) is None
 
 
 def test_peak_memory():
   import jax
 
   block = np.ones(200_000_000, np.uint8)
-  assert metrics_log.process_peak_bytes() > len(block)
-  assert metrics_log.device_peak_bytes(jax.devices('cpu')) is None
+  assert performance.process_peak_bytes() > len(block)
+  assert performance.device_peak_bytes(jax.devices('cpu')) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import fake_cloud
 import pytest
 from fake_cloud import PROGRAM, ROOT, SCRIPT, TPU
 
-from dipaco_jax.training import performance
+from dipaco_jax.planning import topology
 
 pytestmark = pytest.mark.skipif(shutil.which('flock') is None, reason='hosts are Linux, with flock')
 cloud = fake_cloud.cloud
@@ -100,7 +100,7 @@ def test_without_gcloud(cloud):
 
 def test_topologies_are_those_of_the_dry_run():
   known = re.search(r"TOPOLOGIES='(.*?)'", SCRIPT.read_text(), re.DOTALL)[1]
-  assert dict(line.split(': ') for line in known.splitlines()) == performance.SHAPES
+  assert dict(line.split(': ') for line in known.splitlines()) == topology.SHAPES
 
 
 def test_the_pages_lines_are_accepted(cloud):

@@ -16,9 +16,9 @@ from dipaco_jax.data import holdouts, sequences, shards
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.routing import balanced_assignment, classifier, router
+from dipaco_jax.routing import agreement, balanced_assignment, classifier, router
 from dipaco_jax.storage import files, publishing, seals, tensors
-from dipaco_jax.training import display, metrics_log, processes
+from dipaco_jax.training import display, processes
 from dipaco_jax.training import progress as progress_lib
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
@@ -48,7 +48,7 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
   if jax.process_index() == 0 and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(words)
-  nmi = metrics_log.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
+  nmi = agreement.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 

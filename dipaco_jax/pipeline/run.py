@@ -25,7 +25,7 @@ from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.storage import files, publishing, seals, tensors
-from dipaco_jax.training import mesh, metrics_log, processes
+from dipaco_jax.training import mesh, metrics_log, performance, processes
 from dipaco_jax.training import programs as programs_lib
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
@@ -128,7 +128,7 @@ def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devic
   """A run that writes no metrics, and is not asked to stop: for one of many processes."""
   silent = metrics_log.Metrics(workdir, writes=False)
   return Run(
-    workdir, settings, silent, metrics_log.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
+    workdir, settings, silent, performance.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
   )
 
 

@@ -28,7 +28,7 @@ from dipaco_jax.pipeline import (
 )
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store, publishing, tensors
-from dipaco_jax.training import display, mesh, metrics_log, module_publishing, processes, training_loop
+from dipaco_jax.training import display, mesh, module_publishing, performance, processes, training_loop
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import train_state as state_lib
 
@@ -150,7 +150,7 @@ def figures(run: run_lib.Run, job: training_loop.Job, record: state_lib.Record) 
   s, made, base = run.settings, job.programs, run.result('pretrain')
   placement = made.placement
   devices = placement.mesh.devices.reshape(-1)
-  flops = metrics_log.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
+  flops = performance.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + base['tokens']
@@ -164,10 +164,10 @@ def figures(run: run_lib.Run, job: training_loop.Job, record: state_lib.Record) 
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
-    'peak_memory_bytes': metrics_log.device_peak_bytes(devices) or metrics_log.process_peak_bytes(),
+    'peak_memory_bytes': performance.device_peak_bytes(devices) or performance.process_peak_bytes(),
     'train_flops': flops * tokens,
     'model_flops_utilization':
-      metrics_log.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
+      performance.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
     'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),

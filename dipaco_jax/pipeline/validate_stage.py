@@ -12,7 +12,7 @@ from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import loader, packing
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import display, evaluation, metrics_log
+from dipaco_jax.training import display, evaluation
 from dipaco_jax.training.programs import Programs
 
 
@@ -95,7 +95,7 @@ def summary(
   everything = found.read(range(len(found)))
   num_bytes = np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in everything])
   domains = np.array([x.domain for x in everything])
-  return metrics_log.summarize(nll, count, num_bytes, assignment, domains, num_paths, run.result('tokenize')['domains'])
+  return evaluation.summarize(nll, count, num_bytes, assignment, domains, num_paths, run.result('tokenize')['domains'])
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:

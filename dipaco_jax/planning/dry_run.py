@@ -22,8 +22,9 @@ from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import hlo, roofline
+from dipaco_jax.planning.topology import Topology
 from dipaco_jax.training import mesh, programs
-from dipaco_jax.training.performance import GIB, Topology
+from dipaco_jax.training.performance import GIB
 
 SPARE = 0.95  # of a chip's memory; the rest is the runtime's
 

@@ -20,8 +20,9 @@ from dipaco_jax.core import inner, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import attention, loss, transformer
 from dipaco_jax.planning import hlo
-from dipaco_jax.training import mesh, metrics_log, programs
-from dipaco_jax.training.performance import DCN_BYTES_PER_S, Chip, Topology
+from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
+from dipaco_jax.training import mesh, performance, programs
+from dipaco_jax.training.performance import Chip
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
@@ -73,7 +74,7 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
   sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
   best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
-  useful = metrics_log.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
+  useful = performance.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
   hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
   return {
     'flops_per_step': flops * data, 'traffic_bytes_per_step': upper, 'step_s_low': best_s, 'step_s_high': worst_s,

@@ -10,8 +10,8 @@ from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.reports import grid_plot, module_drift, plot_style, plots, timeline_plot
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.plot_style import Curve
+from dipaco_jax.routing import agreement
 from dipaco_jax.storage import seals
-from dipaco_jax.training import metrics_log
 from dipaco_jax.training.progress import duration
 
 GREAT_GAP = 0.3  # nats between training and held-back loss, that are explained
@@ -248,7 +248,7 @@ def _kinds(run: Run) -> Picture | None:
   words = (
     f'What each path reads. The router never saw these names; {mostly or "none"} of {len(table)} paths '
     f'{"reads" if mostly <= 1 else "read"} mostly one. '
-    f'Normalized mutual information between paths and kinds: {metrics_log.normalized_mutual_information(table):.2f}.'
+    f'Normalized mutual information between paths and kinds: {agreement.normalized_mutual_information(table):.2f}.'
   )
   return Picture(plots.kinds_by_paths(table, kinds, labels(run.grid)), words)
 

@@ -40,12 +40,12 @@ def exact(scores_NP: np.ndarray) -> Labels:
   labels_N, failed_P = np.empty(len(scores_NP), np.int64), np.zeros(scores_NP.shape[1], np.int64)
   for start in range(0, len(labels_N), FIT_DOCUMENTS):
     rows = slice(start, start + FIT_DOCUMENTS)
-    labels_N[rows] = _best(_comparable(scores_NP[rows]))
+    labels_N[rows] = _best(comparable(scores_NP[rows]))
     failed_P += (~np.isfinite(scores_NP[rows])).sum(axis=0)
   return Labels(labels_N, scores_NP.size, failed_P)
 
 
-def _comparable(scores: np.ndarray) -> np.ndarray:
+def comparable(scores: np.ndarray) -> np.ndarray:
   """-inf for those that are not finite."""
   return np.where(np.isfinite(scores), scores, -np.inf)
 
@@ -120,17 +120,6 @@ def additive(score: Score, paths_NM: np.ndarray, grid_shape: Sequence[int]) -> L
   return _labels(labels_N, known_NP)
 
 
-def agreement(labels_N: np.ndarray, exact_N: np.ndarray) -> float:
-  """The fraction of documents whose label is the exact one."""
-  return float(np.mean(labels_N == exact_N))
-
-
-def regret(scores_NP: np.ndarray, labels_N: np.ndarray) -> float:
-  """max_p s(d, p) - s(d, label), nats per document that has one: what the labels lose against exact ones."""
-  scores_NP, labels_N = _comparable(np.asarray(scores_NP, np.float64))[labels_N != NONE], labels_N[labels_N != NONE]
-  return float(np.mean(scores_NP.max(axis=1) - np.take_along_axis(scores_NP, labels_N[:, None], 1)[:, 0]))
-
-
 def _line(coordinates_AN: np.ndarray, axis: int, values_NK: np.ndarray, grid_shape: Sequence[int]) -> np.ndarray:
   """Paths with other values of one coordinate, [N, K]."""
   line_ANK = np.repeat(coordinates_AN[:, :, None], values_NK.shape[1], axis=2)
@@ -144,7 +133,7 @@ def _ask(score: Score, known_NP: np.ndarray, paths_NM: np.ndarray):
   np.put_along_axis(wanted_NP, paths_NM, True, axis=1)
   documents, paths = np.nonzero(wanted_NP & np.isnan(known_NP))
   if len(documents):
-    known_NP[documents, paths] = _comparable(score(documents, paths))
+    known_NP[documents, paths] = comparable(score(documents, paths))
 
 
 def _labels(paths_N: np.ndarray, known_NP: np.ndarray) -> Labels:

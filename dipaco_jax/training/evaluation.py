@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import mesh as mesh_lib
 from dipaco_jax.training.programs import Programs
@@ -188,3 +189,50 @@ def in_flight(programs: Programs, turn: Coordinates, params_of_path: Callable[[i
     name: placement.assemble(s.shape, programs.params_spec[name], functools.partial(load, name))
     for name, s in programs.shapes.items()
   }
+
+
+def summarize(
+  nll: np.ndarray,
+  tokens: np.ndarray,
+  num_bytes: np.ndarray,
+  path: np.ndarray,
+  domain: np.ndarray,
+  num_paths: int,
+  domain_names: Sequence[str],
+) -> dict[str, Any]:
+  """Perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
+
+  Args:
+    nll: [N] nats, summed over the counted tokens of a sequence.
+    tokens: [N] counted tokens (those after the prefix).
+    num_bytes: [N] bytes of text that the counted tokens stand for.
+    path: [N] index of the path that a sequence was routed to.
+    domain: [N] index into domain_names.
+
+  Returns:
+    perplexity, perplexity_by_path and perplexity_by_domain (None where there is no token), bits_per_byte =
+    sum nll / (ln 2 * sum bytes), validation_tokens.
+
+  Raises:
+    InputError: there is no token to count.
+  """
+  nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in (nll, tokens, num_bytes))
+  if not tokens.sum():
+    raise InputError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
+  domains = _perplexities(nll, tokens, np.asarray(domain), len(domain_names))
+  return {
+    'perplexity': _exp(nll.sum() / tokens.sum()),
+    'perplexity_by_path': _perplexities(nll, tokens, np.asarray(path), num_paths),
+    'perplexity_by_domain': dict(zip(domain_names, domains, strict=True)),
+    'bits_per_byte': float(nll.sum() / math.log(2) / num_bytes.sum()) if num_bytes.sum() else None,
+    'validation_tokens': int(tokens.sum()),
+  }
+
+
+def _perplexities(nll: np.ndarray, tokens: np.ndarray, group: np.ndarray, size: int) -> list[float | None]:
+  sums, counts = (np.bincount(group, weights=x, minlength=size)[:size] for x in (nll, tokens))
+  return [_exp(n / t) if t else None for n, t in zip(sums, counts, strict=True)]
+
+
+def _exp(x: float) -> float:
+  return math.exp(x) if x < 700 else math.inf

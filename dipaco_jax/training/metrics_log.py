@@ -1,37 +1,23 @@
-"""What a run says of itself: metrics.jsonl, TensorBoard events, and figures from sums [4].
+"""The metrics of a run: rows of metrics.jsonl, mirrored to TensorBoard [4].
 
 A row of metrics.jsonl is one JSON object with kind, stage, updates (made so far within the stage), time (unix seconds)
 and values. `rewind` takes back what a resumed run is about to do again, so that every update has its row once.
 """
 
-import collections
 import json
 import logging
 import math
 import os
 import pathlib
 import re
-import resource
-import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from dipaco_jax.core import settings
-from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import display, tensorboard
-from dipaco_jax.training.performance import CHIPS
+from dipaco_jax.training import tensorboard
 
 SEALED = re.compile(rb'(.*), "seal": "([0-9a-f]{8})"}\n?', re.DOTALL)
-WORDS = {  # of programs
-  'init': 'the first parameters', 'start': 'the first modules', 'begin': 'the paths', 'fresh_state': 'the AdamW state',
-  'steps': 'the inner step', 'finish': 'the outer gradient', 'outer': 'the outer step', 'evaluate': 'the evaluation',
-  '<lambda>': 'a program',
-}  # fmt: skip
 
 
 class Metrics:
@@ -179,153 +165,3 @@ def _open_whole(path: pathlib.Path):
     size = start
   file.truncate(keep)
   return file
-
-
-def count_compilations() -> collections.Counter[str]:
-  """How often XLA has compiled each function (or taken it from its cache) from now on, by the function's name."""
-  from jax import monitoring
-
-  counts: collections.Counter[str] = collections.Counter()
-
-  def listen(event: str, duration_secs: float, **about: str | int):
-    if event == '/jax/core/compile/backend_compile_duration':
-      counts[str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')] += 1
-
-  monitoring.register_event_duration_secs_listener(listen)
-  return counts
-
-
-def tell_compilations():
-  """Says on the display what XLA compiles, from now on."""
-  from jax import monitoring
-
-  compiling: dict[int, display.Activity] = {}  # by thread
-
-  def listen(event: str, duration_secs: float, **about: str | int):
-    thread = threading.get_ident()
-    if event == '/jax/core/compile/jaxpr_to_mlir_module_duration':  # which comes before
-      if thread in compiling:  # and was not compiled
-        display.end(compiling.pop(thread))
-      name = str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')
-      compiling[thread] = display.begin(f'compiling {WORDS.get(name, name)}')
-    elif event == '/jax/core/compile/backend_compile_duration' and thread in compiling:
-      display.end(compiling.pop(thread))
-
-  monitoring.register_event_duration_secs_listener(listen)
-
-
-def summarize(
-  nll: np.ndarray,
-  tokens: np.ndarray,
-  num_bytes: np.ndarray,
-  path: np.ndarray,
-  domain: np.ndarray,
-  num_paths: int,
-  domain_names: Sequence[str],
-) -> dict[str, Any]:
-  """Perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
-
-  Args:
-    nll: [N] nats, summed over the counted tokens of a sequence.
-    tokens: [N] counted tokens (those after the prefix).
-    num_bytes: [N] bytes of text that the counted tokens stand for.
-    path: [N] index of the path that a sequence was routed to.
-    domain: [N] index into domain_names.
-
-  Returns:
-    perplexity, perplexity_by_path and perplexity_by_domain (None where there is no token), bits_per_byte =
-    sum nll / (ln 2 * sum bytes), validation_tokens.
-
-  Raises:
-    InputError: there is no token to count.
-  """
-  nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in (nll, tokens, num_bytes))
-  if not tokens.sum():
-    raise InputError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
-  domains = _perplexities(nll, tokens, np.asarray(domain), len(domain_names))
-  return {
-    'perplexity': _exp(nll.sum() / tokens.sum()),
-    'perplexity_by_path': _perplexities(nll, tokens, np.asarray(path), num_paths),
-    'perplexity_by_domain': dict(zip(domain_names, domains, strict=True)),
-    'bits_per_byte': float(nll.sum() / math.log(2) / num_bytes.sum()) if num_bytes.sum() else None,
-    'validation_tokens': int(tokens.sum()),
-  }
-
-
-def normalized_mutual_information(table_KL: np.ndarray) -> float:
-  """I(K; L) / mean(H(K), H(L)) of two labels of the same things, from how often they meet; 0 where one is constant."""
-  joint = np.asarray(table_KL, np.float64) / max(1, np.sum(table_KL))
-  rows, columns = joint.sum(1), joint.sum(0)
-
-  def entropy(p):
-    return -float(np.sum(p * np.log(np.where(p > 0, p, 1))))
-
-  mean = (entropy(rows) + entropy(columns)) / 2
-  return (entropy(rows) + entropy(columns) - entropy(joint)) / mean if mean else 0.0
-
-
-def _perplexities(nll: np.ndarray, tokens: np.ndarray, group: np.ndarray, size: int) -> list[float | None]:
-  sums, counts = (np.bincount(group, weights=x, minlength=size)[:size] for x in (nll, tokens))
-  return [_exp(n / t) if t else None for n, t in zip(sums, counts, strict=True)]
-
-
-def _exp(x: float) -> float:
-  return math.exp(x) if x < 700 else math.inf
-
-
-def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int:
-  """Forward and backward FLOPs of one path's matrix products, per trained token, as PaLM counts them.
-
-      6 (N (4 D H K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
-
-  The head counts, tied or not; the embedding's look-up and rematerialization don't; attention counts as if it were
-  neither causal nor cut into segments.
-  """
-  m = model
-  block = 4 * m.width * m.num_heads * m.head_dim + 3 * m.width * m.mlp_dim
-  products = m.num_layers * block + m.width * vocab_size
-  return 6 * products + 12 * m.num_layers * seq_len * m.num_heads * m.head_dim
-
-
-# Dense peak of one JAX device in bfloat16, FLOP/s, by what `device_kind` contains; the first match holds.
-PEAK_BFLOAT16 = (
-  ('tpu v6', CHIPS['v6e'].flops),
-  ('tpu v5 lite', CHIPS['v5e'].flops),
-  ('tpu v5e', CHIPS['v5e'].flops),
-  ('tpu v5', CHIPS['v5p'].flops),
-  ('tpu v4', CHIPS['v4'].flops),
-  (' mig ', None),  # a slice of a GPU
-  ('h200 nvl', 835e12),
-  ('h200', 989e12),
-  ('h100 pcie', 756e12),
-  ('h100 nvl', 835e12),
-  ('h100', 989e12),
-  ('a100', 312e12),
-)
-
-
-def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> float | None:
-  """Model FLOPs utilization: flops_per_s of the whole run over the devices' peak; None where the peak isn't known.
-
-  At JAX's default precision float32 products run as one bfloat16 pass on a TPU and as TF32, at half of bfloat16's
-  peak, on these GPUs.
-  """
-  kind = device_kind.lower()
-  peak = next((peak for name, peak in PEAK_BFLOAT16 if name in kind), None)
-  if peak is None or dtype not in ('bfloat16', 'float32'):
-    return None
-  if dtype == 'float32' and 'tpu' not in kind:
-    peak /= 2
-  return flops_per_s / (peak * num_devices)
-
-
-def process_peak_bytes() -> int:
-  """Largest resident size of this process so far, bytes."""
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak if sys.platform == 'darwin' else peak * 1024
-
-
-def device_peak_bytes(devices: Iterable) -> int | None:
-  """Largest use of memory on any of this process's JAX devices among these, bytes; None if they don't tell (a CPU)."""
-  stats = [device.memory_stats() or {} for device in devices if device in device.client.local_devices()]
-  return max((s['peak_bytes_in_use'] for s in stats if 'peak_bytes_in_use' in s), default=None)

@@ -1,14 +1,35 @@
-"""TPUs by name, without having them: their devices as the TPU compiler knows them, and what a chip can do.
+"""How fast a run is, against what its devices can do: compilations, FLOPs, model FLOPs utilization, memory."""
 
-A name is `KIND:SHAPE`, as `v5e:16x16` or `v5p:4x4x4`; `v5e:8x8*4` is four slices of that, joined by the data-center
-network. Needs the compiler, `pip install "dipaco_jax[tpu]"`, and no TPU.
-"""
+import collections
+import resource
+import sys
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
 
-import os
-import re
-from typing import Any, NamedTuple
+from dipaco_jax.core import settings
+from dipaco_jax.training import display
 
-from dipaco_jax.core.errors import InputError
+WORDS = {  # of programs
+  'init': 'the first parameters', 'start': 'the first modules', 'begin': 'the paths', 'fresh_state': 'the AdamW state',
+  'steps': 'the inner step', 'finish': 'the outer gradient', 'outer': 'the outer step', 'evaluate': 'the evaluation',
+  '<lambda>': 'a program',
+}  # fmt: skip
+# Dense peak of one JAX device in bfloat16, FLOP/s, by what `device_kind` contains; the first match holds.
+PEAK_BFLOAT16 = (
+  ('tpu v6', CHIPS['v6e'].flops),
+  ('tpu v5 lite', CHIPS['v5e'].flops),
+  ('tpu v5e', CHIPS['v5e'].flops),
+  ('tpu v5', CHIPS['v5p'].flops),
+  ('tpu v4', CHIPS['v4'].flops),
+  (' mig ', None),  # a slice of a GPU
+  ('h200 nvl', 835e12),
+  ('h200', 989e12),
+  ('h100 pcie', 756e12),
+  ('h100 nvl', 835e12),
+  ('h100', 989e12),
+  ('a100', 312e12),
+)
 
 GIB = 2**30
 
@@ -28,55 +49,77 @@ CHIPS = {
   'v5p': Chip(459e12, 95 * GIB, 2.765e12, 600e9),
   'v6e': Chip(918e12, 32 * GIB, 1.64e12, 448e9),
 }
-DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, since Google states it by pod
-SHAPES = {
-  'v4': '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16',
-  'v5e': '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
-  'v5p': '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x16x24',
-  'v6e': '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
-}
-# What the compiler asks for in a shape of its own.
-OPTIONS: dict[str, dict[str, Any]] = {
-  'v4': {'chip_config_name': 'megacore'},  # a chip's two cores as one device
-  '1x1': {'chips_per_host_bounds': (1, 1, 1)},
-}
-# Else the compiler asks the network which TPU this machine has, and refuses to be loaded twice.
-ENVIRONMENT = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 
 
-class Topology(NamedTuple):
-  name: str
-  chip: Chip
-  devices: list[Any]  # jax.Device, slice by slice
-  slices: int
+def count_compilations() -> collections.Counter[str]:
+  """How often XLA has compiled each function (or taken it from its cache) from now on, by the function's name."""
+  from jax import monitoring
 
-  @property
-  def chips_per_slice(self) -> int:
-    return len(self.devices) // self.slices
+  counts: collections.Counter[str] = collections.Counter()
+
+  def listen(event: str, duration_secs: float, **about: str | int):
+    if event == '/jax/core/compile/backend_compile_duration':
+      counts[str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')] += 1
+
+  monitoring.register_event_duration_secs_listener(listen)
+  return counts
 
 
-def find(name: str) -> Topology:
-  """The topology of a name.
+def tell_compilations():
+  """Says on the display what XLA compiles, from now on."""
+  from jax import monitoring
 
-  Raises:
-    InputError: there is no such topology, and which there are; or the TPU compiler is not installed.
+  compiling: dict[int, display.Activity] = {}  # by thread
+
+  def listen(event: str, duration_secs: float, **about: str | int):
+    thread = threading.get_ident()
+    if event == '/jax/core/compile/jaxpr_to_mlir_module_duration':  # which comes before
+      if thread in compiling:  # and was not compiled
+        display.end(compiling.pop(thread))
+      name = str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')
+      compiling[thread] = display.begin(f'compiling {WORDS.get(name, name)}')
+    elif event == '/jax/core/compile/backend_compile_duration' and thread in compiling:
+      display.end(compiling.pop(thread))
+
+  monitoring.register_event_duration_secs_listener(listen)
+
+
+def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int:
+  """Forward and backward FLOPs of one path's matrix products, per trained token, as PaLM counts them.
+
+      6 (N (4 D H K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
+
+  The head counts, tied or not; the embedding's look-up and rematerialization don't; attention counts as if it were
+  neither causal nor cut into segments.
   """
-  match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
-  kind, shape = (match[1], match[2]) if match else ('', '')
-  if shape not in SHAPES.get(kind, '').split():
-    there = f'{kind}:SHAPE or {kind}:SHAPE*SLICES with a shape of {SHAPES.get(kind, "").replace(" ", ", ")}'
-    kinds = f'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are {", ".join(SHAPES)}'
-    raise InputError(f'--topology={name} is not known: write {there if kind in SHAPES else kinds}')
-  slices = int(match[3] or 1) if match else 1
-  os.environ.update(ENVIRONMENT | os.environ)
-  from jax.experimental import topologies
+  m = model
+  block = 4 * m.width * m.num_heads * m.head_dim + 3 * m.width * m.mlp_dim
+  products = m.num_layers * block + m.width * vocab_size
+  return 6 * products + 12 * m.num_layers * seq_len * m.num_heads * m.head_dim
 
-  options = OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
-  try:
-    found: Any = topologies.get_topology_desc(
-      platform='tpu', topology_name=name.split('*')[0], num_slices=slices, **options
-    )
-  except RuntimeError as e:
-    raise InputError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
-  devices = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
-  return Topology(name, CHIPS[kind], devices, slices)
+
+def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> float | None:
+  """Model FLOPs utilization: flops_per_s of the whole run over the devices' peak; None where the peak isn't known.
+
+  At JAX's default precision float32 products run as one bfloat16 pass on a TPU and as TF32, at half of bfloat16's
+  peak, on these GPUs.
+  """
+  kind = device_kind.lower()
+  peak = next((peak for name, peak in PEAK_BFLOAT16 if name in kind), None)
+  if peak is None or dtype not in ('bfloat16', 'float32'):
+    return None
+  if dtype == 'float32' and 'tpu' not in kind:
+    peak /= 2
+  return flops_per_s / (peak * num_devices)
+
+
+def process_peak_bytes() -> int:
+  """Largest resident size of this process so far, bytes."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == 'darwin' else peak * 1024
+
+
+def device_peak_bytes(devices: Iterable) -> int | None:
+  """Largest use of memory on any of this process's JAX devices among these, bytes; None if they don't tell (a CPU)."""
+  stats = [device.memory_stats() or {} for device in devices if device in device.client.local_devices()]
+  return max((s['peak_bytes_in_use'] for s in stats if 'peak_bytes_in_use' in s), default=None)
