@@ -23,7 +23,8 @@ import psutil
 from absl import app, flags
 
 from dipaco_jax.core import settings
-from dipaco_jax.islands import outer_executor, registry, role_loop, schedule
+from dipaco_jax.islands import island, outer_executor, registry, schedule
+from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run
@@ -35,7 +36,7 @@ PLACE = flags.DEFINE_string('place', '', 'of the objects; none: a temporary fold
 ROUNDS = flags.DEFINE_integer('rounds', 3, 'of each')
 
 
-def make(folder: pathlib.Path) -> schedule.Islands:
+def make(folder: pathlib.Path) -> island.Islands:
   """A module of its own level, shared by all paths; the rest is path-specific."""
   mine = f'block_({"|".join(map(str, range(BLOCKS.value)))})/'
   rest = f'^(?!{mine})'
@@ -51,10 +52,10 @@ def make(folder: pathlib.Path) -> schedule.Islands:
   place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
   facts.put([Fact('prepared', '', 0, '', '', {'trees': {}})])
-  return schedule.Islands(run.unattended(folder, s), facts, place, 'benchmark')
+  return island.Islands(run.unattended(folder, s), facts, place, 'benchmark')
 
 
-def publish(of: schedule.Islands):
+def publish(of: island.Islands):
   """Version 0 of the module, and every path's checkpoint of phase 0."""
   s, rng = of.run.settings, np.random.default_rng(0)
   level = of.layout.levels[0]
@@ -67,18 +68,18 @@ def publish(of: schedule.Islands):
   of.registry.add_tasks([NewTask('outer', 'mine/shared', 1)])
 
 
-def read_once(of: schedule.Islands) -> float:
+def read_once(of: island.Islands) -> float:
   started = time.perf_counter()
   for fact in of.registry.facts('checkpoint', number=0):
     of.storage.read(*fact.meta['objects']['mine'])
   return time.perf_counter() - started
 
 
-def outer_round(of: schedule.Islands, folder: pathlib.Path) -> float:
+def outer_round(of: island.Islands, folder: pathlib.Path) -> float:
   """The task, up to its fact; then it is given back."""
   task = of.registry.claim(of.name, ['outer'])
   assert task
-  lease = role_loop.Lease(of, 'outer', task)
+  lease = Lease(of, 'outer', task)
   started = time.perf_counter()
   finish = outer_executor.Executor(folder / 'scratch').perform(of, task, lease)
   assert finish

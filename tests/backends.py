@@ -12,7 +12,7 @@ import postgres
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax.islands import database, registry, registry_schema, schedule
+from dipaco_jax.islands import database, island, registry, registry_schema
 from dipaco_jax.storage import object_store
 
 NAMES = 'sqlite,folder', 'postgresql,folder', 'sqlite,s3', 'postgresql,s3'
@@ -51,7 +51,7 @@ class Backend:
       copy_rows(f'sqlite:///{source}/registry.db', self.registry(place))
     there, here = object_store.open_storage(str(source)), object_store.open_storage(self.storage(place))
     if here.local('') is None:
-      shutil.rmtree(place / schedule.OBJECTS)
+      shutil.rmtree(place / island.OBJECTS)
       for name in there.names(''):
         here.write(name, there.fetch(name))
 

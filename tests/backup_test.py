@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from dipaco_jax.islands import backup, role_loop, status_table
+from dipaco_jax.islands import backup, island, status_table
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, NewTask, Task
 from dipaco_jax.storage import object_store as storage_lib
 
@@ -21,10 +21,10 @@ def connect(tmp_path, monkeypatch):
   monkeypatch.setattr(backup, 'LOOK_S', 0.0)
   made = []
 
-  def connect(name: str, lease_s: float = 600) -> islands_lib.Islands:
+  def connect(name: str, lease_s: float = 600) -> island.Islands:
     registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s)
     made.append(registry)
-    return islands_lib.Islands(None, registry, storage_lib.open_storage(str(tmp_path)), name)
+    return island.Islands(None, registry, storage_lib.open_storage(str(tmp_path)), name)
 
   yield connect
   for registry in made:
@@ -35,7 +35,7 @@ def fact(task: Task, words: str = 'x') -> Fact:
   return Fact('checkpoint', task.key, task.number, '', hashlib.sha256(words.encode()).hexdigest(), {})
 
 
-def straggling(worker: islands_lib.Islands) -> Task:
+def straggling(worker: island.Islands) -> Task:
   """Three tasks are done in no time, and one runs for longer."""
   worker.registry.add_tasks([NewTask('train', str(path), 0) for path in range(4)])
   for _ in range(3):
@@ -134,7 +134,7 @@ def test_the_first_counts(words, connect):
 def test_a_copy_holds_nothing(connect):
   spare = connect('backup-0')
   slow = straggling(spare)
-  lease = role_loop.Lease(spare, 'worker', backup.Backup(spare, KINDS).next())
+  lease = Lease(spare, 'worker', backup.Backup(spare, KINDS).next())
   (before,) = spare.registry.tasks('running')
   lease.renew()
   lease.release('failed')

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dipaco_jax import main
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import backup, monitor, registry, role_loop, roles, schedule
+from dipaco_jax.islands import backup, island, monitor, registry, role_loop, roles
 from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
 
@@ -119,7 +119,7 @@ class Cluster:
     best = json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
     last = {self.settings.train.phases, *best}
     kept = {fact.uri for fact in self.registry.facts('module') if fact.number in last}
-    assert set(self.storage.names(schedule.OBJECTS)) <= kept  # what was damaged since is not missed
+    assert set(self.storage.names(island.OBJECTS)) <= kept  # what was damaged since is not missed
     report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
     assert json.loads(bytes(self.storage.fetch('evaluation/excerpts.json')))['documents']

@@ -76,7 +76,7 @@ def test_early_stopping_points_at_the_best_version(tmp_path):
   )
   made = small.make_programs(s, 2)
   state = small.train(small.make_job(made, holdout=ROWS, publish=True), tmp_path)
-  rows = [row for row in small.metrics.read_rows(tmp_path) if row['kind'] == 'phase']
+  rows = [row for row in small.metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
   losses = np.array([row['holdout_loss_by_path'] for row in rows], float)
   measured = [0, 2, 3]
   best = losses[:, measured].argmin(0) + 1

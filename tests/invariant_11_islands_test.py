@@ -18,7 +18,7 @@ from poison import poisoned
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import registry, run_history, schedule
+from dipaco_jax.islands import island, registry, run_history
 from dipaco_jax.training import metrics_log
 
 pytestmark = [
@@ -54,7 +54,7 @@ def test_agrees_with_main(kind, machine, prepared, tmp_path, caplog):  # noqa: F
   tolerance = 1.33 * 8**0.5 * steps * small.EPS * (2 + alone.settings.inner.learning_rate * targets)
   for fact in made.registry.facts('module', number=3):
     level, _, at = fact.key.partition('/')
-    found, _ = schedule.split(made.read(fact.uri, fact.sha256))
+    found, _ = island.split(made.read(fact.uri, fact.sha256))
     file = run.workdir / 'modules' / '3' / level / f'{at}.safetensors'
     small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
   expected, found = phases(run.workdir), rows_of(made, tmp_path / 'rows')
@@ -71,7 +71,7 @@ def phases(workdir: pathlib.Path) -> list[dict]:
   return [row for row in metrics_log.read_rows(workdir) if row['kind'] == 'phase' and row['stage'] == 'train']
 
 
-def rows_of(made: schedule.Islands, folder: pathlib.Path) -> list[dict]:
+def rows_of(made: island.Islands, folder: pathlib.Path) -> list[dict]:
   """That islands write in the end."""
   folder.mkdir()
   own = dataclasses.replace(made.run, metrics=metrics_log.Metrics(folder))

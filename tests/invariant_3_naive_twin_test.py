@@ -87,7 +87,7 @@ def test_twin(case, devices, tmp_path):
     for name, expected in params.items():
       where = f'{level} {module} {name}'
       np.testing.assert_allclose(found[level][name][module], expected, rtol=0, atol=tolerance, err_msg=where)
-  rows = [row['loss_by_path'] for row in small.metrics.read_rows(tmp_path) if row['kind'] == 'phase']
+  rows = [row['loss_by_path'] for row in small.metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
   for row, losses in zip(rows, history, strict=True):
     expected = [np.mean(losses[path]) if path in losses else np.nan for path in range(paths)]
     # Of losses near 4 nats, sums over the rows' targets.

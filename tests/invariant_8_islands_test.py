@@ -17,7 +17,7 @@ import tiny_run
 from backends import Backend
 from one_process import Faults, Machine, changed
 
-from dipaco_jax.islands import live_page, registry, run_history, schedule
+from dipaco_jax.islands import island, live_page, registry, run_history
 from dipaco_jax.pipeline import stages
 from dipaco_jax.reports import history
 from dipaco_jax.training import metrics_log
@@ -77,7 +77,7 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   for fact in made.registry.facts('module', number=s.train.phases):
     level, _, at = fact.key.partition('/')
     file = run.workdir / 'modules' / str(s.train.phases) / level / f'{at}.safetensors'
-    found, _ = schedule.split(made.read(fact.uri, fact.sha256))
+    found, _ = island.split(made.read(fact.uri, fact.sha256))
     small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
   check_rounds(made, run)
   one_process.close(made)
@@ -88,7 +88,7 @@ def of_main(machine: Machine, folder: pathlib.Path):
   place, made = folder / 'main', machine.islands(folder / 'islands')
   one_process.close(made)
   place.mkdir()
-  names = 'sequences', 'base', 'features', 'stages', schedule.TOKENIZER, 'routing/0', 'shards/0'
+  names = 'sequences', 'base', 'features', 'stages', island.TOKENIZER, 'routing/0', 'shards/0'
   one_process.copy(made.run.workdir, place, *names)
   run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place))
   run.__dict__.update(machine.programs)
@@ -116,7 +116,7 @@ def check_losses(facts: registry.Registry, run):
     assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
 
 
-def check_page(made: schedule.Islands, run):
+def check_page(made: island.Islands, run):
   """What the monitor writes while the run trains: a point for each path and phase, from facts alone."""
   page, s = live_page.LivePage(made, every_s=0), run.settings
   page.due()
@@ -139,7 +139,7 @@ def check_page(made: schedule.Islands, run):
   assert words in bytes(made.storage.fetch('report.html')).decode()
 
 
-def check_rounds(made: schedule.Islands, run):
+def check_rounds(made: island.Islands, run):
   """What a round of re-sharding has found, as the report is told."""
   made.publish(run.settings.train.phases)
   told = run_history.figures(made, made.run, run_history.read(made))

@@ -11,7 +11,7 @@ import tiny_run
 from one_process import Machine, changed, close
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import outer_executor, registry, run_history, schedule, screening_facts
+from dipaco_jax.islands import island, outer_executor, registry, run_history, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import lock
@@ -25,13 +25,13 @@ def config(tmp_path) -> settings_lib.Settings:
 
 
 def test_what_made_an_object():
-  assert schedule.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
-  assert schedule.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
-  assert schedule.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
-  assert schedule.maker('objects/modules/3/all/shared-0123456789abcdef.safetensors') == ('outer', 'all/shared', 3)
+  assert island.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
+  assert island.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
+  assert island.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
+  assert island.maker('objects/modules/3/all/shared-0123456789abcdef.safetensors') == ('outer', 'all/shared', 3)
   for name in ('objects/modules/0/low-0123456789abcdef.safetensors', 'shards/0', 'routing/0', 'base', 'stages'):
-    assert schedule.maker(name) == ('prepare', '', 0)
-  assert schedule.maker('shards/2') == schedule.maker('routing/2') == ('reroute', '', 2)
+    assert island.maker(name) == ('prepare', '', 0)
+  assert island.maker('shards/2') == island.maker('routing/2') == ('reroute', '', 2)
 
 
 @pytest.mark.parametrize('after', [0, 1])
@@ -71,7 +71,7 @@ def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
 
 def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):
   made = Machine(config, {}).islands(tmp_path)
-  with lock.hold(tmp_path), pytest.raises(schedule.Busy, match='in use by process'), made.hold():
+  with lock.hold(tmp_path), pytest.raises(island.Busy, match='in use by process'), made.hold():
     pass
   with made.hold(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')

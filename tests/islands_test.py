@@ -16,7 +16,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax.islands import database, monitor, outer_executor, registry, schedule, worker
+from dipaco_jax.islands import database, island, monitor, outer_executor, registry, schedule, worker
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.storage import files, module_store, object_store
 from dipaco_jax.training import stopping
@@ -100,7 +100,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
   last = {machine.settings.train.phases, *module_store.best_versions(place)}
   kept = {f.uri for f in made.registry.facts('module') if f.number in last}
-  assert set(made.storage.names(schedule.OBJECTS)) == kept
+  assert set(made.storage.names(island.OBJECTS)) == kept
   assert made.storage.exists('evaluation/excerpts.json')
   close(made)
   assert not [f for f in place.rglob('*') if files.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
@@ -135,8 +135,8 @@ def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, pr
   place, machine = tmp_path / 'run', machine.other(backend=backend)
   finish(machine, prepared, place, Faults(), end=moment)
   objects = object_store.open_storage(backend.storage(place))
-  prefixes = [f'{schedule.OBJECTS}/{name}' for name in (f'modules/{newest}/low/', 'paths/0/0-', 'paths/0/1-')]
-  gone = [name for name in objects.names(schedule.OBJECTS) if name.startswith(tuple(prefixes))]
+  prefixes = [f'{island.OBJECTS}/{name}' for name in (f'modules/{newest}/low/', 'paths/0/0-', 'paths/0/1-')]
+  gone = [name for name in objects.names(island.OBJECTS) if name.startswith(tuple(prefixes))]
   for name in gone:
     damage(objects, name)
   faults = Faults(f'{when} reopen outer low/{i} {newest}' for when in ('before', 'after') for i in (0, 1))
@@ -298,11 +298,11 @@ def test_what_is_summed_outlives_a_contribution_that_is_gone(machine, prepared, 
   finish(machine, prepared, place, Faults())
   made, executor = machine.islands(place), outer_executor.Executor(tmp_path / 'scratch')
   lease = types.SimpleNamespace(about={}, check=lambda: None)
-  [file] = (place / schedule.OBJECTS / 'paths' / '1').glob('3-high-*')
+  [file] = (place / island.OBJECTS / 'paths' / '1').glob('3-high-*')
   data = file.read_bytes()
   file.unlink()
   task = registry.Task(0, 'outer', 'high/1', 2, 1, '', 0, None)
-  with pytest.raises(schedule.Gone, match='3-high'):
+  with pytest.raises(island.Gone, match='3-high'):
     executor.perform(made, task, lease)
   assert executor.partials['high/1', 2].squares.keys() == {'1'}
   file.write_bytes(data)

@@ -13,20 +13,19 @@ import pytest
 import sqlalchemy
 
 from dipaco_jax.core import settings
+from dipaco_jax.islands import island, role_loop
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import role_loop
-from dipaco_jax.islands import schedule as islands_lib
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.storage import object_store as storage_lib
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 
 
-def make(folder: pathlib.Path, name: str = 'worker-0', lease_s: float = 20) -> islands_lib.Islands:
+def make(folder: pathlib.Path, name: str = 'worker-0', lease_s: float = 20) -> island.Islands:
   registry = registry_lib.Registry(f'sqlite:///{folder}/registry.db', lease_s)
   registry.add_tasks(TASKS)
   run = types.SimpleNamespace(settings=settings.Settings())
-  return islands_lib.Islands(run, registry, storage_lib.open_storage(str(folder)), name)
+  return island.Islands(run, registry, storage_lib.open_storage(str(folder)), name)
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ class Work:
     self.fetched.append(task.key)
     if self.fetched.count(self.fails) == 1:
       self.fails = ''
-      raise islands_lib.Later('not yet')
+      raise island.Later('not yet')
     return f'fetched {task.key}'
 
   def perform(self, islands, task, lease):

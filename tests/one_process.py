@@ -18,12 +18,12 @@ from backends import Backend
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import (
   evaluator,
+  island,
   monitor,
   outer_executor,
   registry,
   role_loop,
   roles,
-  schedule,
   screening_facts,
   worker,
 )
@@ -194,10 +194,10 @@ class Machine:
   def begin(self, prepared: pathlib.Path, place: pathlib.Path, s: settings_lib.Settings) -> 'Machine':
     """For another config of training, whose text, base and shards are in the place already."""
     place.mkdir()
-    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', schedule.TOKENIZER)
+    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', island.TOKENIZER)
     return self.other(s)
 
-  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> schedule.Islands:
+  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> island.Islands:
     """As a process that has just begun; its workdir is the place itself, unless it is a machine far away."""
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ class Machine:
     roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
-    made = schedule.Islands(run, facts, place_of, 'all')
+    made = island.Islands(run, facts, place_of, 'all')
     return dataclasses.replace(made, resumed=screening_facts.resume(made))
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
@@ -243,7 +243,7 @@ class Machine:
     gc.collect()  # files that a dead process has left open are closed, and said to be, here
 
 
-def close(made: schedule.Islands):
+def close(made: island.Islands):
   made.registry.close()
   made.run.metrics.close()
 

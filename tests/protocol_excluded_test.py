@@ -11,7 +11,7 @@ import pytest
 import slow
 from protocol_test import digest
 
-from dipaco_jax.islands import schedule, screening_facts
+from dipaco_jax.islands import island, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact
 
 EXCLUDED = {(1, 1), (3, 2)}  # paths and phases, by their workers
@@ -21,7 +21,7 @@ SHARED = (protocol.SHARED, dict(train=dict(phases=5)))
 RUNS = {'healthy': SHARED, 'sick': SHARED, 'apart': (protocol.APART, dict(train=dict(phases=5)))}
 
 
-def train(of: schedule.Islands, task) -> list[Fact]:
+def train(of: island.Islands, task) -> list[Fact]:
   path, phase = int(task.key), task.number
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
   is_sick = is_sick and not screening_facts.times_resumed(of.registry)
@@ -31,7 +31,7 @@ def train(of: schedule.Islands, task) -> list[Fact]:
   return [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
 
 
-def outer(of: schedule.Islands, task) -> list[Fact]:
+def outer(of: island.Islands, task) -> list[Fact]:
   """As outer_executor.perform and publish, of digests."""
   phase, level = task.number - 1, task.key.split('/')[0]
   wanted = sorted(map(str, of.paths_through(task.key)))

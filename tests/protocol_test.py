@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import monitor, registry, role_loop, run_history, schedule
+from dipaco_jax.islands import island, monitor, registry, role_loop, run_history, schedule
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.registry_schema import TASKS
 from dipaco_jax.islands.screening_facts import begins_anew, heed, resume
@@ -106,7 +106,7 @@ class Process:
     self.rests.release()
 
 
-def watch(of: schedule.Islands):
+def watch(of: island.Islands):
   """As monitor.watch, without its pauses."""
   collector = monitor.Collector(of)
   while not schedule.is_finished(of):
@@ -117,7 +117,7 @@ def watch(of: schedule.Islands):
   collector.finish()
 
 
-def serve(of: schedule.Islands, kinds):
+def serve(of: island.Islands, kinds):
   """As leases.Role.serve, in one thread."""
   role = role_loop.Role(of, 'any', kinds, lambda *_: None)
   role.hold = lambda claim: claim()  # a task, whose lease nobody renews
@@ -136,7 +136,7 @@ def serve(of: schedule.Islands, kinds):
         schedule.schedule(of, facts)
     except registry.Lost:
       pass
-    except schedule.Later as e:
+    except island.Later as e:
       role.send_back(lease, e)
 
 
@@ -148,26 +148,26 @@ def digest(*parts) -> dict[str, np.ndarray]:
   return {'x': np.frombuffer(hashlib.sha256(words.encode()).digest(), np.float32).copy()}
 
 
-def prepare(of: schedule.Islands, task) -> list[Fact]:
+def prepare(of: island.Islands, task) -> list[Fact]:
   made = {level.name: of.write(f'modules/0/{level.name}', digest(level.name)) for level in of.layout.levels}
   modules = [Fact('module', key, 0, *made[key.split('/')[0]], {}) for key in of.all_modules()]
   return [Fact('prepared', '', 0, '', '', {}), *modules]
 
 
-def the_round(of: schedule.Islands, phase: int) -> str:
+def the_round(of: island.Islands, phase: int) -> str:
   """What a phase trains on; raises where there is no such thing yet."""
   kind, number = ('round', of.round(phase)) if of.round(phase) else ('prepared', 0)
   return of.registry.facts(kind, number=number)[0].sha256
 
 
-def parameters(of: schedule.Islands, path: int, version: int) -> dict[str, np.ndarray]:
+def parameters(of: island.Islands, path: int, version: int) -> dict[str, np.ndarray]:
   """Of all modules; raises where one is not there."""
   facts = of.registry.facts('module', list(of.modules_of(path).values()), version)
   assert len(facts) == len(of.layout.levels), f'a module of path {path} is not of version {version}'
   return digest(*(of.read(fact.uri, fact.sha256) for fact in facts))
 
 
-def train(of: schedule.Islands, task) -> list[Fact]:
+def train(of: island.Islands, task) -> list[Fact]:
   path, phase = int(task.key), task.number
   before = next((t for t in reversed(range(phase)) if of.active(t)[path]), None)
   inner: dict = {}
@@ -181,7 +181,7 @@ def train(of: schedule.Islands, task) -> list[Fact]:
   return [schedule.checkpoint_fact(path, phase, objects, {})]
 
 
-def outer(of: schedule.Islands, task) -> list[Fact]:
+def outer(of: island.Islands, task) -> list[Fact]:
   phase, level = task.number - 1, task.key.split('/')[0]
   active = of.active(phase)
   wanted = sorted(str(path) for path in of.paths_through(task.key) if active[path])
@@ -194,20 +194,20 @@ def outer(of: schedule.Islands, task) -> list[Fact]:
   return [Fact('module', task.key, task.number, *of.write(f'modules/{task.number}/{task.key}', new), {})]
 
 
-def evaluation(of: schedule.Islands, task) -> list[Fact]:
+def evaluation(of: island.Islands, task) -> list[Fact]:
   path, version = int(task.key), task.number
   found = digest(the_round(of, version - 1), parameters(of, path, version))
   loss = int.from_bytes(found['x'].tobytes()[:2], 'big') / 2**16 + version / 4  # early versions are often the best
   return [Fact('evaluation', task.key, version, '', repr(loss), {'loss': loss, 'targets': 1.0})]
 
 
-def reroute(of: schedule.Islands, task) -> list[Fact]:
+def reroute(of: island.Islands, task) -> list[Fact]:
   version = jobs.round_end(of.run.settings, task.number - 1)
   every = [parameters(of, path, version) for path in range(of.layout.grid.num_paths)]
   return [Fact('round', '', task.number, '', repr(digest(*every)), {})]
 
 
-def finish(of: schedule.Islands, task) -> list[Fact]:
+def finish(of: island.Islands, task) -> list[Fact]:
   s, pointers, found = of.run.settings, run_history.Pointers(of), []
   for version in range(1, s.train.phases + 1):
     losses = pointers.add(version)
@@ -244,11 +244,11 @@ class World:
     self.facts.add_tasks([NewTask('prepare', '', 0)])
     self.processes = [Process(self, name) for name in KINDS]
 
-  def islands(self, name: str, step) -> schedule.Islands:
+  def islands(self, name: str, step) -> island.Islands:
     """As a process sees the run; a step ends before and after whatever it does to what others see."""
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db', lease_s=3600)
     place = object_store.open_storage(str(self.place))
-    resumed = resume(schedule.Islands(self.run, facts, place, name))
+    resumed = resume(island.Islands(self.run, facts, place, name))
 
     def stepwise(real):
       def call(*args, **options):
@@ -262,7 +262,7 @@ class World:
     for method in ('transact', 'change', 'returned', 'rows'):
       setattr(facts._db, method, stepwise(getattr(facts._db, method)))
     place.patiently = stepwise(place.patiently)
-    return schedule.Islands(self.run, facts, place, name, resumed)
+    return island.Islands(self.run, facts, place, name, resumed)
 
   def to_the_end(self, faults: bool) -> Fact:
     for turn in range(MOST_TURNS):
@@ -306,7 +306,7 @@ class World:
 
   def damaged(self):
     """An object is gone, or has another bit."""
-    if files := [file for file in (self.place / schedule.OBJECTS).rglob('*.safetensors') if file.name[0] != '.']:
+    if files := [file for file in (self.place / island.OBJECTS).rglob('*.safetensors') if file.name[0] != '.']:
       file = self.draw.choice(sorted(files)[-20:])
       with contextlib.suppress(FileNotFoundError):
         self.draw.choice([pathlib.Path.unlink, lambda f: f.write_bytes(b'x' + f.read_bytes())])(file)
@@ -325,7 +325,7 @@ class World:
     assert {state for states in self.facts.counts().values() for state in states} == {'done'}, self.facts.counts()
     versions = {self.settings.train.phases, *finished.meta['best']}
     kept = {fact.uri for fact in self.facts.facts('module') if fact.number in versions}
-    left = set(object_store.open_storage(str(self.place)).names(schedule.OBJECTS))
+    left = set(object_store.open_storage(str(self.place)).names(island.OBJECTS))
     assert left <= kept and (left == kept or self.counts['damaged'])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax.pipeline import resharding_round, route_stage, stage_records
+from dipaco_jax.pipeline import features, resharding_round, route_stage, shard_stage, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import router
 from dipaco_jax.storage import publishing, seals
@@ -28,8 +28,8 @@ def opened(undisturbed, workdir, *names):
 def test_shares_make_the_whole(undisturbed, tmp_path, monkeypatch):
   run, fitted = opened(undisturbed, tmp_path, 'sequences', 'base', 'stages')
   expected, folder = np.load(undisturbed / 'routing' / '0' / 'train.npy'), tmp_path / 'parts'
-  monkeypatch.setattr(route_stage, 'MAX_FEATURE_BYTES', 0)  # as of a text whose features are not kept
-  monkeypatch.setattr(route_stage, 'FEATURE_ROWS', 64)
+  monkeypatch.setattr(features, 'MAX_FEATURE_BYTES', 0)  # as of a text whose features are not kept
+  monkeypatch.setattr(features, 'FEATURE_ROWS', 64)
   monkeypatch.setattr(route_stage, 'PART_ROWS', 128)
   assert len(expected) > 3 * 128
 
@@ -54,11 +54,11 @@ def test_what_is_routed_needs_no_features_and_its_parts_go(undisturbed, tmp_path
   for split in ('train', 'validation'):
     np.save(folder / f'{split}-0.npy', np.load(routed / f'{split}.npy').reshape(len(run.sequences(split)), -1))
   killed = shutil.copytree(folder, tmp_path / 'as it was')
-  monkeypatch.setattr(route_stage, 'MAX_FEATURE_BYTES', 0)
+  monkeypatch.setattr(features, 'MAX_FEATURE_BYTES', 0)
 
   for _ in range(2):
     route_stage.publish_router(run, 0, lambda: (fitted, {}))
-    route_stage.write_shards(run, 0)
+    shard_stage.write_shards(run, 0)
     assert sorted(path.name for path in (tmp_path / 'routing').iterdir()) == ['0']
     shutil.copytree(killed, folder)  # as one leaves it who is killed before it goes
   for name in ('train.npy', 'validation.npy', 'meta.json'):
@@ -75,7 +75,7 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   alone = shutil.copytree(tmp_path, tmp_path / 'alone')
   with caplog.at_level(logging.WARNING):
     route_stage.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(resharding_round.fill, run, 1))
-    route_stage.write_shards(run, 1)
+    shard_stage.write_shards(run, 1)
 
   meta = seals.read_json(tmp_path / 'routing' / '1' / 'meta.json')
   shard, trained = run.shards_meta(1), run.shards_meta(1)['shard_sequences']
@@ -92,7 +92,7 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   other = run_lib.unattended(alone, run.settings)
   route_stage.publish_router(other, 1, lambda: (biased, {}))
   with pytest.raises(ValueError, match=r'no text was routed to paths \[2\]'):
-    route_stage.write_shards(other, 1)
+    shard_stage.write_shards(other, 1)
   for made in (run, other):
     made.metrics.close()
 

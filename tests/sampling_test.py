@@ -10,7 +10,7 @@ import small
 from dipaco_jax.core import outer
 from dipaco_jax.data import loader
 from dipaco_jax.islands import worker
-from dipaco_jax.training import training_loop
+from dipaco_jax.training import job as job_lib
 
 GRID, FIRST = {'a': 2, 'b': 2}, 5  # paths; steps of pretraining
 SAMPLED = {
@@ -19,12 +19,12 @@ SAMPLED = {
 }
 
 
-def make(**train) -> training_loop.Job:
+def make(**train) -> job_lib.Job:
   s = small.settings(GRID, small.MIXED_LEVELS, pretrain=dict(steps=FIRST), train=train)
   return small.make_job(small.make_programs(s))
 
 
-def loaded(job: training_loop.Job, dispatches) -> dict[int, list[int]]:
+def loaded(job: job_lib.Job, dispatches) -> dict[int, list[int]]:
   """Steps whose batches were trained on, by path, in their order."""
   read, found = [], {}
 
@@ -34,7 +34,7 @@ def loaded(job: training_loop.Job, dispatches) -> dict[int, list[int]]:
 
   for dispatch in dispatches:
     read.clear()
-    training_loop.load(dataclasses.replace(job, batch=batch), dispatch)
+    job_lib.load(dataclasses.replace(job, batch=batch), dispatch)
     active = job.weights(dispatch.phase).reshape(-1) > 0
     for path, step in read:
       if active[path]:
@@ -48,11 +48,11 @@ def test_no_batch_is_passed_over(how):
   train, tau = job.programs.settings.train, job.steps_per_phase
   active = [outer.active_paths(train, 4, 0, phase) for phase in range(train.phases)]
   assert min(map(sum, active)) > 0 and max(map(sum, active)) < 4
-  whole = loaded(job, training_loop.dispatches(job, 0, 0, 0))
+  whole = loaded(job, job_lib.dispatches(job, 0, 0, 0))
   for path in range(4):
     assert whole[path] == list(range(FIRST, FIRST + tau * sum(of_phase[path] for of_phase in active)))
 
-  taken_up = loaded(job, training_loop.dispatches(job, 4, 0, 0))  # by the phase alone
+  taken_up = loaded(job, job_lib.dispatches(job, 4, 0, 0))  # by the phase alone
   assert taken_up == {path: read[-len(taken_up[path]) :] for path, read in whole.items() if path in taken_up}
   assert len(taken_up[2]) < len(whole[2]) or how == 'schedule'
 
@@ -70,7 +70,7 @@ def test_where_all_train_an_own_step_is_the_global_step():
 
 def test_every_row_is_seen_once_before_any_is_seen_twice():
   job = dataclasses.replace(make(**SAMPLED['drawn']), first_step=0)
-  for path, steps in loaded(job, training_loop.dispatches(job, 0, 0, 0)).items():
+  for path, steps in loaded(job, job_lib.dispatches(job, 0, 0, 0)).items():
     num_rows = len(steps)  # of its shard, in batches of one
     rows = loader.shuffled(np.array(steps), num_rows, 0, path)
     assert sorted(rows) == list(range(num_rows))

@@ -12,7 +12,7 @@ from one_process import Machine, close
 
 from dipaco_jax.core import exact_sum, outer, screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import outer_executor, registry, schedule, screening_facts
+from dipaco_jax.islands import island, outer_executor, registry, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask, Task
 
 BOUNDS = screening_facts.Bounds({'low': 100.0}, 0.5, 10.0)  # |old - new| up to 500
@@ -91,7 +91,7 @@ def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
 # -- a path
 
 
-def modules(made: schedule.Islands, version: int, usual: float | None = None):
+def modules(made: island.Islands, version: int, usual: float | None = None):
   about = {} if usual is None else {'usual': usual}
   made.registry.put([Fact('module', module, version, 'x', 'y', about) for module in made.all_modules()])
 
@@ -127,7 +127,7 @@ def test_what_is_usual_follows_the_paths_that_took_part(made):
 # -- the end
 
 
-def exclude(made: schedule.Islands, phase: int, *paths: int):
+def exclude(made: island.Islands, phase: int, *paths: int):
   facts = [screening_facts.exclusion(made, path, phase, 'bad', f'worker-{path}') for path in paths]
   about = {'excluded': 'bad', 'worker': 'w'}
   made.registry.put([*(Fact('checkpoint', str(path), phase, '', '', about) for path in paths), *facts])
@@ -199,7 +199,7 @@ def test_it_goes_on_with_what_blocked_it_trained_again(made):
 class Scene:
   """Paths' checkpoints of phase 0, and an executor of 'high/0', whose paths are 0 and 2."""
 
-  def __init__(self, made: schedule.Islands, folder):
+  def __init__(self, made: island.Islands, folder):
     self.made = made
     self.old = {name: np.ones(made.shapes[name].shape, 'f') for name in made.layout.names(made.layout.levels[2])}
     self.first = made.write('modules/0/high', self.old)
@@ -230,7 +230,7 @@ def test_an_executor_goes_on_without_what_is_bad_and_says_whose_it_is(by, scene,
   assert told[:3] == ('excluded', '2', 0) and told.meta['worker'] == 'worker-2' and told.meta['executor'] == 'all'
   assert list(module.meta['left_out']) == ['2'] and module.meta['paths'] == 1
   assert 'train, phase 1, step 18: path 2 (a1 b0) of worker-2 takes no part' in caplog.text
-  new, _ = schedule.split(scene.made.read(module.uri, module.sha256))
+  new, _ = island.split(scene.made.read(module.uri, module.sha256))
   for name, x in new.items():  # Nesterov, first step: (1 + mu) eta Delta
     np.testing.assert_allclose(x, scene.old[name] + 1.9 * 0.7 * 0.01, rtol=1e-5)
   scene.made.registry.put([module, told])
@@ -251,10 +251,10 @@ def test_who_makes_a_version_again_leaves_out_what_was_left_out_then(scene):
 def test_a_module_of_which_nothing_is_left_ends_the_run_and_nothing_is_written(scene):
   scene.checkpoint(0, np.nan)
   scene.checkpoint(2, 1000.0)
-  before = scene.made.storage.names(schedule.OBJECTS)
+  before = scene.made.storage.names(island.OBJECTS)
   with pytest.raises(Diverged, match='phase 1: no path of module high/0'):
     scene.perform()
-  assert scene.made.storage.names(schedule.OBJECTS) == before
+  assert scene.made.storage.names(island.OBJECTS) == before
   assert scene.made.registry.facts('diverged')[0].meta['left_out'] == ['0', '2']
 
 
@@ -263,11 +263,11 @@ def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypat
   outer_executor._compiled.cache_clear()
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, 0.01)
-  before = scene.made.storage.names(schedule.OBJECTS)
+  before = scene.made.storage.names(island.OBJECTS)
   with pytest.raises(Diverged, match='phase 1: the outer step makes module high/0'):
     scene.perform()
   outer_executor._compiled.cache_clear()
-  assert scene.made.storage.names(schedule.OBJECTS) == before
+  assert scene.made.storage.names(island.OBJECTS) == before
 
 
 def test_a_module_of_one_path_rests(made, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 from dipaco_jax.core import modules, outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
+from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import mesh, metrics_log, programs, training_loop
 
 EPS = float(np.finfo('f').eps)
@@ -64,7 +65,7 @@ def batch(path: int, step: int, rows: int = ROWS) -> tuple[np.ndarray, np.ndarra
   return tokens * (segments > 0), segments
 
 
-def make_job(made: programs.Programs, **changes) -> training_loop.Job:
+def make_job(made: programs.Programs, **changes) -> job_lib.Job:
   """As the training stage makes it, on `batch`; shards grow with the path."""
   s, grid = made.settings, made.layout.grid
   tokens = [1.0 + path for path in range(grid.num_paths)]
@@ -74,7 +75,7 @@ def make_job(made: programs.Programs, **changes) -> training_loop.Job:
     return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
 
   t = s.train
-  job = training_loop.Job(
+  job = job_lib.Job(
     'train', made, t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps, t.batch_size, batch, weights,
     base(made.model), None, keep_state=s.inner.keep_state,
     lost=functools.partial(outer.lost_paths, s.outer.lost, grid.shape, s.seed) if s.outer.lost else None,
@@ -82,7 +83,7 @@ def make_job(made: programs.Programs, **changes) -> training_loop.Job:
   return dataclasses.replace(job, **changes)
 
 
-def train(job: training_loop.Job, workdir, stop=lambda: False):
+def train(job: job_lib.Job, workdir, stop=lambda: False):
   """The job from where its checkpoints left it, to its end."""
   c = job.programs.settings.checkpoint
   workdir.mkdir(exist_ok=True)

@@ -141,7 +141,7 @@ storage.open_storage('.')
 storage.open_storage('{scheme}://bucket/x')
 """
   done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
-  assert f'ValueError: {scheme}:// needs obstore: pip install "dipaco_jax[{extra}]"' in done.stderr
+  assert f'InputError: {scheme}:// needs obstore: pip install "dipaco_jax[{extra}]"' in done.stderr
 
 
 def test_where_objects_are_on_this_machine(place, tmp_path):

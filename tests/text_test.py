@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, source_files, source_stdlib
+from dipaco_jax.data import corpus, source_files, source_stdlib, text_files
 
 
 def files(tmp_path, **kwargs):
@@ -46,14 +46,14 @@ def test_long_text_is_cut_at_blank_lines(tmp_path):
   pieces = sorted(train + validation, key=lambda d: int(d.id.split('#')[1]))
   assert ''.join(d.text for d in pieces).split() == ' '.join(paragraphs).split()
   assert all(d.text.startswith(('Paragraph', '\nParagraph')) for d in pieces)
-  assert all(len(d.text) < 2 * source_files.PIECE_CHARS for d in pieces)
+  assert all(len(d.text) < 2 * text_files.PIECE_CHARS for d in pieces)
 
 
 def test_text_without_any_break_is_cut_too(tmp_path):
   (tmp_path / 'a.txt').write_text('é' * 3_000_000)
   train, validation = both(files(tmp_path, validation_fraction=0.1))
   assert sum(len(d.text) for d in train + validation) == 3_000_000
-  assert max(len(d.text) for d in train + validation) < 2 * source_files.PIECE_CHARS
+  assert max(len(d.text) for d in train + validation) < 2 * text_files.PIECE_CHARS
 
 
 def names(split):
@@ -263,7 +263,7 @@ def test_an_endless_file_streams():
   with pytest.raises(ValueError, match='matches no file'):  # a device is no file
     corpus.check(data)
   read = itertools.count()
-  pieces = source_files.pieces('word ' * 5000 for _ in read)
+  pieces = text_files.pieces('word ' * 5000 for _ in read)
   assert len(list(itertools.islice(pieces, 10))) == 10 and next(read) < 12
 
 

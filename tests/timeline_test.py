@@ -5,9 +5,8 @@ import json
 import pytest
 import synthetic
 
+from dipaco_jax.islands import island, role_loop, run_history
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import role_loop, run_history
-from dipaco_jax.islands import schedule as islands_lib
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import figures, run_report, timeline_plot
 from dipaco_jax.reports.timeline_plot import Task
@@ -17,7 +16,7 @@ from dipaco_jax.storage import object_store as storage_lib
 @pytest.fixture
 def islands(tmp_path):
   registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db')
-  yield islands_lib.Islands(None, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
+  yield island.Islands(None, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
   registry.close()
 
 

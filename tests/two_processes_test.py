@@ -167,7 +167,7 @@ def test_each_process_seals_its_share_of_a_checkpoint(joined):
 
 
 def assert_rows_are_there_once(workdir):
-  rows = [(r['kind'], r['stage'], r['updates']) for r in small.metrics.read_rows(workdir)]
+  rows = [(r['kind'], r['stage'], r['updates']) for r in small.metrics_log.read_rows(workdir)]
   assert len(rows) == len(set(rows)) and ('phase', 'train', 96) in rows
 
 

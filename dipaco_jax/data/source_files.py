@@ -4,31 +4,20 @@ Neighbouring pieces of a text say much of each other. So what is held back of pl
 are WHOLE_FILES or more of them, and of fewer a stretch at the end of each. A line of JSON is a text of its own.
 """
 
-import codecs
-import dataclasses
-import errno
 import functools
 import glob
-import gzip
 import itertools
-import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import source
+from dipaco_jax.data import source, text_files
 from dipaco_jax.storage import remote_files
 
 ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
-PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many
-ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
-CHUNK_BYTES = 1 << 20
-CHECK_BYTES = 1 << 20  # of each file are looked at before any work
 SMALL_BYTES = 64 << 20
 WHOLE_FILES = 20  # of plain text: of so many, whole ones are held back
 LARGE = 0.1  # of all plain text: a file that is more is not held back as a whole
@@ -48,7 +37,7 @@ def items(
   draws, names = _draws(files), domains([path for _, path in files])
   if draws and side:
     draws = {path: draw for path, draw in draws.items() if (draw < side.fraction) == side.is_validation}
-    files = [(name, path) for name, path in files if path in draws or _is_json(path)]
+    files = [(name, path) for name, path in files if path in draws or text_files._is_json(path)]
   mine, part = source.deal(files, part)
   return source.take(_of_files(data, mine, draws, names, side.fraction if side else 0.0), part)
 
@@ -56,7 +45,7 @@ def items(
 def held_back(data: settings.Data) -> str:
   """What of the text is validation text: of plain text 'files' or 'ends' of files, of JSON 'documents'."""
   files = _find(data.train)
-  return 'documents' if all(_is_json(path) for _, path in files) else 'files' if _draws(files) else 'ends'
+  return 'documents' if all(text_files._is_json(path) for _, path in files) else 'files' if _draws(files) else 'ends'
 
 
 def listing(data: settings.Data) -> list[tuple[str, int]]:
@@ -73,7 +62,7 @@ def check(data: settings.Data) -> None:
   """
   for globs in (data.train, data.validation):
     for _, path in _find(globs):
-      _check_file(path, data)
+      text_files._check_file(path, data)
 
 
 def is_small(data: settings.Data) -> bool:
@@ -118,7 +107,7 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
 
   In the order of a hash of their names. Files that are LARGE come last, and are never drawn.
   """
-  sizes = {(name, path): _size(path) for name, path in files if not _is_json(path)}
+  sizes = {(name, path): _size(path) for name, path in files if not text_files._is_json(path)}
   if len(sizes) < WHOLE_FILES:
     return {}
   total = sum(sizes.values())
@@ -157,12 +146,12 @@ def _of_files(
   fraction: float,
 ) -> Iterator[source.Item]:
   for name, path in files:
-    if _is_json(path):
-      for number, line in _lines(path):
-        read = functools.partial(_parse, path, number, line, data, names[path])
+    if text_files._is_json(path):
+      for number, line in text_files._lines(path):
+        read = functools.partial(text_files._parse, path, number, line, data, names[path])
         yield source.Item(f'{name}:{number}', source.spread(name, number), read)
     else:
-      whole = ((piece, draws[path]) for piece in pieces(decode(path))) if path in draws else None
+      whole = ((piece, draws[path]) for piece in text_files.pieces(text_files.decode(path))) if path in draws else None
       for number, (piece, draw) in enumerate(whole or placed(path, fraction)):
         read = functools.partial(source.as_read, piece, names[path])
         yield source.Item(f'{name}#{number}', draw, read, is_piece=True)
@@ -173,16 +162,16 @@ def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
 
   The piece in which the last `fraction` of the text begins is cut there: a short text has few pieces.
   """
-  total, done, behind, read = length(path), 0, 1.0, Read()
+  total, done, behind, read = length(path), 0, 1.0, text_files.Read()
 
   def place(chars: float) -> float:
     return chars * read.bytes / max(1, read.chars) / max(1, total)
 
-  for piece in pieces(decode(path, read)):
+  for piece in text_files.pieces(text_files.decode(path, read)):
     begin, end = place(done), place(done + len(piece))
     parts = [piece]
     if fraction and begin < 1 - fraction < end:
-      at = _break(piece, int(len(piece) * (1 - fraction - begin) / (end - begin)), len(piece))
+      at = text_files._break(piece, int(len(piece) * (1 - fraction - begin) / (end - begin)), len(piece))
       parts = [piece[:at], piece[at:]] if SHORT_CHARS < at < len(piece) - SHORT_CHARS else parts
     for part in parts:
       # Bytes of a character may change from place to place, so that a place is not quite exact.
@@ -201,135 +190,4 @@ def length(path: str) -> int:
 
 @functools.lru_cache(64)
 def _counted(path: str, modified_ns: int) -> int:
-  return sum(map(len, _chunks(path)))
-
-
-@dataclasses.dataclass
-class Read:
-  """How far a text is read."""
-
-  bytes: int = 0
-  chars: int = 0
-
-
-def _is_json(path: str) -> bool:
-  return re.search(r'\.jsonl?(\.gz|\.zst)?$', path) is not None
-
-
-def _open(path: str) -> IO[bytes]:
-  file = remote_files.open_file(path) if remote_files.is_remote(path) else path
-  if path.endswith('.gz'):
-    return gzip.open(file, 'rb')  # type: ignore[return-value]
-  if not path.endswith('.zst'):
-    return open(path, 'rb') if isinstance(file, str) else file
-  try:
-    import zstandard
-  except ImportError as e:
-    raise InputError(f"{path}: reading .zst needs the zstandard library: pip install 'dipaco_jax[zstd]'") from e
-  return zstandard.open(file, 'rb')
-
-
-def _chunks(path: str) -> Iterator[bytes]:
-  """The file's bytes, decompressed, as they come."""
-  try:
-    with _open(path) as f:
-      while chunk := f.read(CHUNK_BYTES):
-        yield chunk
-  except OSError as e:
-    if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
-      raise  # nothing is wrong with the file: the same command may go on
-    raise InputError(f'{path}: {e.strerror or e}; mend or leave out this file') from e
-  except Exception as e:
-    if not isinstance(e, (EOFError, zlib.error)) and type(e).__name__ != 'ZstdError':
-      raise
-    raise InputError(f'{path}: damaged or cut short ({e}); mend or leave out this file') from e
-
-
-def decode(path: str, read: Read | None = None) -> Iterator[str]:
-  """The file's text, in chunks; `read` is told how far."""
-  decoder = codecs.getincrementaldecoder('utf-8-sig')()
-  offset = 0
-  for chunk in itertools.chain(_chunks(path), [b'']):
-    if b'\0' in chunk:
-      raise InputError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is no plain text: leave out this file')
-    start = offset - len(decoder.getstate()[0])
-    try:
-      text = decoder.decode(chunk, final=not chunk)
-    except UnicodeDecodeError as e:
-      raise InputError(f'{path}: not UTF-8 at byte {start + e.start}: convert it, or leave out this file') from e
-    offset, text = offset + len(chunk), text.replace('\r\n', '\n')
-    if read:
-      read.bytes, read.chars = offset, read.chars + len(text)
-    yield text
-
-
-def pieces(chunks: Iterator[str]) -> Iterator[str]:
-  """Texts of about PIECE_CHARS, cut after a blank line, else after a line, else after a space, else anywhere."""
-  rest = ''
-  for chunk in chunks:
-    rest, begin = rest + chunk, 0
-    while len(rest) - begin >= 2 * PIECE_CHARS:
-      end = _break(rest, begin + PIECE_CHARS, begin + 2 * PIECE_CHARS)
-      yield rest[begin:end]
-      begin = end
-    rest = rest[begin:]
-  if rest.strip():
-    yield rest
-
-
-def _break(text: str, begin: int, end: int) -> int:
-  """Where to cut: after a blank line, else after a line, else after a space, else at `begin`."""
-  ends = (text.find(mark, begin, end) for mark in ('\n\n', '\n', ' '))
-  return next((at + 1 for at in ends if at >= 0), begin)
-
-
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-  """(number from 1, bytes) of the lines that are not blank."""
-  rest, number = b'', 0
-  for chunk in itertools.chain(_chunks(path), [b'\n']):
-    *lines, rest = (rest + chunk).split(b'\n')
-    for line in lines:
-      number += 1
-      if line.strip():
-        yield number, line
-
-
-def _parse(path: str, number: int, line: bytes, data: settings.Data, name: str = '') -> tuple[str, str]:
-  """(text, domain) of one line of JSON; one that names no domain has that of its file."""
-  where = f'{path}:{number}'
-  try:
-    record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
-  except UnicodeDecodeError as e:
-    raise InputError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
-  except ValueError as e:
-    fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
-    raise InputError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
-  if not isinstance(record, dict):
-    raise InputError(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
-  if not isinstance(record.get(data.text_key), str):
-    keys = [key for key, value in sorted(record.items()) if isinstance(value, str)]
-    fix = f'texts are under {keys}: set config.data.text_key' if keys else 'no other key has one: leave out this file'
-    raise InputError(f'{where}: no text under {data.text_key!r}; {fix}')
-  # JSON can spell half of a surrogate pair, which no tokenizer takes.
-  text = record[data.text_key].encode('utf-8', 'replace').decode()
-  domain = record.get(data.domain_key)
-  return text, name if domain is None else str(domain)
-
-
-def _check_file(path: str, data: settings.Data) -> None:
-  """The first CHECK_BYTES, read as the stream will read them."""
-  seen, found = 0, False
-  if _is_json(path):
-    for number, line in _lines(path):
-      found |= bool(_parse(path, number, line, data)[0].strip())
-      seen += len(line)
-      if seen >= CHECK_BYTES:
-        break
-  else:
-    for text in decode(path):
-      found |= bool(text.strip())
-      seen += len(text)
-      if seen >= CHECK_BYTES:
-        break
-  if not found:
-    raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
+  return sum(map(len, text_files._chunks(path)))

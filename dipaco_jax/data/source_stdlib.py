@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import source, source_files
+from dipaco_jax.data import source, text_files
 
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
@@ -33,7 +33,7 @@ def _items() -> Iterator[source.Item]:
   for name, text in _topics(os.path.join(root, TOPICS)):
     found[name] = functools.partial(str, text)
   for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
-    for number, piece in enumerate(source_files.pieces(iter([found[name]()]))):
+    for number, piece in enumerate(text_files.pieces(iter([found[name]()]))):
       read = functools.partial(source.as_read, piece, _domain(name))
       yield source.Item(f'{name}#{number}', source.uniform(name), read, is_piece=True)
 
@@ -49,7 +49,7 @@ def _topics(path: str) -> Iterator[tuple[str, str]]:
 def _plain(path: str) -> str:
   """The file's text; none where it is in another encoding, as some of Python's own test data are."""
   try:
-    return ''.join(source_files.decode(path))
+    return ''.join(text_files.decode(path))
   except ValueError:
     return ''
 

@@ -8,8 +8,8 @@ import statistics
 import time
 
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.registry import Task
-from dipaco_jax.islands.schedule import Islands
 
 LOOK_S = 10.0  # between looks: what is ready at two of them was left lying
 STRAGGLES = 2.0  # running so many times as long as the median of RECENT

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from dipaco_jax.islands import run_history
+from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
-from dipaco_jax.islands.role_loop import Lease, Publish
-from dipaco_jax.islands.schedule import Islands
+from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.pipeline import run, stages, validate_stage
 from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import files, publishing

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.islands import run_history, screening_facts
+from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.registry import Fact
-from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 
 EVERY_S = 60.0

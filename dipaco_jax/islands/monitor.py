@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from dipaco_jax.islands import live_page, run_history, screening_facts
 from dipaco_jax.islands import schedule as islands_lib
-from dipaco_jax.islands.schedule import INNER, OBJECTS, Islands
+from dipaco_jax.islands.island import OBJECTS, Islands
+from dipaco_jax.islands.schedule import INNER
 
 PAUSE_S = 2.0
 GENERATIONS = 2

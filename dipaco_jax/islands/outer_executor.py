@@ -27,11 +27,11 @@ import optax
 
 from dipaco_jax.core import exact_sum, outer, screening
 from dipaco_jax.data import loader
-from dipaco_jax.islands import schedule as islands_lib
-from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands import island, screening_facts
+from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
-from dipaco_jax.islands.role_loop import Lease, Publish
-from dipaco_jax.islands.schedule import Islands
+from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.screening_facts import Bounds
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import files, tensors
@@ -150,7 +150,7 @@ class Executor:
     if anew:
       file.unlink(missing_ok=True)
     bounds = screening_facts.bounds(islands, [before], task.number - 1)
-    return Partial(file, *islands_lib.split(islands.read(before.uri, before.sha256)), bounds)
+    return Partial(file, *island.split(islands.read(before.uri, before.sha256)), bounds)
 
   def put_back(self, task: Task, partial: Partial):
     """The one that was worked on least recently goes to its file."""
@@ -191,7 +191,7 @@ def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str
   if not is_sound:
     words = str(screening.unsound(screening.named(*islands.parse(task.key))))
     screening_facts.end(islands, task.number - 1, words)
-  name, sha256 = islands.write(f'modules/{task.number}/{task.key}', islands_lib.join(new, moved))
+  name, sha256 = islands.write(f'modules/{task.number}/{task.key}', island.join(new, moved))
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   figures = {
     'norm': norm,

@@ -18,16 +18,17 @@ from types import MappingProxyType
 from typing import Any
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import backup, screening_facts
+from dipaco_jax.islands import backup, island, screening_facts
+from dipaco_jax.islands import lease as lease_lib
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands import schedule as islands_lib
+from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
-from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
-SIGN_OF_LIFE_S = 5.0
 ASK_AGAIN_S = 1.0  # for a next task, where there was none
 LOOK_AROUND_S = 8.0  # whether something was left lying, or all is done: by those who find nothing to do
 GIVE_BACK_S = 2.0  # after a signal
@@ -39,76 +40,6 @@ Publish = Callable[[], Sequence[Fact]]
 # (islands, task, lease) -> what publishes its facts, in another thread; None: it was released to wait for others
 Perform = Callable[[Islands, Task, 'Lease'], Publish | None]
 Fetch = Callable[[Islands, Task], Any]  # what a task reads, on the host; also while the task before is at work
-
-
-class Lease:
-  """A task that is ours for as long as we are alive and heard; renewed by a thread.
-
-  Of a copy, a task that another owns, there is nothing to renew or to give back: it is lost when it runs no more.
-  """
-
-  def __init__(self, islands: Islands, role: str, task: Task):
-    self.islands, self.role, self.task = islands, role, task
-    self.is_copy = task.owner != islands.name
-    self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
-    self.fetch: futures.Future | None = None
-    self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
-    self.began: float | None = None  # when what was fetched was there
-    self.is_at_work = False  # until then, others see what the task before is about
-    self._lost: BaseException | None = None
-    self._progress: dict[str, Any] | None = None
-    self._over, self._news = threading.Event(), threading.Event()
-    self._thread = threading.Thread(target=self._renew, daemon=True)
-    self._thread.start()
-
-  def keep(self, progress: dict[str, Any]):
-    """What another owner goes on from, if we die after this."""
-    self._progress = progress
-    self._news.set()
-
-  def check(self):
-    """Raises registry.Lost where the task is another's by now, Diverged where the run is over."""
-    if self._lost:
-      raise self._lost
-
-  def fetched(self) -> Any:
-    """What was fetched for the task, once, or else it would stay in memory; raises what went wrong."""
-    fetch, self.fetch = self.fetch, None
-    assert fetch
-    found, self.began = fetch.result(), time.monotonic()
-    return found
-
-  def release(self, error: str = ''):
-    """Gives the task back, at once."""
-    if not self.is_copy:
-      self.islands.registry.release(self.task, error=error)
-
-  def renew(self):
-    """Raises registry.Lost."""
-    if self.is_copy:
-      self.islands.registry.watch(self.task)
-    else:
-      self.islands.registry.heartbeat(self.task, self._progress)
-
-  def close(self):
-    self._over.set()
-    self._news.set()
-    self._thread.join()
-
-  def _renew(self):
-    registry = self.islands.registry
-    while not self._over.is_set():
-      self._news.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S))
-      self._news.clear()
-      if not self._over.is_set():
-        try:
-          self.renew()
-          screening_facts.heed(self.islands)
-          if self.is_at_work:
-            registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
-        except Exception as e:  # also a database that is away for longer than we wait
-          self._lost = e
-          return
 
 
 class Role:
@@ -131,7 +62,7 @@ class Role:
     self.seen = self.looked = self.asked = self.heeded = -1e9
     self.busy = time.monotonic()  # when we last had a task
     self.put_off = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
-    self.told = moved(islands)  # bytes, with our last fact
+    self.told = lease_lib.moved(islands)  # bytes, with our last fact
 
   def serve(self):
     """Does tasks until the run is finished; raises Diverged where it is no use to go on."""
@@ -148,7 +79,7 @@ class Role:
           return
 
   def heed(self):
-    if time.monotonic() - self.heeded > SIGN_OF_LIFE_S:
+    if time.monotonic() - self.heeded > lease_lib.SIGN_OF_LIFE_S:
       self.heeded = time.monotonic()
       screening_facts.heed(self.islands)
 
@@ -221,7 +152,7 @@ class Role:
 
   def counted(self, facts: Sequence[Fact]) -> list[Fact]:
     """The same facts; the first of them tells of the bytes since our fact before, also those for sums that go on."""
-    before, self.told = self.told, moved(self.islands)
+    before, self.told = self.told, lease_lib.moved(self.islands)
     since = {name: count - before[name] for name, count in self.told.items()}
     return [facts[0]._replace(meta=facts[0].meta | since | {'role': self.role}), *facts[1:]]
 
@@ -239,7 +170,7 @@ class Role:
     except registry_lib.Lost:
       logging.warning('%s went to another while we were at it', lease.about['task'])
       self.drop(lease)
-    except (islands_lib.Later, seals.Damaged) as e:
+    except (island.Later, seals.Damaged) as e:
       logging.warning('%s has to wait: %s', lease.about['task'], e)
       if isinstance(e, seals.Damaged):
         self.islands.look_again(e)
@@ -263,8 +194,8 @@ class Role:
   def send_back(self, lease: Lease, error: OSError):
     """What is gone is made again by the task that made it."""
     registry = self.islands.registry
-    if isinstance(error, islands_lib.Gone):
-      registry.reopen(lease.task, *islands_lib.maker(error.name))
+    if isinstance(error, island.Gone):
+      registry.reopen(lease.task, *island.maker(error.name))
     lease.release(str(error))
     self.put_off = lease.task.kind
     self.drop(lease)
@@ -276,9 +207,9 @@ class Role:
   def idle(self) -> bool:
     """Nothing to do: says so, looks around, waits; whether the run is finished. Less than a query a second."""
     now = time.monotonic()
-    if now - self.seen > SIGN_OF_LIFE_S:
+    if now - self.seen > lease_lib.SIGN_OF_LIFE_S:
       self.seen = now
-      about = {'task': '', 'tasks_done': self.done, **moved(self.islands)}
+      about = {'task': '', 'tasks_done': self.done, **lease_lib.moved(self.islands)}
       self.islands.registry.beat(self.islands.name, self.role, about)
     if now - self.looked > LOOK_AROUND_S:
       self.looked = now
@@ -311,8 +242,3 @@ class Role:
       opened.callback(self.fetcher.shutdown, cancel_futures=True)
       opened.callback(self.publisher.shutdown)
       yield
-
-
-def moved(islands: Islands) -> dict[str, int]:
-  """Bytes that this process has read from and written to storage."""
-  return {'bytes_in': islands.storage.bytes_in, 'bytes_out': islands.storage.bytes_out}

@@ -43,8 +43,8 @@ from dipaco_jax.islands import (
   worker,
 )
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax.core import averaging_gap
+from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.registry import Fact
-from dipaco_jax.islands.schedule import Islands
 from dipaco_jax.pipeline import jobs, resharding_round, stages
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import publishing

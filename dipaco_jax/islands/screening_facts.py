@@ -27,8 +27,8 @@ import numpy as np
 
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
+from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.registry import Fact, NewTask, Registry
-from dipaco_jax.islands.schedule import Islands
 
 RESUMED = 'resumed'  # key of a fact that says that the run goes on after it has diverged
 

@@ -17,16 +17,19 @@ import numpy as np
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import loader
+from dipaco_jax.islands import island, screening_facts
 from dipaco_jax.islands import schedule as islands_lib
-from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands.island import TOKENIZER, Islands
+from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
-from dipaco_jax.islands.role_loop import Lease, Publish
-from dipaco_jax.islands.schedule import INNER, TOKENIZER, Islands
+from dipaco_jax.islands.role_loop import Publish
+from dipaco_jax.islands.schedule import INNER
 from dipaco_jax.islands.worker_hosts import Hosts, leaving
 from dipaco_jax.pipeline import jobs, resharding_round, stages
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import object_store as storage_lib
-from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log, training_loop
+from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log
+from dipaco_jax.training import job as job_lib
 
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
@@ -59,7 +62,7 @@ def follow(islands: Islands, hosts: Hosts):
 class Loaded(NamedTuple):
   """What a phase is trained with, on the host."""
 
-  job: training_loop.Job
+  job: job_lib.Job
   step: int  # of the phase
   arrays: dict[str, np.ndarray]  # parameters and inner state by place, as `keep` has them; maybe no inner state
   old: dict[str, np.ndarray]  # parameters at the phase's start
@@ -116,7 +119,7 @@ def train(islands: Islands, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 
 
 def inner_steps(
-  islands: Islands, job: training_loop.Job, path: int, phase: int, step: int, anew: bool, arrays: dict[str, np.ndarray],
+  islands: Islands, job: job_lib.Job, path: int, phase: int, step: int, anew: bool, arrays: dict[str, np.ndarray],
   done: Callable,
 ) -> tuple[dict[str, np.ndarray], float | None]:  # fmt: skip
   """The inner steps of a phase from `step` on; returns what `arrays` have become, and their loss on the hold-out.
@@ -127,7 +130,7 @@ def inner_steps(
   params, inner = in_flight(job, phase, arrays, anew)
   del arrays
   weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in loader.prefetch(lambda d: training_loop.load(job, d), remaining(job, path, phase, step)):
+  for dispatch, batch in loader.prefetch(lambda d: job_lib.load(job, d), remaining(job, path, phase, step)):
     first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
@@ -135,7 +138,7 @@ def inner_steps(
   return to_host(programs, {PARAMS: params, INNER: inner}), own_loss(job, path, params)
 
 
-def own_loss(job: training_loop.Job, path: int, params) -> float | None:
+def own_loss(job: job_lib.Job, path: int, params) -> float | None:
   """Of a path's parameters before the outer step, nats a target of its hold-out; None where there is no number."""
   if job.holdout is None:
     return None
@@ -145,22 +148,22 @@ def own_loss(job: training_loop.Job, path: int, params) -> float | None:
   return None
 
 
-def make_job(islands: Islands, number: int) -> training_loop.Job:
+def make_job(islands: Islands, number: int) -> job_lib.Job:
   """What is trained on in a round, with all that it needs on this machine."""
   islands.fetch('base', f'shards/{number}')
   return _job(islands, number)
 
 
 @functools.lru_cache(1)
-def _job(islands: Islands, number: int) -> training_loop.Job:
+def _job(islands: Islands, number: int) -> job_lib.Job:
   return jobs.paths_job(islands.run, number)
 
 
-def remaining(job: training_loop.Job, path: int, phase: int, step: int) -> Iterator[training_loop.Dispatch]:
+def remaining(job: job_lib.Job, path: int, phase: int, step: int) -> Iterator[job_lib.Dispatch]:
   """Dispatches of a path's phase; the turn of a path that is alone on the devices is its index."""
   for s in range(step, job.steps_per_phase, job.dispatch_steps):
     last = s + job.dispatch_steps == job.steps_per_phase
-    yield training_loop.Dispatch(phase, path, s, last, last)
+    yield job_lib.Dispatch(phase, path, s, last, last)
 
 
 def trained_before(islands: Islands, path: int, phase: int) -> int | None:
@@ -185,7 +188,7 @@ def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict
     return None
 
 
-def in_flight(job: training_loop.Job, phase: int, arrays: dict[str, np.ndarray], anew: bool) -> tuple[Any, Any]:
+def in_flight(job: job_lib.Job, phase: int, arrays: dict[str, np.ndarray], anew: bool) -> tuple[Any, Any]:
   """Parameters and inner state on the devices; where a path has no inner state, the base model's or a fresh one."""
   programs = job.programs
   params = to_device(programs, {PARAMS: programs.params_spec}, arrays)[PARAMS]
@@ -203,7 +206,7 @@ def place(*names: str) -> str:
   return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))
 
 
-def blank(job: training_loop.Job, has_inner: bool) -> dict[str, np.ndarray]:
+def blank(job: job_lib.Job, has_inner: bool) -> dict[str, np.ndarray]:
   """Zeros instead of a phase's arrays."""
   tree: dict[str, Any] = {PARAMS: job.programs.shapes}
   if has_inner:
@@ -220,7 +223,7 @@ def keep(islands: Islands, lease: Lease, task: Task, step: int, arrays: dict[str
 
 
 def write(
-  islands: Islands, job: training_loop.Job, path: int, phase: int, arrays: dict[str, np.ndarray]
+  islands: Islands, job: job_lib.Job, path: int, phase: int, arrays: dict[str, np.ndarray]
 ) -> dict[str, list[str]]:
   """An object for each level, so that an executor reads its own module's part only; and the inner state."""
   layout, prefix = islands.run.layout, f'paths/{phase}/{path}'
@@ -253,7 +256,7 @@ def to_device(programs, specs, arrays: dict[str, np.ndarray]):
 class Losses:
   """What a phase says of itself; metrics are read from the device one dispatch late."""
 
-  def __init__(self, islands: Islands, lease: Lease, job: training_loop.Job):
+  def __init__(self, islands: Islands, lease: Lease, job: job_lib.Job):
     self.islands, self.lease, self.job = islands, lease, job
     self.pending: tuple[int, Any] | None = None
     self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
@@ -314,7 +317,7 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
       take_over(islands, before)
       try:
         islands.fetch_tokenizer()
-      except islands_lib.Gone:
+      except island.Gone:
         (run.workdir / TOKENIZER).unlink(missing_ok=True)
     if run.record('route') and not all((run.workdir / name).exists() for name in (*TREES, TOKENIZER)):
       run_lib.reopen(run, 'tokenize')  # records that came from storage, which has lost the rest

@@ -14,14 +14,15 @@ from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import validate_stage
 from dipaco_jax.storage import tensors
 from dipaco_jax.training import display, mesh, training_loop
+from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import train_state as state_lib
 from dipaco_jax.training.programs import Programs
 
 
-def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> training_loop.Job:
+def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
   """Pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
   s, made = run.settings, run.base_programs
-  return training_loop.Job(
+  return job_lib.Job(
     name='pretrain', programs=made, phases=1, steps_per_phase=s.pretrain.steps,
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=0, batch_size=s.pretrain.batch_size,
     batch=streams(run, 'base', s.pretrain.batch_size), weights=lambda phase: np.ones((), np.float32), base=params,
@@ -29,13 +30,13 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> training_loop.J
   )  # fmt: skip
 
 
-def paths_job(run: run_lib.Run, number: int = 0) -> training_loop.Job:
+def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds.
 
   So do a path's own steps, which say where it is in its shard.
   """
   s, made = run.settings, run.programs
-  return training_loop.Job(
+  return job_lib.Job(
     name='train', programs=made, phases=s.train.phases, round=number, until=round_end(s, number),
     steps_per_phase=s.train.steps_per_phase, steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps,
     batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights(run, number),
@@ -47,7 +48,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> training_loop.Job:
   )  # fmt: skip
 
 
-def control_job(run: run_lib.Run) -> training_loop.Job:
+def control_job(run: run_lib.Run) -> job_lib.Job:
   """The base model for as many steps more as a path makes, of as many rows, on all text: plain AdamW, as it began.
 
   Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
@@ -55,7 +56,7 @@ def control_job(run: run_lib.Run) -> training_loop.Job:
   s, made = run.settings, run.control_programs
   first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
   batch = streams(run, 'base', s.train.batch_size)
-  return training_loop.Job(
+  return job_lib.Job(
     name=run_lib.CONTROL, programs=made, phases=s.train.phases, steps_per_phase=s.train.steps_per_phase,
     steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
     batch=lambda path, step: batch(path, first + step), weights=lambda phase: np.ones((), np.float32), base=run.base(),
@@ -90,7 +91,7 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
   return s.train.phases if number == s.rounds else (number + 1) * s.routing.phases_per_round
 
 
-def train(run: run_lib.Run, job: training_loop.Job, folder: str = '') -> state_lib.State:
+def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise spmd.Stopped."""
   c = run.settings.checkpoint
   with display.doing('looking for a checkpoint to go on from'):

@@ -13,7 +13,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.pipeline import route_stage, token_losses, validate_stage
+from dipaco_jax.pipeline import features, token_losses, validate_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_policies, chunk_router, router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
@@ -54,7 +54,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
   """Token losses of all paths, each at its version, on validation documents or ('train') on router data."""
   s, found = run.settings, run.sequences(split)
-  indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(route_stage.router_data(run))
+  indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(features.router_data(run))
   rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
   versions = module_store.best_versions(run.workdir)
 
@@ -80,7 +80,7 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
     return np.zeros((len(run.sequences('validation')), num_paths), np.float32)
   arrays = tensors.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
-  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in route_stage.features(run, 'validation'))
+  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, 'validation'))
   found = np.concatenate([np.asarray(chunk) for chunk in chunks])
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
 
@@ -97,7 +97,7 @@ def learned_choices(run: run_lib.Run) -> np.ndarray:
 def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   """Fine-tunes the chooser from the base on router data [7.2.2], keeps it, and lets it choose."""
   s, data = run.settings, run.sequences('train')
-  indices, labels_NL = np.flatnonzero(route_stage.router_data(run)), chunk_router.labels(scored.nll)
+  indices, labels_NL = np.flatnonzero(features.router_data(run)), chunk_router.labels(scored.nll)
 
   def rows(sequences, chosen, length):
     return packing.pad([x.tokens for x in sequences.read(chosen)], length)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts, packing
-from dipaco_jax.pipeline import route_stage
+from dipaco_jax.pipeline import features, route_stage, shard_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
@@ -33,12 +33,12 @@ ATTEMPTS = 3  # at giving every path text
 def reroute(run: run_lib.Run, number: int, version: int):
   """Routes and shards of a round, by what the paths know at a version of their modules."""
   if not (run.workdir / 'routing' / str(number)).exists():
-    indices = np.flatnonzero(route_stage.router_data(run))
+    indices = np.flatnonzero(features.router_data(run))
     found = find_labels(run, number, version, indices)
     tell_of_failures(number, found, len(indices))
     fit = functools.partial(_fit, run, number, indices, found)
     route_stage.publish_router(run, number, fit, functools.partial(fill, run, number))
-  route_stage.write_shards(run, number)
+  shard_stage.write_shards(run, number)
 
 
 def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndar
   """
   given_P = np.zeros(run.layout.grid.num_paths, np.int64)
   for _ in range(ATTEMPTS):  # since what is given away may change what is held back
-    dealt = route_stage.deal(run, paths_NT.copy(), len(given_P))
+    dealt = shard_stage.deal(run, paths_NT.copy(), len(given_P))
     trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held
     count_P = np.bincount(paths_NT[trains_N].reshape(-1), minlength=len(given_P))
     if count_P.all():
@@ -145,7 +145,7 @@ def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, in
   """(path, sequences) for each path without any: GIVEN of the mean shard, of `routing.sample` drawn from `indices`."""
   drawn = np.random.default_rng([run.settings.seed, number]).permutation(indices)[: run.settings.routing.sample]
   drawn, empty = np.sort(drawn), np.flatnonzero(count_P == 0)
-  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in route_stage.features(run, 'train', drawn))
+  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, 'train', drawn))
   scores_NP = np.concatenate([np.asarray(chunk) for chunk in chunks])
   quota = max(1, math.floor(GIVEN * paths_NT.shape[1] * len(drawn) / len(count_P)))
   lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
@@ -160,7 +160,7 @@ def _fit(
   s, num_paths = run.settings, run.layout.grid.num_paths
   has_label = found.paths != path_labels.NONE
   of_all, labels_N, indices = len(indices), found.paths[has_label], indices[has_label]
-  z_ND = jax.numpy.concatenate(list(route_stage.features(run, 'train', indices)))
+  z_ND = jax.numpy.concatenate(list(features.compute(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   documents, _ = run.sequences('train').columns()
   tested = holdouts.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents

@@ -4,38 +4,31 @@ import functools
 import logging
 import math
 import pathlib
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import holdouts, sequences, shards
-from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import features, shard_stage, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import agreement, balanced_assignment, classifier, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 from dipaco_jax.training import display, processes
-from dipaco_jax.training import progress as progress_lib
 
-FEATURE_ROWS = 1024  # sequences whose features are computed at one time
-MAX_FEATURE_BYTES = 2**30
-PART_ROWS = 64 * FEATURE_ROWS  # sequences that a process routes before it keeps their paths
+PART_ROWS = 64 * features.FEATURE_ROWS  # sequences that a process routes before it keeps their paths
 
 
 def route(run: run_lib.Run) -> dict[str, Any]:
   """Every sequence to its path, every path's sequences to its shard [2.4]."""
   routing = run.settings.routing
   method = routing.first if routing.method == 'discriminative' else routing.method
-  check_router_data(run)
+  features.check_router_data(run)
   if method in router.FITS:
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
     run_lib.only_first_process(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
-  write_shards(run, 0)
+  shard_stage.write_shards(run, 0)
   return sharded(run, 0)
 
 
@@ -56,7 +49,7 @@ def _fit(run: run_lib.Run, method: str) -> tuple[router.Router, dict[str, Any]]:
   routing = run.settings.routing
   num_sequences = len(run.sequences('train'))
   drawn = np.sort(np.random.default_rng(run.settings.seed).permutation(num_sequences)[: routing.sample])
-  z_ND = jax.numpy.asarray(np.concatenate(list(features(run, 'train', drawn))))
+  z_ND = jax.numpy.asarray(np.concatenate(list(features.compute(run, 'train', drawn))))
   key, shape = jax.random.key(run.settings.seed), run.layout.grid.shape
   return router.fit(method, key, z_ND, shape, routing), {}
 
@@ -81,7 +74,7 @@ def publish_router(
   """
   if processes.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
-  folder = _parts_folder(run, number)
+  folder = shard_stage.parts_folder(run, number)
   run_lib.only_first_process(lambda: _keep_router(run, folder, fit), f'fitted {number}')
   arrays = tensors.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
@@ -116,12 +109,7 @@ def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple
     arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
     publishing.write_sealed(folder / 'router.safetensors', tensors.to_bytes(arrays))
   for split in ('train', 'validation'):
-    keep_features(run, split)
-
-
-def _parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
-  """Of a round's router and what it has routed, until all is routed."""
-  return run.workdir / 'routing' / f'{number}-parts'
+    features.keep(run, split)
 
 
 def _parts(run: run_lib.Run, folder: pathlib.Path, split: str) -> list[pathlib.Path]:
@@ -137,14 +125,14 @@ def route_parts(
   parts = _parts(run, folder, split)
   for i in publishing.missing(parts, share):
     mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
-    routed = [np.asarray(router.route(fitted, z, top_n)) for z in features(run, split, mine)]
+    routed = [np.asarray(router.route(fitted, z, top_n)) for z in features.compute(run, split, mine)]
     publishing.write_array(parts[i], np.concatenate(routed).astype(np.int32))
 
 
 def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity: float) -> np.ndarray:
   """Paths [N, 1], none of which gets more than `capacity` times the mean."""
   num_paths = run.layout.grid.num_paths
-  chunks = (jax.numpy.asarray(z) for z in features(run, split))
+  chunks = (jax.numpy.asarray(z) for z in features.compute(run, split))
   scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
   room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
   # The greedy rule (arXiv 2410.03529) alone gets part of what is to be had; on scores and duals nearly all.
@@ -161,128 +149,3 @@ def publish_routes(run: run_lib.Run, number: int, assign, others: dict[str, file
     np.save(aside / 'validation.npy', assign('validation', 1)[:, 0])
     for name, data in (others or {}).items():
       (aside / name).write_bytes(data)
-
-
-def features(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
-  """z of a split's sequences (all, or those at `indices`), float32, FEATURE_ROWS at a time, by the base model.
-
-  Those that `keep_features` has kept are read.
-  """
-  indices = np.arange(len(run.sequences(split))) if indices is None else indices
-  if (file := keep_features(run, split)) is None:
-    yield from _compute_features(run, split, indices)
-    return
-  kept = tensors.read_array(file, mmap_mode='r')
-  yield from (kept[indices[start : start + FEATURE_ROWS]] for start in range(0, len(indices), FEATURE_ROWS))
-
-
-def keep_features(run: run_lib.Run, split: str) -> pathlib.Path | None:
-  """`features/<split>.npy`, made if it is not there; None where it would be larger than MAX_FEATURE_BYTES."""
-  file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
-  if not seals.is_whole(file):
-    if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
-      return None
-    publishing.write_array(file, np.concatenate(list(_compute_features(run, split, everything))))
-  return file
-
-
-def _compute_features(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
-  found, prefix = run.sequences(split), run.settings.routing.prefix_tokens
-  base = jax.device_put(run.base())
-  progress = progress_lib.Progress(f'features of {split}', len(indices), 'sequences')
-  for start in range(0, len(indices), FEATURE_ROWS):
-    chosen = indices[start : start + FEATURE_ROWS]
-    tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)
-    tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
-    yield np.asarray(_features_program(run.model)(base, tokens))[: len(chosen)]
-    progress.update(start + len(chosen))
-  progress.close()
-
-
-@functools.cache
-def _features_program(network: transformer.Transformer):
-  return jax.jit(lambda params, tokens: transformer.features(network, params, tokens))
-
-
-def router_data(run: run_lib.Run) -> np.ndarray:
-  """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
-  found, fraction = run.sequences('train'), run.settings.routing.router_fraction
-  documents, _ = found.columns()
-  return holdouts.drawn(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
-
-
-def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn | None:
-  """Of longer texts, what is router data; hold-outs lie before it."""
-  draws = found.draws()
-  return None if draws is None else holdouts.drawn_pieces(found.columns()[0], draws, fraction)
-
-
-def check_router_data(run: run_lib.Run):
-  """Before training: raises InputError where router data is too little for a discriminative router."""
-  num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum()) if run.settings.rounds else 0
-  if run.settings.rounds and count < num_paths:
-    raise InputError(
-      f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {count} sequences, fewer '
-      f'than the {num_paths} paths: raise it, or give more text'
-    )
-
-
-def write_shards(run: run_lib.Run, number: int):
-  """`shards/<number>/` of the paths, as `routing/<number>/` says, whose parts are of no more use."""
-  if jax.process_index() == 0:
-    shutil.rmtree(_parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
-  _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
-
-
-def write_base_shards(run: run_lib.Run):
-  """`shards/base/`: all text, for the base model; a shard for each part of it, which are read as one."""
-
-  def part_of_each():
-    counts = run.sequences('train').counts
-    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)[:, None]
-
-  _write_shards(run, 'base', run.settings.data.parts, part_of_each)
-
-
-def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray]):
-  done, folder = run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
-  if processes.any_process(done.exists(), f'shards {name}'):
-    return
-  folders = [folder / str(i) for i in range(num_shards)]
-  write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))
-  processes.barrier(f'shards {name} in parts')
-  run_lib.only_first_process(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
-
-
-def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:
-  """Which training sequences are whose, and held back; router data is nobody's, which is written into `assignment`."""
-  s = run.settings
-  assignment[router_data(run)] = -1
-  fraction, found = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)
-  pieces = router_pieces(found, s.routing.router_fraction)
-  return shards.deal(found, assignment, num_shards, s.seed, fraction, pieces.end if pieces else 0.0)
-
-
-def write_shard_parts(
-  run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
-):
-  """The shards of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
-  missing = publishing.missing(folders, share)
-  if not missing:
-    return
-  s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
-  progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
-  for count, i in enumerate(missing, 1):
-    with publishing.publish_directory(folders[i]) as aside:
-      shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
-    progress.update(count)
-  progress.close()
-
-
-def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
-  meta = shards.merge(str(folder), num_shards, run.settings.model.seq_len)
-  empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
-  if empty and done.name != 'base':
-    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
-  publishing.write_json(folder / 'meta.json', meta)
-  files.put_in_place(folder, done)

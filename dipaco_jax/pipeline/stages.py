@@ -23,12 +23,14 @@ from dipaco_jax.pipeline import (
   rerouted_perplexity,
   resharding_round,
   route_stage,
+  shard_stage,
   tokenize_stage,
   validate_stage,
 )
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store, publishing, tensors
-from dipaco_jax.training import display, mesh, module_publishing, performance, processes, training_loop
+from dipaco_jax.training import display, mesh, module_publishing, performance, processes
+from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import train_state as state_lib
 
@@ -61,7 +63,7 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
   params, about = first_parameters(run)
   if processes.any_process((run.workdir / 'base').exists(), 'base'):
     return _pretrained(run) | about
-  route_stage.write_base_shards(run)
+  shard_stage.write_base_shards(run)
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
     state = jobs.train(run, jobs.base_job(run, params))
@@ -110,7 +112,7 @@ def train(run: run_lib.Run) -> dict[str, Any]:
   return result | {'rounds': [resharding_round.figures(run, number + 1) for number in range(run.settings.rounds)]}
 
 
-def _publish_again(run: run_lib.Run, job: training_loop.Job, state: state_lib.State):
+def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   """What the last phase has published, where it was taken away since: the last checkpoint has it."""
   best, losses = state.record.best_version, state.record.best_loss
   if not processes.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
@@ -135,7 +137,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 
   Where it diverges, the paths are evaluated without it: they are what the run is for.
   """
-  route_stage.write_base_shards(run)  # one of many processes has none yet
+  shard_stage.write_base_shards(run)  # one of many processes has none yet
   with run_lib.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
     try:
       record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record
@@ -145,7 +147,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
   return {'control_tokens': record.tokens, 'control_s': elapsed()}
 
 
-def figures(run: run_lib.Run, job: training_loop.Job, record: state_lib.Record) -> dict[str, Any]:
+def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dict[str, Any]:
   """What the training stage says in the report."""
   s, made, base = run.settings, job.programs, run.result('pretrain')
   placement = made.placement

@@ -15,21 +15,6 @@ WORDS = {  # of programs
   'steps': 'the inner step', 'finish': 'the outer gradient', 'outer': 'the outer step', 'evaluate': 'the evaluation',
   '<lambda>': 'a program',
 }  # fmt: skip
-# Dense peak of one JAX device in bfloat16, FLOP/s, by what `device_kind` contains; the first match holds.
-PEAK_BFLOAT16 = (
-  ('tpu v6', CHIPS['v6e'].flops),
-  ('tpu v5 lite', CHIPS['v5e'].flops),
-  ('tpu v5e', CHIPS['v5e'].flops),
-  ('tpu v5', CHIPS['v5p'].flops),
-  ('tpu v4', CHIPS['v4'].flops),
-  (' mig ', None),  # a slice of a GPU
-  ('h200 nvl', 835e12),
-  ('h200', 989e12),
-  ('h100 pcie', 756e12),
-  ('h100 nvl', 835e12),
-  ('h100', 989e12),
-  ('a100', 312e12),
-)
 
 GIB = 2**30
 
@@ -49,6 +34,21 @@ CHIPS = {
   'v5p': Chip(459e12, 95 * GIB, 2.765e12, 600e9),
   'v6e': Chip(918e12, 32 * GIB, 1.64e12, 448e9),
 }
+# Dense peak of one JAX device in bfloat16, FLOP/s, by what `device_kind` contains; the first match holds.
+PEAK_BFLOAT16 = (
+  ('tpu v6', CHIPS['v6e'].flops),
+  ('tpu v5 lite', CHIPS['v5e'].flops),
+  ('tpu v5e', CHIPS['v5e'].flops),
+  ('tpu v5', CHIPS['v5p'].flops),
+  ('tpu v4', CHIPS['v4'].flops),
+  (' mig ', None),  # a slice of a GPU
+  ('h200 nvl', 835e12),
+  ('h200', 989e12),
+  ('h100 pcie', 756e12),
+  ('h100 nvl', 835e12),
+  ('h100', 989e12),
+  ('a100', 312e12),
+)
 
 
 def count_compilations() -> collections.Counter[str]:

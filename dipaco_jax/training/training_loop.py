@@ -4,28 +4,24 @@ Positions of the mesh take their paths in turn. A dispatch is k inner steps of t
 the loop only hands over batches that are on the device already and reads the metrics of the dispatch before.
 """
 
-import dataclasses
 import functools
-import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.data import loader
 from dipaco_jax.storage import module_store, publishing, seals
 from dipaco_jax.training import evaluation, mesh, metrics_log, module_publishing, processes, stopping, train_log
+from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import run_checkpoints as run_state_lib
 from dipaco_jax.training import train_state as state_lib
-from dipaco_jax.training.programs import Programs
 
 CLOSE_S = 30  # after an error, for what was begun to be written
 
@@ -34,149 +30,12 @@ class Stopped(KeyboardInterrupt):
   """The run was asked to stop, and its state is saved."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """What to train, and on what."""
-
-  name: str  # the stage
-  programs: Programs
-  phases: int
-  steps_per_phase: int  # tau
-  steps_per_dispatch: int  # at most
-  first_step: int  # the global step before the first update
-  batch_size: int  # rows per path
-  batch: Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # (path, its own step) -> tokens, segments [B, L]
-  weights: Callable[[int], np.ndarray]  # phase -> w_i of every path, shaped like the grid; 0: not trained
-  base: dict[str, np.ndarray]  # parameters that every path starts from
-  base_state: Any  # inner state that every path starts with; None: fresh
-  keep_state: bool = True
-  holdout: evaluation.Rows | None = None  # for early stopping
-  validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
-  validate_every: int = 0  # phases; 0: after the last
-  publish: bool = False  # modules, for others to read
-  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
-  begin: int = 0  # the phase that this round begins with
-  until: int | None = None  # the phase before which this round ends; None: it is the last
-  lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
-
-  @property
-  def end(self) -> int:
-    return self.phases if self.until is None else self.until
-
-  @property
-  def dispatch_steps(self) -> int:
-    """k: the largest divisor of tau up to what was asked."""
-    return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
-
-  def updates(self, phase: int, turn: int, step: int) -> int:
-    """The name of a checkpoint at (phase, turn, step), on whatever devices: the inner steps of all paths before it.
-
-    A path counts where it does not train too.
-    """
-    in_turn = math.prod(self.programs.placement.positions)
-    return phase * self.phase_updates + in_turn * (turn * self.steps_per_phase + step)
-
-  @property
-  def phase_updates(self) -> int:
-    """Of a phase in which all paths train; any other counts as many."""
-    return self.programs.layout.grid.num_paths * self.steps_per_phase
-
-  def global_step(self, phase: int, step: int) -> int:
-    """Of the schedules."""
-    return self.first_step + phase * self.steps_per_phase + step
-
-  def own_step(self, path: int, phase: int, step: int) -> int:
-    """Of the data: a path's global step less the steps of the phases that it has sat out, so that it misses no row.
-
-    A round's new shard is entered at the step that the path has come to.
-    """
-    return self.first_step + int(self._trained_before[phase, path]) * self.steps_per_phase + step
-
-  @functools.cached_property
-  def _trained_before(self) -> np.ndarray:
-    """In how many of the phases before each a path was trained, [phases, P]; by the phase's number alone."""
-    trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.end)]
-    return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
-
-  def first_state(self, phase: int, params) -> Any:
-    """The inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
-    programs = self.programs
-    if self.base_state is None or (phase and not self.keep_state):
-      return programs.fresh_state(params)
-    return jax.tree.map(
-      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.state_spec
-    )
-
-  def heard(self, phase: int) -> np.ndarray:
-    """w_i of every path in the outer step, shaped like the grid; 0: it takes no part."""
-    return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
-
-  def limits(self, phase: int) -> np.ndarray:
-    """f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
-
-    Those are as far from the modules as these have moved since, whatever the learning rate is by now.
-    """
-    limits = np.full(self.programs.layout.grid.shape, self.programs.settings.outer.exclude_above, np.float32)
-    return limits if self.lost is None or not phase else limits * ~self.lost(phase - 1)
-
-  def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
-    """Which positions' outer gradients are lost, bool [m..]."""
-    placement = self.programs.placement
-    lost = np.zeros(self.programs.layout.grid.shape, bool) if self.lost is None else self.lost(phase)
-    return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
-
-  def trained(self, phase: int, turn: Coordinates) -> list[int]:
-    """The path of every position during a turn, -1 where it does not train in this phase."""
-    active = self.weights(phase).reshape(-1) > 0
-    return [path if active[path] else -1 for path in self.programs.placement.paths(turn)]
-
-
-class Dispatch(NamedTuple):
-  """k inner steps of the paths in flight."""
-
-  phase: int
-  turn: int
-  step: int  # within the phase, of the first of the k
-  last_of_turn: bool
-  last_of_phase: bool
-
-
-def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
-  """What is to be done from there on; turns in which no path trains are left out."""
-  turns = job.programs.placement.turns()
-  for t in range(phase, job.end):
-    active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
-    for i in active:
-      first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.steps_per_phase
-      for s in range(first, job.steps_per_phase, job.dispatch_steps):
-        last = s + job.dispatch_steps == job.steps_per_phase
-        yield Dispatch(t, i, s, last, last and i == active[-1])
-
-
-def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
-  """The dispatch with its rows on the devices; every process reads its own paths' shards."""
-  placement = job.programs.placement
-  turn, k = placement.turns()[dispatch.turn], job.dispatch_steps
-  loaded: dict[Coordinates, np.ndarray] = {}
-
-  def rows(position):
-    if position not in loaded:
-      path = placement.path(turn, position)
-      first = job.own_step(path, dispatch.phase, dispatch.step)
-      loaded[position] = np.stack([np.stack(job.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
-    return loaded[position]
-
-  shape, spec = (k, job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
-  parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
-  return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
-
-
 class Trainer:
   """Runs a job from wherever its last checkpoint left it."""
 
   def __init__(
     self,
-    job: Job,
+    job: job_lib.Job,
     workdir: pathlib.Path,
     every_steps: int,
     keep: int,
@@ -224,9 +83,9 @@ class Trainer:
 
   def _to_the_end(self) -> state_lib.State:
     record = self.state.record
-    todo = dispatches(self.job, record.phase, record.turn, record.step)
+    todo = job_lib.dispatches(self.job, record.phase, record.turn, record.step)
     try:
-      for dispatch, batch in loader.prefetch(functools.partial(load, self.job), todo):
+      for dispatch, batch in loader.prefetch(functools.partial(job_lib.load, self.job), todo):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)
@@ -247,7 +106,7 @@ class Trainer:
 
   # -- inner
 
-  def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
+  def _inner(self, dispatch: job_lib.Dispatch, batch: list[jax.Array]):
     """k inner steps of the paths in flight; the first of a turn copies their modules."""
     job, programs, state = self.job, self.job.programs, self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
@@ -283,7 +142,7 @@ class Trainer:
     placement = self.job.programs.placement
     return np.array(of_path)[placement.paths(tuple(turn.tolist()))].reshape(placement.positions)
 
-  def _inner_state(self, dispatch: Dispatch):
+  def _inner_state(self, dispatch: job_lib.Dispatch):
     """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
     programs = self.job.programs
     if dispatch.turn in self.state.inner:
@@ -292,7 +151,7 @@ class Trainer:
 
   # -- outer
 
-  def _end_turn(self, dispatch: Dispatch):
+  def _end_turn(self, dispatch: job_lib.Dispatch):
     """The paths' part of the outer gradient; their AdamW state waits, in host memory if the config asks."""
     programs, state = self.job.programs, self.state
     self._begin_own_losses(dispatch)
@@ -310,7 +169,7 @@ class Trainer:
     if self.job.keep_state:
       state.inner[dispatch.turn] = jax.device_put(inner, programs.waiting_shardings)
 
-  def _end_phase(self, dispatch: Dispatch):
+  def _end_phase(self, dispatch: job_lib.Dispatch):
     """The outer step, and what follows from the new modules: hold-out losses, publication, validation."""
     job, state, programs = self.job, self.state, self.job.programs
     self.journal.catch_up()
@@ -372,7 +231,7 @@ class Trainer:
     evaluation.point(version, of_models, record.best_version, record.best_loss)
     return found
 
-  def _begin_own_losses(self, dispatch: Dispatch):
+  def _begin_own_losses(self, dispatch: job_lib.Dispatch):
     """Hold-out losses of what the paths in flight have come to, for the averaging gap; they are read later."""
     if self.job.holdout is not None:
       turn = self.job.programs.placement.turns()[dispatch.turn]
@@ -395,10 +254,10 @@ class Trainer:
       publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
-  def _updates_after(self, dispatch: Dispatch) -> int:
+  def _updates_after(self, dispatch: job_lib.Dispatch) -> int:
     return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
 
-  def _due(self, dispatch: Dispatch) -> bool:
+  def _due(self, dispatch: job_lib.Dispatch) -> bool:
     """So many steps were made since the last; in a phase of no more steps than these, at its end; or the round is done.
 
     A longer phase ends with one: only from there can a run go on with other positions.
@@ -408,7 +267,7 @@ class Trainer:
     after_all = dispatch.last_of_phase and (is_long or dispatch.phase + 1 == job.end)
     return after_all or (self.unsaved >= self.every_steps and (is_long or dispatch.last_of_phase))
 
-  def _save(self, dispatch: Dispatch):
+  def _save(self, dispatch: job_lib.Dispatch):
     """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there.
 
     Where there is one path and its last step was not finite, the checkpoint before stays the newest: parameters may be

@@ -1,0 +1,216 @@
+"""What one process of an islands run holds: its run, the registry, the storage, and what it reads and writes there."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dipaco_jax.core import modules as modules_lib
+from dipaco_jax.core import outer
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.storage import files, lock, module_store, seals, tensors
+from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.storage import trees as trees_lib
+from dipaco_jax.training import module_publishing
+
+OBJECTS = 'objects'  # in storage; the published modules are elsewhere
+TOKENIZER = 'tokenizer.model'
+OUTER = 'outer'  # before the names of a module's outer state, in its object
+
+
+class Later(OSError):
+  """A task cannot be done now, through no fault of who tries: it is to be tried again."""
+
+
+class Busy(Later):
+  """Another process of this machine holds the workdir; it may be one that was stopped past its lease."""
+
+
+class Gone(Later):
+  """An object or a tree is missing or corrupt; `name` says which."""
+
+  def __init__(self, name: str, words: str):
+    super().__init__(words)
+    self.name = name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+class Islands:
+  """A run, as a process of any role sees it."""
+
+  run: run_lib.Run  # its workdir is on this machine, and holds what was fetched of the run's
+  registry: registry_lib.Registry
+  storage: storage_lib.Storage
+  name: str  # of this process
+  resumed: int = 0  # how often the run had diverged, and was gone on with, when this process began
+
+  # -- objects
+
+  def write(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Publishes arrays; returns [name, sha256]. Equal arrays have equal names, so that what is done twice is one."""
+    data = tensors.to_bytes(arrays)
+    sha256 = hashlib.sha256(data).hexdigest()
+    name = f'{OBJECTS}/{name}-{sha256[:16]}.safetensors'
+    self.storage.write(name, data, sha256)
+    return [name, sha256]
+
+  def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
+    """Raises Gone."""
+    with noticing(name):
+      return tensors.from_bytes(self.storage.read(name, sha256))
+
+  def fetch(self, *trees: str):
+    """Makes directories of the workdir's be on this machine, as facts tell, and the stages' records. Raises Gone."""
+    for tree in ('stages', *trees):
+      with noticing(tree):
+        self.storage.download_tree(tree, self.run.workdir / tree, self.tree_sha256(tree))
+
+  @functools.lru_cache(64)  # noqa: B019
+  def tree_sha256(self, tree: str) -> str:
+    """Of its index, by the fact of the task that made it; '' for the stages' records, which tell of time."""
+    kind, _, number = maker(tree)
+    [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
+    return fact.meta['trees'].get(tree, '')
+
+  def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
+    """Uploads directories of the workdir's. Raises InputError, before anything is changed, where others are facts."""
+    indices = {tree: trees_lib.index_of(self.run.workdir / tree) for tree in trees}
+    about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
+    fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
+    if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
+      raise InputError(f'{", ".join(trees)}: this machine makes others than are in use; let one make them that is like')
+    for tree in trees:
+      self.storage.upload_tree(self.run.workdir / tree, tree)
+    return fact
+
+  def look_again(self, e: seals.Damaged):
+    """A file of this machine's is not as it was fetched: everything is compared anew when it is next asked for."""
+    self.storage.whole.clear()
+    if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
+      shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
+
+  def fetch_tokenizer(self):
+    """Makes it be on this machine. Raises Gone."""
+    [fact], file = self.registry.facts('prepared'), self.run.workdir / TOKENIZER
+    sha256 = fact.meta['tokenizer']
+    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+      with noticing(TOKENIZER):
+        files.write_file(file, self.storage.read(TOKENIZER, sha256))
+
+  @contextlib.contextmanager
+  def hold(self) -> Iterator[None]:
+    """The workdir for this process alone. Raises Busy."""
+    with contextlib.ExitStack() as stack:
+      try:
+        stack.enter_context(lock.hold(self.run.workdir))
+      except ValueError as e:
+        raise Busy(str(e)) from e
+      yield
+
+  # -- modules
+
+  @functools.cached_property
+  def layout(self) -> modules_lib.Layout:
+    """Of the modules; unlike the run's, it needs nothing that the run has made."""
+    return modules_lib.make_layout(self.run.settings.grid, self.run.settings.levels, self.shapes)
+
+  @functools.cached_property
+  def shapes(self) -> dict[str, Any]:
+    """One path's parameters."""
+    s = self.run.settings
+    return transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
+
+  def modules_of(self, path: int) -> dict[str, str]:
+    """{level: key of the module that the path picks}."""
+    coordinates = self.layout.grid.coordinates(path)
+    grid = self.layout.grid
+    return {level.name: module_store.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
+
+  def paths_through(self, module: str) -> list[int]:
+    """Paths that pick a module."""
+    grid, (level, fixed) = self.layout.grid, self.parse(module)
+    positions = grid.positions(level)
+    ranges = [
+      [fixed[positions.index(axis)]] if axis in positions else range(size) for axis, size in enumerate(grid.shape)
+    ]
+    return [grid.path(point) for point in itertools.product(*ranges)]
+
+  def parse(self, module: str) -> tuple[Level, Coordinates]:
+    """A module's level and coordinates, from its key."""
+    name, _, coordinates = module.partition('/')
+    level = next(level for level in self.layout.levels if level.name == name)
+    return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
+
+  def all_modules(self) -> list[str]:
+    layout = self.layout
+    return [module_store.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
+
+  def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
+    """One path's parameters of a version; reads its modules and no others."""
+    params: dict[str, np.ndarray] = {}
+    for fact in self.registry.facts('module', list(self.modules_of(path).values()), version):
+      params |= split(self.read(fact.uri, fact.sha256))[0]
+    return dict(sorted(params.items()))
+
+  @functools.lru_cache(4)  # noqa: B019 - a process has one of these
+  def active(self, phase: int) -> np.ndarray:
+    """Which paths train in a phase, bool [P]."""
+    s = self.run.settings
+    return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
+
+  def round(self, phase: int) -> int:
+    """Of sharding, that a phase trains on."""
+    s = self.run.settings
+    return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
+
+  def publish(self, version: int):
+    """`modules/<version>/` in the workdir, as SPMD has it: weights alone."""
+    facts = self.registry.facts('module', number=version)
+    module_publishing.publish_module_files(
+      self.run.workdir, version, ((*self.parse(f.key), split(self.read(f.uri, f.sha256))[0]) for f in facts)
+    )
+
+
+@contextlib.contextmanager
+def noticing(name: str) -> Iterator[None]:
+  """What storage says of an object or a tree, as Gone."""
+  try:
+    yield
+  except (storage_lib.Missing, storage_lib.Corrupt) as e:
+    raise Gone(name, str(e)) from e
+
+
+def maker(name: str) -> tuple[str, str, int]:
+  """The task (kind, key, number) that wrote an object or a tree: the inverse of how these are named."""
+  parts = name.removeprefix(f'{OBJECTS}/').split('/')
+  if parts[0] == 'paths':
+    return 'train', parts[2].partition('-')[0], int(parts[1])
+  if parts[0] == 'modules' and parts[1] != '0':
+    return 'outer', '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
+  if parts[0] in ('routing', 'shards') and parts[1] != '0':
+    return 'reroute', '', int(parts[1])
+  return 'prepare', '', 0
+
+
+def join(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Weights and outer state, as one object has them; `split` is the inverse."""
+  return {**params, **{OUTER + name: x for name, x in state.items()}}
+
+
+def split(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(OUTER + '[')}
+  return {name: x for name, x in arrays.items() if not name.startswith(OUTER + '[')}, state

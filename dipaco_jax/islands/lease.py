@@ -1,0 +1,88 @@
+"""A lease on a task: renewed in the background while the task is at work [3]."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from dipaco_jax.islands import backup, screening_facts
+from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.registry import Task
+
+SIGN_OF_LIFE_S = 5.0
+
+
+class Lease:
+  """A task that is ours for as long as we are alive and heard; renewed by a thread.
+
+  Of a copy, a task that another owns, there is nothing to renew or to give back: it is lost when it runs no more.
+  """
+
+  def __init__(self, islands: Islands, role: str, task: Task):
+    self.islands, self.role, self.task = islands, role, task
+    self.is_copy = task.owner != islands.name
+    self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
+    self.fetch: futures.Future | None = None
+    self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
+    self.began: float | None = None  # when what was fetched was there
+    self.is_at_work = False  # until then, others see what the task before is about
+    self._lost: BaseException | None = None
+    self._progress: dict[str, Any] | None = None
+    self._over, self._news = threading.Event(), threading.Event()
+    self._thread = threading.Thread(target=self._renew, daemon=True)
+    self._thread.start()
+
+  def keep(self, progress: dict[str, Any]):
+    """What another owner goes on from, if we die after this."""
+    self._progress = progress
+    self._news.set()
+
+  def check(self):
+    """Raises registry.Lost where the task is another's by now, Diverged where the run is over."""
+    if self._lost:
+      raise self._lost
+
+  def fetched(self) -> Any:
+    """What was fetched for the task, once, or else it would stay in memory; raises what went wrong."""
+    fetch, self.fetch = self.fetch, None
+    assert fetch
+    found, self.began = fetch.result(), time.monotonic()
+    return found
+
+  def release(self, error: str = ''):
+    """Gives the task back, at once."""
+    if not self.is_copy:
+      self.islands.registry.release(self.task, error=error)
+
+  def renew(self):
+    """Raises registry.Lost."""
+    if self.is_copy:
+      self.islands.registry.watch(self.task)
+    else:
+      self.islands.registry.heartbeat(self.task, self._progress)
+
+  def close(self):
+    self._over.set()
+    self._news.set()
+    self._thread.join()
+
+  def _renew(self):
+    registry = self.islands.registry
+    while not self._over.is_set():
+      self._news.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S))
+      self._news.clear()
+      if not self._over.is_set():
+        try:
+          self.renew()
+          screening_facts.heed(self.islands)
+          if self.is_at_work:
+            registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
+        except Exception as e:  # also a database that is away for longer than we wait
+          self._lost = e
+          return
+
+
+def moved(islands: Islands) -> dict[str, int]:
+  """Bytes that this process has read from and written to storage."""
+  return {'bytes_in': islands.storage.bytes_in, 'bytes_out': islands.storage.bytes_out}

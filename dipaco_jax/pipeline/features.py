@@ -1,0 +1,82 @@
+"""Features z of sequences, which routers see: kept in `features/` where that is not too large [2.4.1]."""
+
+import functools
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import holdouts, sequences
+from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.storage import publishing, seals, tensors
+from dipaco_jax.training import progress as progress_lib
+
+FEATURE_ROWS = 1024  # sequences whose features are computed at one time
+MAX_FEATURE_BYTES = 2**30
+
+
+def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
+  """z of a split's sequences (all, or those at `indices`), float32, FEATURE_ROWS at a time, by the base model.
+
+  Those that `keep_features` has kept are read.
+  """
+  indices = np.arange(len(run.sequences(split))) if indices is None else indices
+  if (file := keep(run, split)) is None:
+    yield from _computed(run, split, indices)
+    return
+  kept = tensors.read_array(file, mmap_mode='r')
+  yield from (kept[indices[start : start + FEATURE_ROWS]] for start in range(0, len(indices), FEATURE_ROWS))
+
+
+def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
+  """`features/<split>.npy`, made if it is not there; None where it would be larger than MAX_FEATURE_BYTES."""
+  file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
+  if not seals.is_whole(file):
+    if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
+      return None
+    publishing.write_array(file, np.concatenate(list(_computed(run, split, everything))))
+  return file
+
+
+def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
+  found, prefix = run.sequences(split), run.settings.routing.prefix_tokens
+  base = jax.device_put(run.base())
+  progress = progress_lib.Progress(f'features of {split}', len(indices), 'sequences')
+  for start in range(0, len(indices), FEATURE_ROWS):
+    chosen = indices[start : start + FEATURE_ROWS]
+    tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)
+    tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
+    yield np.asarray(_features_program(run.model)(base, tokens))[: len(chosen)]
+    progress.update(start + len(chosen))
+  progress.close()
+
+
+@functools.cache
+def _features_program(network: transformer.Transformer):
+  return jax.jit(lambda params, tokens: transformer.features(network, params, tokens))
+
+
+def router_data(run: run_lib.Run) -> np.ndarray:
+  """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
+  found, fraction = run.sequences('train'), run.settings.routing.router_fraction
+  documents, _ = found.columns()
+  return holdouts.drawn(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
+
+
+def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn | None:
+  """Of longer texts, what is router data; hold-outs lie before it."""
+  draws = found.draws()
+  return None if draws is None else holdouts.drawn_pieces(found.columns()[0], draws, fraction)
+
+
+def check_router_data(run: run_lib.Run):
+  """Before training: raises InputError where router data is too little for a discriminative router."""
+  num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum()) if run.settings.rounds else 0
+  if run.settings.rounds and count < num_paths:
+    raise InputError(
+      f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {count} sequences, fewer '
+      f'than the {num_paths} paths: raise it, or give more text'
+    )

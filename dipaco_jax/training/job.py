@@ -1,0 +1,151 @@
+"""What a training loop is to do: its programs, phases, batches and evaluation; and the dispatches that this takes."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dipaco_jax.core.grid import Coordinates, largest_divisor
+from dipaco_jax.training import evaluation
+from dipaco_jax.training.programs import Programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What to train, and on what."""
+
+  name: str  # the stage
+  programs: Programs
+  phases: int
+  steps_per_phase: int  # tau
+  steps_per_dispatch: int  # at most
+  first_step: int  # the global step before the first update
+  batch_size: int  # rows per path
+  batch: Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # (path, its own step) -> tokens, segments [B, L]
+  weights: Callable[[int], np.ndarray]  # phase -> w_i of every path, shaped like the grid; 0: not trained
+  base: dict[str, np.ndarray]  # parameters that every path starts from
+  base_state: Any  # inner state that every path starts with; None: fresh
+  keep_state: bool = True
+  holdout: evaluation.Rows | None = None  # for early stopping
+  validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
+  validate_every: int = 0  # phases; 0: after the last
+  publish: bool = False  # modules, for others to read
+  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
+  begin: int = 0  # the phase that this round begins with
+  until: int | None = None  # the phase before which this round ends; None: it is the last
+  lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
+
+  @property
+  def end(self) -> int:
+    return self.phases if self.until is None else self.until
+
+  @property
+  def dispatch_steps(self) -> int:
+    """k: the largest divisor of tau up to what was asked."""
+    return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
+
+  def updates(self, phase: int, turn: int, step: int) -> int:
+    """The name of a checkpoint at (phase, turn, step), on whatever devices: the inner steps of all paths before it.
+
+    A path counts where it does not train too.
+    """
+    in_turn = math.prod(self.programs.placement.positions)
+    return phase * self.phase_updates + in_turn * (turn * self.steps_per_phase + step)
+
+  @property
+  def phase_updates(self) -> int:
+    """Of a phase in which all paths train; any other counts as many."""
+    return self.programs.layout.grid.num_paths * self.steps_per_phase
+
+  def global_step(self, phase: int, step: int) -> int:
+    """Of the schedules."""
+    return self.first_step + phase * self.steps_per_phase + step
+
+  def own_step(self, path: int, phase: int, step: int) -> int:
+    """Of the data: a path's global step less the steps of the phases that it has sat out, so that it misses no row.
+
+    A round's new shard is entered at the step that the path has come to.
+    """
+    return self.first_step + int(self._trained_before[phase, path]) * self.steps_per_phase + step
+
+  @functools.cached_property
+  def _trained_before(self) -> np.ndarray:
+    """In how many of the phases before each a path was trained, [phases, P]; by the phase's number alone."""
+    trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.end)]
+    return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
+
+  def first_state(self, phase: int, params) -> Any:
+    """The inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
+    programs = self.programs
+    if self.base_state is None or (phase and not self.keep_state):
+      return programs.fresh_state(params)
+    return jax.tree.map(
+      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.state_spec
+    )
+
+  def heard(self, phase: int) -> np.ndarray:
+    """w_i of every path in the outer step, shaped like the grid; 0: it takes no part."""
+    return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
+
+  def limits(self, phase: int) -> np.ndarray:
+    """f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
+
+    Those are as far from the modules as these have moved since, whatever the learning rate is by now.
+    """
+    limits = np.full(self.programs.layout.grid.shape, self.programs.settings.outer.exclude_above, np.float32)
+    return limits if self.lost is None or not phase else limits * ~self.lost(phase - 1)
+
+  def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
+    """Which positions' outer gradients are lost, bool [m..]."""
+    placement = self.programs.placement
+    lost = np.zeros(self.programs.layout.grid.shape, bool) if self.lost is None else self.lost(phase)
+    return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
+
+  def trained(self, phase: int, turn: Coordinates) -> list[int]:
+    """The path of every position during a turn, -1 where it does not train in this phase."""
+    active = self.weights(phase).reshape(-1) > 0
+    return [path if active[path] else -1 for path in self.programs.placement.paths(turn)]
+
+
+class Dispatch(NamedTuple):
+  """k inner steps of the paths in flight."""
+
+  phase: int
+  turn: int
+  step: int  # within the phase, of the first of the k
+  last_of_turn: bool
+  last_of_phase: bool
+
+
+def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
+  """What is to be done from there on; turns in which no path trains are left out."""
+  turns = job.programs.placement.turns()
+  for t in range(phase, job.end):
+    active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
+    for i in active:
+      first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.steps_per_phase
+      for s in range(first, job.steps_per_phase, job.dispatch_steps):
+        last = s + job.dispatch_steps == job.steps_per_phase
+        yield Dispatch(t, i, s, last, last and i == active[-1])
+
+
+def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
+  """The dispatch with its rows on the devices; every process reads its own paths' shards."""
+  placement = job.programs.placement
+  turn, k = placement.turns()[dispatch.turn], job.dispatch_steps
+  loaded: dict[Coordinates, np.ndarray] = {}
+
+  def rows(position):
+    if position not in loaded:
+      path = placement.path(turn, position)
+      first = job.own_step(path, dispatch.phase, dispatch.step)
+      loaded[position] = np.stack([np.stack(job.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
+    return loaded[position]
+
+  shape, spec = (k, job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
+  parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
+  return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
