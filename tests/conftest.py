@@ -14,8 +14,8 @@ import tiny_run
 
 # Files of minutes, which begin before the others, so that no worker is left with one at the end.
 LONGEST = (
-  'rounds two_processes invariant_6_resume islands_chaos benchmarks invariant_8_islands reuse islands hosts bandwidth '
-  'experiments local'
+  'resharding_round two_processes invariant_6_resume chaos benchmarks invariant_8_islands reuse stopped_islands '
+  'worker_hosts bandwidth experiments local'
 ).split()
 
 
@@ -30,12 +30,12 @@ def strict_dtypes():
 
 
 def pytest_addoption(parser):
-  parser.addoption('--chaos_s', type=float, default=10, help='how long faults come in islands_chaos_test.py (10)')
+  parser.addoption('--chaos_s', type=float, default=10, help='how long faults come in chaos_test.py (10)')
   parser.addoption('--chaos_on', default='', help='postgresql,folder or sqlite,s3 ...: else runs take turns')
   parser.addoption('--slow', action='store_true', help='those too that CI leaves out for their time')
-  parser.addoption('--stops', type=int, default=20, help='signals in stopping_test.py (20)')
+  parser.addoption('--stops', type=int, default=20, help='signals in stopped_anywhere_test.py (20)')
   parser.addoption('--protocol_runs', type=int, default=1, help='of each kind in protocol_test.py (1)')
-  parser.addoption('--all_crash_points', action='store_true', help='islands_test.py stops at every point')
+  parser.addoption('--all_crash_points', action='store_true', help='stopped_islands_test.py stops at every point')
   parser.addoption('--islands_on', help='where tests of islands run: all, or one of backends.py, as postgresql,s3')
 
 

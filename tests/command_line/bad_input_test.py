@@ -1,0 +1,269 @@
+"""What a new user gets wrong: one line that names the fix, status 2, before any work, and nothing is left behind."""
+
+import dataclasses
+import errno
+import logging
+import pathlib
+
+import jax
+import pytest
+from absl import flags
+from repository import ROOT
+
+from dipaco_jax import main
+from dipaco_jax.command_line import command
+from dipaco_jax.core import errors
+from dipaco_jax.core.settings import Settings
+from dipaco_jax.pipeline import tokenize_stage
+
+TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+  """`run(option, ...)` runs the command in this process; returns (status, stderr)."""
+  monkeypatch.setattr(logging.root, 'handlers', [])  # the command sets its own
+  monkeypatch.chdir(tmp_path)
+
+  def call(*options: str) -> tuple[int, str]:
+    argv = ['main', *options]
+    flags.FLAGS.unparse_flags()
+    with pytest.raises(SystemExit) as stop:
+      main.main(argv)
+    return stop.value.code, capsys.readouterr().err
+
+  yield call
+  flags.FLAGS.unparse_flags()
+  for name in main.OPTIONS:
+    flags.FLAGS[name].unparse()
+
+
+def refused(run, *options: str, workdir: str = 'new') -> str:
+  """What is said of the options; fails where that is more than a line, or anything was written."""
+  before = sorted(pathlib.Path().rglob('*'))
+  status, said = run(*options, f'--workdir={workdir}')
+  *waiting, said = said.splitlines(keepends=True)
+  assert all(line.startswith(('loading JAX', 'looking ')) for line in waiting), waiting
+  assert status == 2 and said.startswith('dipaco_jax: ') and said.count('\n') == 1 and len(said) < 400, said
+  assert sorted(pathlib.Path().rglob('*')) == before
+  return said
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ([], '--config is missing: a file, or one of c4_1300m_dense, '),
+    ([TINY, '--wrkdir=x'], '--wrkdir: there is no such option; did you mean --workdir?'),
+    ([TINY, 'train'], "'train' is not an option: write --name=value"),
+    (['tiny'], "'tiny' is not an option: write --name=value"),
+    ([TINY, '--config.data.train', 'a.txt', 'b.txt'], "'b.txt' is not an option: write --name=value, and a pattern"),
+    ([TINY, '--epochs=3'], '--epochs: there is no such option; write --config.train.phases, or --config.'),
+    ([TINY, '--lr=0.1'], '--lr: there is no such option; write --config.inner.learning_rate or --'),
+    ([TINY, '--top_n=2'], '--top_n: there is no such option; write --config.routing.top_n'),
+    ([TINY, '--resume'], '--resume: there is no such option; the same command again goes on'),
+    ([TINY, '--gpus=2'], '--gpus: there is no such option; all devices are used'),
+    ([TINY, '--nothing'], '--nothing: there is no such option; --help lists those that there are'),
+    ([TINY, '--lease_s=abc'], '--lease_s=abc should be a number'),
+    ([TINY, '--lease_s=-1', '--role=worker'], '--lease_s=-1.0 should be above 0'),
+    ([TINY, '--process_id=x'], '--process_id=x should be a whole number'),
+    ([TINY, '--reuse=nothing'], '--reuse=nothing: there is no run (no config.json); name the directory of one'),
+    ([TINY, '--topology=v5e:2x2'], '--topology is for runs with --compile_only: add that, or leave it out'),
+    ([TINY, '--registry=sqlite:////x'], '--registry is for runs with --role'),
+    ([TINY, '--coordinator=h:1'], '--coordinator is for runs with --distributed'),
+    ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),
+    ([TINY, '--distributed', '--coordinator=h', '--num_processes=2', '--process_id=0'], '--distributed needs all of'),
+    ([TINY, '--distributed', '--coordinator=h:1', '--num_processes=2', '--process_id=2'], 'should be from 0 to 1'),
+    (
+      [TINY, '--role=worker', '--registry=foo'],
+      'the registry cannot be used: give sqlite:////ABSOLUTE/FILE.db or postgresql://USER:PASSWORD@HOST/',
+    ),
+    ([TINY, '--role=outer', '--share=5/4'], '--share=5/4: write i/n, i from 0 to n - 1'),
+    ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
+    ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for a run in one process'),
+    (
+      [TINY, '--role=worker', '--config.outer.row_weights=True', '--config.outer.rescale=False'],
+      'config.outer.row_weights is for a run in one job',
+    ),
+    ([TINY, '--config.outer.row_weights=True'], 'config.outer.row_weights goes with config.outer.rescale=False'),
+    ([TINY, '--compile_only', '--topology=v5e:3x5'], '--topology=v5e:3x5 is not known: write v5e:SHAPE or v5e:SHAPE*'),
+    ([TINY, '--compile_only', '--topology=tpu'], 'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are v4, v5e'),
+    (['--config=nowhere.py'], '--config=nowhere.py: there is no such file'),
+    (['--config='], '--config is missing: a file, or one of '),
+    (['--config=nowhere.py', '--config.seed=1'], '--config=nowhere.py: there is no such file'),
+    ([f'{TINY}:dens'], "variant 'dens': there are 'grid' and 'dense'"),
+    ([TINY, '--config.train.phaes=3'], '--config.train.phaes: there is no such field; the nearest is --config.train'),
+    ([TINY, '--config.trian.phases=3'], 'the nearest is --config.train.phases'),
+    ([TINY, '--config.grid.c=3'], 'the axes of this config are a, b; to have others, give all, as --config.grid='),
+    ([TINY, '--config.train.phases=some'], '--config.train.phases=some should be a whole number'),
+    ([TINY, '--config.train.phases=-1'], 'config.train.phases=-1 should be above 0'),
+    ([TINY, '--config.routing.method=means'], "config.routing.method='means': choose one of kmeans"),
+    ([TEXT], 'config.data.train is empty: name the text'),
+    ([TINY, "--config.levels=(('all','.*',('z',)),)"], "level 'all' varies over ['z'], but the grid has ['a', 'b']"),
+    ([TINY, "--config.levels=(('all','block',()),)"], "parameter 'embed/tokens' matches no level; add a pattern"),
+    ([TINY, "--config.levels=(('all','.*',()),('x','nothing',()))"], "level 'x': 'nothing' matches no parameter"),
+    ([TINY, '--config.mesh.data=3'], 'is not divided by config.mesh.data=3: change one of them'),
+    ([TINY, '--config.mesh.data=9'], 'config.mesh.data=9 is more than the 8 devices'),
+    ([TINY, '--config.grid.a=9000', '--config.data.max_documents=60'], 'use a smaller grid or batch, or more text'),
+    ([TINY, '--config.pretrain.init=no'], 'config.pretrain.init=no: config.json: No such file'),
+    ([TINY, '--config.tokenizer.model_file=no.model'], "tokenizer 'no.model': No such file"),
+    ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: mend config.data.train"),
+    ([TEXT, '--config.data.train=http://x/y.txt'], "'http://x/y.txt' is no file here, nor of gs:// or s3://"),
+    ([TEXT, '--config.data.train=.'], "'.' is a folder: write a pattern of files, as './*.txt', in config.data"),
+    ([TINY, '--config.data.source=tfds', '--config.data.name=x/y:1.0.0', '--config.data.data_dir=no'], 'no such'),
+  ],
+  ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_options(run, options, words):
+  assert jax.device_count() == 8
+  assert words in refused(run, *options)
+
+
+def test_no_workdir(run):
+  assert run(TINY) == (2, 'dipaco_jax: --workdir is missing: name a directory to keep the run in\n')
+
+
+@pytest.mark.parametrize('option', ['workdir=\x1b[2Jrun', 'workdir=half\udcff', 'name=worker\n0', 'name=' + 'x' * 201])
+def test_names_that_cannot_be_shown(run, option):
+  status, said = run(TINY, '--workdir=x', f'--{option}')
+  assert status == 2 and 'a name without control characters' in said and '\x1b' not in said and said.count('\n') == 1
+
+
+def test_a_bucket_is_no_workdir_of_one_job(run, tmp_path):
+  status, words = run(TINY, '--workdir=gs://bucket/run')
+  assert status == 2 and 'mount the bucket' in words and not (tmp_path / 'gs:').exists()
+
+
+START = 'from ml_collections import ConfigDict\nfrom dipaco_jax import settings\n'
+DEFAULTS = START + 'def get_config():\n  c = ConfigDict(settings.Settings().to_dict())\n'
+
+
+@pytest.mark.parametrize(
+  'source, words',
+  [
+    ('def get_config(:\n', '--config=c.py, line 1: invalid syntax'),
+    ('import nothing_of_that_name\n', "c.py, line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+    ('x = 1\n', '--config=c.py: a config is a Python file with a function get_config()'),
+    ('def get_config():\n  return 3\n', '--config=c.py: get_config() returns int; it should return ConfigDict('),
+    (DEFAULTS + '  return d\n', "c.py, line 5: NameError: name 'd' is not defined"),
+    (DEFAULTS + '  c.seed = "x"\n  return c\n', '--config=c.py, line 5: seed=x should be a whole number'),
+    (DEFAULTS + '  c.train.phaes = 3\n  return c\n', 'config.train.phaes: there is no such field'),
+    (START + 'def get_config():\n  return ConfigDict({"train": 3})\n', 'config.train=3 should be a dict of fields'),
+    (START + 'def get_config():\n  return ConfigDict({"seed": "x"})\n', "config.seed='x' should be a whole number"),
+  ],
+)
+def test_config_files(run, tmp_path, source, words):
+  (tmp_path / 'c.py').write_text(source)
+  assert words in refused(run, '--config=c.py')
+
+
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    (b'', 'there is no text in it: fill it, or leave out this file'),
+    (b'abc\0def', 'byte 3 is NUL, so this is no plain text'),
+    ('caf\u00e9'.encode('latin1'), 'not UTF-8 at byte 3: convert it'),
+    (b'A short text.', 'no document is left for validation'),
+  ],
+)
+def test_text_files(run, tmp_path, content, words):
+  (tmp_path / 'mine.txt').write_bytes(content)
+  assert words in refused(run, TEXT, '--config.data.train=*.txt')
+
+
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    ('[{"text": "a"}]', "no JSON object, which each line should be; jq -c '.[]' makes lines of an array"),
+    ('[\n {"text": "a"}\n]', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
+    ('{\n "text": "a"\n}', 'there should be one object in a line; jq -c . makes a line of each object'),
+    ('"a"', 'no JSON object, which each line should be'),
+    ('{"content": "a", "id": 3}', "no text under 'text'; texts are under ['content']: set config.data.text_key"),
+    ('{"id": 3}', "no text under 'text'; no other key has one: leave out this file"),
+  ],
+)
+def test_json_files(run, tmp_path, content, words):
+  (tmp_path / 'mine.json').write_text(content)
+  said = refused(run, TEXT, '--config.data.train=*.json')
+  assert words in said and 'mine.json:1: ' in said
+
+
+@pytest.mark.parametrize('name, pattern', [('a.txt', '*.txt'), ('b/a.jsonl.gz', '**/*.jsonl.gz'), ('a.md', '*.txt')])
+def test_a_folder_of_text(run, tmp_path, name, pattern):
+  file = tmp_path / 'my' / name
+  file.parent.mkdir(parents=True)
+  file.touch()
+  assert f"/my/{pattern}'" in refused(run, TEXT, f'--config.data.train={tmp_path}/my/')
+
+
+def test_a_workdir_that_is_for_other_things(run, tmp_path):
+  (tmp_path / 'notes').touch()
+  assert '--workdir=. holds other things (notes) and no run: name a directory' in refused(run, TINY, workdir='.')
+
+
+def test_a_microbatch_that_does_not_divide(caplog):
+  s = Settings(train=dataclasses.replace(Settings().train, microbatch=60))
+  main.check_model(s)
+  assert 'config.train.microbatch=60 does not divide the 64 rows of train.batch_size on a device: 32' in caplog.text
+  caplog.clear()
+  main.check_model(Settings(train=dataclasses.replace(Settings().train, microbatch=64)))
+  assert not caplog.text
+
+
+@pytest.mark.parametrize(
+  'error, said',
+  [
+    (RuntimeError("Unable to initialize backend 'tpu': no libtpu (set JAX_PLATFORMS='' to)\nmore"), 'no libtpu;'),
+    (AssertionError(), 'JAX_PLATFORMS=cuda: JAX has no device: it has no such platform; unset it'),
+  ],
+)
+def test_no_device(monkeypatch, error, said):
+  def fail():
+    raise error
+
+  monkeypatch.setattr(jax, 'devices', fail)
+  monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+  with pytest.raises(ValueError) as info:
+    command.devices()
+  assert said in str(info.value) and '\n' not in str(info.value)
+
+
+@pytest.mark.parametrize('config', ['{}', '{"a": ', '[1]', '{"architectures": ["Llama"]}'])
+def test_a_workdir_of_something_else(run, tmp_path, config):
+  (tmp_path / 'old').mkdir()
+  (tmp_path / 'old' / 'lock').touch()
+  (tmp_path / 'old' / 'config.json').write_text(config)
+  said = refused(run, TINY, workdir='old')
+  assert '--workdir=old: its config.json is not that of a run' in said and 'another' in said
+  assert (tmp_path / 'old' / 'config.json').read_text() == config
+
+
+def test_a_workdir_that_cannot_be(run, tmp_path):
+  (tmp_path / 'file').touch()
+  for workdir in ('file', 'file/below', '/proc/nothing'):
+    assert 'name a directory that can be made and written' in refused(run, TINY, workdir=workdir)
+
+
+def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
+  for workdir in (tmp_path / 'a' / 'new', tmp_path / 'empty'):
+    (tmp_path / 'empty').mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match='use a smaller grid'), main.kept(workdir):
+      (workdir / 'tokenizer.model').touch()
+      tokenize_stage.check_rows(Settings(), 1000)
+    assert not workdir.exists()
+
+
+def test_what_was_there_before_stays(tmp_path):
+  (tmp_path / 'mine').touch()
+  with pytest.raises(ValueError, match=r'holds other things \(mine\) and no run'), main.kept(tmp_path):
+    raise AssertionError
+  (tmp_path / 'config.json').touch()
+  with pytest.raises(ValueError), main.kept(tmp_path):
+    raise ValueError
+  assert (tmp_path / 'mine').exists()
+
+
+def test_a_full_disk_by_whatever_name():
+  full, wrapped = OSError(errno.ENOSPC, 'No space left on device'), RuntimeError('cannot save')
+  wrapped.__cause__ = full
+  assert all(map(errors.disk_is_full, (full, wrapped, ValueError('RESOURCE_EXHAUSTED: x: No space left on device'))))
+  assert not errors.disk_is_full(OSError(errno.EACCES, 'Permission denied'))

@@ -1,0 +1,89 @@
+"""What `--help` says: of every command, option and field something, in a line that fits; and who stops reading it."""
+
+import configparser
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from repository import ROOT
+
+from dipaco_jax import main
+from dipaco_jax.command_line import config_file, usage
+
+
+def run(*words: str, status: int = 0, cwd: pathlib.Path = ROOT, package: pathlib.Path = ROOT) -> str:
+  command = [sys.executable, '-m', *words]
+  env = os.environ | {'PYTHONPATH': str(package)}
+  done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
+  assert done.returncode == status, done.stderr
+  return done.stdout + done.stderr
+
+
+def test_every_field_is_explained():
+  words = usage.explanations()
+  sections = {name.split('.')[0] for name in config_file.FIELDS if '.' in name}
+  assert words.keys() == {*config_file.FIELDS, *sections}
+  assert words['train.steps_per_phase'] == 'tau: inner steps between two outer steps'
+  assert words['train'] == 'Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5].'
+
+
+@pytest.mark.parametrize('width', [40, 100, 300])
+def test_help_has_everything_in_lines_that_fit(monkeypatch, width):
+  monkeypatch.setenv('COLUMNS', str(width))
+  page = usage.main_help('About.', {name: main.FLAGS[name].help for name in main.OPTIONS})
+  assert max(map(len, page.splitlines())) <= max(80, min(120, width))
+  for name, value in config_file.FIELDS.items():
+    assert re.search(rf'^  {re.escape(f"{name}={value!r}")}( |$)', page, re.MULTILINE)
+  assert all(f'\n  --{name} ' in page for name in main.OPTIONS) and ' tiny, in ' in ' '.join(page.split())
+
+
+def test_commands_are_listed(capfd):
+  page = run('dipaco_jax')
+  for name in usage.COMMANDS:
+    assert f'python -m dipaco_jax.{name} ' in page
+    assert (ROOT / 'dipaco_jax' / f'{name}.py').exists() or (ROOT / 'dipaco_jax' / name / '__main__.py').exists()
+  readme = (ROOT / 'README.md').read_text()
+  assert all(f'`python -m dipaco_jax.{name} ' in readme for name in usage.COMMANDS)
+  assert 'write python -m dipaco_jax.status;' in run('dipaco_jax', 'status', status=2)
+  assert run('dipaco_jax', '--version') == run('dipaco_jax.main', '--version') == run('dipaco_jax.status', '--version')
+
+
+@pytest.mark.parametrize('words', ['dipaco_jax.main -h', 'dipaco_jax.generate --help', 'dipaco_jax'])
+def test_who_stops_reading_is_no_error(words):
+  process = subprocess.Popen(
+    [sys.executable, '-m', *words.split()], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+  )
+  process.stdout.close()
+  assert process.stderr.read() == b'' and process.wait(60) in (0, 128 + signal.SIGPIPE)  # 0 where a buffer held it all
+  process.stderr.close()
+
+
+def test_wheels_take_the_configs_along():
+  read = configparser.ConfigParser()
+  read.read(ROOT / 'setup.cfg')
+  pattern = read['options.package_data']['dipaco_jax']
+  assert {f.name for f in (ROOT / 'dipaco_jax').glob(pattern)} == {f.name for f in (ROOT / 'configs').glob('*.py')}
+
+
+@pytest.mark.slow
+def test_an_installed_wheel(tmp_path):
+  pytest.importorskip('wheel')
+  names = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+  subprocess.run(f'mkdir source && tar cf - -C {ROOT} -T - | tar xf - -C source', input=names, text=True, shell=True,
+                 cwd=tmp_path, check=True)  # fmt: skip
+  run('pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '-w', str(tmp_path), str(tmp_path / 'source'))
+  with zipfile.ZipFile(next(tmp_path.glob('*.whl'))) as wheel:
+    wheel.extractall(tmp_path / 'site')
+  (tmp_path / 'empty').mkdir()
+  elsewhere = {'cwd': tmp_path / 'empty', 'package': tmp_path / 'site'}
+  assert '0: all; the first so many' in run('dipaco_jax.main', '--help', **elsewhere)
+  refused = run('dipaco_jax.main', '--config=tiny:dens', '--workdir=x', status=2, **elsewhere)
+  assert f'--config={tmp_path}/site/dipaco_jax/configs/tiny.py, line ' in refused and "variant 'dens'" in refused
+  large = '--config.train.batch_size=100000'
+  assert 'more text' in run('dipaco_jax.main', '--config=tiny', '--workdir=x', large, status=2, **elsewhere)
+  assert not any((tmp_path / 'empty').iterdir())

@@ -1,0 +1,201 @@
+"""What status says of runs in every state, while another process holds them and when none does."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import repository
+import synthetic
+
+from dipaco_jax import status
+from dipaco_jax.training import metrics_log
+
+HOLDER = """
+import fcntl, json, os, sys
+file = open(sys.argv[1], 'a+')
+fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+file.write(json.dumps({'pid': os.getpid(), 'host': 'island-1', 'started': '2026-01-02 03:04:05'}))
+file.flush()
+print('held', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+  """Another process holds the lock of tmp_path."""
+  with subprocess.Popen(
+    [sys.executable, '-c', HOLDER, str(tmp_path / 'lock')], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  ) as process:
+    assert process.stdout.readline() == 'held\n'
+    yield process
+    process.stdin.close()
+
+
+def test_finished(tmp_path):
+  synthetic.make(tmp_path, phases=2)
+  first, quality, last = status.status(tmp_path).splitlines()
+  assert first == f'{tmp_path}: finished'
+  assert quality == (
+    'validation perplexity 10.31 (10.02 to 10.61), of the base model 13.52 (13.11 to 13.95), of one dense model '
+    'trained for as many steps 11.47 (11.15 to 11.79)'
+  )
+  assert last.endswith('report.html')
+
+
+def test_training_while_it_runs(tmp_path, held):
+  config = synthetic.make(tmp_path, stages=3)
+  (tmp_path / 'checkpoints' / 'train' / '250').mkdir(parents=True)
+  (tmp_path / 'checkpoints' / 'train' / '50').mkdir()
+  lines = status.status(tmp_path).splitlines()
+  assert lines[0] == f'{tmp_path}: training the paths (stage 4 of 5)'
+  assert lines[1] == 'phase 6 of 12, step 600 of 900, 50% of this stage'
+  assert lines[2].startswith('mean loss of 16 paths 2.') and '13,905 tokens/s' in lines[2]
+  assert 'to go in this stage' in lines[2]
+  assert lines[3].startswith('validation perplexity 10.84 after phase 6')
+  assert lines[4].startswith('phase 6, averaging gap of +0.060')
+  assert lines[5].startswith('last checkpoint after 250 updates')
+  assert lines[6] == f'held by process {held.pid} on island-1 since 2026-01-02 03:04:05'
+  assert config.train.phases == 12
+
+
+def test_training_the_dense_control(tmp_path, held):
+  synthetic.make(tmp_path, stages=4, phases=3, tau=10)
+  (tmp_path / 'control').mkdir()
+  with metrics_log.Metrics(tmp_path) as writer:
+    writer.write('step', 'control', 15, step=315, phase=1, paths=[0], loss=[2.5], tokens_per_s=100.0)
+  lines = status.status(tmp_path).splitlines()
+  assert lines[:3] == [
+    f'{tmp_path}: evaluating (stage 5 of 5)',
+    'first the dense control:',
+    'phase 2 of 3, step 315 of 330, 50% of it',
+  ]
+  assert lines[3].startswith('loss 2.500, 100 tokens/s')
+
+
+def test_time_to_go_is_that_of_recent_steps(tmp_path, held):
+  synthetic.make(tmp_path, stages=1, pretrain_steps=1000)
+  rows, when = [], time.time()
+  for step in range(500, 0, -10):
+    row = {'kind': 'step', 'stage': 'pretrain', 'updates': step, 'time': when, 'step': step, 'phase': 0, 'paths': [0]}
+    rows.append(json.dumps(row | {'loss': [3.0], 'tokens_per_s': None}))
+    when -= 10_000 if step == 300 else 20  # a pause between two sittings
+  (tmp_path / 'metrics.jsonl').write_text('\n'.join(reversed(rows)) + '\n')
+  lines = status.status(tmp_path).splitlines()
+  assert lines[1:3] == ['step 500 of 1,000, 50% of this stage', 'loss 3.000, about 16:40 to go in this stage (0 s ago)']
+
+
+def test_paths_that_take_turns(tmp_path):
+  synthetic.make(tmp_path, stages=2, phases=3, tau=10)
+  synthetic.write_json(tmp_path / 'stages' / 'route.json', {'digest': '', 'wall_s': 1.0, 'result': {}})
+  with metrics_log.Metrics(tmp_path) as writer:
+    # The first phase of 16 paths, one at a time: the fifth path is at its fourth step.
+    writer.write('step', 'train', 44, step=304, phase=0, paths=[4], loss=[2.5], tokens_per_s=100.0)
+  assert 'phase 1 of 3, step 304 of 330, 9% of this stage' in status.status(tmp_path)
+
+
+def test_stopped(tmp_path):
+  synthetic.make(tmp_path, stages=3, phases=2)
+  (tmp_path / 'lock').write_text('{"pid": 1}')  # left by a run that is over
+  lines = status.status(tmp_path).splitlines()
+  assert lines[0].endswith('stopped while training the paths (stage 4 of 5)')
+  assert lines[-1].startswith('no process is working on it') and 'to go' not in ' '.join(lines)
+
+
+@pytest.mark.parametrize(('stages', 'words'), [(0, 'reading and tokenizing text'), (2, 'routing'), (4, 'evaluating')])
+def test_other_stages(tmp_path, held, stages, words):
+  synthetic.make(tmp_path, stages=stages, phases=2)
+  assert f'{tmp_path}: {words} (stage {stages + 1} of 5)' in status.status(tmp_path)
+
+
+def test_before_the_first_step(tmp_path, held):
+  synthetic.make(tmp_path, stages=1)
+  (tmp_path / 'metrics.jsonl').write_text('')
+  assert 'no step is made yet: the first compiles' in status.status(tmp_path)
+
+
+def test_the_owner_is_not_disturbed(tmp_path, held):
+  before = (tmp_path / 'lock').read_bytes()
+  assert status.owner(tmp_path)['pid'] == held.pid
+  assert status.owner(tmp_path)['pid'] == held.pid  # the first look has not taken it over
+  assert (tmp_path / 'lock').read_bytes() == before
+
+
+def test_a_look_leaves_the_lock_free(tmp_path):
+  from dipaco_jax.storage import lock
+
+  (tmp_path / 'lock').touch()
+  assert status.owner(tmp_path) is None
+  with lock.hold(tmp_path):
+    assert status.owner(tmp_path)['pid'] == os.getpid()
+  assert status.owner(tmp_path) is None
+
+
+def test_a_line_that_is_half_written(tmp_path):
+  with metrics_log.Metrics(tmp_path) as writer:
+    for updates in range(3):
+      writer.write('step', 'train', updates)
+  with open(tmp_path / 'metrics.jsonl', 'a') as f:
+    f.write('{"kind": "step", "stage": "tr')
+  assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [2, 1, 0]
+  with metrics_log.Metrics(tmp_path) as writer:
+    writer.write('step', 'train', 3)
+  assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [3, 2, 1, 0]
+
+
+def command(*args):
+  env = os.environ | {'PYTHONPATH': str(repository.ROOT)}
+  return subprocess.run(
+    [sys.executable, '-m', 'dipaco_jax.status', *args], capture_output=True, text=True, env=env, timeout=60
+  )
+
+
+@pytest.mark.parametrize('config', [None, '{}', '{"architectures": ["Llama"]}', '[1]', 'no JSON'])
+def test_no_run_here(tmp_path, config):
+  if config:
+    (tmp_path / 'config.json').write_text(config)
+  done = command(f'--workdir={tmp_path}')
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr.startswith(f'dipaco_jax: --workdir={tmp_path}: ') and len(done.stderr.splitlines()) == 1
+
+
+def test_command(tmp_path):
+  synthetic.make(tmp_path, phases=2)
+  done = command(f'--workdir={tmp_path}')
+  assert (done.returncode, done.stdout.strip()) == (0, status.status(tmp_path))
+
+
+def test_no_jax():
+  program = 'import sys, dipaco_jax.status; print([m for m in ("jax", "matplotlib") if m in sys.modules])'
+  done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=60)
+  assert json.loads(done.stdout) == []
+
+
+def ask(*options: str) -> subprocess.CompletedProcess:
+  command = [sys.executable, '-m', 'dipaco_jax.status', *options]
+  return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_islands(tmp_path):
+  from dipaco_jax.islands import registry
+
+  synthetic.make(tmp_path, stages=3)
+  (tmp_path / 'report.json').unlink(missing_ok=True)
+  url = f'sqlite:///{tmp_path}/registry.db'
+  tasks = registry.Registry(url)
+  tasks.add_tasks([registry.NewTask('train', str(path), 0) for path in range(4)])
+  tasks.beat('worker-0', 'worker', {'task': 'train 3 0', 'step': 8, 'of': 16, 'tokens_per_s': 1234.5})
+  for options in ([f'--workdir={tmp_path}'], ['--workdir=s3://bucket/run', f'--registry={url}']):
+    first, _, worker = ask(*options).stdout.splitlines()
+    assert first == 'tasks so far: train 0 of 4'
+    assert worker.split()[:6] == ['worker-0', 'train', '3', '0', '8/16', '1,234']
+  tasks.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 17.123})])
+  said = ask('--workdir=s3://bucket/run/', f'--registry={url}').stdout.splitlines()
+  assert said[0] == 's3://bucket/run: finished, perplexity 17.12' and said[1] == first and len(said) == 5
+  assert said[-1] == 'the report: s3://bucket/run/report.html'
+  missing = ask(f'--workdir={tmp_path}', f'--registry=sqlite:///{tmp_path}/other.db')
+  assert missing.returncode == 2 and 'there is no such file' in missing.stderr
+  assert not (tmp_path / 'other.db').exists()

@@ -1,0 +1,58 @@
+"""README's section on using a run: every command of it, as it is written, on a run in `runs/tiny`."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT
+
+SECTION = (ROOT / 'README.md').read_text().split('\n## Use it\n')[1].split('\n## ')[0]
+BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', SECTION, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace('\\\n', ' ').splitlines()]
+# What they need is not here: an address to listen on for good, tasks to download, somebody's Llama.
+ELSEWHERE = {
+  'dipaco_jax.serve': ('serving.py', 'dipaco_jax.serve'),
+  'dipaco_jax.harness': ('inference/lm_eval_model_test.py', 'dipaco_jax.harness'),
+  'dipaco_jax.main': ('hf_import_test.py', 'pretrain.init'),
+}
+
+
+def module_of(command: str) -> str:
+  words = shlex.split(command)
+  return words[2] if words[:2] == ['python', '-m'] else words[0]
+
+
+@pytest.fixture(scope='module')
+def folder(undisturbed, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('use')
+  (folder / 'runs').mkdir()
+  (folder / 'runs' / 'tiny').symlink_to(undisturbed)
+  return folder
+
+
+@pytest.mark.parametrize('command', [c for c in COMMANDS if module_of(c) not in {*ELSEWHERE, 'curl'}])
+def test_command(folder, command):
+  words = shlex.split(command)
+  assert words[:2] == ['python', '-m'], f'{command}: add it to this test'
+  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': path}
+  done = subprocess.run([sys.executable, *words[1:]], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+  assert done.returncode == 0 and (done.stdout or done.stderr), done.stderr
+
+
+@pytest.mark.parametrize('module', sorted(ELSEWHERE))
+def test_other_commands_have_tests_of_their_own(module):
+  assert [command for command in COMMANDS if module_of(command) == module]
+  file, words = ELSEWHERE[module]
+  assert words in (ROOT / 'tests' / file).read_text()
+
+
+def test_python(folder, monkeypatch):
+  monkeypatch.chdir(folder)
+  (program,) = [block for kind, block in BLOCKS if kind == 'python']
+  space: dict = {}
+  exec(program, space)
+  assert space['logits'].shape[1] == 300 and 0 <= space['number'] < 4

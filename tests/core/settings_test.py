@@ -1,0 +1,269 @@
+"""Settings: what is wrong with a bad field is said in one line; dicts and back; digests and differences."""
+
+import ast
+import dataclasses
+import json
+import math
+import runpy
+import typing
+
+import pytest
+import repository
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.core.settings import Settings, from_dict
+from dipaco_jax.models import transformer
+
+DEFAULTS = settings_checks.flatten(Settings().to_dict())
+CONFIGS = repository.ROOT / 'configs'
+VARIANTS = {
+  'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared', 'c4_8x8': 'ends shared',
+  'c4_8paths': 'paper tenth', 'c4_dense': '1x 8x', 'c4_diloco_64': '', 'c4_flat_moe_64': '', 'c4_1300m_dense': '',
+}  # fmt: skip
+
+
+def nest(name: str, value) -> dict:
+  for key in reversed(name.split('.')):
+    value = {key: value}
+  return value
+
+
+def error(values: dict) -> str:
+  with pytest.raises(ValueError) as info:
+    from_dict(values)
+  assert '\n' not in str(info.value)
+  return str(info.value)
+
+
+def test_defaults_are_valid_and_survive_a_round_trip():
+  assert from_dict(Settings().to_dict()) == Settings()
+  assert from_dict({}) == Settings()
+
+
+FULL = {
+  'seed': 7,
+  'grid': {'b': 2, 'a': 3},
+  'levels': (('ends', 'embed|head', ('a', 'b')), ('rest', 'block|norm', ('a',))),
+  'data': {'source': 'files', 'train': ('x/*.txt', 'y/*.txt')},
+  'model': {'width': 64, 'seq_len': 128},
+  'train': {'schedule': ((0, (0, 1)), (5, (2,))), 'phases': 9},
+  'inner': {'learning_rate': 1},
+}
+
+
+def test_round_trip_through_json():
+  s = from_dict(FULL)
+  assert s.grid == (('a', 3), ('b', 2)) and s.to_dict()['grid'] == {'a': 3, 'b': 2}
+  assert s.train.schedule == ((0, (0, 1)), (5, (2,))) and s.data.train == ('x/*.txt', 'y/*.txt')
+  assert s.inner.learning_rate == 1.0 and type(s.inner.learning_rate) is float
+  assert from_dict(json.loads(json.dumps(s.to_dict()))) == s
+  assert {type(section) for section in vars(s).values()} <= {int, tuple, *typing.get_type_hints(Settings).values()}
+
+
+@pytest.mark.parametrize('given, globs', [('my/*.txt', ('my/*.txt',)), ('a,b', ('a', 'b')), (['a', 'b'], ('a', 'b'))])
+def test_globs_may_be_one_string(given, globs):
+  assert from_dict({'data': {'source': 'files', 'train': given}}).data.train == globs
+  assert from_dict({'data': {'validation': ''}}).data.validation == ()
+
+
+@pytest.mark.parametrize(
+  'name, nearest',
+  [
+    ('sed', 'seed'),
+    ('modle', 'model'),
+    ('train.batchsize', 'train.batch_size'),
+    ('train.stepsperphase', 'train.steps_per_phase'),
+    ('inner.learn_rate', 'inner.learning_rate'),
+    ('outer.nesterov', 'outer.'),
+  ],
+)
+def test_unknown_field_names_the_nearest(name, nearest):
+  message = error(nest(name, 1))
+  assert message.startswith(f'config.{name}: there is no such field; the nearest is config.{nearest}')
+
+
+def test_any_unknown_field_has_some_nearest():
+  for section in ('', *(f.name + '.' for f in dataclasses.fields(Settings) if dataclasses.is_dataclass(f.type))):
+    nearest = error(nest(section + 'zzz', 1)).rsplit('config.', 1)[1]
+    assert nearest in DEFAULTS or any(name.startswith(nearest + '.') for name in DEFAULTS) or nearest == 'grid'
+
+
+@pytest.mark.parametrize('name', [name for name, default in DEFAULTS.items() if not isinstance(default, tuple)])
+def test_wrong_types(name):
+  default = DEFAULTS[name]
+  for wrong in ('two', 2, 0.5, True, None, [1]):
+    fits = type(wrong) is type(default) or (type(default), type(wrong)) == (float, int)
+    if not fits:
+      assert f'config.{name}={wrong!r} should be {settings.PLAIN[type(default)]}' == error(nest(name, wrong))
+
+
+LEVELS = "tuple: config.levels is written as (('all', '.*', ()),)"
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    ({'levels': 'all'}, f"config.levels='all' should be a {LEVELS}"),
+    ({'levels': (('all', '.*'),)}, "config.levels[0]=('all', '.*') should have 3 entries: config.levels is"),
+    ({'levels': (('all', 1, ()),)}, 'config.levels[0][1]=1 should be a text'),
+    ({'levels': (('all', '.*', 'a'),)}, f"config.levels[0][2]='a' should be a {LEVELS}"),
+    ({'grid': {'a': 2.0}}, 'config.grid.a=2.0 should be a whole number'),
+    ({'grid': {3: 2}}, 'config.grid axis=3 should be a text'),
+    ({'data': {'train': 3}}, "config.data.train=3 should be a tuple: config.data.train is written as ('books/*.txt',)"),
+    ({'train': {'schedule': ((0, (0.0,)),)}}, 'config.train.schedule[0][1][0]=0.0 should be a whole number'),
+  ],
+)
+def test_wrong_shapes_of_tuples(values, message):
+  assert error(values).startswith(message)
+
+
+def test_fields_that_are_written_in_their_own_way_have_examples():
+  written = {name for name, value in DEFAULTS.items() if type(value) not in settings.PLAIN}
+  assert settings.EXAMPLES.keys() == {'grid', *written}
+  for name, words in settings.EXAMPLES.items():
+    from_dict(GRID | {'data': {'source': 'files', 'train': 'x'}} | nest(name, ast.literal_eval(words)))
+
+
+@pytest.mark.parametrize('name', ['model', 'grid'])
+def test_a_section_or_grid_that_is_no_dict(name):
+  assert f'config.{name}=3' in error({name: 3})
+
+
+@pytest.mark.parametrize('name', [name for name, value in DEFAULTS.items() if type(value) in (int, float)])
+def test_ranges(name):
+  last = name.split('.')[-1]
+  assert f'config.{name}=-1' in error(nest(name, -1 if type(DEFAULTS[name]) is int else -1.0))
+  if not {last, name} & {*settings_checks.MAY_BE_ZERO}:
+    assert f'config.{name}=0' in error(nest(name, 0))
+  if last in settings_checks.FRACTIONS:
+    assert error(nest(name, 1.0)) == f'config.{name}=1.0 should be below 1'
+
+
+def test_lists_of_names_name_fields():
+  lasts = {name.split('.')[-1] for name in DEFAULTS}
+  assert (lasts | {*DEFAULTS}).issuperset(settings_checks.MAY_BE_ZERO) and lasts.issuperset(settings_checks.FRACTIONS)
+  assert set(DEFAULTS).issuperset(settings.MAY_CHANGE) and set(DEFAULTS).issuperset(settings_checks.CHOICES)
+
+
+@pytest.mark.parametrize('name', settings_checks.CHOICES)
+def test_choices(name):
+  assert DEFAULTS[name] in settings_checks.CHOICES[name]
+  assert error(nest(name, 'none such')).startswith(f"config.{name}='none such': choose one of ")
+  assert all(choice in error(nest(name, 'none such')) for choice in settings_checks.CHOICES[name])
+
+
+GRID = {'grid': {'a': 2, 'b': 2}}
+TFDS = {'source': 'tfds', 'name': 'c4/en:3.0.1', 'data_dir': 'gs://bucket/datasets'}
+SEQIO = {'source': 'seqio', 'name': 'my_task'}
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    ({'inner': {'final_fraction': 1.5}}, 'config.inner.final_fraction=1.5 should be 1 (a constant rate) or below'),
+    ({'inner': {'learning_rate': math.nan}}, 'config.inner.learning_rate=nan should be a finite number'),
+    (
+      {'outer': {'row_weights': True}, 'inner': {'optimizer': 'sgd'}},
+      "config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'",
+    ),
+    ({'outer': {'learning_rate': math.inf}}, 'config.outer.learning_rate=inf should be a finite number'),
+    ({'pretrain': {'batch_size': 0}}, 'config.pretrain.batch_size=0 should be above 0'),
+    ({'train': {'batch_size': 0}}, 'config.train.batch_size=0 should be above 0'),
+    ({'model': {'head_dim': 7}}, 'config.model.head_dim=7 should be even'),
+    ({'model': {'seq_len': 32}}, 'config.model.seq_len=32 should be above config.routing.prefix_tokens=32'),
+    ({'evaluate': {'seq_len': 32}}, 'config.evaluate.seq_len=32 should be above config.routing.prefix_tokens=32'),
+    ({'model': {'seq_len': 0}}, 'config.model.seq_len=0 should be above config.routing.prefix_tokens=32'),
+    ({'routing': {'top_n': 2}}, 'config.routing.top_n=2 is more than the 1 paths of config.grid'),
+    (GRID | {'routing': {'top_n': 5}}, 'config.routing.top_n=5 is more than the 4 paths of config.grid'),
+    (GRID | {'routing': {'method': 'single'}}, "config.routing.method='single' is for one path; config.grid has 4"),
+    (GRID | {'train': {'paths_per_phase': 5}}, 'config.train.paths_per_phase=5 is more than the 4 paths'),
+    ({'data': {'source': 'files'}}, 'config.data.train is empty: name the text'),
+    ({'data': TFDS | {'name': ''}}, 'config.data.name is empty: name what to read, for instance --config.data.name=c4'),
+    ({'data': TFDS | {'name': 'c4/en'}}, "config.data.name='c4/en' names no version: add it, as in 'c4/en:3.0.1'"),
+    ({'data': TFDS | {'data_dir': ''}}, 'config.data.data_dir is empty: name the folder, or gs://, where tfds has'),
+    ({'data': TFDS | {'train': 'a.txt'}}, "config.data.train is for source='files': tfds has splits of its own"),
+    ({'data': {'source': 'seqio'}}, 'config.data.name is empty: name what to read, for instance --config.data.name=my'),
+    ({'data': SEQIO | {'validation': 'a.txt'}}, "config.data.validation is for source='files': seqio has splits of"),
+    (GRID | {'train': {'schedule': ((1, (0,)),)}}, 'config.train.schedule: first phases [1] should start at 0'),
+    (GRID | {'train': {'schedule': ((0, (0,)), (0, (1,)))}}, 'config.train.schedule: first phases [0, 0] should'),
+    (GRID | {'train': {'schedule': ((0, ()),)}}, 'config.train.schedule: phase 0 names paths ()'),
+    (GRID | {'train': {'schedule': ((0, (4,)),)}}, 'config.train.schedule: phase 0 names paths (4,); they go from 0'),
+    (GRID | {'train': {'schedule': ((0, (-1,)),)}}, 'config.train.schedule: phase 0 names paths (-1,)'),
+  ],
+)
+def test_checks_between_fields(values, message):
+  assert error(values).startswith(message)
+
+
+@pytest.mark.parametrize(
+  'values',
+  [
+    GRID | {'routing': {'top_n': 4}},
+    GRID | {'train': {'paths_per_phase': 4}},
+    GRID | {'train': {'schedule': ((0, (3,)), (2, (0, 1, 2, 3)))}},
+    {'routing': {'method': 'single'}},
+    {'data': TFDS},
+    {'data': SEQIO},
+    {'inner': {'final_fraction': 1.0}},
+    {'model': {'seq_len': 33}},
+    {'pretrain': {'steps': 0}, 'inner': {'warmup_steps': 0, 'clip_norm': 0, 'weight_decay': 0}},
+  ],
+)
+def test_what_is_just_allowed(values):
+  from_dict(values)
+
+
+@given(st.recursive(st.integers(), lambda x: st.dictionaries(st.sampled_from('abc'), x, min_size=1), max_leaves=9))
+def test_flatten_keeps_every_leaf(nested):
+  if isinstance(nested, dict):
+    flat = settings_checks.flatten(nested)
+    for name, value in flat.items():
+      inside = nested
+      for key in name.split('.'):
+        inside = inside[key]
+      assert inside == value and not isinstance(value, dict)
+    assert sum(1 for _ in leaves(nested)) == len(flat)
+
+
+def leaves(nested):
+  for value in nested.values():
+    yield from leaves(value) if isinstance(value, dict) else [value]
+
+
+def test_digest_looks_at_the_named_fields_only():
+  s = from_dict(FULL)
+  other = dataclasses.replace(s, model=dataclasses.replace(s.model, width=65))
+  assert settings.digest(s) == settings.digest(from_dict(json.loads(json.dumps(s.to_dict()))))
+  assert settings.digest(s) != settings.digest(other)
+  assert settings.digest(s, 'model.') != settings.digest(other, 'model.')
+  assert settings.digest(s, 'data.', 'seed') == settings.digest(other, 'data.', 'seed')
+  assert settings.digest(s, 'grid') != settings.digest(Settings(), 'grid')
+  assert len(settings.digest(s)) == 64
+
+
+def test_differences_name_what_may_not_change():
+  s = from_dict(FULL)
+  assert settings.differences(s, s) == {}
+  longer = dataclasses.replace(s, train=dataclasses.replace(s.train, phases=100, offload=True))
+  assert settings.differences(s, longer) == {}
+  other = from_dict(FULL | {'seed': 8, 'grid': {'a': 3, 'b': 2, 'c': 1}, 'model': {'width': 64, 'seq_len': 129}})
+  assert settings.differences(s, other) == {'seed': (7, 8), 'grid.c': (None, 1), 'model.seq_len': (128, 129)}
+
+
+def test_settings_do_not_change():
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    Settings().model.width = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize('name, variants', VARIANTS.items())
+def test_levels_of_every_config_catch_all_parameters(name, variants):
+  assert {file.stem for file in CONFIGS.glob('*.py')} == VARIANTS.keys()
+  for variant in variants.split() or [None]:
+    get_config = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']
+    values = (get_config(variant) if variant else get_config()).to_dict()
+    values['data']['train'] = ('some.txt',)
+    s = from_dict(values)
+    shapes = transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
+    assert modules.make_layout(s.grid, s.levels, shapes).owner.keys() == shapes.keys()

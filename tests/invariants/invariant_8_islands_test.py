@@ -1,0 +1,192 @@
+"""Invariant 8: islands agree with `main`, and any number of workers has the bits of one process [3]."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import one_process
+import pytest
+import safetensors.numpy
+import slow
+import small
+import tiny_run
+from backends import Backend
+from one_process import Faults, Machine, changed
+from repository import HELPERS, ROOT
+
+from dipaco_jax.islands import island, live_page, registry, run_history
+from dipaco_jax.pipeline import stages
+from dipaco_jax.reports import history
+from dipaco_jax.training import metrics_log
+
+pytestmark = pytest.mark.usefixtures('one_device')
+ROUNDS = {
+  'routing': dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=1),
+  'train': dict(phases=2),
+}
+OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
+SAMPLED = {'train': dict(phases=4, paths_per_phase=2)}
+CONFIGS = {
+  'plain': (None, {}),
+  'own modules, sampled': (OWN_LEVELS, SAMPLED),
+  'a round of re-sharding': (None, ROUNDS),
+}
+
+
+@pytest.fixture(scope='module')
+def one_device():
+  with one_process.one_device():
+    yield
+
+
+@pytest.fixture(scope='module')
+def machine(tmp_path_factory) -> Machine:
+  return Machine(one_process.two_phases(tmp_path_factory.mktemp('config')), {})
+
+
+@pytest.fixture(scope='module')
+def prepared(machine, tmp_path_factory) -> pathlib.Path:
+  """A place to copy, where training is about to begin."""
+  place = tmp_path_factory.mktemp('prepared')
+  machine.to_the_end(place, Faults(), end=one_process.PREPARED)
+  return place
+
+
+@pytest.mark.on('sqlite,s3')
+@pytest.mark.parametrize('name', slow.but(CONFIGS, 'plain', 'own modules, sampled'))
+def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
+  levels, sections = CONFIGS[name]
+  s = changed(machine.settings, levels, **sections)
+  place = tmp_path / 'islands'
+  if 'routing' in sections:  # its text is cut otherwise
+    place.mkdir()
+    alone = machine.other(s, backend)
+  else:
+    alone = machine.other(backend=backend).begin(prepared, place, s)
+  alone.to_the_end(place, Faults(), end=one_process.TRAINED)
+  made, run = alone.islands(place), of_main(alone, tmp_path)
+  check_losses(made.registry, run)
+  check_page(made, run)
+  # As for placements: a rounding of a parameter and of its direction, a sum over targets, for each step. Sums of outer
+  # gradients differ by less: one rounding for each path.
+  steps, targets = s.train.phases * s.train.steps_per_phase, s.train.batch_size * s.model.seq_len
+  tolerance = 1.33 * 8**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * targets)
+  for fact in made.registry.facts('module', number=s.train.phases):
+    level, _, at = fact.key.partition('/')
+    file = run.workdir / 'modules' / str(s.train.phases) / level / f'{at}.safetensors'
+    found, _ = island.split(made.read(fact.uri, fact.sha256))
+    small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
+  check_rounds(made, run)
+  one_process.close(made)
+
+
+def of_main(machine: Machine, folder: pathlib.Path):
+  """The same config as one program, from the same text."""
+  place, made = folder / 'main', machine.islands(folder / 'islands')
+  one_process.close(made)
+  place.mkdir()
+  names = 'sequences', 'base', 'features', 'stages', island.TOKENIZER, 'routing/0', 'shards/0'
+  one_process.copy(made.run.workdir, place, *names)
+  run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place))
+  run.__dict__.update(machine.programs)
+  stages.run_all(run, 'train')
+  run.metrics.close()
+  return run
+
+
+def check_losses(facts: registry.Registry, run):
+  """Of the first phase, which begins from the base: equal to the bit. And all that are there."""
+  expected = {
+    (path, row['phase'], row['step']): loss
+    for row in metrics_log.read_rows(run.workdir)
+    if row['kind'] == 'step' and row['stage'] == 'train'
+    for path, loss in zip(row['paths'], row['loss'], strict=True)
+  }
+  s = run.settings
+  found = {
+    (int(fact.key), fact.number, s.pretrain.steps + fact.number * s.train.steps_per_phase + after): loss
+    for fact in facts.facts('checkpoint')
+    for after, loss, *_ in fact.meta['rows']
+  }
+  assert found.keys() == expected.keys()
+  for at, loss in found.items():
+    assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
+
+
+def check_page(made: island.Islands, run):
+  """What the monitor writes while the run trains: a point for each path and phase, from facts alone."""
+  page, s = live_page.LivePage(made, every_s=0), run.settings
+  page.due()
+  assert not page.failed and not made.storage.exists('report.html'), 'the report of the whole is being made'
+  rows = page.read()
+  assert page.phases == s.train.phases
+  num_paths = run.layout.grid.num_paths
+  first, expected = history.of_rows(rows, num_paths), {path: [] for path in range(num_paths)}
+  for row in metrics_log.read_rows(run.workdir):
+    if (row['kind'], row['stage'], row.get('phase')) == ('step', 'train', 0):
+      for path, loss in zip(row['paths'], row['loss'], strict=True):
+        expected[path].append(loss)
+  for path, losses in expected.items():
+    found = first.training.values[0, path]
+    assert found == pytest.approx(sum(losses) / len(losses)) if losses else math.isnan(found)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(made.registry, 'counts', dict)  # as long as there is no task to finish
+    page.write()
+  words = f'still training: phase {s.train.phases} of {s.train.phases} is done'
+  assert words in bytes(made.storage.fetch('report.html')).decode()
+
+
+def check_rounds(made: island.Islands, run):
+  """What a round of re-sharding has found, as the report is told."""
+  made.publish(run.settings.train.phases)
+  told = run_history.figures(made, made.run, run_history.read(made))
+  expected = run.result('train')['rounds']
+  assert len(told['rounds']) == len(expected) == run.settings.rounds
+  for ours, theirs in zip(told['rounds'], expected, strict=True):
+    assert ours.keys() == theirs.keys()
+    for name in ('scored_pairs', 'not_finite_by_path', 'given_by_path', 'router_sequences'):
+      assert ours[name] == theirs[name]
+
+
+ALONE = """
+import pathlib, sys, one_process
+from dipaco_jax import settings
+found = {}
+exec(pathlib.Path(sys.argv[1]).read_text(), found)
+place = pathlib.Path(sys.argv[2])
+one_process.Machine(settings.from_dict(found['get_config']().to_dict()), {}).to_the_end(place, one_process.Faults())
+"""
+
+
+@pytest.mark.slow
+def test_three_workers_as_one_process(tmp_path):
+  """Processes of one fake device each, unlike this one: eight share a pool of threads, and round otherwise."""
+  file = tiny_run.write_config(tmp_path)
+  shorter = file.read_text().replace('phases=4', 'phases=2')
+  file.write_text(shorter.replace('  c.grid', '  c.evaluate.control = True\n  c.grid'))
+  flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+  env = os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': flags,
+    'PYTHONPATH': f'{HELPERS}:{ROOT}',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
+  alone, three = tmp_path / 'alone', tmp_path / 'three'
+  local = str(ROOT / 'launch' / 'local.py')
+  for command in (
+    [sys.executable, '-c', ALONE, str(file), str(alone)],
+    [sys.executable, local, f'--config={file}', f'--workdir={three}', '--workers=3'],
+  ):
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+  expected, found = Backend().outcome(alone), Backend().outcome(three)
+  assert found == expected and len(found) == 1 + 8 + 5 * 3 + 8 + 1
+  assert tiny_run.modules_sha256(three) == tiny_run.modules_sha256(alone)
+  reports = [json.loads((place / 'report.json').read_text()) for place in (alone, three)]
+  assert reports[0]['perplexity'] == reports[1]['perplexity']
+  assert reports[0]['control_perplexity'] == reports[1]['control_perplexity'] > 1
+  assert f'perplexity {reports[1]["perplexity"]:.2f}' in done.stdout

@@ -1,0 +1,288 @@
+"""Faults of every kind, drawn by a seed, upon all roles of an islands run: it ends with the bits of an undisturbed one.
+
+`pytest tests/islands/chaos_test.py -n0 -s --chaos_s=1800` goes on for half an hour, run after run, each on another
+database and place of objects; `--chaos_on=sqlite,s3` keeps to one.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import line
+import object_server
+import one_process
+import postgres
+import pytest
+import sqlalchemy as sa
+import tiny_run
+from cluster import LONGEST_S, Cluster, More
+
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.islands import registry, schedule
+from dipaco_jax.islands.registry_schema import FACTS, TASKS
+
+NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')
+LEASE_S = 4.0
+PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
+PATIENCE_S = 6.0
+DISK_BYTES = 256 << 20
+FAILING = 0.02  # of a folder's reads and writes, with EIO
+LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
+ON = ('postgresql,folder', 'sqlite,s3', 'postgresql,s3', 'sqlite,folder')
+
+
+class Chaos:
+  """One fault after another; counts them."""
+
+  def __init__(self, cluster: Cluster, server: postgres.Server | None, wire: line.Line | None, draw: random.Random):
+    self.cluster, self.server, self.wire, self.draw = cluster, server, wire, draw
+    self.counts: collections.Counter[str] = collections.Counter()
+    kinds = [self.killed, self.stopped, self.terminated, self.damaged, self.delivered_twice, self.done_again]
+    self.kinds = kinds + [self.killed] * 3 + [self.database_killed] * bool(server) + [self.line_broken] * bool(wire)
+    if os.path.ismount(cluster.place):
+      self.kinds.append(self.disk_full)
+
+  def strike(self):
+    fault = self.draw.choice(self.kinds)
+    name = fault.__name__ if fault() is not False else 'nothing to damage'
+    self.counts[name] += 1
+
+  def killed(self):
+    self.cluster.signal(self.draw.choice(NAMES), signal.SIGKILL)
+
+  def stopped(self):
+    name = self.draw.choice(NAMES)
+    self.cluster.signal(name, signal.SIGSTOP)
+    # By itself: who is stopped may hold SQLite's lock, for which we wait.
+    wake = threading.Timer(self.draw.uniform(0.5, 2.5) * LEASE_S, self.cluster.signal, (name, signal.SIGCONT))
+    wake.daemon = True
+    wake.start()
+
+  def terminated(self):
+    self.cluster.signal(self.draw.choice(NAMES), signal.SIGTERM)
+
+  def database_killed(self):
+    assert self.server
+    self.server.kill()
+    time.sleep(self.draw.uniform(0, 1))
+    self.server.start()
+
+  def damaged(self):
+    """A bit of an object, of an executor's sum, of the base or of the shards; or it is gone."""
+    tree = self.draw.choice(['objects', 'objects', 'objects', 'scratch', 'base', 'shards/0'])
+    names = self.cluster.storage.names(tree)
+    if not names:
+      return False
+    name, place = self.draw.choice(names[-20:]), self.cluster.storage.place
+    with contextlib.suppress(FileNotFoundError):  # the monitor was faster
+      place.put(name, flipped(bytes(place.get(name)))) if self.draw.random() < 0.5 else place.delete(name)
+    return True
+
+  def line_broken(self):
+    """To the store of objects: what is connected, or who connects anew, some times."""
+    if self.draw.random() < 0.5:
+      self.wire.hang_up()
+    self.wire.faults += [self.draw.choice(['reset', 'unavailable'])] * self.draw.randrange(1, 12)
+
+  def delivered_twice(self):
+    """What follows from a fact, once more; and its completion, by one whose task it is no more."""
+    facts = [f for kind in ('module', 'checkpoint') for f in self.cluster.registry.facts(kind)]
+    if not facts:
+      return False
+    fact = self.draw.choice(facts)
+    for row in self.cluster.registry.tasks(kind=MAKES[fact.kind]):
+      if (row['key'], row['number']) != fact[1:3]:
+        continue
+      task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0, None)
+      self.cluster.registry.complete(task, [fact])
+    made = one_process.Machine(self.cluster.settings, {}).islands(self.cluster.folder / 'chaos', url=self.cluster.url)
+    schedule.schedule(made, [fact])
+    one_process.close(made)
+    return True
+
+  def done_again(self):
+    """One of the newest tasks, as if somebody missed what it made."""
+    kind = self.draw.choice(['train', 'outer', 'evaluate', 'prepare'])
+    rows = self.cluster.registry.tasks('done', kind)
+    if not rows:
+      return False
+    again = self.draw.choice([row['id'] for row in rows if row['number'] == rows[-1]['number']])
+    over = sa.exists().where(FACTS.c.kind == 'finished')
+    reopened = sa.update(TASKS).where(TASKS.c.id == again, TASKS.c.state == 'done', ~over)
+    return bool(self.cluster.registry._db.change(reopened.values(state='ready', lease=0.0), {}))
+
+  def disk_full(self):
+    filler = pathlib.Path(self.cluster.place) / 'filler'
+    with contextlib.suppress(OSError), open(filler, 'wb') as f:
+      while True:
+        f.write(bytes(1 << 20))
+    time.sleep(self.draw.uniform(0.5, 2))
+    filler.unlink()
+
+
+MAKES = {'module': 'outer', 'checkpoint': 'train'}
+
+
+def flipped(data: bytes) -> bytes:
+  half = len(data) // 2
+  return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+
+
+@contextlib.contextmanager
+def disk(place: pathlib.Path):
+  """One of its own that may be filled, for root; else a folder."""
+  place.mkdir()
+  command = ['mount', '-t', 'tmpfs', '-o', f'size={DISK_BYTES}', 'tmpfs', str(place)]
+  mounted = os.geteuid() == 0 and not subprocess.run(command, capture_output=True).returncode
+  try:
+    yield
+  finally:
+    if mounted:
+      subprocess.run(['umount', '-l', str(place)], check=True)
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory) -> settings_lib.Settings:
+  found: dict = {}
+  exec(tiny_run.write_config(tmp_path_factory.mktemp('config')).read_text(), found)
+  return settings_lib.from_dict(found['get_config']().to_dict())
+
+
+@pytest.fixture(scope='module')
+def server():
+  """PostgreSQL's where it is installed."""
+  made = postgres.Server() if postgres.programs() else None
+  yield made
+  if made:
+    made.stop()
+
+
+@pytest.fixture(scope='module')
+def endpoint():
+  with object_server.s3_server() as made:
+    yield made
+
+
+class Chosen:
+  """Where runs are: of a seed, or as asked for."""
+
+  def __init__(self, config, folder: pathlib.Path, server, endpoint: str, on: str):
+    self.config, self.folder, self.server, self.endpoint, self.on = config, folder, server, endpoint, on
+
+  def run(self, seed: int | None, until: float) -> collections.Counter[str]:
+    """To the end; with faults before `until`, if there is a seed to draw them with."""
+    database, kind = (self.on or ON[(seed or 0) % len(ON)]).split(',')
+    place, server = self.folder / f'run-{seed}', self.server if database == 'postgresql' else None
+    url = server.new_database() if server else f'sqlite:///{place}.db'
+    with contextlib.ExitStack() as stack:
+      wire = None
+      if kind == 's3':
+        wire = stack.enter_context(line.Line(int(self.endpoint.rpartition(':')[2])))
+        where = f's3://{object_server.BUCKET}/run-{seed}'
+      else:
+        where = str(place)
+        stack.enter_context(disk(place))
+      env = object_server.environment(f'http://127.0.0.1:{wire.port}') if wire else {}
+      more = More(LEASE_S, 0.0 if seed is None else FAILING, env)
+      cluster = Cluster(self.config, where, url, self.folder / f'machines-{seed}', NAMES, more)
+      stack.callback(cluster.kill)
+      chaos = Chaos(cluster, server, wire, random.Random(seed)) if seed is not None else None
+      counts = befall(cluster, chaos, until)
+    shutil.rmtree(place, ignore_errors=True)
+    return counts
+
+
+def befall(cluster: Cluster, chaos: Chaos | None, until: float) -> collections.Counter[str]:
+  """One run, to the end."""
+  next_fault, before, patience = time.monotonic() + 1, 0, 0.0
+  while not cluster.finished():
+    assert time.monotonic() < until + LONGEST_S, f'it does not end: {cluster.registry.counts()}'
+    cluster.tend()
+    now, done = time.monotonic(), cluster.done()
+    if chaos and next_fault < now < until and (done > before or now > patience):
+      chaos.strike()
+      next_fault = time.monotonic() + chaos.draw.expovariate(1 / PAUSE_S)
+      before, patience = done, time.monotonic() + PATIENCE_S
+    time.sleep(0.05)
+  cluster.end()
+  counts = chaos.counts if chaos else collections.Counter[str]()
+  counts['modules ' + json.loads(bytes(cluster.storage.fetch('report.json')))['modules_sha256']] += 1
+  cluster.check()
+  return counts
+
+
+@pytest.fixture(scope='module')
+def expected(config, tmp_path_factory) -> str:
+  """Of an undisturbed run."""
+  (found,) = Chosen(config, tmp_path_factory.mktemp('undisturbed'), None, '', 'sqlite,folder').run(
+    None, time.monotonic()
+  )
+  return found
+
+
+@pytest.mark.slow
+def test_a_backup_does_what_a_straggler_is_at(config, expected, tmp_path):
+  """One worker stops in the middle of a task, with its lease; the run ends without it, and then it goes on."""
+  with contextlib.closing(Stopped(config, tmp_path / 'run')) as late:
+    late.stop()
+    until = time.monotonic() + LONGEST_S
+    while not late.cluster.finished():
+      assert time.monotonic() < until, late.cluster.registry.counts()
+      time.sleep(0.1)
+    late.cluster.end()
+    late.cluster.check()
+    assert 'modules ' + tiny_run.modules_sha256(tmp_path / 'run') == expected
+    (made,) = late.cluster.registry.facts('checkpoint', [late.task['key']], late.task['number'])
+    assert made.meta['worker'] == 'backup-0'
+
+
+class Stopped:
+  """A run whose first worker is stopped as soon as others have done some tasks."""
+
+  def __init__(self, config, place: pathlib.Path):
+    place.mkdir()
+    self.cluster = Cluster(
+      config, str(place), f'sqlite:///{place}.db', place.parent / 'machines', LATE, More(lease_s=600)
+    )
+    self.task: dict = {}
+
+  def stop(self):
+    """It holds a task then, and no transaction."""
+    registry, until = self.cluster.registry, time.monotonic() + LONGEST_S
+    while not self.task:
+      assert time.monotonic() < until
+      time.sleep(0.02)
+      if registry.counts().get('train', {}).get('done', 0) >= 2 and self.held():
+        self.cluster.signal(LATE[0], signal.SIGSTOP)
+        time.sleep(0.5)
+        self.task = next(iter(self.held()), {})
+        if not self.task:
+          self.cluster.signal(LATE[0], signal.SIGCONT)
+
+  def held(self) -> list[dict]:
+    return [task for task in self.cluster.registry.tasks('running', 'train') if task['owner'] == LATE[0]]
+
+  def close(self):
+    self.cluster.kill()
+
+
+def test_chaos(config, server, endpoint, expected, tmp_path, request, monkeypatch):
+  for name, value in object_server.environment(endpoint).items():
+    monkeypatch.setenv(name, value)
+  chosen = Chosen(config, tmp_path, server, endpoint, request.config.getoption('--chaos_on'))
+  chaos_s = request.config.getoption('--chaos_s')
+  total: collections.Counter[str] = collections.Counter()
+  until, seed = time.monotonic() + chaos_s, 0
+  while time.monotonic() < until:
+    total += chosen.run(seed, until)
+    seed += 1
+    print(f'{seed} runs, {total}', flush=True)
+  assert total.pop(expected) == seed and sum(total.values()) > chaos_s / 6

@@ -1,0 +1,357 @@
+"""The protocol of islands without arrays: many processes, one at a time, whoever a seed draws; some die anywhere.
+
+Registry, storage, scheduling, the return of what is gone and the monitor's collection are the real ones. What tasks
+make are digests of all that went into them: a run that has taken anything else than it should ends with another one.
+`pytest tests/islands/protocol_test.py -n0 -s --protocol_runs=300` plays more of them.
+"""
+
+import collections
+import contextlib
+import functools
+import hashlib
+import os
+import pathlib
+import random
+import threading
+import types
+
+import numpy as np
+import pytest
+import slow
+import sqlalchemy as sa
+
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import Diverged
+from dipaco_jax.islands import island, monitor, registry, role_loop, run_history, schedule
+from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.islands.registry_schema import TASKS
+from dipaco_jax.islands.screening_facts import begins_anew, heed, resume
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.storage import object_store, publishing
+
+KINDS = {
+  'worker-0': ('prepare', 'train', 'reroute'),
+  'worker-1': ('prepare', 'train', 'reroute'),
+  'outer-0': ('outer',),
+  'outer-1': ('outer',),
+  'evaluator-0': ('evaluate', 'finish'),
+  'monitor-0': (),
+}
+SPEEDS = 1, 1, 1, 0.3, 0.02  # relative; the last is as good as stopped
+STEPS = 1, 2, 4, 8, 16, 32, 64  # between one turn and another, of a process
+FAULTS = {'killed': 0.05, 'expired': 0.1, 'damaged': 0.02}  # for each turn
+FAULTY_TURNS, MOST_TURNS = 600, 20_000
+SHARED = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('b',)))
+APART = (('low', 'embed|final|block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
+ROUNDS = dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=2)
+RUNS = {
+  'all paths': (SHARED, dict(train=dict(phases=4))),
+  'drawn': (SHARED, dict(train=dict(phases=6, paths_per_phase=1, early_stopping=False))),
+  'drawn apart': (APART, dict(train=dict(phases=6, paths_per_phase=1))),
+  'rounds': (SHARED, dict(train=dict(phases=5), routing=ROUNDS)),
+  'drawn apart, rounds': (APART, dict(train=dict(phases=6, paths_per_phase=1), routing=ROUNDS)),
+}
+
+
+class Killed(SystemExit):
+  """The process is gone."""
+
+
+class Process:
+  """One role's life, in a thread that stands still but for its turns, of a few steps each."""
+
+  def __init__(self, world: 'World', name: str):
+    self.world, self.name, self.speed = world, name, world.draw.choice(SPEEDS)
+    self.go, self.rests = threading.Semaphore(0), threading.Semaphore(0)
+    self.dead = self.over = False
+    self.steps = 0  # that are left of this turn
+    self.error: BaseException | None = None
+    self.islands = world.islands(name, self.step)
+    self.thread = threading.Thread(target=self.live, daemon=True)
+    self.thread.start()
+
+  def step(self):
+    """Waits for the next turn, where this one is over."""
+    self.steps -= 1
+    if self.steps < 0 and not self.dead:
+      self.rests.release()
+      self.go.acquire()
+    if self.dead:
+      raise Killed
+
+  def turn(self):
+    """Some steps; fewer, if it comes to its end."""
+    self.rests.acquire()
+    self.steps = self.world.draw.choice(STEPS)
+    self.go.release()
+    self.rests.acquire()
+    self.rests.release()
+
+  def kill(self):
+    self.dead = True
+    self.go.release()
+    self.thread.join()
+
+  def live(self):
+    try:
+      self.step()
+      watch(self.islands) if self.name.startswith('monitor') else serve(self.islands, KINDS[self.name])
+    except (Killed, Diverged):
+      pass
+    except BaseException as e:
+      self.error = e
+    self.over = True
+    self.islands.registry.close()
+    self.rests.release()
+
+
+def watch(of: island.Islands):
+  """As monitor.watch, without its pauses."""
+  collector = monitor.Collector(of)
+  while not schedule.is_finished(of):
+    heed(of)
+    schedule.advance(of)
+    collector.collect(monitor.frontier(of) - monitor.GENERATIONS)
+  collector.collect(of.run.settings.train.phases)
+  collector.finish()
+
+
+def serve(of: island.Islands, kinds):
+  """As leases.Role.serve, in one thread."""
+  role = role_loop.Role(of, 'any', kinds, lambda *_: None)
+  role.hold = lambda claim: claim()  # a task, whose lease nobody renews
+  while True:
+    heed(of)
+    if not (task := role.claim()):
+      if schedule.is_finished(of):
+        return
+      schedule.advance(of)
+      continue
+    release = functools.partial(of.registry.release, task, False)
+    lease = types.SimpleNamespace(task=task, about={}, close=lambda: None, release=release)
+    try:
+      if facts := PERFORM[task.kind](of, task):
+        of.registry.complete(task, facts)
+        schedule.schedule(of, facts)
+    except registry.Lost:
+      pass
+    except island.Later as e:
+      role.send_back(lease, e)
+
+
+# -- what tasks make
+
+
+def digest(*parts) -> dict[str, np.ndarray]:
+  words = repr([{n: x.tolist() for n, x in sorted(p.items())} if isinstance(p, dict) else p for p in parts])
+  return {'x': np.frombuffer(hashlib.sha256(words.encode()).digest(), np.float32).copy()}
+
+
+def prepare(of: island.Islands, task) -> list[Fact]:
+  made = {level.name: of.write(f'modules/0/{level.name}', digest(level.name)) for level in of.layout.levels}
+  modules = [Fact('module', key, 0, *made[key.split('/')[0]], {}) for key in of.all_modules()]
+  return [Fact('prepared', '', 0, '', '', {}), *modules]
+
+
+def the_round(of: island.Islands, phase: int) -> str:
+  """What a phase trains on; raises where there is no such thing yet."""
+  kind, number = ('round', of.round(phase)) if of.round(phase) else ('prepared', 0)
+  return of.registry.facts(kind, number=number)[0].sha256
+
+
+def parameters(of: island.Islands, path: int, version: int) -> dict[str, np.ndarray]:
+  """Of all modules; raises where one is not there."""
+  facts = of.registry.facts('module', list(of.modules_of(path).values()), version)
+  assert len(facts) == len(of.layout.levels), f'a module of path {path} is not of version {version}'
+  return digest(*(of.read(fact.uri, fact.sha256) for fact in facts))
+
+
+def train(of: island.Islands, task) -> list[Fact]:
+  path, phase = int(task.key), task.number
+  before = next((t for t in reversed(range(phase)) if of.active(t)[path]), None)
+  inner: dict = {}
+  if before is not None and not begins_anew(of, path, before):
+    inner = of.read(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][schedule.INNER])
+  new = digest(path, phase, the_round(of, phase), parameters(of, path, phase), inner)
+  prefix = f'paths/{phase}/{path}'
+  of.write(f'{prefix}-step1', digest(path, 'within the phase'))
+  objects = {level.name: of.write(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels}
+  objects[schedule.INNER] = of.write(f'{prefix}-{schedule.INNER}', digest('inner', new))
+  return [schedule.checkpoint_fact(path, phase, objects, {})]
+
+
+def outer(of: island.Islands, task) -> list[Fact]:
+  phase, level = task.number - 1, task.key.split('/')[0]
+  active = of.active(phase)
+  wanted = sorted(str(path) for path in of.paths_through(task.key) if active[path])
+  found = of.registry.facts('checkpoint', wanted, phase)
+  if len(found) < len(wanted):
+    of.registry.release(task, waiting=True)
+    return []
+  [before] = of.registry.facts('module', [task.key], phase)
+  new = digest(of.read(before.uri, before.sha256), *(of.read(*fact.meta['objects'][level]) for fact in found))
+  return [Fact('module', task.key, task.number, *of.write(f'modules/{task.number}/{task.key}', new), {})]
+
+
+def evaluation(of: island.Islands, task) -> list[Fact]:
+  path, version = int(task.key), task.number
+  found = digest(the_round(of, version - 1), parameters(of, path, version))
+  loss = int.from_bytes(found['x'].tobytes()[:2], 'big') / 2**16 + version / 4  # early versions are often the best
+  return [Fact('evaluation', task.key, version, '', repr(loss), {'loss': loss, 'targets': 1.0})]
+
+
+def reroute(of: island.Islands, task) -> list[Fact]:
+  version = jobs.round_end(of.run.settings, task.number - 1)
+  every = [parameters(of, path, version) for path in range(of.layout.grid.num_paths)]
+  return [Fact('round', '', task.number, '', repr(digest(*every)), {})]
+
+
+def finish(of: island.Islands, task) -> list[Fact]:
+  s, pointers, found = of.run.settings, run_history.Pointers(of), []
+  for version in range(1, s.train.phases + 1):
+    losses = pointers.add(version)
+    assert all(loss is not None for loss in losses) or not s.train.early_stopping
+  for version in sorted({s.train.phases, *pointers.version}):
+    facts = of.registry.facts('module', number=version)
+    assert [fact.key for fact in facts] == sorted(of.all_modules())
+    found += [of.read(fact.uri, fact.sha256) for fact in facts]
+  return [Fact('finished', '', 0, '', repr(digest(pointers.version, *found)), {'best': pointers.version})]
+
+
+PERFORM = {
+  'prepare': prepare, 'train': train, 'outer': outer, 'evaluate': evaluation, 'reroute': reroute, 'finish': finish,
+}  # fmt: skip
+
+
+# -- what befalls them
+
+
+class World:
+  """One run, and the dice."""
+
+  def __init__(self, place: pathlib.Path, name: str, draw: random.Random):
+    levels, sections = RUNS[name]
+    self.place, self.draw = place, draw
+    self.settings = settings_lib.from_dict({
+      'grid': {'a': 2, 'b': 2}, 'levels': levels, 'tokenizer': {'vocab_size': 300},
+      'model': {'width': 16, 'num_layers': 2, 'num_heads': 2, 'head_dim': 8, 'mlp_dim': 24, 'seq_len': 64},
+    } | sections)  # fmt: skip
+    publishing.write_json(place / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
+    self.run = run_lib.unattended(place, self.settings)
+    self.counts: collections.Counter[str] = collections.Counter()
+    self.facts = self.islands('world', lambda: None).registry
+    self.facts.add_tasks([NewTask('prepare', '', 0)])
+    self.processes = [Process(self, name) for name in KINDS]
+
+  def islands(self, name: str, step) -> island.Islands:
+    """As a process sees the run; a step ends before and after whatever it does to what others see."""
+    facts = registry.Registry(f'sqlite:///{self.place}/registry.db', lease_s=3600)
+    place = object_store.open_storage(str(self.place))
+    resumed = resume(island.Islands(self.run, facts, place, name))
+
+    def stepwise(real):
+      def call(*args, **options):
+        step()
+        found = real(*args, **options)
+        step()
+        return found
+
+      return call
+
+    for method in ('transact', 'change', 'returned', 'rows'):
+      setattr(facts._db, method, stepwise(getattr(facts._db, method)))
+    place.patiently = stepwise(place.patiently)
+    return island.Islands(self.run, facts, place, name, resumed)
+
+  def to_the_end(self, faults: bool) -> Fact:
+    for turn in range(MOST_TURNS):
+      if found := self.facts.facts('finished'):
+        self.counts['turns'] += turn
+        return found[0]
+      if faults and turn < FAULTY_TURNS:
+        for fault, likely in FAULTS.items():
+          if self.draw.random() < likely:
+            getattr(self, fault)()
+      self.give_a_turn()
+      if turn > FAULTY_TURNS and turn % 20 == 0:
+        self.expired()
+      for process in self.processes if turn > FAULTY_TURNS else ():
+        process.speed = 1
+    raise AssertionError(f'it does not end: {self.facts.counts()}, {self.facts.tasks("ready")}')
+
+  def give_a_turn(self):
+    [process] = self.draw.choices(self.processes, [p.speed for p in self.processes])
+    process.turn()
+    if process.over:
+      assert not process.error, repr(process.error)
+      self.replace(process)
+
+  def replace(self, process: Process):
+    self.processes[self.processes.index(process)] = Process(self, process.name)
+
+  def killed(self):
+    process = self.draw.choice(self.processes)
+    process.kill()
+    assert not process.error, repr(process.error)
+    self.replace(process)
+    self.counts['killed'] += 1
+
+  def expired(self):
+    """The lease of a task, be its owner alive or not."""
+    if running := self.facts.tasks('running'):
+      task = self.draw.choice(running)['id']
+      self.facts._db.change(sa.update(TASKS).where(TASKS.c.id == task).values(lease=1.0), {})
+      self.counts['expired'] += 1
+
+  def damaged(self):
+    """An object is gone, or has another bit."""
+    if files := [file for file in (self.place / island.OBJECTS).rglob('*.safetensors') if file.name[0] != '.']:
+      file = self.draw.choice(sorted(files)[-20:])
+      with contextlib.suppress(FileNotFoundError):
+        self.draw.choice([pathlib.Path.unlink, lambda f: f.write_bytes(b'x' + f.read_bytes())])(file)
+      self.counts['damaged'] += 1
+
+  def end(self):
+    """All go on to their ends, the stopped too; the monitor comes once more."""
+    for process in self.processes:
+      while not process.over:
+        process.turn()
+      assert not process.error, repr(process.error)
+    watch(self.islands('last', lambda: None))
+
+  def check(self, finished: Fact):
+    """Nothing is open, and no object is left that nobody needs."""
+    assert {state for states in self.facts.counts().values() for state in states} == {'done'}, self.facts.counts()
+    versions = {self.settings.train.phases, *finished.meta['best']}
+    kept = {fact.uri for fact in self.facts.facts('module') if fact.number in versions}
+    left = set(object_store.open_storage(str(self.place)).names(island.OBJECTS))
+    assert left <= kept and (left == kept or self.counts['damaged'])
+
+
+def play(place: pathlib.Path, name: str, seed: int, faults: bool) -> tuple[str, collections.Counter[str]]:
+  """The digest of a run, and what befell it."""
+  world = World(place, name, random.Random(seed))
+  finished = world.to_the_end(faults)
+  world.end()
+  world.check(finished)
+  world.facts.close()
+  world.run.metrics.close()
+  return finished.sha256, world.counts
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+  """No machine dies here."""
+  monkeypatch.setattr(os, 'fsync', lambda handle: None)
+
+
+# What is hard about the slow ones is in `drawn apart, rounds` too.
+@pytest.mark.parametrize('name', slow.but(RUNS, 'all paths', 'rounds', 'drawn', 'drawn apart'))
+def test_ends_with_the_same_digest(name, tmp_path, request):
+  expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
+  for seed in range(request.config.getoption('--protocol_runs')):
+    found, befell = play(tmp_path / str(seed), name, seed, faults=True)
+    counts += befell
+    assert found == expected, seed
+  print(f'{name}: {dict(counts)}')

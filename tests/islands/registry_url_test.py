@@ -1,0 +1,162 @@
+"""The registry's password: from where no list of processes shows it, and in nothing that is said, however misspelt."""
+
+import importlib.util
+import logging
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import time
+
+import pytest
+from repository import ROOT
+
+from dipaco_jax.command_line import command
+from dipaco_jax.core import printable
+from dipaco_jax.islands import database, registry_url, roles
+
+URL = 'postgresql://dipaco:secret@first/dipaco'
+MISSPELT = [
+  'postgresql:/dipaco:secret@first/d', 'postgresql:///dipaco:secret@first/d', 'dipaco:secret@h', 'postgres://u:secret@h',
+  'postgresql://u:a@secret@h/d', 'postgresql://u:a@b#secret@h:port/d', 'postgresql://u:secret/d',
+  'mysql://u:secret@h/d', 'postgresql://u:secret@h:port/d', 'postgresql://h:port/d?password=secret',
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+  monkeypatch.delenv(registry_url.VARIABLE, raising=False)
+
+
+def test_an_option_goes_before_the_environment_and_either_may_be_a_file(monkeypatch, tmp_path, caplog):
+  (tmp_path / 'url').write_text(f'{URL}\n')
+  assert registry_url.given(None) == ''
+  assert registry_url.given(f'file:{tmp_path}/url') == URL
+  monkeypatch.setenv(registry_url.VARIABLE, f'file:{tmp_path}/url')
+  assert registry_url.given(None) == URL and registry_url.given('sqlite:////x.db') == 'sqlite:////x.db'
+  assert not caplog.text
+  assert registry_url.given(URL) == URL
+  assert 'can read the password in --registry' in caplog.text and 'secret' not in caplog.text
+
+
+@pytest.mark.parametrize(
+  'content, words', [(None, 'No such file'), (b'', 'one line'), (b'a\nb', 'one line'), (b'\xff', 'UTF-8')]
+)
+def test_a_file_that_is_none(tmp_path, content, words):
+  if content is not None:
+    (tmp_path / 'url').write_bytes(content)
+  with pytest.raises(ValueError, match=words):
+    registry_url.given(f'file:{tmp_path}/url')
+
+
+@pytest.mark.parametrize('url', MISSPELT)
+def test_no_password_is_said(url, monkeypatch, capsys):
+  monkeypatch.setattr(logging.root, 'handlers', [])
+  monkeypatch.setattr(logging.root, 'level', logging.WARNING)
+  command.quiet()
+  logging.warning('%s cannot be reached', url)
+  for words in (f'{url!r} is not an option', f'--registri={url}'):
+    with pytest.raises(SystemExit):
+      command.fail(words)
+  said = capsys.readouterr().err
+  assert said.count('***') >= 3 and 'secret' not in said
+  with pytest.raises(ValueError, match=r'the registry .*cannot be used') as refused:
+    database.connect(url)
+  assert 'secret' not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+  'words',
+  ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b', 'x://USER:PASSWORD@HOST/y'],
+)
+def test_what_is_no_password_is_said(words):
+  assert printable.redacted(words) == words
+
+
+def test_redacting_takes_no_time():
+  assert printable.redacted('a:' * 50_000) == 'a:' * 50_000
+
+
+def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys):
+  spec = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
+  local = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(local)
+  told = []
+
+  def supervise(running, facts, stopping, resumed):
+    for role in running:
+      process = pathlib.Path(f'/proc/{role.process.pid}')
+      wait_for(lambda process=process: b'--role=' in (process / 'cmdline').read_bytes())
+      told.append([(process / name).read_bytes().decode() for name in ('cmdline', 'environ')])
+    return 0
+
+  monkeypatch.setattr(local, 'supervise', supervise)
+  monkeypatch.setattr(local, 'check', lambda options, rest: registry_url.given(options.registry))  # nor such a config
+  monkeypatch.setattr(local.registry, 'Registry', lambda *args: None)  # there is no such database
+  monkeypatch.setattr(local.roles, 'resume', lambda *args: 0)
+  monkeypatch.setenv(registry_url.VARIABLE, URL)
+  monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}'])
+  before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+  assert local.main() == 0
+  for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+    signal.signal(number, handler)
+  assert len(told) == 5
+  for line, environment in told:
+    assert 'secret' not in line and f'{registry_url.VARIABLE}={URL}' in environment.split('\0')
+  monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}', f'--registri={URL}'])
+  with pytest.raises(SystemExit):
+    local.main()
+  assert 'secret' not in capsys.readouterr().err
+
+
+def wait_for(what):
+  until = time.monotonic() + 60
+  while not what():
+    assert time.monotonic() < until
+    time.sleep(0.01)
+
+
+BUCKET = 's3://bucket/runs/one'
+
+
+@pytest.fixture
+def temp(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  monkeypatch.setenv('AWS_REGION', 'us-east-1')
+  return tmp_path
+
+
+def test_a_place_of_our_own(temp):
+  before = os.umask(0)
+  try:
+    place = roles.make_local_place(BUCKET)
+  finally:
+    os.umask(before)
+  assert place.parent == temp and place.stat().st_mode & 0o777 == 0o700
+  assert roles.make_local_place(BUCKET) == place == roles.local_place(BUCKET)
+  assert roles.make_local_place(str(temp / 'new' / 'run')) == temp / 'new' / 'run'
+
+
+def of_another(place: pathlib.Path):
+  place.mkdir(mode=0o700)
+  os.chown(place, 4321, -1)
+
+
+def link(place: pathlib.Path):
+  (place.parent / 'elsewhere').mkdir(mode=0o700)
+  place.symlink_to('elsewhere')
+
+
+def shared(place: pathlib.Path):
+  place.mkdir()
+  place.chmod(0o777)
+
+
+@pytest.mark.parametrize('make', [link, shared, pathlib.Path.touch, of_another])
+def test_a_place_that_another_may_have_made(temp, make):
+  if make is of_another and os.geteuid():
+    pytest.skip('only root gives folders away')
+  make(roles.local_place(BUCKET))
+  with pytest.raises(ValueError, match=r'is not a folder of this user alone .* remove it, or name another in TMPDIR'):
+    roles.make_local_place(BUCKET)

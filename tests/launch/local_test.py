@@ -1,0 +1,89 @@
+"""local.py supervises: who is silent for long is started again, who cannot be heard is not; and nobody outlives it."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from repository import ROOT
+
+from dipaco_jax.islands import registry as registry_lib
+
+SPEC = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
+local = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(local)
+ENV = os.environ | {'PYTHONPATH': str(ROOT)}
+BEATS = """
+import sys, time
+from dipaco_jax.islands import registry
+db = registry.Registry(sys.argv[1])
+while True:
+  db.beat('worker-0', 'worker', {})
+  time.sleep(0.2)
+"""
+PARENT = """
+import os, subprocess, sys, time
+child = 'import sys; from dipaco_jax import main; print("follows", flush=True); main.follow(int(sys.argv[1]))'
+subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def db(tmp_path):
+  made = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s=1)
+  yield made
+  made.close()
+
+
+def wait_for(what):
+  until = time.monotonic() + 60
+  while not what():
+    assert time.monotonic() < until
+    time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
+  monkeypatch.setenv('PYTHONPATH', str(ROOT))
+  monkeypatch.setattr(local, 'PAUSE_S', 0.1)
+  role = local.Role('worker', 0, 1, [sys.executable, '-c', BEATS, f'sqlite:///{tmp_path}/registry.db'], tmp_path)
+  stopping: list[int] = []
+  thread = threading.Thread(target=local.supervise, args=([role], db, stopping))
+  thread.start()
+  try:
+    wait_for(db.roles)
+    first = role.process
+    time.sleep(local.STALLED * db.lease_s + 2)
+    assert role.process is first
+    first.send_signal(signal.SIGSTOP)
+    wait_for(lambda: role.process is not first)
+    assert first.returncode == -signal.SIGKILL and role.process.poll() is None
+    wait_for(lambda: db.roles()[0]['silent_s'] < 1)
+  finally:
+    stopping.append(signal.SIGTERM)
+    thread.join()
+    local.stop([role])
+  assert 'local.py: worker-0 gave no sign of life for 1' in capfd.readouterr().err
+
+
+def test_nobody_is_silent_while_the_registry_is_away(db):
+  ear = local.Ear(db)
+  db.beat('worker-0', 'worker', {})
+  time.sleep(0.3)
+  assert 0.3 <= ear.silent_s()['worker-0'] < 10
+  ear.asked -= local.AWAY_S
+  ear.since -= 100
+  assert ear.silent_s()['worker-0'] == 0
+
+
+def test_roles_do_not_outlive_who_started_them():
+  with subprocess.Popen([sys.executable, '-c', PARENT], env=ENV, stdout=subprocess.PIPE) as process:
+    assert process.stdout.readline() == b'follows\n'
+    process.kill()
+    began = time.monotonic()
+    assert process.stdout.read() == b'' and time.monotonic() - began < 20  # which the child holds open, too

@@ -1,0 +1,72 @@
+"""Every benchmark runs at a tiny size, as a person runs it, and ends with its JSON object."""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import repository
+
+FOLDER = repository.ROOT / 'benchmarks'
+SIZES = '--width=32 --num_heads=2 --mlp_dim=48 --vocab_size=64 --seq_len=64 --batch_size=2'.split()
+
+
+def run(name: str, *flags: str, sizes=SIZES) -> dict:
+  """One device: the 8 fake ones of the tests would share its cores."""
+  command = [sys.executable, str(FOLDER / name), *sizes, *flags]
+  done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {'XLA_FLAGS': ''})
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_inner_step():
+  found = run('inner_step.py', '--num_layers=1', '--steps_per_dispatch=2', '--rounds=2')
+  keys = {'ratio', 'ratio_one_step_per_dispatch', 'tokens_per_s', 'mfu', 'peak_memory_bytes', 'compilations'}
+  assert keys <= set(found)
+  assert found['mfu'] is None  # nobody knows a CPU's peak
+  assert found['compilations'] == 4  # start, begin, fresh_state and steps, once each
+  assert math.isclose(found['losses'][0], math.log(64), rel_tol=0.2)  # of an untrained model on random tokens
+  assert found['tokens_per_s'] > 0 and found['ratio'] > 0 and found['ratio_one_step_per_dispatch'] > 0
+
+
+@pytest.mark.slow
+def test_outer_step():
+  found = run('outer_step.py', '--num_layers=3', '--grid=2,2', '--rounds=1', '--steps_per_dispatch=2')
+  assert {'outer_s', 'inner_150_s', 'fraction', 'bytes'} <= set(found)
+  assert found['outer_s'] == pytest.approx(found['begin_s'] + found['finish_s'] + found['update_s'])
+  assert found['inner_s'] == pytest.approx(4 * found['inner_150_s'])  # 4 paths in turn
+  block = 32 + 32 + 4 * 32 * 32 + 3 * 32 * 48
+  assert found['path_parameters'] == 3 * block + 2 * 64 * 32 + 32
+  assert found['bytes'] == 3 * 2 * 4 * 4 * block  # three shared blocks; each path sends and receives float32
+
+
+@pytest.mark.slow
+def test_serve():
+  sizes = '--num_layers=2 --vocab_size=512 --requests=6 --clients=3 --tokens=5 --prompt=8 --first_prompt=40 --repeats=1'
+  found = run('serve.py', *sizes.split())
+  assert {'ratio', 'first_token_ratio_40', 'routed_first_token_ratio_40'} <= set(found)
+  assert found['ratio'] == pytest.approx(found['tokens_per_s'] / found['offline_tokens_per_s']) and found['ratio'] > 0
+
+
+@pytest.mark.slow
+def test_paths():
+  found = run('paths.py', '--num_layers=3', '--paths=1,4', '--steps=1', '--phases=1')
+  assert {'time_ratio', 'memory_ratio', 'memory_ratios', 'results'} <= set(found)
+  assert [row['paths'] for row in found['results']] == [1, 4]
+  one, four = (row['parts'] for row in found['results'])
+  assert four['inner_states'] == 4 * one['inner_states'] == 4 * 2 * one['params']
+  assert four['modules'] > one['modules'] == one['params']
+
+
+def test_text(tmp_path):
+  (tmp_path / 'a.txt').write_text(pathlib.Path(__file__).read_text() * 200)
+  flags = [f'--text={tmp_path}/*.txt', '--mb=2', '--parts=2', '--vocab_size=400', '--paths=2', '--seq_len=64']
+  found = run('text.py', *flags, sizes=())
+  assert (tmp_path / 'a.txt').stat().st_size < found['tokens'] < 2e6  # more than its bytes: it is repeated
+  assert found['c4_tokenize_core_hours'] == pytest.approx(305e3 / found['tokenize_mb_per_core_s'] / 3600, rel=1e-3)
+  assert found['tokenize_mb_per_s_at_most'] > found['tokenize_mb_per_core_s']
+  assert 0 < found['before_mb'] < 300 and 0 < found['tokenize_grown_mb'] < 200 and 0 <= found['shard_grown_mb'] < 100

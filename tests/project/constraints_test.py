@@ -1,0 +1,37 @@
+"""setup.cfg says from which version on, and constraints.txt with which version, for each of what is installed."""
+
+import configparser
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from repository import ROOT
+
+
+def required() -> list[Requirement]:
+  """Of setup.cfg, in all extras."""
+  config = configparser.ConfigParser()
+  config.read(ROOT / 'setup.cfg')
+  extras = config['options.extras_require'].values()
+  return [Requirement(line) for words in (config['options']['install_requires'], *extras) for line in words.split()]
+
+
+def pinned() -> dict[str, str]:
+  lines = (ROOT / 'constraints.txt').read_text().splitlines()
+  pins = [line.split('==') for line in lines if not line.startswith('#')]
+  found = {canonicalize_name(name): version for name, version in pins}
+  assert len(found) == len(pins)
+  return found
+
+
+def test_every_requirement_has_a_lower_bound():
+  bounded = {r.name for r in required() if any(part.operator == '>=' for part in r.specifier)}
+  assert not {r.name for r in required()} - bounded
+
+
+def test_constraints_have_every_requirement_within_its_bounds():
+  pins = pinned()
+  assert not [str(r) for r in required() if not r.specifier.contains(pins.get(canonicalize_name(r.name), '0'))]
+
+
+def test_what_a_requirement_needs_by_extra_is_pinned():
+  assert {'jax-cuda12-plugin', 'libtpu', 'psycopg-binary', 'jaxlib', 'h11'} <= {*pinned()}

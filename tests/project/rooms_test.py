@@ -1,0 +1,133 @@
+"""Rooms: imports go one way between them, mathematics is pure, flags stay with commands, nothing heavy loads early."""
+
+import ast
+import functools
+import graphlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT
+
+PACKAGE = 'dipaco_jax'
+
+ROOMS = (  # each imports from those before it, and from itself
+  'core models routing storage data huggingface training planning pipeline inference reports islands command_line'
+).split()
+PURE = ('core', 'models', 'routing')
+COMMANDS = 'main recipe status generate serve export harness inspect report'.split()
+TOP = {'__init__', '__main__', 'inspect.__main__', *COMMANDS} - {'inspect'}
+
+FLAGS = ('absl.flags', 'absl.app', 'ml_collections')
+NEVER_BEFORE_USE = ('tensorflow', 'tensorflow_datasets', 'seqio')
+IMPURE = 'sys io time datetime random pathlib shutil socket subprocess threading tempfile logging etils absl'.split()
+
+
+@functools.cache
+def imports(path: pathlib.Path) -> dict[str, bool]:
+  """Dotted names that a file imports, and whether it does so as it loads (else inside a function)."""
+  found: dict[str, bool] = {}
+
+  def visit(node: ast.AST, as_it_loads: bool):
+    for child in ast.iter_child_nodes(node):
+      names = []
+      if isinstance(child, ast.Import):
+        names = [alias.name for alias in child.names]
+      elif isinstance(child, ast.ImportFrom):
+        assert not child.level, f'{path.name}: a relative import'
+        names = [f'{child.module}.{alias.name}' for alias in child.names]
+      found.update({name: found.get(name, False) or as_it_loads for name in names})
+      visit(child, as_it_loads and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
+
+  visit(ast.parse(path.read_text()), True)
+  return found
+
+
+def name_of(path: pathlib.Path) -> str:
+  """'core.grid' of dipaco_jax/core/grid.py."""
+  return '.'.join(path.relative_to(ROOT / PACKAGE).with_suffix('').parts)
+
+
+SOURCES = {
+  name_of(path): path
+  for path in sorted((ROOT / PACKAGE).rglob('*.py'))
+  if path.parent.resolve() != ROOT / 'configs' and 'configs' not in path.parts
+}
+FILES = {name: path for name, path in SOURCES.items() if '.' in name and name != 'inspect.__main__'}
+
+
+def room(name: str) -> str:
+  return name.split('.')[0]
+
+
+def is_in(name: str, packages) -> bool:
+  return any(name == package or name.startswith(package + '.') for package in packages)
+
+
+def inside(name: str) -> set[str]:
+  """The files of the package that a file imports, now or later."""
+  found = [imported.split('.')[1:] for imported in imports(SOURCES[name]) if is_in(imported, [PACKAGE])]
+  return {'.'.join(parts[:n]) for parts in found for n in (1, 2) if '.'.join(parts[:n]) in SOURCES}
+
+
+def test_every_file_is_in_a_room_or_a_command():
+  assert {room(name) for name in FILES} == set(ROOMS)
+  assert SOURCES.keys() - FILES.keys() == TOP
+
+
+@pytest.mark.parametrize('name', ROOMS)
+def test_a_room_says_what_lives_there_and_nothing_else(name):
+  tree = ast.parse(SOURCES[f'{name}.__init__'].read_text())
+  assert ast.get_docstring(tree) and len(tree.body) == 1
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_imports_go_one_way_between_rooms(name):
+  ahead = ROOMS[ROOMS.index(room(name)) + 1 :]
+  assert not {other for other in inside(name) if room(other) in ahead or other in TOP - {'__init__'}}
+
+
+def test_no_file_imports_itself_by_way_of_others():
+  graphlib.TopologicalSorter({name: inside(name) for name in SOURCES}).prepare()
+
+
+@pytest.mark.parametrize('name', [name for name in FILES if room(name) in PURE])
+def test_mathematics_is_pure(name):
+  assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, IMPURE)]
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_flags_and_config_dicts_are_for_commands(name):
+  assert room(name) == 'command_line' or not [i for i in imports(SOURCES[name]) if is_in(i, FLAGS)]
+
+
+@pytest.mark.parametrize('path', [*SOURCES.values(), *sorted((ROOT / 'configs').glob('*.py'))], ids=str)
+def test_nothing_heavy_is_imported_as_a_file_loads(path):
+  assert not [name for name, loads in imports(path).items() if loads and is_in(name, NEVER_BEFORE_USE)]
+
+
+def test_the_reader_of_imports_reads(tmp_path):
+  path = tmp_path / 'x.py'
+  path.write_text('import a.b\nfrom c import d as e\ndef f():\n  import g\nclass H:\n  import i\nif a:\n  import j')
+  assert imports(path) == {'a.b': True, 'c.d': True, 'g': False, 'i': True, 'j': True}
+
+
+def loaded_by(*program: str) -> set[str]:
+  """Top-level modules that a fresh Python loads for `program`."""
+  command = [sys.executable, '-X', 'importtime', *program]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0, done.stderr
+  lines = [line for line in done.stderr.splitlines() if line.startswith('import time')]
+  return {line.split('|')[2].strip().split('.')[0] for line in lines}
+
+
+def test_import_of_the_package_is_light():
+  loaded = loaded_by('-c', f'import {PACKAGE}')
+  assert PACKAGE in loaded and not loaded & {*NEVER_BEFORE_USE, 'jax', 'numpy'}
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_help_is_light(name):
+  loaded = loaded_by('-m', f'{PACKAGE}.{name}', '--help')
+  assert PACKAGE in loaded and not loaded & {*NEVER_BEFORE_USE, 'jax', 'starlette', 'uvicorn', 'prometheus_client'}
