@@ -14,9 +14,9 @@ BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', SECTION, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace('\\\n', ' ').splitlines()]
 # What they need is not here: an address to listen on for good, tasks to download, somebody's Llama.
 ELSEWHERE = {
-  'dipaco_jax.serve': ('serving.py', 'dipaco_jax.serve'),
+  'dipaco_jax.serve': ('helpers/serving.py', 'dipaco_jax.serve'),
   'dipaco_jax.harness': ('inference/lm_eval_model_test.py', 'dipaco_jax.harness'),
-  'dipaco_jax.main': ('hf_import_test.py', 'pretrain.init'),
+  'dipaco_jax.main': ('huggingface/llama_folder_test.py', 'pretrain.init'),
 }
 
 
