@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.core import fields, modules, settings
 from dipaco_jax.data import corpus, tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
@@ -38,13 +38,15 @@ HELP = {
   'loss_chunk': 'tokens whose logits exist at one time',
 }
 
+ABOUT = dict(fields.fields(settings.Settings))
+
 
 def define_sizes(**sizes: int):
   """An integer flag for every size, and those of how to compute."""
   for name, default in ({'head_dim': 0, 'loss_chunk': settings.Model.loss_chunk} | sizes).items():
     flags.DEFINE_integer(name, default, HELP[name])
-  flags.DEFINE_enum('dtype', 'float32', settings_checks.CHOICES['model.dtype'][1:], 'of compute')
-  flags.DEFINE_enum('remat', 'none', settings_checks.CHOICES['model.remat'], 'what is computed again')
+  flags.DEFINE_enum('dtype', 'float32', ABOUT['model.dtype'].choices[1:], 'of compute')
+  flags.DEFINE_enum('remat', 'none', ABOUT['model.remat'].choices, 'what is computed again')
   flags.DEFINE_bool('tied', False, 'the head is the embedding, transposed')
 
 

@@ -14,9 +14,9 @@ from absl import flags
 from dipaco_jax.command_line import command
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.settings import DOING, STAGES
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import corrections
+from dipaco_jax.pipeline import stage as stage_lib
 from dipaco_jax.pipeline.stage_records import read_settings, read_stages
 from dipaco_jax.reports import failures, headline
 from dipaco_jax.storage.lock import owner
@@ -39,7 +39,7 @@ def status(workdir: pathlib.Path) -> str:
     InputError: there is no run in workdir.
   """
   config, complete = read_settings(workdir), read_stages(workdir)
-  stage = next((name for name in STAGES if name not in complete), None)
+  stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
   lines = [f'{workdir}: {_doing(stage, holder)}']
   refused = '' if holder else corrections.words(workdir)
@@ -82,8 +82,9 @@ def of_islands(workdir: str, url: str) -> str:
 def _doing(stage: str | None, holder: dict[str, Any] | None) -> str:
   if stage is None:
     return 'finished'
-  number = STAGES.index(stage)
-  return f'{"" if holder else "stopped while "}{DOING[number]} (stage {number + 1} of {len(STAGES)})'
+  number = stage_lib.NAMES.index(stage)
+  words = f'{stage_lib.STAGES[number].doing} (stage {number + 1} of {len(stage_lib.NAMES)})'
+  return words if holder else f'stopped while {words}'
 
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:

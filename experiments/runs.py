@@ -21,8 +21,9 @@ import config
 import scores
 
 from dipaco_jax import recipe
-from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.pipeline import stage as stage_lib
 from dipaco_jax.training import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
@@ -95,10 +96,10 @@ def placed(run: Run, folder: pathlib.Path) -> dict[str, Any]:
 
 def config_digest(s: settings.Settings) -> str:
   """A field that is added with a default changes no digest."""
-  default = settings_checks.flatten(settings.Settings().to_dict())
-  fields = {k: v for k, v in settings_checks.flatten(s.to_dict()).items() if k not in default or v != default[k]}
-  fields = {k: v for k, v in fields.items() if not k.startswith(NOT_IN_DIGEST)}
-  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+  default = fields.flatten(settings.Settings().to_dict())
+  changed = {k: v for k, v in fields.flatten(s.to_dict()).items() if k not in default or v != default[k]}
+  changed = {k: v for k, v in changed.items() if not k.startswith(NOT_IN_DIGEST)}
+  return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
 
 
 def text_digest(*globs: str) -> str:
@@ -136,11 +137,9 @@ def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
   mine = make_settings(run.variant, placed(run, folder))
 
   def shared(other: pathlib.Path) -> int:
-    upto: list[str] = []
     for count, stage in enumerate(SHARED):
-      upto += settings.DEPENDS[stage]
       file = other / 'stages' / f'{stage}.json'
-      if not file.exists() or json.loads(file.read_text())['digest'] != settings.digest(mine, *upto):
+      if not file.exists() or json.loads(file.read_text())['digest'] != stage_lib.digest(mine, stage):
         return count
     return len(SHARED)
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from absl import app, flags
 
 import dipaco_jax
-from dipaco_jax.core import errors, printable, settings
+from dipaco_jax.core import errors, fields, printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display, processes, stopping
 
@@ -151,7 +151,7 @@ def _wanted(parser: flags.ArgumentParser) -> str:
   if isinstance(parser, flags.EnumParser):
     return ' or '.join(parser.enum_values)
   if isinstance(parser, flags.BooleanParser):
-    return settings.PLAIN[bool]
+    return fields.PLAIN[bool]
   least = getattr(parser, 'lower_bound', None)
-  kind = settings.PLAIN[int if isinstance(parser, flags.IntegerParser) else float]
+  kind = fields.PLAIN[int if isinstance(parser, flags.IntegerParser) else float]
   return kind if least is None else f'{kind}, {least} or more'

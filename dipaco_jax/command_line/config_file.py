@@ -16,13 +16,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError
 
 SHIPPED = pathlib.Path(__file__).parent.parent / 'configs'  # in a clone a link, so that wheels take them along
-FIELDS = {'seed': 0, 'grid': {}} | settings_checks.flatten(
-  settings.Settings().to_dict()
-)  # and their defaults, in order
+FIELDS = {'seed': 0, 'grid': {}} | fields.flatten(settings.Settings().to_dict())  # and their defaults, in order
+ABOUT = dict(fields.fields(settings.Settings))
 TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no': False}
 
 
@@ -140,7 +139,7 @@ def _words(error: Exception) -> str:
 
 def _wrong_type(last: str, value: str) -> str:
   """ConfigDict names no section, so that a field may be one of several."""
-  kinds = {settings.wanted(name, kind_of(name)) for name in FIELDS if name.split('.')[-1] == last}
+  kinds = {fields.wanted(name, kind_of(name), ABOUT[name].example) for name in FIELDS if name.split('.')[-1] == last}
   fix = f': write {value[:-2]}' if kinds == {'a whole number'} and re.fullmatch(r'\d+\.0', value) else ''
   return f'{last}={value} should be {" or ".join(sorted(kinds)) or "a section, with fields of its own"}{fix}'
 
@@ -168,7 +167,7 @@ def example(name: str) -> str:
     return '4'
   if kind_of(name) == tuple[str, ...]:
     return "'books/*.txt'"
-  return f'"{settings.EXAMPLES[name]}"' if name in settings.EXAMPLES else f'{FIELDS[name]}' or 'TEXT'
+  return f'"{ABOUT[name].example}"' if ABOUT[name].example else f'{FIELDS[name]}' or 'TEXT'
 
 
 def value_of(name: str, text: str) -> Any:
@@ -184,7 +183,9 @@ def value_of(name: str, text: str) -> Any:
     if kind is int:
       return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
   except (ValueError, KeyError, OverflowError) as e:
-    raise InputError(f'--config.{name}={text} should be {settings.wanted(name, kind)}') from e
+    raise InputError(
+      f'--config.{name}={text} should be {fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else "")}'
+    ) from e
   if kind == tuple[str, ...] and text[:1] not in ('(', '['):
     return tuple(part for part in text.split(',') if part)
   return _grid(text) if name == 'grid' else _tuple(name, text)

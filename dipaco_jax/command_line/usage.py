@@ -1,11 +1,9 @@
 """What the commands are, what the options of `main` and the fields of a config mean: the text of `--help`."""
 
-import ast
 import dataclasses
-import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
@@ -75,24 +73,11 @@ def _width() -> int:
 
 
 def explanations() -> dict[str, str]:
-  """Of sections, the first line of what their classes say, and of fields the comments beside them in settings.py."""
-  try:
-    source = inspect.getsource(settings)
-  except OSError:  # there is bytecode alone
-    return {}
-  lines, found = source.splitlines(), {}
-  classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-  for field in dataclasses.fields(settings.Settings):
-    inside = classes.get(getattr(field.type, '__name__', ''))
-    if inside is not None:
-      found[field.name] = (ast.get_docstring(inside) or '').partition('\n')[0]
-      found |= {f'{field.name}.{name}': words for name, words in _comments(inside, lines)}
-  return found | dict(_comments(classes['Settings'], lines))
-
-
-def _comments(inside: ast.ClassDef, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-  """Fields that have one behind them, and what it says."""
-  for node in inside.body:
-    words = lines[(node.end_lineno or 0) - 1].partition('  # ')[2]
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and words:
-      yield node.target.id, words
+  """Returns what each section and each field is, in one line."""
+  found = {
+    f.name: (f.type.__doc__ or '').partition('\n')[0] for f in dataclasses.fields(settings.Settings) if not f.metadata
+  }
+  for name, about in config_file.ABOUT.items():
+    choices = f'; one of {", ".join(about.choices)}' if about.choices else ''
+    found[name] = f'{about.about}{choices}'
+  return found

@@ -1,48 +1,18 @@
 """What is wrong with bad settings: ranges of single fields, and what fields say of each other. `s` is a Settings."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-
-CHOICES = {
-  'data.source': ('files', 'stdlib', 'tfds', 'seqio'),
-  'model.dtype': ('auto', 'float32', 'bfloat16'),
-  'model.attention': ('auto', 'xla', 'cudnn', 'splash'),
-  'model.layers': ('auto', 'scanned', 'unrolled'),
-  'model.remat': ('none', 'full', 'dots'),
-  'inner.optimizer': ('adamw', 'sgd'),
-  'outer.optimizer': ('nesterov', 'momentum', 'sgd', 'adam'),
-  'routing.method': ('kmeans', 'product_kmeans', 'discriminative', 'random', 'single'),
-  'routing.first': ('kmeans', 'product_kmeans', 'random'),
-  'routing.arrange': ('none', 'alike', 'unlike'),
-  'routing.labels': ('exact', 'coordinate'),
-}
-MAY_BE_ZERO = (
-  'seed max_validation_documents max_documents max_holdout_rows holdout_fraction steps paths_per_phase warmup_steps '
-  'rewarm_steps decay_steps final_fraction b1 b2 weight_decay clip_norm momentum seq_len batch_size every_phases data '
-  'microbatch capacity router_fraction lost hidden chunk_router_steps mixture max_skipped exclude_above max_excluded '
-  'min_validation_tokens train.learning_rate'
-).split()
-FRACTIONS = 'validation_fraction max_validation_fraction holdout_fraction router_fraction lost b1 b2 momentum'.split()
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """`{'a': {'b': 1}}` to `{'a.b': 1}`."""
-  flat: dict[str, Any] = {}
-  for key, value in nested.items():
-    flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, Mapping) else {prefix + key: value}
-  return flat
+from dipaco_jax.core.fields import Field, fields, flatten
 
 
 def check(s):
   """Ranges of single fields, then what fields say of each other; raises InputError that names the fix."""
-  for name, value in flatten(s.to_dict()).items():
-    _check_range(name, value)
-  for name, size in (('pretrain', s.pretrain.batch_size), ('train', s.train.batch_size)):
-    if not size:
-      raise InputError(f'config.{name}.batch_size=0 should be above 0')
+  values, plain = flatten(s.to_dict()), Field('')
+  described = dict(fields(type(s)))
+  for name, value in values.items():
+    _check_range(name, value, described.get(name, plain))
   num_paths = math.prod(size for _, size in s.grid)
   if s.model.head_dim % 2:
     raise InputError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
@@ -63,21 +33,17 @@ def check(s):
   _check_schedule(s, num_paths)
 
 
-def _check_range(name: str, value):
-  last = name.split('.')[-1]
-  if name in CHOICES and value not in CHOICES[name]:
-    raise InputError(f'config.{name}={value!r}: choose one of {", ".join(CHOICES[name])}')
-  may_be_zero = last in MAY_BE_ZERO or name in MAY_BE_ZERO
-  if type(value) in (int, float) and (value < 0 or (value == 0 and not may_be_zero)):
-    raise InputError(f'config.{name}={value} should be {"0 or more" if may_be_zero else "above 0"}')
+def _check_range(name: str, value: Any, field: Field):
+  if field.choices and value not in field.choices:
+    raise InputError(f'config.{name}={value!r}: choose one of {", ".join(field.choices)}')
+  if type(value) in (int, float) and (value < 0 or (value == 0 and not field.zero)):
+    raise InputError(f'config.{name}={value} should be {"0 or more" if field.zero else "above 0"}')
   if type(value) is float and not math.isfinite(value):
     raise InputError(f'config.{name}={value} should be a finite number')
-  if last in FRACTIONS and value >= 1:
-    raise InputError(f'config.{name}={value} should be below 1')
-  if name == 'outer.learning_rate' and value > 10:
-    raise InputError(f'config.{name}={value} should be 10 or below; 0.7 is what the papers use')
-  if last == 'final_fraction' and value > 1:
-    raise InputError(f'config.{name}={value} should be 1 (a constant rate) or below')
+  if field.below is not None and value >= field.below:
+    raise InputError(f'config.{name}={value} should be below {field.below}')
+  if field.most is not None and value > field.most:
+    raise InputError(f'config.{name}={value} should be {field.most} or below')
 
 
 def _check_routing(s, num_paths: int):

@@ -10,7 +10,7 @@ from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
-from dipaco_jax.pipeline import run, stages, validate_stage
+from dipaco_jax.pipeline import stage_records, stages, validate_stage
 from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import files, publishing
 from dipaco_jax.training import evaluation, metrics_log
@@ -59,7 +59,8 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
       own.workdir / 'paths' / 'best.json', {'version': told.best_version, 'holdout_loss': told.best_loss}
     )
     run_history.write_rows(islands, own, told)
-    run.write_record(own, 'train', told.wall_s, run_history.figures(islands, own, told))
+    result = run_history.figures(islands, own, told)
+    stage_records.write_record(own.workdir, own.settings, 'train', told.wall_s, result)
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)

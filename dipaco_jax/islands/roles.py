@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax.core import errors, settings_checks
+from dipaco_jax.core import errors, fields
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
@@ -207,8 +207,8 @@ def settle(
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
   """All fields that differ: what may change when `main` goes on may not here, where others are at it."""
-  was = settings_checks.flatten(settings_lib.from_dict(before).to_dict())
-  now = settings_checks.flatten(settings.to_dict())
+  was = fields.flatten(settings_lib.from_dict(before).to_dict())
+  now = fields.flatten(settings.to_dict())
   return '; '.join(f'config.{name} was {was[name]!r}, is {now[name]!r}' for name in now if was[name] != now[name])
 
 

@@ -25,8 +25,7 @@ from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.schedule import INNER
 from dipaco_jax.islands.worker_hosts import Hosts, leaving
-from dipaco_jax.pipeline import jobs, resharding_round, stages
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import jobs, resharding_round, stage_records, stages
 from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log
 from dipaco_jax.training import job as job_lib
@@ -320,7 +319,7 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
       except island.Gone:
         (run.workdir / TOKENIZER).unlink(missing_ok=True)
     if run.record('route') and not all((run.workdir / name).exists() for name in (*TREES, TOKENIZER)):
-      run_lib.reopen(run, 'tokenize')  # records that came from storage, which has lost the rest
+      stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
     stages.run_all(run, 'route')
     lease.check()  # whoever was stopped for long leaves alone what is in use by now
     tokenizer = islands.storage.write(TOKENIZER, (run.workdir / TOKENIZER).read_bytes())

@@ -8,15 +8,9 @@ import shutil
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.pipeline import stage, stage_records
 
 FILE = 'refused.txt'
-
-# What an unfinished stage may have left that another config cannot use.
-LEFT = {
-  'tokenize': ('tokenizer.model*', 'tokenize-*', 'sequences'),
-  'pretrain': ('shards/base*', 'base', 'checkpoints/pretrain', 'metrics.jsonl', 'events'),
-  'route': ('routing', 'shards/0*'),
-}
 
 
 def words(workdir: pathlib.Path) -> str:
@@ -40,25 +34,21 @@ def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.S
   Raises:
     InputError: fields differ that may not, or that a finished stage was made by; names them.
   """
-  from dipaco_jax.pipeline import run
-
   differ = settings_lib.differences(old, new)
-  stage = first_changed(old, new)
-  later = settings_lib.STAGES[settings_lib.STAGES.index(stage) :] if stage else ()
-  made = [name for name in later if run.record_file(workdir, name).exists()]
+  first = first_changed(old, new)
+  later = stage.since(first) if first else ()
+  made = [one for one in later if stage_records.record_file(workdir, one.name).exists()]
   if differ and (made or not words(workdir)):
     names = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in differ.items())
     raise InputError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
-  for path in (path for name in later if differ for pattern in LEFT.get(name, ()) for path in workdir.glob(pattern)):
+  for path in (path for one in later if differ for pattern in one.leftovers for path in workdir.glob(pattern)):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def first_changed(old: settings_lib.Settings, new: settings_lib.Settings) -> str | None:
-  """The first stage that would make something else."""
-  from dipaco_jax.pipeline import run
-
-  stages = [name for name in settings_lib.STAGES if run.digest(old, name) != run.digest(new, name)]
+  """Returns the name of the first stage that would make something else."""
+  changed = [name for name in stage.NAMES if stage.digest(old, name) != stage.digest(new, name)]
   stretched = not new.inner.decay_steps and old.train.steps_per_phase != new.train.steps_per_phase
-  if stretched and stages[:1] != ['tokenize']:
+  if stretched and changed[:1] != ['tokenize']:
     return 'pretrain'  # its learning rate follows the whole run's cosine
-  return stages[0] if stages else None
+  return changed[0] if changed else None

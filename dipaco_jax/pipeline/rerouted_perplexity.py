@@ -17,6 +17,7 @@ from dipaco_jax.pipeline import features, token_losses, validate_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import chunk_policies, chunk_router, router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
+from dipaco_jax.training import processes
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def learned_choices(run: run_lib.Run) -> np.ndarray:
   scored = score(run, 'train')
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
-  run_lib.only_first_process(lambda: None if seals.is_whole(file) else _learn(run, scored, file), 'chosen')
+  processes.only_first(lambda: None if seals.is_whole(file) else _learn(run, scored, file), 'chosen')
   return tensors.read_array(file)
 
 

@@ -6,16 +6,9 @@ import pathlib
 import shutil
 
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage_records
+from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import metrics_log
-
-# What a stage has published, by its place in a workdir.
-ARTEFACTS = {
-  'tokenize': ('tokenizer.model', 'sequences'),
-  'pretrain': ('shards/base', 'base'),
-  'route': ('features', 'routing/0', 'shards/0'),
-}
 
 OPTIONAL = ('features', 'shards/base')  # of no more use, or made again when they are asked for
 
@@ -30,22 +23,24 @@ def take(run: run_lib.Run, other: pathlib.Path):
     seals.Damaged: what would be taken is not as it was written.
   """
   theirs = stage_records.read_settings(other)
-  for stage, names in ARTEFACTS.items():
-    if run.record(stage):
+  for one in stage.STAGES:
+    if not one.artefacts:
+      return
+    if run.record(one.name):
       continue
-    record = stage_records.read_stages(other).get(stage)
-    same = record and record['digest'] == run_lib.digest(run.settings, stage)
-    if not record or not same or (stage != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
+    record = stage_records.read_record(other, one.name)
+    same = record and record['digest'] == stage.digest(run.settings, one.name)
+    if not record or not same or (one.name != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
       return
-    if not all((other / name).exists() for name in names if name not in OPTIONAL):
+    if not all((other / path).exists() for path in one.artefacts if path not in OPTIONAL):
       return
-    for name in names:
-      _check(other / name)
-      _link(other / name, run.workdir / name)
+    for path in one.artefacts:
+      _check(other / path)
+      _link(other / path, run.workdir / path)
     for row in list(metrics_log.read_rows(other)):
-      if row['stage'] == stage:
+      if row['stage'] == one.name:
         run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
-    publishing.write_json(run_lib.record_file(run.workdir, stage), record)
+    publishing.write_json(stage_records.record_file(run.workdir, one.name), record)
 
 
 def _check(source: pathlib.Path):

@@ -27,7 +27,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
   if method in router.FITS:
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
-    run_lib.only_first_process(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
+    processes.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
   shard_stage.write_shards(run, 0)
   return sharded(run, 0)
 
@@ -75,7 +75,7 @@ def publish_router(
   if processes.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
   folder = shard_stage.parts_folder(run, number)
-  run_lib.only_first_process(lambda: _keep_router(run, folder, fit), f'fitted {number}')
+  processes.only_first(lambda: _keep_router(run, folder, fit), f'fitted {number}')
   arrays = tensors.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
   top = {'train': run.settings.routing.top_n, 'validation': 1}
@@ -97,7 +97,7 @@ def publish_router(
     others['router.safetensors'] = seals.read(folder / 'router.safetensors')
     publish_routes(run, number, lambda split, _: paths[split], others)
 
-  run_lib.only_first_process(publish, f'routed {number}')
+  processes.only_first(publish, f'routed {number}')
 
 
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):

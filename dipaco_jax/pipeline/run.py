@@ -6,12 +6,9 @@ import dataclasses
 import functools
 import json
 import logging
-import math
 import os
 import pathlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,13 +16,12 @@ import numpy as np
 
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import files, publishing, seals, tensors
-from dipaco_jax.training import mesh, metrics_log, performance, processes
+from dipaco_jax.storage import files, seals, tensors
+from dipaco_jax.training import mesh, metrics_log, performance
 from dipaco_jax.training import programs as programs_lib
 
 CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
@@ -46,12 +42,11 @@ class Run:
 
   def record(self, name: str) -> dict[str, Any] | None:
     """What a finished stage left, None where it isn't finished."""
-    file = record_file(self.workdir, name)
-    return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
+    return stage_records.read_record(self.workdir, name)
 
   def result(self, name: str) -> dict[str, Any]:
     """What a finished stage found."""
-    return seals.read_json(record_file(self.workdir, name), 'result')['result']
+    return seals.read_json(stage_records.record_file(self.workdir, name), 'result')['result']
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:
@@ -130,99 +125,6 @@ def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devic
   return Run(
     workdir, settings, silent, performance.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
   )
-
-
-def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Where a finished stage's record is."""
-  return workdir / 'stages' / f'{name}.json'
-
-
-def digest(settings: settings_lib.Settings, name: str) -> str:
-  """Of everything that a stage's artefact depends on."""
-  stages = settings_lib.STAGES[: settings_lib.STAGES.index(name) + 1]
-  upto = [prefix for stage in stages for prefix in settings_lib.DEPENDS[stage]]
-  return settings_lib.digest(settings, *upto)
-
-
-def is_done(run: Run, name: str) -> bool:
-  """Whether a stage's record is that of this config; those of training and of evaluation may ask for more.
-
-  Raises:
-    InputError: an artefact that others were made from is of another config.
-  """
-  record = run.record(name)
-  if record is None:
-    return False
-  same = record['digest'] == digest(run.settings, name)
-  if not same and name != 'evaluate':
-    raise InputError(f'--workdir={run.workdir}: stage {name} was made by another version or config; use another one')
-  return same and record['result'].get('phases', run.settings.train.phases) == run.settings.train.phases
-
-
-def write_record(run: Run, name: str, wall_s: float, result: dict[str, Any]):
-  """Marks a stage as done; its artefacts are there already."""
-  about = {'digest': digest(run.settings, name), 'wall_s': wall_s, 'ended': time.time()}
-  record = about | {'result': metrics_log.plain(result)}
-  publishing.write_json(record_file(run.workdir, name), record)
-  seconds_file(run.workdir, name).unlink(missing_ok=True)
-
-
-def reopen(run: Run, name: str):
-  """Takes back the records of a stage that is to do more and of those after it; the seconds that it took count on."""
-  if record := run.record(name):
-    files.write_file(seconds_file(run.workdir, name), str(record['wall_s']))
-  for later in reversed(settings_lib.STAGES[settings_lib.STAGES.index(name) :]):
-    record_file(run.workdir, later).unlink(missing_ok=True)
-
-
-def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Where an unfinished stage notes the seconds that it has taken."""
-  return workdir / 'stages' / f'{name}.seconds'
-
-
-def _seconds(file: pathlib.Path) -> float:
-  """What the file says; 0 where it says nothing of the kind, which is not worth an end."""
-  try:
-    found = float(file.read_text())
-  except FileNotFoundError:
-    return 0.0
-  except ValueError:
-    found = math.nan
-  if not (math.isfinite(found) and found >= 0):
-    logging.warning('%s is no number of seconds: time counts from here', file)
-    return 0.0
-  return found
-
-
-@contextlib.contextmanager
-def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]:
-  """Seconds that a stage has taken, those of interrupted runs of it too (noted every few seconds)."""
-  file = seconds_file(workdir, name)
-  before = _seconds(file)
-  started, done = time.monotonic(), threading.Event()
-
-  def elapsed() -> float:
-    return before + time.monotonic() - started
-
-  def note():
-    while jax.process_index() == 0 and not done.wait(5):
-      with contextlib.suppress(OSError):
-        files.write_file(file, f'{elapsed():.1f}')
-
-  thread = threading.Thread(target=note, daemon=True)
-  thread.start()
-  try:
-    yield elapsed
-  finally:
-    done.set()
-    thread.join(5)  # or later would be noted what has come to its end; a place that is away holds nobody up
-
-
-def only_first_process(function: Callable[[], None], name: str):
-  """Process 0 does it, the others wait."""
-  if jax.process_index() == 0:
-    function()
-  processes.barrier(name)
 
 
 def note_environment(run: Run):

@@ -40,7 +40,7 @@ def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable
   folders = [folder / str(i) for i in range(num_shards)]
   write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))
   processes.barrier(f'shards {name} in parts')
-  run_lib.only_first_process(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
+  processes.only_first(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
 
 
 def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:

@@ -1,13 +1,19 @@
 """What a workdir says of its run and its stages, for whoever reads it: status, reports and roles. Loads no JAX."""
 
 import contextlib
+import logging
+import math
 import pathlib
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import seals
+from dipaco_jax.pipeline import stage
+from dipaco_jax.storage import files, publishing, seals
+from dipaco_jax.training import metrics_log, processes
 
 MANY = 4  # paths more than these are not named
 
@@ -26,11 +32,16 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
     ) from e
 
 
+def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
+  """Reads `stages/<name>.json`: {'digest', 'wall_s', 'ended', 'result'}; None where the stage is not complete."""
+  file = record_file(workdir, name)
+  return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
+
+
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """{stage: {'digest', 'wall_s', 'result'}} of the stages that are complete, in their order."""
-  files = {name: workdir / 'stages' / f'{name}.json' for name in settings.STAGES}
-  found = {name: file for name, file in files.items() if file.exists()}
-  return {name: seals.read_json(file, 'digest', 'wall_s', 'result') for name, file in found.items()}
+  """Returns the records of the stages that are complete, by name, in the order of the stages."""
+  found = {name: read_record(workdir, name) for name in stage.NAMES}
+  return {name: record for name, record in found.items() if record}
 
 
 def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -52,9 +63,9 @@ def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
 def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
   """{stage: seconds so far} of one that is not complete."""
   found = {}
-  for name in settings.STAGES:
+  for name in stage.NAMES:
     with contextlib.suppress(OSError, ValueError):
-      found[name] = float((workdir / 'stages' / f'{name}.seconds').read_text())
+      found[name] = float(seconds_file(workdir, name).read_text())
   return found
 
 
@@ -70,3 +81,81 @@ def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
     f'validation text is short of config.data.min_validation_tokens={floor:,} tokens for {len(short)} of '
     f'{len(tokens_by_path)} paths ({named}{more}): their figures may be chance; give more text, or fewer paths'
   )
+
+
+def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Where a finished stage's record is."""
+  return workdir / 'stages' / f'{name}.json'
+
+
+def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
+  """Whether a stage's record is that of these settings; those of training and of evaluation may ask for more.
+
+  Raises:
+    InputError: an artefact that others were made from is of another config.
+  """
+  record = read_record(workdir, name)
+  if record is None:
+    return False
+  same = record['digest'] == stage.digest(s, name)
+  if not same and name != 'evaluate':
+    raise InputError(f'--workdir={workdir}: stage {name} was made by another version or config; use another one')
+  return same and record['result'].get('phases', s.train.phases) == s.train.phases
+
+
+def write_record(workdir: pathlib.Path, s: settings.Settings, name: str, wall_s: float, result: dict[str, Any]):
+  """Marks a stage as done; its artefacts are there already."""
+  about = {'digest': stage.digest(s, name), 'wall_s': wall_s, 'ended': time.time()}
+  publishing.write_json(record_file(workdir, name), about | {'result': metrics_log.plain(result)})
+  seconds_file(workdir, name).unlink(missing_ok=True)
+
+
+def reopen(workdir: pathlib.Path, name: str):
+  """Takes back the records of a stage that is to do more and of those after it; the seconds that it took count on."""
+  if record := read_record(workdir, name):
+    files.write_file(seconds_file(workdir, name), str(record['wall_s']))
+  for later in reversed(stage.since(name)):
+    record_file(workdir, later.name).unlink(missing_ok=True)
+
+
+def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Where an unfinished stage notes the seconds that it has taken."""
+  return workdir / 'stages' / f'{name}.seconds'
+
+
+def _seconds(file: pathlib.Path) -> float:
+  """What the file says; 0 where it says nothing of the kind, which is not worth an end."""
+  try:
+    found = float(file.read_text())
+  except FileNotFoundError:
+    return 0.0
+  except ValueError:
+    found = math.nan
+  if not (math.isfinite(found) and found >= 0):
+    logging.warning('%s is no number of seconds: time counts from here', file)
+    return 0.0
+  return found
+
+
+@contextlib.contextmanager
+def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]:
+  """Seconds that a stage has taken, those of interrupted runs of it too (noted every few seconds)."""
+  file = seconds_file(workdir, name)
+  before = _seconds(file)
+  started, done = time.monotonic(), threading.Event()
+
+  def elapsed() -> float:
+    return before + time.monotonic() - started
+
+  def note():
+    while processes.is_first() and not done.wait(5):
+      with contextlib.suppress(OSError):
+        files.write_file(file, f'{elapsed():.1f}')
+
+  thread = threading.Thread(target=note, daemon=True)
+  thread.start()
+  try:
+    yield elapsed
+  finally:
+    done.set()
+    thread.join(5)  # or later would be noted what has come to its end; a place that is away holds nobody up

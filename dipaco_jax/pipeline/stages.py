@@ -7,13 +7,13 @@ goes on from what is there. After `route` nothing reads raw text again.
 
 import logging
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from dipaco_jax.core import outer
-from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.models import transformer
@@ -24,10 +24,12 @@ from dipaco_jax.pipeline import (
   resharding_round,
   route_stage,
   shard_stage,
+  stage_records,
   tokenize_stage,
   validate_stage,
 )
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import stage as stage_lib
 from dipaco_jax.storage import module_store, publishing, tensors
 from dipaco_jax.training import display, mesh, module_publishing, performance, processes
 from dipaco_jax.training import job as job_lib
@@ -35,24 +37,33 @@ from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import train_state as state_lib
 
 
-def run_all(run: run_lib.Run, last: str = settings_lib.STAGES[-1]):
-  """Every stage up to the last that is not done yet, in order; a finished run is only reported again."""
-  functions = (tokenize_stage.tokenize, pretrain, route_stage.route, train, evaluate)
-  upto = settings_lib.STAGES.index(last) + 1
-  for name, stage in list(zip(settings_lib.STAGES, functions, strict=True))[:upto]:
-    if not run_lib.is_done(run, name):
-      if jax.process_index() == 0:
-        run_lib.reopen(run, name)
-      words = settings_lib.DOING[settings_lib.STAGES.index(name)]
-      with display.doing(words, tells=False), run_lib.stopwatch(run.workdir, name) as elapsed:
-        result = stage(run)
-        if name in ('train', 'evaluate'):
-          result = result | {'phases': run.settings.train.phases}
-        if name == 'train':
-          result['goodput'] = min(1.0, result['busy_s'] / elapsed())
-      if jax.process_index() == 0:
-        run_lib.write_record(run, name, elapsed(), result)
-    processes.barrier(f'stage {name}')
+def run_all(run: run_lib.Run, last: str = stage_lib.NAMES[-1]):
+  """Runs every stage up to the last that is not done yet, in order; a finished run is only reported again."""
+  functions = {
+    'tokenize': tokenize_stage.tokenize,
+    'pretrain': pretrain,
+    'route': route_stage.route,
+    'train': train,
+    'evaluate': evaluate,
+  }
+  for stage in stage_lib.before(last):
+    if not stage_records.is_done(run.workdir, run.settings, stage.name):
+      _run_stage(run, stage, functions[stage.name])
+    processes.barrier(f'stage {stage.name}')
+
+
+def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run_lib.Run], dict[str, Any]]):
+  name = stage.name
+  if processes.is_first():
+    stage_records.reopen(run.workdir, name)
+  with display.doing(stage.doing, tells=False), stage_records.stopwatch(run.workdir, name) as elapsed:
+    result = function(run)
+    if name in ('train', 'evaluate'):
+      result = result | {'phases': run.settings.train.phases}
+    if name == 'train':
+      result['goodput'] = min(1.0, result['busy_s'] / elapsed())
+  if processes.is_first():
+    stage_records.write_record(run.workdir, run.settings, name, elapsed(), result)
 
 
 # -- pretrain
@@ -69,7 +80,7 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
     state = jobs.train(run, jobs.base_job(run, params))
     params = {name: mesh.fetch(x) for name, x in state.modules['all'].items()}
     record, inner = state.record, jobs.named_leaves(state.inner[0])
-  if jax.process_index() == 0:
+  if processes.is_first():
     with publishing.publish_directory(run.workdir / 'base') as aside:
       (aside / 'params.safetensors').write_bytes(tensors.to_bytes(params))
       (aside / 'inner.safetensors').write_bytes(tensors.to_bytes(inner))
@@ -97,7 +108,7 @@ def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str,
 
 def train(run: run_lib.Run) -> dict[str, Any]:
   """The grid of paths, from the base, whose checkpoints may go now that its record is written."""
-  if jax.process_index() == 0:
+  if processes.is_first():
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   for number in range(run.settings.rounds):
     made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
@@ -117,7 +128,7 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   best, losses = state.record.best_version, state.record.best_loss
   if not processes.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
     module_publishing.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.whole(state.modules))
-  if jax.process_index() == 0 and not (run.workdir / 'paths' / 'best.json').exists():
+  if processes.is_first() and not (run.workdir / 'paths' / 'best.json').exists():
     publishing.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
 
 
@@ -138,7 +149,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
   Where it diverges, the paths are evaluated without it: they are what the run is for.
   """
   shard_stage.write_base_shards(run)  # one of many processes has none yet
-  with run_lib.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
+  with stage_records.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
     try:
       record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record
     except Diverged as e:

@@ -32,7 +32,6 @@ from dipaco_jax.core.inner import gather
 from dipaco_jax.data import loader, packing
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
-from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, module_store, publishing, seals, tensors, trees
 from dipaco_jax.training import evaluation, processes
 from dipaco_jax.training import progress as progress_lib
@@ -84,7 +83,7 @@ def write(
     folder: where the files go.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
-  run_lib.only_first_process(lambda: _prepare(programs, sources, rows, folder), f'{name} is prepared')
+  processes.only_first(lambda: _prepare(programs, sources, rows, folder), f'{name} is prepared')
   placement = programs.placement
 
   def missing(turn: Coordinates) -> bool:

@@ -32,15 +32,15 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), corpus.held(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
-    run_lib.only_first_process(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
+    processes.only_first(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
   elif not processes.any_process(file.exists(), 'tokenizer'):
     _sample(s, folder, share, held)
     processes.barrier('samples')
-    run_lib.only_first_process(lambda: publishing.write_sealed(file, _train(s, folder)), 'trained tokenizer')
+    processes.only_first(lambda: publishing.write_sealed(file, _train(s, folder)), 'trained tokenizer')
   if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
     write_parts(run, folder / 'sequences', share, held)
     processes.barrier('sequences in parts')
-    run_lib.only_first_process(lambda: _publish(run, folder, held), 'published sequences')
+    processes.only_first(lambda: _publish(run, folder, held), 'published sequences')
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
 
 

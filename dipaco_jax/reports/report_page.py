@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from dipaco_jax.core import settings, settings_checks
+from dipaco_jax.core import fields as fields_lib
+from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import excerpts_html, failures, headline, html_page, plot_style
@@ -193,7 +194,7 @@ def fields(s: settings.Settings) -> dict[str, str]:
   """Every field as words."""
   levels = [f'{name}: {pattern} over {", ".join(axes) or "nothing"}' for name, pattern, axes in s.levels]
   nested = s.to_dict() | {'grid': str(Grid(s.grid)), 'levels': '; '.join(levels)}
-  flat = settings_checks.flatten(nested).items()
+  flat = fields_lib.flatten(nested).items()
   return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in flat}
 
 

@@ -14,6 +14,7 @@ import dipaco_jax
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.pipeline import stage
 from dipaco_jax.storage import seals
 
 EVALUATE = (
@@ -193,7 +194,7 @@ def so_far(workdir: pathlib.Path, report: dict[str, Any], curves) -> dict[str, A
 
 def unfinished(s: settings.Settings, results: dict[str, Any], curves, is_running: bool) -> str:
   """How far a run is, and when this was written."""
-  doing = next(name for name in settings.STAGES if name not in results)
+  doing = next(name for name in stage.NAMES if name not in results)
   how = f'is still {DOING.get(doing, "at work")}' if is_running else 'is not finished, and no process works on it'
   done = int(max(curves.phases, default=0))
   if doing == 'train':

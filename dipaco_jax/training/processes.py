@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
@@ -128,3 +128,16 @@ def any_process(flag: bool, occasion: str) -> bool:
     client.key_value_set(f'{occasion}/{jax.process_index()}', 'yes')
   barrier(occasion)  # every answer is there, and none will come
   return bool(client.key_value_dir_get(f'{occasion}/'))
+
+
+def is_first() -> bool:
+  """Whether this is the process that writes for all of a job."""
+  jax = sys.modules.get('jax')
+  return jax is None or jax.process_index() == 0
+
+
+def only_first(function: Callable[[], None], occasion: str):
+  """Calls `function` on the first process while the others wait."""
+  if is_first():
+    function()
+  barrier(occasion)

@@ -12,11 +12,12 @@ import repository
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.core import fields, modules, settings
 from dipaco_jax.core.settings import Settings, from_dict
 from dipaco_jax.models import transformer
 
-DEFAULTS = settings_checks.flatten(Settings().to_dict())
+ABOUT = dict(fields.fields(Settings))
+DEFAULTS = fields.flatten(Settings().to_dict())
 CONFIGS = repository.ROOT / 'configs'
 VARIANTS = {
   'tiny': 'grid dense', 'text': 'grid dense', 'c4_256paths': 'ends shared', 'c4_8x8': 'ends shared',
@@ -96,7 +97,7 @@ def test_wrong_types(name):
   for wrong in ('two', 2, 0.5, True, None, [1]):
     fits = type(wrong) is type(default) or (type(default), type(wrong)) == (float, int)
     if not fits:
-      assert f'config.{name}={wrong!r} should be {settings.PLAIN[type(default)]}' == error(nest(name, wrong))
+      assert f'config.{name}={wrong!r} should be {fields.PLAIN[type(default)]}' == error(nest(name, wrong))
 
 
 LEVELS = "tuple: config.levels is written as (('all', '.*', ()),)"
@@ -120,9 +121,10 @@ def test_wrong_shapes_of_tuples(values, message):
 
 
 def test_fields_that_are_written_in_their_own_way_have_examples():
-  written = {name for name, value in DEFAULTS.items() if type(value) not in settings.PLAIN}
-  assert settings.EXAMPLES.keys() == {'grid', *written}
-  for name, words in settings.EXAMPLES.items():
+  written = {name for name, value in DEFAULTS.items() if type(value) not in fields.PLAIN}
+  examples = {name: about.example for name, about in ABOUT.items() if about.example}
+  assert examples.keys() == {'grid', *written}
+  for name, words in examples.items():
     from_dict(GRID | {'data': {'source': 'files', 'train': 'x'}} | nest(name, ast.literal_eval(words)))
 
 
@@ -133,25 +135,26 @@ def test_a_section_or_grid_that_is_no_dict(name):
 
 @pytest.mark.parametrize('name', [name for name, value in DEFAULTS.items() if type(value) in (int, float)])
 def test_ranges(name):
-  last = name.split('.')[-1]
   assert f'config.{name}=-1' in error(nest(name, -1 if type(DEFAULTS[name]) is int else -1.0))
-  if not {last, name} & {*settings_checks.MAY_BE_ZERO}:
+  if not ABOUT[name].zero:
     assert f'config.{name}=0' in error(nest(name, 0))
-  if last in settings_checks.FRACTIONS:
+  if ABOUT[name].below:
     assert error(nest(name, 1.0)) == f'config.{name}=1.0 should be below 1'
+  if most := ABOUT[name].most:
+    assert error(nest(name, most + 1.0)) == f'config.{name}={most + 1.0} should be {most} or below'
 
 
-def test_lists_of_names_name_fields():
-  lasts = {name.split('.')[-1] for name in DEFAULTS}
-  assert (lasts | {*DEFAULTS}).issuperset(settings_checks.MAY_BE_ZERO) and lasts.issuperset(settings_checks.FRACTIONS)
-  assert set(DEFAULTS).issuperset(settings.MAY_CHANGE) and set(DEFAULTS).issuperset(settings_checks.CHOICES)
+def test_every_field_has_a_description_and_a_default_that_it_allows():
+  assert ABOUT.keys() == DEFAULTS.keys() | {'grid'}
+  assert all(about.about for about in ABOUT.values())
+  assert from_dict({'data': {'source': 'stdlib'}}) == Settings()
 
 
-@pytest.mark.parametrize('name', settings_checks.CHOICES)
+@pytest.mark.parametrize('name', [name for name, about in ABOUT.items() if about.choices])
 def test_choices(name):
-  assert DEFAULTS[name] in settings_checks.CHOICES[name]
+  assert DEFAULTS[name] in ABOUT[name].choices
   assert error(nest(name, 'none such')).startswith(f"config.{name}='none such': choose one of ")
-  assert all(choice in error(nest(name, 'none such')) for choice in settings_checks.CHOICES[name])
+  assert all(choice in error(nest(name, 'none such')) for choice in ABOUT[name].choices)
 
 
 GRID = {'grid': {'a': 2, 'b': 2}}
@@ -162,7 +165,7 @@ SEQIO = {'source': 'seqio', 'name': 'my_task'}
 @pytest.mark.parametrize(
   'values, message',
   [
-    ({'inner': {'final_fraction': 1.5}}, 'config.inner.final_fraction=1.5 should be 1 (a constant rate) or below'),
+    ({'inner': {'final_fraction': 1.5}}, 'config.inner.final_fraction=1.5 should be 1 or below'),
     ({'inner': {'learning_rate': math.nan}}, 'config.inner.learning_rate=nan should be a finite number'),
     (
       {'outer': {'row_weights': True}, 'inner': {'optimizer': 'sgd'}},
@@ -174,7 +177,7 @@ SEQIO = {'source': 'seqio', 'name': 'my_task'}
     ({'model': {'head_dim': 7}}, 'config.model.head_dim=7 should be even'),
     ({'model': {'seq_len': 32}}, 'config.model.seq_len=32 should be above config.routing.prefix_tokens=32'),
     ({'evaluate': {'seq_len': 32}}, 'config.evaluate.seq_len=32 should be above config.routing.prefix_tokens=32'),
-    ({'model': {'seq_len': 0}}, 'config.model.seq_len=0 should be above config.routing.prefix_tokens=32'),
+    ({'model': {'seq_len': 0}}, 'config.model.seq_len=0 should be above 0'),
     ({'routing': {'top_n': 2}}, 'config.routing.top_n=2 is more than the 1 paths of config.grid'),
     (GRID | {'routing': {'top_n': 5}}, 'config.routing.top_n=5 is more than the 4 paths of config.grid'),
     (GRID | {'routing': {'method': 'single'}}, "config.routing.method='single' is for one path; config.grid has 4"),
@@ -218,7 +221,7 @@ def test_what_is_just_allowed(values):
 @given(st.recursive(st.integers(), lambda x: st.dictionaries(st.sampled_from('abc'), x, min_size=1), max_leaves=9))
 def test_flatten_keeps_every_leaf(nested):
   if isinstance(nested, dict):
-    flat = settings_checks.flatten(nested)
+    flat = fields.flatten(nested)
     for name, value in flat.items():
       inside = nested
       for key in name.split('.'):

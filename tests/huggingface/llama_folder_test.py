@@ -18,7 +18,7 @@ from dipaco_jax.huggingface import llama_folder, llama_weights
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stages, tokenize_stage
+from dipaco_jax.pipeline import stage, stages, tokenize_stage
 from dipaco_jax.storage import files, module_store
 
 V, L = 70, 24
@@ -219,7 +219,7 @@ def test_a_run_starts_from_it(undisturbed, tmp_path):
     files.write_file(tmp_path / 'llama' / name, data)
   values['pretrain'] |= {'steps': 0, 'init': str(tmp_path / 'llama')}
   s = settings.from_dict(values)
-  assert run_lib.digest(s, 'pretrain') != run_lib.digest(theirs, 'pretrain')
+  assert stage.digest(s, 'pretrain') != stage.digest(theirs, 'pretrain')
   (tmp_path / 'run').mkdir()
   for name in ('sequences', 'tokenizer.model', 'stages/tokenize.json'):
     (tmp_path / 'run' / name).parent.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from absl import flags
 from dipaco_jax import main, status
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import corrections, run, stages
+from dipaco_jax.pipeline import corrections, run, stage_records, stages
 from dipaco_jax.storage import publishing
 
 
@@ -124,7 +124,7 @@ def test_what_goes_and_what_stays(given, tmp_path, done, changes, gone):
   for name in MADE:
     (tmp_path / name).mkdir(parents=True) if '.' not in name else (tmp_path / name).touch()
   for name in done.split():
-    publishing.write_json(run.record_file(tmp_path, name), {})
+    publishing.write_json(stage_records.record_file(tmp_path, name), {})
   old = given()
   publishing.write_json(tmp_path / 'config.json', old.to_dict())
   corrections.note(tmp_path, 'why')

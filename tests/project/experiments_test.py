@@ -18,6 +18,7 @@ import tiny_run
 
 from dipaco_jax.core import modules, settings
 from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import stage
 from dipaco_jax.training import performance
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
@@ -85,7 +86,7 @@ def test_all_rows_of_a_table_of_equal_steps_train_as_many(size):
 @pytest.mark.parametrize('size', config.SIZES)
 def test_methods_share_a_base(size):
   def base(method):
-    upto = [*settings.DEPENDS['tokenize'], *settings.DEPENDS['pretrain']]
+    upto = [field for one in stage.before('pretrain') for field in one.depends]
     return settings.digest(made(size, method), *upto)
 
   methods = ('dense', 'diloco', 'flat', 'dipaco', 'own', 'ends', 'rerouted', 'discriminative')

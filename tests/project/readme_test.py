@@ -8,7 +8,7 @@ import sys
 import pytest
 from repository import ROOT
 
-from dipaco_jax.core import modules, settings, settings_checks
+from dipaco_jax.core import fields, modules, settings
 from dipaco_jax.models import transformer
 from dipaco_jax.reports import run_report
 
@@ -41,10 +41,10 @@ def test_every_command_and_option_is_there():
 
 
 def test_every_config_and_field_is_there():
-  fields = settings_checks.flatten(settings.Settings().to_dict())
+  named = fields.flatten(settings.Settings().to_dict())
   assert all((ROOT / path).is_file() for path in re.findall(r'--config=([\w/]+\.py)', PAGES))
   overrides = set(re.findall(r'--config\.([a-z_.]+)=', PAGES))
-  assert 'train.phases' in overrides and overrides - {'grid', 'grid.a'} <= set(fields)
+  assert 'train.phases' in overrides and overrides - {'grid', 'grid.a'} <= set(named)
 
 
 def test_links_lead_somewhere():

@@ -19,7 +19,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import excerpts, trained_run
-from dipaco_jax.pipeline import excerpt_choice
+from dipaco_jax.pipeline import excerpt_choice, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.reports import excerpts_html, excerpts_text, figures, html_page, palette, report_page, run_report
 from dipaco_jax.routing import chunk_losses
@@ -64,7 +64,9 @@ def test_a_run_shows_its_validation_text(undisturbed):
 @pytest.mark.parametrize('levels', [(('all', '.*', ()),), made_run.LEVELS], ids=['one', 'many'])
 def test_nothing_is_shown_where_all_paths_are_one_model(levels, tmp_path):
   s = settings.from_dict(made_run.settings().to_dict() | {'levels': levels})
-  publishing.write_json(run_lib.record_file(tmp_path, 'tokenize'), {'result': {'vocab_size': 330, 'domains': ['']}})
+  publishing.write_json(
+    stage_records.record_file(tmp_path, 'tokenize'), {'result': {'vocab_size': 330, 'domains': ['']}}
+  )
   alone = run_lib.unattended(tmp_path, s, 1)
   alone.metrics.close()
   looks_for_text = pytest.raises(ValueError, match=r'meta\.json, made by the stage tokenize, is missing')

@@ -16,7 +16,7 @@ import synthetic
 from dipaco_jax import report
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import stage_records
+from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.reports import (
   comparison,
   figures,
@@ -100,8 +100,8 @@ def test_pictures_of_a_grid(reports):
 
 def test_figures_are_those_of_the_stages(runs):
   found = run_report.build(runs('grid'))
-  for stage, names in (('evaluate', run_report.EVALUATE), ('train', run_report.TRAIN)):
-    result = json.loads((runs('grid') / 'stages' / f'{stage}.json').read_text())['result']
+  for name_of_stage, names in (('evaluate', run_report.EVALUATE), ('train', run_report.TRAIN)):
+    result = json.loads((runs('grid') / 'stages' / f'{name_of_stage}.json').read_text())['result']
     assert {name: found[name] for name in names} == {name: result.get(name) for name in names}
   assert found['wall_s'] == synthetic.WALL_S | {'control': 1.2, 'evaluate': synthetic.WALL_S['evaluate'] - 1.2}
   config = settings.from_dict(json.loads((runs('grid') / 'config.json').read_text()))
@@ -261,7 +261,7 @@ def test_early_stopping_that_stops_nothing_is_a_sentence(tmp_path):
 
 def test_the_header_says_when_on_what_and_in_what_precision(tmp_path):
   synthetic.make(tmp_path, axes=(), phases=2)
-  for number, name in enumerate(settings.STAGES):
+  for number, name in enumerate(stage.NAMES):
     file = tmp_path / 'stages' / f'{name}.json'
     about = {'ended': 1_700_000_000 + 60 * number, 'wall_s': 30.0}
     result = {'device': 'TPU v5 lite', 'num_devices': 4, 'dtype': 'bfloat16'} if name == 'train' else {}

@@ -263,10 +263,10 @@ def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path,
   run = run_lib.unattended(tmp_path, stage_records.read_settings(undisturbed))
   (tmp_path / 'stages').mkdir()
   for data in (b'', b'\xff', b'nan', b'12'):
-    run_lib.seconds_file(tmp_path, 'train').write_bytes(data)
+    stage_records.seconds_file(tmp_path, 'train').write_bytes(data)
     (tmp_path / 'environment.json').write_bytes(data)
     run_lib.note_environment(run)
-    with run_lib.stopwatch(tmp_path, 'train') as elapsed:
+    with stage_records.stopwatch(tmp_path, 'train') as elapsed:
       assert (elapsed() >= 12) == (data == b'12')
   assert caplog.text.count('train.seconds is no number') == 3 and caplog.text.count('environment.json is not as') == 4
   run.metrics.close()

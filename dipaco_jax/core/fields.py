@@ -1,0 +1,102 @@
+"""What a field of the settings means and may be: stated beside its default, for the checks and for `--help`."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dipaco_jax.core.errors import InputError
+
+PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
+
+
+class Field(NamedTuple):
+  """A field's description; numbers are above 0 unless it says otherwise."""
+
+  about: str  # one line, after the field's name
+  zero: bool = False  # 0 is allowed too
+  below: float | None = None
+  most: float | None = None
+  choices: tuple[str, ...] = ()
+  example: str = ''  # of what is no plain value, as it is written in Python
+  may_change: bool = False  # when a run goes on: it lengthens the run, or says how to run it, not what it computes
+
+
+def field(default: Any, about: str, choices: str = '', **bounds: Any) -> Any:
+  """Returns a dataclass field with its default and a `Field`; `choices` are words apart by spaces."""
+  return dataclasses.field(default=default, metadata={'field': Field(about, choices=tuple(choices.split()), **bounds)})
+
+
+def fields(settings: Any, prefix: str = '') -> Iterator[tuple[str, Field]]:
+  """Yields dotted names and descriptions of all fields of a dataclass and of the dataclasses inside it."""
+  for f in dataclasses.fields(settings):
+    if 'field' in f.metadata:
+      yield prefix + f.name, f.metadata['field']
+    else:
+      yield from fields(f.type, f'{prefix}{f.name}.')
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Turns `{'a': {'b': 1}}` into `{'a.b': 1}`."""
+  flat: dict[str, Any] = {}
+  for key, value in nested.items():
+    flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, Mapping) else {prefix + key: value}
+  return flat
+
+
+def build(cls: Any, values: Any, prefix: str = '') -> Any:
+  """Makes a dataclass, and those inside it, from nested dicts.
+
+  Raises:
+    InputError: a field is unknown (the nearest one is named) or of a wrong type.
+  """
+  if not isinstance(values, Mapping):
+    raise InputError(f'config.{prefix[:-1]}={values!r} should be a dict of fields')
+  kinds = {f.name: f for f in dataclasses.fields(cls)}
+  for name in values:
+    if name not in kinds:
+      near = difflib.get_close_matches(name, kinds, 1, 0)
+      raise InputError(f'config.{prefix}{name}: there is no such field; the nearest is config.{prefix}{near[0]}')
+  examples = {name: f.metadata['field'].example if f.metadata else '' for name, f in kinds.items()}
+  return cls(**{name: _convert(x, kinds[name].type, prefix + name, examples[name]) for name, x in values.items()})
+
+
+def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
+  if dataclasses.is_dataclass(kind):
+    return build(kind, value, name + '.')
+  if name == 'grid':
+    if not isinstance(value, (Mapping, tuple, list)):
+      raise InputError(f'config.grid={value!r} should be {wanted(name, kind, example)}')
+    value = tuple(sorted(value.items() if isinstance(value, Mapping) else value))
+    return tuple(
+      (_convert(axis, str, 'grid axis', ''), _convert(size, int, f'grid.{axis}', '')) for axis, size in value
+    )
+  if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
+    value = tuple(value.split(',')) if value else ()
+  if typing.get_origin(kind) is tuple:
+    return _tuple(value, kind, name, example)
+  if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    value = float(value)
+  if type(value) is not kind:
+    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind, example)}')
+  return value
+
+
+def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:
+  if not isinstance(value, (tuple, list)):
+    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind, example)}')
+  kinds = typing.get_args(kind)
+  kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
+  if len(kinds) != len(value):
+    raise InputError(f'config.{name}={value!r} should have {len(kinds)} entries: {_written(name, example)}')
+  return tuple(_convert(v, k, f'{name}[{i}]', example) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+
+
+def wanted(name: str, kind: Any, example: str) -> str:
+  """Says what a field, or an entry of one, should be."""
+  return PLAIN.get(kind) or f'a {"dict" if name == "grid" else "tuple"}: {_written(name, example)}'
+
+
+def _written(name: str, example: str) -> str:
+  return f'config.{name.split("[")[0]} is written as {example}'

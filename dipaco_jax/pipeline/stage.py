@@ -1,0 +1,65 @@
+"""The stages of a run: what each depends on, what it publishes, and what one that is unfinished may leave."""
+
+from typing import NamedTuple
+
+from dipaco_jax.core import settings as settings_lib
+
+
+class Stage(NamedTuple):
+  """A stage of a run; `stages` has the functions that make them."""
+
+  name: str
+  doing: str  # for status
+  depends: tuple[str, ...]  # fields that it is the first to depend on; its digest covers those of the stages before too
+  artefacts: tuple[str, ...] = ()  # paths in the workdir that another run may take over
+  leftovers: tuple[str, ...] = ()  # globs of what another config cannot use
+
+
+STAGES = (
+  Stage(
+    'tokenize',
+    'reading and tokenizing text',
+    ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
+    ('tokenizer.model', 'sequences'),
+    ('tokenizer.model*', 'tokenize-*', 'sequences'),
+  ),
+  Stage(
+    'pretrain',
+    'training the base model',
+    ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
+    ('shards/base', 'base'),
+    ('shards/base*', 'base', 'checkpoints/pretrain', 'metrics.jsonl', 'events'),
+  ),
+  Stage(
+    'route',
+    'routing',
+    ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
+    ('features', 'routing/0', 'shards/0'),
+    ('routing', 'shards/0*'),
+  ),
+  Stage(
+    'train',
+    'training the paths',
+    (
+      *('levels', 'outer', 'train.learning_rate', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase'),
+      *('train.max_holdout_rows', 'evaluate.batch_size'),
+    ),
+  ),
+  Stage('evaluate', 'evaluating', ('evaluate',)),
+)
+NAMES = tuple(stage.name for stage in STAGES)
+
+
+def before(name: str) -> tuple[Stage, ...]:
+  """Returns the stages up to the one of this name, and that one."""
+  return STAGES[: NAMES.index(name) + 1]
+
+
+def since(name: str) -> tuple[Stage, ...]:
+  """Returns the stage of this name and those after it."""
+  return STAGES[NAMES.index(name) :]
+
+
+def digest(settings: settings_lib.Settings, name: str) -> str:
+  """Returns the sha256 of all fields that a stage's artefacts depend on."""
+  return settings_lib.digest(settings, *(field for stage in before(name) for field in stage.depends))
