@@ -9,15 +9,13 @@ on in silence.
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
-import shlex
-import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from absl import flags
 
@@ -118,6 +116,8 @@ def guarded(argv: list[str], signals: stopping.Signals):
     if errors.disk_is_full(e):
       words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
       command.fail(words, command.TRY_AGAIN)
+    if isinstance(e, errors.Unavailable):
+      command.fail(str(e), command.TRY_AGAIN)
     if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
     if not isinstance(e, InputError):
@@ -142,46 +142,46 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
   with display.doing('loading JAX', tells=False, at_once=True):
     if FLAGS.distributed:
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-    import jax
-
-    from dipaco_jax.data import corpus
-    from dipaco_jax.pipeline import reuse, stages, tokenize_stage
-    from dipaco_jax.pipeline import run as run_lib
-
-    # JAX: not for --help
+    from dipaco_jax.pipeline import preflight
     from dipaco_jax.reports import live_report
     from dipaco_jax.storage import lock
-    from dipaco_jax.training import metrics_log, performance, training_loop
 
   with display.doing('looking for devices'):
     command.devices()
-    first = jax.process_index() == 0
+  first = processes.is_first()
   display.STDERR.silent = not first
-  if not finished_tokenizing(workdir):
-    with display.doing('looking at the text'):
-      corpus.check(settings.data)
-      tokenize_stage.check_input(settings)
+  preflight.check_text(workdir, settings)
   with display.doing('looking at the model'):
-    check_model(settings)
+    preflight.check_model(settings)
   with contextlib.ExitStack() as open_:
-    open_.enter_context(kept(workdir))
+    open_.enter_context(preflight.kept(workdir))
     if first:
       open_.enter_context(lock.hold(workdir))
-      settle_config(workdir, settings)
+      preflight.settle_config(workdir, settings, sys.argv[1:])
     processes.barrier('config')
-    compilation_cache(workdir)
+    preflight.compilation_cache(workdir)
     page = open_.enter_context(live_report.LiveReport(workdir))
-    run = run_lib.Run(
-      workdir,
-      settings,
-      open_.enter_context(metrics_log.Metrics(workdir, first, page.due)),
-      performance.count_compilations(),
-      signals.requested,
-      signals.graceful,
-    )
+    run_stages(workdir, settings, signals, page.due)
+    page.close()
+    if first:
+      finish(workdir)
+    processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
+
+
+def run_stages(
+  workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals, evaluated: Callable[[], None]
+):
+  """Runs the stages that are not done; `evaluated` is called after each evaluation."""
+  from dipaco_jax.pipeline import preflight, reuse, stages
+  from dipaco_jax.pipeline import run as run_lib
+  from dipaco_jax.training import metrics_log, performance, training_loop
+
+  with metrics_log.Metrics(workdir, processes.is_first(), evaluated) as metrics:
+    compilations = performance.count_compilations()
+    run = run_lib.Run(workdir, settings, metrics, compilations, signals.requested, signals.graceful)
     performance.tell_compilations()
-    run_lib.note_environment(run)
-    if FLAGS.reuse and first:
+    preflight.note_environment(run)
+    if FLAGS.reuse and processes.is_first():
       reuse.take(run, pathlib.Path(FLAGS.reuse))
     processes.barrier('reuse')
     try:
@@ -190,14 +190,9 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       processes.barrier('stopped')  # the first process takes the coordinator with it
       raise
     except InputError as e:
-      if first:
+      if processes.is_first():
         corrections.note(workdir, str(e))
       raise
-    run.metrics.close()
-    page.close()
-    if first:
-      finish(workdir)
-    processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
 
 
 def compile_only(settings: settings_lib.Settings):
@@ -223,6 +218,7 @@ def run_role(settings: settings_lib.Settings):
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
+    from dipaco_jax.pipeline import preflight
 
   if FLAGS.role not in roles.ROLES:
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
@@ -235,8 +231,8 @@ def run_role(settings: settings_lib.Settings):
   if FLAGS.parent:
     threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
   command.devices()
-  check_model(settings)
-  compilation_cache(roles.make_local_place(FLAGS.workdir))
+  preflight.check_model(settings)
+  preflight.compilation_cache(roles.make_local_place(FLAGS.workdir))
   roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
     resumes=not FLAGS.parent,  # which sees to that before it starts the first of many
@@ -248,104 +244,6 @@ def follow(parent: int):
   while os.getppid() == parent:
     time.sleep(1)
   os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def kept(workdir: pathlib.Path):
-  """Makes the workdir, and takes it away again where input proves wrong before the first stage is complete."""
-  try:
-    new = not (workdir.exists() and any(workdir.iterdir()))
-    check_place(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / 'lock').touch()
-  except OSError as e:
-    if errors.disk_is_full(e):
-      raise
-    raise InputError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
-  try:
-    yield
-  except Exception as e:
-    if not is_there(workdir / 'lock'):
-      words = f'--workdir={workdir} is gone; run the same command again when it is there'
-      command.fail(words, command.TRY_AGAIN)
-    has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
-    if isinstance(e, InputError) and new and not has_text:
-      shutil.rmtree(workdir, ignore_errors=True)
-    raise
-
-
-def is_there(file: pathlib.Path) -> bool:
-  """Also not where its file server, or the disk, does not answer."""
-  try:
-    file.stat()
-  except OSError:
-    return False
-  return True
-
-
-def check_place(workdir: pathlib.Path):
-  """Raises InputError where the directory is somebody's for other things; compiled programs, lost+found are none."""
-  there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
-  if not there & {'lock', 'config.json'} and (others := there - {'lost+found', 'cache'}):
-    raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
-
-
-def finished_tokenizing(workdir: pathlib.Path) -> bool:
-  return (workdir / 'stages' / 'tokenize.json').exists()
-
-
-def check_model(settings: settings_lib.Settings):
-  """Patterns against the model's parameters, devices against batches: before any work."""
-  import jax
-
-  from dipaco_jax.core import inner, modules
-  from dipaco_jax.models import transformer
-  from dipaco_jax.training import mesh
-
-  if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
-    raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
-  shapes = transformer.shapes(transformer.make(settings.model, settings.tokenizer.vocab_size))
-  layout = modules.make_layout(settings.grid, settings.levels, shapes)
-  wanted = settings.train.microbatch
-  for stage, grid in (('train', layout.grid), ('pretrain', modules.grid_lib.Grid())):
-    sizes = settings.batch_sizes(stage)
-    rows = sizes[f'{stage}.batch_size'] // mesh.place(grid, settings.mesh, sizes, jax.devices()).data
-    if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
-      words = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
-      logging.warning(words, wanted, rows, f'{stage}.batch_size', used)
-
-
-def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings):
-  """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
-  from dipaco_jax.pipeline import stage_records
-  from dipaco_jax.storage import files, module_store, publishing
-
-  file = workdir / 'config.json'
-  if file.exists():
-    old = stage_records.read_settings(workdir)
-    corrections.check(workdir, old, settings)
-    trained = max(module_store.versions(workdir), default=0)
-    if settings.train.phases < trained:
-      raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
-    if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
-      logging.warning(
-        'more phases stretch the cosine, so the learning rate steps up; --config.inner.decay_steps states its length '
-        'from the start'
-      )
-  publishing.write_json(file, settings.to_dict())
-  (workdir / corrections.FILE).unlink(missing_ok=True)
-  words = shlex.join(map(printable.redacted, sys.argv[1:]))
-  files.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
-
-
-def compilation_cache(workdir: pathlib.Path):
-  """A resumed run takes its programs from there; or from where JAX_COMPILATION_CACHE_DIR says."""
-  import jax
-
-  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-    jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # else a workdir that was moved compiles anew
 
 
 def finish(workdir: pathlib.Path):

@@ -17,6 +17,10 @@ class Diverged(Exception):
   """Training cannot go on from where it is; what was saved before stays."""
 
 
+class Unavailable(Exception):
+  """A place that a run needs is gone or full for now; the same command goes on when it is back."""
+
+
 def causes(error: BaseException) -> list[BaseException]:
   """Returns an error, what it was raised from, and so on."""
   found = [error]

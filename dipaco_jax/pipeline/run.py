@@ -4,9 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
-import logging
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +17,7 @@ from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import files, seals, tensors
+from dipaco_jax.storage import seals, tensors
 from dipaco_jax.training import mesh, metrics_log, performance
 from dipaco_jax.training import programs as programs_lib
 
@@ -125,24 +122,3 @@ def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devic
   return Run(
     workdir, settings, silent, performance.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
   )
-
-
-def note_environment(run: Run):
-  """Records what the digest of the modules depends on beside the config, and warns where a resumed run differs."""
-  now = {
-    'device': jax.devices()[0].device_kind,
-    'devices': jax.device_count(),
-    'processes': jax.process_count(),
-    'cpus': len(os.sched_getaffinity(0)),
-    'jax': jax.__version__,
-  }
-  file = run.workdir / 'environment.json'
-  then = stage_records.read_environment(run.workdir)
-  if not then and file.exists():
-    logging.warning('%s is not as it was written: nobody knows whether this run began on the same devices', file)
-  then = then or now
-  changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]
-  if changed:
-    logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
-  if jax.process_index() == 0:
-    files.write_file(file, json.dumps(now, indent=1) + '\n')

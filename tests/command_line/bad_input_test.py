@@ -14,7 +14,7 @@ from dipaco_jax import main
 from dipaco_jax.command_line import command
 from dipaco_jax.core import errors
 from dipaco_jax.core.settings import Settings
-from dipaco_jax.pipeline import tokenize_stage
+from dipaco_jax.pipeline import preflight, tokenize_stage
 
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
 
@@ -202,10 +202,10 @@ def test_a_workdir_that_is_for_other_things(run, tmp_path):
 
 def test_a_microbatch_that_does_not_divide(caplog):
   s = Settings(train=dataclasses.replace(Settings().train, microbatch=60))
-  main.check_model(s)
+  preflight.check_model(s)
   assert 'config.train.microbatch=60 does not divide the 64 rows of train.batch_size on a device: 32' in caplog.text
   caplog.clear()
-  main.check_model(Settings(train=dataclasses.replace(Settings().train, microbatch=64)))
+  preflight.check_model(Settings(train=dataclasses.replace(Settings().train, microbatch=64)))
   assert not caplog.text
 
 
@@ -246,7 +246,7 @@ def test_a_workdir_that_cannot_be(run, tmp_path):
 def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
   for workdir in (tmp_path / 'a' / 'new', tmp_path / 'empty'):
     (tmp_path / 'empty').mkdir(exist_ok=True)
-    with pytest.raises(ValueError, match='use a smaller grid'), main.kept(workdir):
+    with pytest.raises(ValueError, match='use a smaller grid'), preflight.kept(workdir):
       (workdir / 'tokenizer.model').touch()
       tokenize_stage.check_rows(Settings(), 1000)
     assert not workdir.exists()
@@ -254,10 +254,10 @@ def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
 
 def test_what_was_there_before_stays(tmp_path):
   (tmp_path / 'mine').touch()
-  with pytest.raises(ValueError, match=r'holds other things \(mine\) and no run'), main.kept(tmp_path):
+  with pytest.raises(ValueError, match=r'holds other things \(mine\) and no run'), preflight.kept(tmp_path):
     raise AssertionError
   (tmp_path / 'config.json').touch()
-  with pytest.raises(ValueError), main.kept(tmp_path):
+  with pytest.raises(ValueError), preflight.kept(tmp_path):
     raise ValueError
   assert (tmp_path / 'mine').exists()
 

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dipaco_jax import main
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import backup, island, monitor, registry, role_loop, roles
+from dipaco_jax.pipeline import preflight
 from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
 
@@ -49,7 +49,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   command.quiet()
   try:
     with stopping.listening():
-      main.compilation_cache(folder.parent)
+      preflight.compilation_cache(folder.parent)
       role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
       roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
   except BaseException:

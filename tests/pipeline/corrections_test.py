@@ -12,7 +12,7 @@ from absl import flags
 from dipaco_jax import main, status
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import corrections, run, stage_records, stages
+from dipaco_jax.pipeline import corrections, preflight, run, stage_records, stages
 from dipaco_jax.storage import publishing
 
 
@@ -65,7 +65,7 @@ def test_a_grid_that_proves_too_large(command, config, given, tmp_path, monkeypa
   assert kept and (workdir / 'tokenizer.model').exists()
 
   monkeypatch.setattr(sys, 'argv', ['main'])
-  main.settle_config(workdir, given())
+  preflight.settle_config(workdir, given(), [])
   assert not corrections.words(workdir)
   again = run.unattended(workdir, given())
   stages.run_all(again, 'tokenize')

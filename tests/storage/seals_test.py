@@ -13,7 +13,7 @@ import small
 
 from dipaco_jax.core import errors
 from dipaco_jax.inference import trained_run
-from dipaco_jax.pipeline import reuse, stage_records
+from dipaco_jax.pipeline import preflight, reuse, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store, publishing, records, seals, tensors
 from dipaco_jax.training import metrics_log
@@ -265,7 +265,7 @@ def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path,
   for data in (b'', b'\xff', b'nan', b'12'):
     stage_records.seconds_file(tmp_path, 'train').write_bytes(data)
     (tmp_path / 'environment.json').write_bytes(data)
-    run_lib.note_environment(run)
+    preflight.note_environment(run)
     with stage_records.stopwatch(tmp_path, 'train') as elapsed:
       assert (elapsed() >= 12) == (data == b'12')
   assert caplog.text.count('train.seconds is no number') == 3 and caplog.text.count('environment.json is not as') == 4

@@ -1,0 +1,137 @@
+"""What is checked and settled before a run begins: its place, its config, its model, its devices."""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import shlex
+import shutil
+from collections.abc import Sequence
+
+import jax
+
+from dipaco_jax.core import errors, inner, modules, printable
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError, Unavailable
+from dipaco_jax.data import corpus
+from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import corrections, stage_records, tokenize_stage
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.storage import files, module_store, publishing
+from dipaco_jax.training import display, mesh, processes
+
+
+@contextlib.contextmanager
+def kept(workdir: pathlib.Path):
+  """Makes the workdir, and takes it away again where input proves wrong before the first stage is complete."""
+  try:
+    new = not (workdir.exists() and any(workdir.iterdir()))
+    check_place(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / 'lock').touch()
+  except OSError as e:
+    if errors.disk_is_full(e):
+      raise
+    raise InputError(f'--workdir={workdir}: {e.strerror}; name a directory that can be made and written') from e
+  try:
+    yield
+  except Exception as e:
+    if not is_there(workdir / 'lock'):
+      raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is there') from e
+    has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
+    if isinstance(e, InputError) and new and not has_text:
+      shutil.rmtree(workdir, ignore_errors=True)
+    raise
+
+
+def is_there(file: pathlib.Path) -> bool:
+  """Also not where its file server, or the disk, does not answer."""
+  try:
+    file.stat()
+  except OSError:
+    return False
+  return True
+
+
+def check_place(workdir: pathlib.Path):
+  """Raises InputError where the directory is somebody's for other things; compiled programs, lost+found are none."""
+  there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
+  if not there & {'lock', 'config.json'} and (others := there - {'lost+found', 'cache'}):
+    raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
+
+
+def finished_tokenizing(workdir: pathlib.Path) -> bool:
+  return (workdir / 'stages' / 'tokenize.json').exists()
+
+
+def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
+  """Looks at the text, unless it is tokenized already. Raises InputError where it cannot be read or is too little."""
+  if not finished_tokenizing(workdir):
+    with display.doing('looking at the text'):
+      corpus.check(settings.data)
+      tokenize_stage.check_input(settings)
+
+
+def check_model(settings: settings_lib.Settings):
+  """Patterns against the model's parameters, devices against batches: before any work."""
+  if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
+    raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
+  shapes = transformer.shapes(transformer.make(settings.model, settings.tokenizer.vocab_size))
+  layout = modules.make_layout(settings.grid, settings.levels, shapes)
+  wanted = settings.train.microbatch
+  for stage, grid in (('train', layout.grid), ('pretrain', modules.grid_lib.Grid())):
+    sizes = settings.batch_sizes(stage)
+    rows = sizes[f'{stage}.batch_size'] // mesh.place(grid, settings.mesh, sizes, jax.devices()).data
+    if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
+      words = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
+      logging.warning(words, wanted, rows, f'{stage}.batch_size', used)
+
+
+def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, options: Sequence[str]):
+  """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
+  file = workdir / 'config.json'
+  if file.exists():
+    old = stage_records.read_settings(workdir)
+    corrections.check(workdir, old, settings)
+    trained = max(module_store.versions(workdir), default=0)
+    if settings.train.phases < trained:
+      raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
+    if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
+      logging.warning(
+        'more phases stretch the cosine, so the learning rate steps up; --config.inner.decay_steps states its length '
+        'from the start'
+      )
+  publishing.write_json(file, settings.to_dict())
+  (workdir / corrections.FILE).unlink(missing_ok=True)
+  words = shlex.join(map(printable.redacted, options))
+  files.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
+
+
+def compilation_cache(workdir: pathlib.Path):
+  """A resumed run takes its programs from there; or from where JAX_COMPILATION_CACHE_DIR says."""
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # else a workdir that was moved compiles anew
+
+
+def note_environment(run: run_lib.Run):
+  """Records what the digest of the modules depends on beside the config, and warns where a resumed run differs."""
+  now = {
+    'device': jax.devices()[0].device_kind,
+    'devices': jax.device_count(),
+    'processes': jax.process_count(),
+    'cpus': len(os.sched_getaffinity(0)),
+    'jax': jax.__version__,
+  }
+  file = run.workdir / 'environment.json'
+  then = stage_records.read_environment(run.workdir)
+  if not then and file.exists():
+    logging.warning('%s is not as it was written: nobody knows whether this run began on the same devices', file)
+  then = then or now
+  changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]
+  if changed:
+    logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
+  if processes.is_first():
+    files.write_file(file, json.dumps(now, indent=1) + '\n')
