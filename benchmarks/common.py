@@ -104,7 +104,7 @@ def random_rows(s: settings.Settings, steps: int) -> tuple[np.ndarray, np.ndarra
 def in_flight(made: programs.Programs, rows: tuple[np.ndarray, np.ndarray]) -> list[jax.Array]:
   """The same rows [k, B, L] for every path in flight, on the devices."""
   return [
-    made.placement.assemble(array.shape, made.rows_spec(1), lambda _, array=array: array, lead=1) for array in rows
+    made.placement.assemble(array.shape, made.specs.rows(1), lambda _, array=array: array, lead=1) for array in rows
   ]
 
 

@@ -38,7 +38,7 @@ def ours(made: programs.Programs, params, rows) -> Loop:
   """The product's program, as its training loop calls it."""
   grid_axes = made.layout.grid.shape
   weights, turn, first = np.ones(grid_axes, np.float32), np.zeros(len(grid_axes), np.int32), np.int32(0)
-  in_flight = made.begin(made.start(params)[0], turn)
+  in_flight = made.gather_path(made.start(params)[0], turn)
 
   def step(params, state):
     nonlocal first

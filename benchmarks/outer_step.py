@@ -33,7 +33,7 @@ class Run:
     self.weights = np.ones(made.layout.grid.shape, np.float32)
     self.modules, *self.rest = made.start(transformer.init(made.model, jax.random.key(0)))
     self.rows = common.in_flight(made, common.random_rows(made.settings, STEPS.value))
-    self.params = made.begin(self.modules, self.turns[0])
+    self.params = made.gather_path(self.modules, self.turns[0])
     self.state = made.fresh_state(self.params)
 
   def steps(self):
@@ -44,7 +44,7 @@ class Run:
 
   def begin(self):
     for turn in self.turns:
-      params = jax.block_until_ready(self.made.begin(self.modules, turn))
+      params = jax.block_until_ready(self.made.gather_path(self.modules, turn))
     return params
 
   def finish(self):
@@ -52,14 +52,16 @@ class Run:
     usual, limits = programs.usual(outer_state), 10 * self.weights
     steps = np.int32(0), np.int32(TAU.value)
     for turn in self.turns:
-      gathered = self.made.finish(gathered, self.modules, usual, self.params, self.weights, limits, *steps, turn)
+      gathered = self.made.accumulate(
+        gathered, self.modules, usual, self.params, self.state, self.weights, limits, *steps, turn
+      )
     self.rest = [outer_state, gathered]
     return gathered
 
   def outer(self):
     outer_state, gathered = self.rest
     self.modules, outer_state, found = self.made.outer(self.modules, outer_state, gathered, self.weights)
-    self.rest = [outer_state, self.made.clear(gathered)]
+    self.rest = [outer_state, self.made.zero_sums(gathered)]
     return self.modules, self.rest, found
 
 

@@ -72,21 +72,21 @@ def compile_all(made: programs.Programs) -> dict:
   """The programs of a phase, ahead of time, so that compiling is in no peak."""
   turn, weights = np.zeros(2, np.int32), np.ones(made.layout.grid.shape, np.float32)
   with_sharding = lambda tree, specs: jax.tree.map(  # noqa: E731
-    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, made.shardings(specs)
+    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, made.specs.shardings(specs)
   )
-  stacked_specs = (made.modules_spec, made.outer_spec, made.gathered_spec)
+  stacked_specs = (made.specs.modules, made.specs.outer, made.specs.gathered)
   modules, outer, gathered = with_sharding(jax.eval_shape(made.start, made.shapes), stacked_specs)
-  params = with_sharding(jax.eval_shape(made.begin, modules, turn), made.params_spec)
-  state = with_sharding(jax.eval_shape(made.fresh_state, params), made.state_spec)
+  params = with_sharding(jax.eval_shape(made.gather_path, modules, turn), made.specs.params)
+  state = with_sharding(jax.eval_shape(made.fresh_state, params), made.specs.state)
   rows = common.in_flight(made, common.random_rows(made.settings, STEPS.value))
   arguments = {
     'start': (made.shapes,),
-    'begin': (modules, turn),
+    'gather_path': (modules, turn),
     'fresh_state': (params,),
     'steps': (params, state, *rows, np.int32(0), weights, turn),
-    'finish': (gathered, modules, programs.usual(outer), params, weights, weights, *[np.int32(1)] * 2, turn),
+    'accumulate': (gathered, modules, programs.usual(outer), params, state, weights, weights, *[np.int32(1)] * 2, turn),
     'outer': (modules, outer, gathered, weights),
-    'clear': (gathered,),
+    'zero_sums': (gathered,),
   }
   return {name: getattr(made, name).lower(*args).compile() for name, args in arguments.items()}
 
@@ -97,13 +97,15 @@ def phase(made: programs.Programs, compiled: dict, stacked, states: dict, rows, 
   modules, outer, gathered = stacked
   for turn in turns:
     at = np.array(turn, np.int32)
-    params = compiled['begin'](modules, at)
+    params = compiled['gather_path'](modules, at)
     state = states.pop(turn, None) or compiled['fresh_state'](params)
     params, states[turn], _ = compiled['steps'](params, state, *rows, np.int32(0), weights, at)
     steps = np.int32(0), np.int32(STEPS.value)
-    gathered = compiled['finish'](gathered, modules, programs.usual(outer), params, weights, 10 * weights, *steps, at)
+    gathered = compiled['accumulate'](
+      gathered, modules, programs.usual(outer), params, states[turn], weights, 10 * weights, *steps, at
+    )
   modules, outer, _ = compiled['outer'](modules, outer, gathered, weights)
-  return modules, outer, compiled['clear'](gathered)
+  return modules, outer, compiled['zero_sums'](gathered)
 
 
 def arithmetic(made: programs.Programs, temporary: int) -> dict[str, int]:

@@ -190,10 +190,10 @@ def resume(islands: Islands, progress: dict[str, Any] | None) -> tuple[int, dict
 def in_flight(job: job_lib.Job, phase: int, arrays: dict[str, np.ndarray], anew: bool) -> tuple[Any, Any]:
   """Parameters and inner state on the devices; where a path has no inner state, the base model's or a fresh one."""
   programs = job.programs
-  params = to_device(programs, {PARAMS: programs.params_spec}, arrays)[PARAMS]
+  params = to_device(programs, {PARAMS: programs.specs.params}, arrays)[PARAMS]
   if not has_inner(arrays):
     return params, programs.fresh_state(params) if anew else job.first_state(phase, params)
-  return params, to_device(programs, {INNER: programs.state_spec}, arrays)[INNER]
+  return params, to_device(programs, {INNER: programs.specs.state}, arrays)[INNER]
 
 
 def has_inner(arrays: dict[str, np.ndarray]) -> bool:
@@ -238,7 +238,7 @@ def write(
 
 def to_host(programs, tree) -> dict[str, np.ndarray]:
   """In-flight arrays of one path by their place in the tree, without the mesh's axes."""
-  first = (0,) * programs.num_axes
+  first = (0,) * programs.specs.num_axes
   return {name: x[first] for name, x in jobs.named_leaves(tree).items()}
 
 

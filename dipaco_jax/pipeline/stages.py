@@ -127,7 +127,7 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   """What the last phase has published, where it was taken away since: the last checkpoint has it."""
   best, losses = state.record.best_version, state.record.best_loss
   if not processes.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
-    module_publishing.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.whole(state.modules))
+    module_publishing.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.unshard(state.modules))
   if processes.is_first() and not (run.workdir / 'paths' / 'best.json').exists():
     publishing.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
 

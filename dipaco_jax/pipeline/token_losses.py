@@ -157,7 +157,7 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
   score, placement = program(programs), programs.placement
 
   def everywhere(x_BL: np.ndarray) -> jax.Array:
-    return placement.assemble(x_BL.shape, programs.rows_spec(), lambda position: x_BL)
+    return placement.assemble(x_BL.shape, programs.specs.rows(), lambda position: x_BL)
 
   def dispatch(start: int) -> tuple[int, jax.Array]:
     return start, score(params, *map(everywhere, _block(rows, start)))
@@ -167,7 +167,7 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
     for start, scores in loader.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
       for shard in scores.addressable_shards:
         if shard.replica_id == 0:
-          path = placement.path(turn, tuple(s.start or 0 for s in shard.index[: programs.num_axes]))
+          path = placement.path(turn, tuple(s.start or 0 for s in shard.index[: programs.specs.num_axes]))
           if path not in opened:
             opened[path] = stack.enter_context(_array_file(nll_file(folder, path), np.dtype('<f4'), rows))
           nll_BL = np.asarray(shard.data).reshape(-1, rows.length)
@@ -180,11 +180,11 @@ def program(programs: Programs):
   losses = loss.token_losses(programs.model)
 
   def token_losses(params, tokens, segments):
-    nll_BL = losses(gather(programs.squeeze(params), programs.dims), *programs.squeeze((tokens, segments)))
+    nll_BL = losses(gather(programs.squeeze(params), programs.specs.dims), *programs.squeeze((tokens, segments)))
     return programs.expand(jax.lax.all_gather(nll_BL, 'data', tiled=True))
 
-  rows = programs.rows_spec()
-  return programs.shard_map(token_losses, (programs.params_spec, rows, rows), P(*programs.layout.grid.names))
+  rows = programs.specs.rows()
+  return programs.shard_map(token_losses, (programs.specs.params, rows, rows), P(*programs.layout.grid.names))
 
 
 def _block(rows: Rows, start: int) -> tuple[np.ndarray, np.ndarray]:

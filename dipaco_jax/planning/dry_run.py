@@ -83,12 +83,12 @@ class Arguments(NamedTuple):
 
 def arguments(made: programs.Programs) -> Arguments:
   stacked = jax.eval_shape(made.start, made.shapes)
-  params = jax.eval_shape(made.begin, stacked[0], turn_of(made))
+  params = jax.eval_shape(made.gather_path, stacked[0], turn_of(made))
   state = jax.eval_shape(made.fresh_state, params)
-  specs = made.modules_spec, made.outer_spec, made.gathered_spec, made.params_spec, made.state_spec
+  specs = made.specs.modules, made.specs.outer, made.specs.gathered, made.specs.params, made.specs.state
   place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
   trees = zip((*stacked, params, state), specs, strict=True)
-  return Arguments(*(jax.tree.map(place, tree, made.shardings(spec)) for tree, spec in trees))
+  return Arguments(*(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
 
 
 def turn_of(made: programs.Programs):
@@ -105,11 +105,11 @@ def rows(made: programs.Programs, steps: int | None):
   size = s.train.batch_size if steps else s.evaluate.batch_size or s.train.batch_size
   length = s.model.seq_len if steps else s.evaluate.seq_len or s.model.seq_len
   shape = (*(steps,) * bool(steps), *made.placement.positions, size, length)
-  sharding = NamedSharding(made.placement.mesh, made.rows_spec(int(bool(steps))))
+  sharding = NamedSharding(made.placement.mesh, made.specs.rows(int(bool(steps))))
   return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
 
 
-PHASE = 'steps', 'finish', 'outer', 'evaluate'
+PHASE = 'steps', 'accumulate', 'outer', 'evaluate'
 
 
 def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict[str, Any]:
@@ -120,7 +120,10 @@ def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict
   turn, first = turn_of(made), replicated(made, (), np.int32)
   calls = {
     'steps': (a.params, a.state, rows(made, k), rows(made, k), first, weights, turn),
-    'finish': (a.gathered, a.modules, programs.usual(a.outer), a.params, a.state, weights, weights, first, first, turn),
+    'accumulate': (
+      *(a.gathered, a.modules, programs.usual(a.outer), a.params, a.state),
+      *(weights, weights, first, first, turn),
+    ),
     'outer': (a.modules, a.outer, a.gathered, weights),
     'evaluate': (a.params, rows(made, None), rows(made, None)),
   }
@@ -154,11 +157,11 @@ def bytes_on_chip(tree) -> int:
 def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
   """A chip's HBM at its fullest, and by kind while a path trains."""
   a, turns = arguments(made), len(made.placement.turns())
-  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()  # of the state, by `finish` itself
+  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()  # of the state, by `accumulate` itself
   waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
   held = {
     'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting,
-    'finish': bytes_on_chip((a.outer, a.state)) - bytes_on_chip(taken) + waiting,
+    'accumulate': bytes_on_chip((a.outer, a.state)) - bytes_on_chip(taken) + waiting,
     'outer': bytes_on_chip(a.state) + waiting,
     'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting,
   }

@@ -93,7 +93,7 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
     return loaded[position]
 
   parts = (lambda position: load(position)[0]), (lambda position: load(position)[1])
-  return [placement.assemble(shape, programs.rows_spec(), part) for part in parts]
+  return [placement.assemble(shape, programs.specs.rows(), part) for part in parts]
 
 
 def mean_by_path(found: Losses) -> list[float | None]:
@@ -186,7 +186,7 @@ def in_flight(programs: Programs, turn: Coordinates, params_of_path: Callable[[i
     return loaded[position][name]
 
   return {
-    name: placement.assemble(s.shape, programs.params_spec[name], functools.partial(load, name))
+    name: placement.assemble(s.shape, programs.specs.params[name], functools.partial(load, name))
     for name, s in programs.shapes.items()
   }
 

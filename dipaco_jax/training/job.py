@@ -84,7 +84,7 @@ class Job:
     if self.base_state is None or (phase and not self.keep_state):
       return programs.fresh_state(params)
     return jax.tree.map(
-      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.state_spec
+      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.specs.state
     )
 
   def heard(self, phase: int) -> np.ndarray:
@@ -146,6 +146,6 @@ def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
       loaded[position] = np.stack([np.stack(job.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
     return loaded[position]
 
-  shape, spec = (k, job.batch_size, job.programs.model.config.seq_len), job.programs.rows_spec(1)
+  shape, spec = (k, job.batch_size, job.programs.model.config.seq_len), job.programs.specs.rows(1)
   parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
   return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]

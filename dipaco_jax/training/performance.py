@@ -11,10 +11,16 @@ from dipaco_jax.core import settings
 from dipaco_jax.training import display
 
 WORDS = {  # of programs
-  'init': 'the first parameters', 'start': 'the first modules', 'begin': 'the paths', 'fresh_state': 'the AdamW state',
-  'steps': 'the inner step', 'finish': 'the outer gradient', 'outer': 'the outer step', 'evaluate': 'the evaluation',
+  'init': 'the first parameters',
+  'start': 'the first modules',
+  'gather_path': 'the paths',
+  'fresh_state': 'the AdamW state',
+  'steps': 'the inner step',
+  'accumulate': 'the outer gradient',
+  'outer': 'the outer step',
+  'evaluate': 'the evaluation',
   '<lambda>': 'a program',
-}  # fmt: skip
+}
 
 GIB = 2**30
 

@@ -1,14 +1,14 @@
 """The compiled programs of a run. One path is the unit of computation: every program runs one path per mesh position.
 
-    start     the base model's parameters -> modules, outer states, sums
-    begin     modules -> parameters of the paths in flight           (Algorithm 1, 2.: copy the path's modules)
+    start        the base model's parameters -> modules, outer states, sums
+    gather_path  modules -> parameters of the paths in flight           (Algorithm 1, 2.: copy the path's modules)
     fresh_state                                                      (of AdamW, before the first update)
-    steps     k inner steps                                          (a scan; no collective crosses the grid's axes)
-    finish    sums += w (old - new), of a path that is not excluded  (screening.py)
-    outer     sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
-    clear     sums <- 0
-    evaluate  nll per row
-    whole     modules as they are published, where states are sharded inside a path's slice
+    steps        k inner steps                                          (a scan; no collective crosses the grid's axes)
+    accumulate   sums += w (old - new), of a path that is not excluded  (screening.py)
+    outer        sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
+    zero_sums    sums <- 0
+    evaluate     nll per row
+    unshard      modules as they are published, where states are sharded inside a path's slice
 
 Those of the paths in flight are shard_maps over the whole mesh; the collectives of the others follow from the
 shardings. Inside a path's slice, parameters and AdamW state are replicated over `data`, or sharded: then gathered for
@@ -17,8 +17,7 @@ each step, gradients scattered.
 
 import dataclasses
 import functools
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,23 +30,13 @@ from dipaco_jax.core import modules as modules_lib
 from dipaco_jax.core import outer as outer_lib
 from dipaco_jax.core import screening
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.grid import Level
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.mesh import Placement
 
 # As the compiler knows them.
-NAMES = ('start', 'begin', 'fresh_state', 'steps', 'finish', 'outer', 'clear', 'evaluate', 'whole')
-
-
-class Gathered(NamedTuple):
-  """What a phase has gathered so far for its outer step; zeros at its beginning."""
-
-  sums: Any  # w (old - new), [positions along axes that a level lacks, K_a, ..., shape] by level and parameter
-  squares: Any  # |w (old - new)|^2, [positions, K_a, ...] by level
-  moved: Any  # r of screening.py, shaped like the grid, by level
-  excluded: Any  # whose outer gradient takes no part, bool, shaped like the grid
-  masses: Any  # with `outer.row_weights` w s, [positions, K_a, ..., rows], and sums and squares are times s; else {}
+NAMES = ('start', 'gather_path', 'fresh_state', 'steps', 'accumulate', 'outer', 'zero_sums', 'evaluate', 'unshard')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -60,111 +49,41 @@ class Programs:
   settings: settings_lib.Settings
   inner: inner_lib.Inner
 
-  # -- shapes and shardings
-
   @functools.cached_property
+  def specs(self) -> specs_lib.Specs:
+    """Where the arrays lie."""
+    return specs_lib.Specs(self.placement, self.layout, self.model, self.settings, self.inner)
+
+  @property
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """One path's parameters."""
-    return model_lib.shapes(self.model)
-
-  @functools.cached_property
-  def dims(self) -> dict[str, int | None]:
-    """The dimension of each parameter that is sharded over `data`."""
-    return {name: self.placement.data_dim(s.shape) for name, s in self.shapes.items()}
-
-  @property
-  def num_axes(self) -> int:
-    return len(self.layout.grid.names)
-
-  @functools.cached_property
-  def params_spec(self) -> dict[str, P]:
-    """In-flight parameters."""
-    return {name: self.placement.in_flight_spec(s.shape) for name, s in self.shapes.items()}
-
-  @functools.cached_property
-  def state_spec(self):
-    """In-flight inner states: moments as the parameters, counts one per position."""
-    state = jax.eval_shape(self.inner.init, self.shapes)
-    return jax.tree.map(lambda s: self.placement.in_flight_spec(s.shape), state)
-
-  @functools.cached_property
-  def waiting_shardings(self):
-    """Of the inner states of paths that wait for their turn: in the hosts' pinned memory, if the config asks."""
-    shardings = self.shardings(self.state_spec)
-    if not self.settings.train.offload:
-      return shardings
-    return jax.tree.map(lambda s: s.with_memory_kind('pinned_host'), shardings)
-
-  @functools.cached_property
-  def modules_spec(self) -> dict[str, dict[str, P]]:
-    """Stacked modules: sharded over their level's axes, replicated over the others."""
-    return self._per_parameter(
-      lambda level, name: P(*level.axes, *self.placement.parameter_spec(self.shapes[name].shape))
-    )
-
-  @functools.cached_property
-  def gathered_spec(self) -> Gathered:
-    """Partial sums, which take one all-reduce; and what is known of each path, where the path is."""
-    sums = self._per_parameter(
-      lambda level, name: P(self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape))
-    )
-    squares = {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
-    masses = self._per_parameter(
-      lambda level, name: P(
-        self._lacking(level), *level.axes, *self.placement.parameter_spec(self.shapes[name].shape)[:1]
-      )
-    )
-    weighed = masses if self.settings.outer.row_weights else {}
-    return Gathered(sums, squares, dict.fromkeys(squares, self.weights_spec), self.weights_spec, weighed)
-
-  def _lacking(self, level: Level) -> tuple[str, ...]:
-    return tuple(self.layout.grid.names[i] for i in self.layout.grid.lacking(level))
-
-  @functools.cached_property
-  def usual_spec(self) -> dict[str, P]:
-    """h of screening.py, one per module."""
-    return {level.name: P(*level.axes) for level in self.layout.levels}
-
-  def _per_parameter(self, spec) -> dict[str, dict[str, Any]]:
-    return {level.name: {name: spec(level, name) for name in self.layout.names(level)} for level in self.layout.levels}
-
-  def shardings(self, specs):
-    """PartitionSpecs to NamedShardings."""
-    return jax.tree.map(lambda s: NamedSharding(self.placement.mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
-
-  @property
-  def weights_spec(self) -> P:
-    return P(*self.layout.grid.names)
-
-  def rows_spec(self, leading: int = 0) -> P:
-    """`[..., m_a, ..., B, L]`: rows split over `data`."""
-    return P(*(None,) * leading, *self.layout.grid.names, 'data')
+    return self.specs.shapes
 
   # -- one path per position
 
   def squeeze(self, tree, at: int = 0):
     """Without the mesh's axes, which are of size 1 at a position and follow the first `at`; `expand` is the inverse."""
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.num_axes :]), tree)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.specs.num_axes :]), tree)
 
   def expand(self, tree, at: int = 0):
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.num_axes, *x.shape[at:]), tree)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.specs.num_axes, *x.shape[at:]), tree)
 
   def shard_map(self, function, in_specs, out_specs, **jit_options):
     """A function of what is in flight, as one program over the whole mesh."""
     mapped = jax.shard_map(function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     # Stated, since one placement has several spellings: axes of one device may be named or not. What a checkpoint has
     # restored would be compiled for anew. Rows, and what is the host's, are spelled in one way only.
-    in_shardings = tuple(None if isinstance(spec, P) else self.shardings(spec) for spec in in_specs)
+    in_shardings = tuple(None if isinstance(spec, P) else self.specs.shardings(spec) for spec in in_specs)
     return jax.jit(mapped, in_shardings=in_shardings, **jit_options)
 
   @functools.cached_property
-  def begin(self):
-    """`begin(modules, turn [n]) -> in-flight parameters`."""
+  def gather_path(self):
+    """`gather_path(modules, turn [n]) -> in-flight parameters`."""
 
-    def begin(modules, turn):
+    def gather_path(modules, turn):
       return self.expand(modules_lib.take(self.layout, modules, tuple(turn)))
 
-    return self.shard_map(begin, (self.modules_spec, P()), self.params_spec)
+    return self.shard_map(gather_path, (self.specs.modules, P()), self.specs.params)
 
   @functools.cached_property
   def fresh_state(self):
@@ -173,7 +92,7 @@ class Programs:
     def fresh_state(params):
       return self.expand(self.inner.init(self.squeeze(params)))
 
-    return self.shard_map(fresh_state, (self.params_spec,), self.state_spec)
+    return self.shard_map(fresh_state, (self.specs.params,), self.specs.state)
 
   @functools.cached_property
   def steps(self):
@@ -184,7 +103,9 @@ class Programs:
     loss = loss_lib.path_loss(self.model, self.settings.routing.prefix_tokens)
     at_once = self.settings.train.microbatch
     alone = self.placement.data == 1
-    compute = inner_lib.gradient(loss, at_once) if alone else inner_lib.gradient_over_data(loss, self.dims, at_once)
+    compute = (
+      inner_lib.gradient(loss, at_once) if alone else inner_lib.gradient_over_data(loss, self.specs.dims, at_once)
+    )
 
     def rest(params, state, tokens, *_):
       return params, state, {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in inner_lib.METRICS}
@@ -199,21 +120,21 @@ class Programs:
     metrics_spec = P(None, *self.layout.grid.names)
     return self.shard_map(
       steps,
-      (self.params_spec, self.state_spec, self.rows_spec(1), self.rows_spec(1), P(), self.weights_spec, P()),
-      (self.params_spec, self.state_spec, dict.fromkeys(inner_lib.METRICS, metrics_spec)),
+      (self.specs.params, self.specs.state, self.specs.rows(1), self.specs.rows(1), P(), self.specs.weights, P()),
+      (self.specs.params, self.specs.state, dict.fromkeys(inner_lib.METRICS, metrics_spec)),
       donate_argnums=(0, 1),
     )
 
   @functools.cached_property
-  def finish(self):
-    """`finish(gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn) -> gathered`.
+  def accumulate(self):
+    """`accumulate(gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn) -> gathered`.
 
     Adds the parts of the paths in flight; their inner state is looked at with `outer.row_weights` only. `usual` is
     {level: h}, `limits` f of each path, 0: only what is not finite is excluded; the steps are those of the phase.
     Donates gathered.
     """
 
-    def finish(gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn):
+    def accumulate(gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn):
       turn = tuple(turn)
       rows = self._row_weights(self.squeeze(state)) if self.settings.outer.row_weights else {}
       old, new = modules_lib.take(self.layout, modules, turn), self.squeeze(params)
@@ -236,25 +157,25 @@ class Programs:
           mass = {name: jnp.where(counts, w * rows[name], 0) for name in moves}
           masses[level] = {name: gathered.masses[level][name].at[0, *at].add(m) for name, m in mass.items()}
       of_path = {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
-      return Gathered(sums, squares, of_path, gathered.excluded.at[turn].set(~ok), masses)
+      return specs_lib.Gathered(sums, squares, of_path, gathered.excluded.at[turn].set(~ok), masses)
 
-    spec = self.gathered_spec
-    by_path = self.weights_spec, self.weights_spec
-    inputs = (spec, self.modules_spec, self.usual_spec, self.params_spec, self.state_spec, *by_path, P(), P(), P())
-    return self.shard_map(finish, inputs, spec, donate_argnums=0)
+    spec = self.specs.gathered
+    by_path = self.specs.weights, self.specs.weights
+    inputs = (spec, self.specs.modules, self.specs.usual, self.specs.params, self.specs.state, *by_path, P(), P(), P())
+    return self.shard_map(accumulate, inputs, spec, donate_argnums=0)
 
   def _row_weights(self, state) -> dict[str, jax.Array]:
     """Of one path; where a row lies in parts on the devices of its slice, their mean."""
 
     def over_slice(name, mean):
-      return jax.lax.pmean(mean, 'data') if self.dims[name] not in (None, 0) else mean
+      return jax.lax.pmean(mean, 'data') if self.specs.dims[name] not in (None, 0) else mean
 
     return outer_lib.row_weights(state, self.settings.inner.b2, self.settings.inner.epsilon, over_slice)
 
   def _square(self, delta: dict[str, jax.Array]):
     """|delta|^2 of one module's parameters, over the slice."""
-    sharded = {n: d for n, d in delta.items() if self.dims[n] is not None}
-    whole = optax.tree.norm({n: d for n, d in delta.items() if self.dims[n] is None}, squared=True)
+    sharded = {n: d for n, d in delta.items() if self.specs.dims[n] is not None}
+    whole = optax.tree.norm({n: d for n, d in delta.items() if self.specs.dims[n] is None}, squared=True)
     return whole + (jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') if sharded else 0)
 
   @functools.cached_property
@@ -263,11 +184,11 @@ class Programs:
     losses = loss_lib.row_losses(self.model, self.settings.routing.prefix_tokens)
 
     def evaluate(params, tokens, segments):
-      params, rows = inner_lib.gather(self.squeeze(params), self.dims), self.squeeze((tokens, segments))
+      params, rows = inner_lib.gather(self.squeeze(params), self.specs.dims), self.squeeze((tokens, segments))
       return self.expand(inner_lib.in_parts(functools.partial(losses, params), self.settings.train.microbatch)(*rows))
 
-    rows = self.rows_spec()
-    return self.shard_map(evaluate, (self.params_spec, rows, rows), (rows, rows))
+    rows = self.specs.rows()
+    return self.shard_map(evaluate, (self.specs.params, rows, rows), (rows, rows))
 
   # -- all paths
 
@@ -301,26 +222,26 @@ class Programs:
       of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
       return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
-    specs = (self.modules_spec, self.outer_spec, self.gathered_spec)
+    specs = (self.specs.modules, self.specs.outer, self.specs.gathered)
     return jax.jit(
       outer,
-      in_shardings=self.shardings((*specs, P())),  # every process has the weights on its host
-      out_shardings=(*self.shardings(specs[:2]), NamedSharding(self.placement.mesh, P())),
+      in_shardings=self.specs.shardings((*specs, P())),  # every process has the weights on its host
+      out_shardings=(*self.specs.shardings(specs[:2]), NamedSharding(self.placement.mesh, P())),
       donate_argnums=(0, 1),
     )
 
   @functools.cached_property
-  def clear(self):
-    """`clear(gathered) -> zeros`, in their place.
+  def zero_sums(self):
+    """`zero_sums(gathered) -> zeros`, in their place.
 
     Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
     """
 
-    def clear(gathered):
+    def zero_sums(gathered):
       return jax.tree.map(jnp.zeros_like, gathered)
 
-    spec = self.shardings(self.gathered_spec)
-    return jax.jit(clear, in_shardings=(spec,), out_shardings=spec, donate_argnums=0, keep_unused=True)
+    spec = self.specs.shardings(self.specs.gathered)
+    return jax.jit(zero_sums, in_shardings=(spec,), out_shardings=spec, donate_argnums=0, keep_unused=True)
 
   def _sound(self, modules, state) -> dict[str, jax.Array]:
     """Which modules are sound, by level, [K_a, ...]."""
@@ -334,53 +255,26 @@ class Programs:
     }
 
   @functools.cached_property
-  def whole(self):
-    """`whole(modules) -> modules`, each in one piece on every device of its slice; as they are where they are that."""
-    if all(dim is None for dim in self.dims.values()):
+  def unshard(self):
+    """`unshard(modules) -> modules`, each in one piece on every device of its slice."""
+    if all(dim is None for dim in self.specs.dims.values()):
       return lambda modules: modules
 
-    def whole(modules):
+    def unshard(modules):
       return modules
 
-    specs = self._per_parameter(lambda level, name: P(*level.axes))
-    return jax.jit(whole, out_shardings=self.shardings(specs))
-
-  @functools.cached_property
-  def outer_spec(self):
-    """Outer states: moments as the modules, scalars one per module."""
-    modules = jax.eval_shape(functools.partial(modules_lib.stack, self.layout), self.shapes)
-    state = jax.eval_shape(self._first_outer_state, modules)
-
-    def spec(level, leaf):
-      n = len(level.axes)
-      return P(*level.axes, *self.placement.parameter_spec(leaf.shape[n:]))
-
-    return {level.name: jax.tree.map(functools.partial(spec, level), state[level.name]) for level in self.layout.levels}
-
-  def _first_outer_state(self, modules):
-    return outer_lib.init(self.layout, self.transformation, modules, self.settings.inner.optimizer)
+    return jax.jit(unshard, out_shardings=self.specs.shardings(self.specs.whole))
 
   @functools.cached_property
   def start(self):
     """`start(params of the base) -> (modules, outer_state, gathered)`: every module a copy of the base's part."""
-    grid, sizes = self.layout.grid, self.placement.positions
 
     def start(params):
       modules = modules_lib.stack(self.layout, params)
-      state = self._first_outer_state(modules)
-      positions = {level.name: math.prod(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
-      sums = {l: {n: jnp.zeros((positions[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
-      squares = {l.name: jnp.zeros((positions[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels}
-      moved = {level: jnp.zeros(grid.shape, jnp.float32) for level in squares}
-      masses = {
-        l.name: {n: jnp.zeros(x.shape[: 2 + len(l.axes)], jnp.float32) for n, x in sums[l.name].items()}
-        for l in self.layout.levels
-      }
-      weighed = masses if self.settings.outer.row_weights else {}
-      return modules, state, Gathered(sums, squares, moved, jnp.zeros(grid.shape, bool), weighed)
+      return modules, self.specs.first_outer_state(modules), self.specs.zeros(modules)
 
-    specs = (self.modules_spec, self.outer_spec, self.gathered_spec)
-    return jax.jit(start, out_shardings=self.shardings(specs))
+    specs = (self.specs.modules, self.specs.outer, self.specs.gathered)
+    return jax.jit(start, out_shardings=self.specs.shardings(specs))
 
 
 def usual(outer_state) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training import resharding
 from dipaco_jax.training import run_checkpoints as run_state_lib
+from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.programs import Programs
 
 OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another --workdir'
@@ -81,13 +81,13 @@ class Plain(NamedTuple):
   excluded: Any
 
 
-def _as_kept(gathered: programs_lib.Gathered) -> Any:
+def _as_kept(gathered: specs_lib.Gathered) -> Any:
   """Without `masses`, which some versions do not know, where there are none."""
   return gathered if gathered.masses else Plain(*gathered[:4])
 
 
-def _as_gathered(kept: Any) -> programs_lib.Gathered:
-  return programs_lib.Gathered(kept.sums, kept.squares, kept.moved, kept.excluded, getattr(kept, 'masses', {}))
+def _as_gathered(kept: Any) -> specs_lib.Gathered:
+  return specs_lib.Gathered(kept.sums, kept.squares, kept.moved, kept.excluded, getattr(kept, 'masses', {}))
 
 
 def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
@@ -131,15 +131,15 @@ def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: 
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
-    begin = lambda turn: programs.begin(arrays['modules'], np.array(turn, np.int32))  # noqa: E731
+    begin = lambda turn: programs.gather_path(arrays['modules'], np.array(turn, np.int32))  # noqa: E731
     moved = functools.partial(resharding.turns, programs.placement, positions)
-    inner = moved(inner, programs.waiting_shardings, lambda turn: first_state(begin(turn)))
-    own = moved(own, programs.shardings(programs.params_spec), begin)
+    inner = moved(inner, programs.specs.waiting, lambda turn: first_state(begin(turn)))
+    own = moved(own, programs.specs.shardings(programs.specs.params), begin)
   record = Record(**meta['record'])
   return State(arrays['modules'], arrays['outer'], gathered, inner, arrays.get('params'), record, own)
 
 
-def _zeros(programs: Programs) -> programs_lib.Gathered:
+def _zeros(programs: Programs) -> specs_lib.Gathered:
   """What is gathered between phases, without the modules and outer states that `start` would make beside them."""
 
   def one(struct, sharding):
@@ -147,7 +147,7 @@ def _zeros(programs: Programs) -> programs_lib.Gathered:
     return jax.make_array_from_callback(struct.shape, sharding, lambda _: part)
 
   structs = jax.eval_shape(programs.start, programs.shapes)[2]
-  return jax.tree.map(one, structs, programs.shardings(programs.gathered_spec))
+  return jax.tree.map(one, structs, programs.specs.shardings(programs.specs.gathered))
 
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None:
@@ -160,10 +160,10 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
     return None
   modules, outer, gathered = jax.eval_shape(programs.start, programs.shapes)
-  params = jax.eval_shape(programs.begin, modules, np.zeros(programs.num_axes, np.int32))
+  params = jax.eval_shape(programs.gather_path, modules, np.zeros(programs.specs.num_axes, np.int32))
   inner = jax.eval_shape(programs.fresh_state, params)
   params, inner = (
-    jax.tree.map(lambda x: jax.ShapeDtypeStruct((*positions, *x.shape[programs.num_axes :]), x.dtype), tree)
+    jax.tree.map(lambda x: jax.ShapeDtypeStruct((*positions, *x.shape[programs.specs.num_axes :]), x.dtype), tree)
     for tree in (params, inner)
   )
   structs = State(
@@ -182,8 +182,9 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
 
 def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> State:
   """Where the arrays of a checkpoint with this meta go; with other positions, near to where they will be."""
-  modules, outer, gathered = programs.shardings((programs.modules_spec, programs.outer_spec, programs.gathered_spec))
-  waiting, (params, inner) = programs.waiting_shardings, programs.shardings((programs.params_spec, programs.state_spec))
+  specs, place = programs.specs, programs.specs.shardings
+  modules, outer, gathered = place((specs.modules, specs.outer, specs.gathered))
+  waiting, (params, inner) = specs.waiting, place((specs.params, specs.state))
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
     elsewhere = functools.partial(resharding.sharding, programs.placement, positions)
     waiting, params = jax.tree.map(elsewhere, (waiting, params))

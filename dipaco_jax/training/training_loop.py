@@ -111,7 +111,7 @@ class Trainer:
     job, programs, state = self.job, self.job.programs, self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     if state.params is None:
-      state.params = programs.begin(state.modules, turn)
+      state.params = programs.gather_path(state.modules, turn)
       renewed = self._in_flight(state.record.excluded, turn) > 0
       if (own := state.own.pop(dispatch.turn, None)) is not None:
         lost = job.lost_in_flight(dispatch.phase - 1, tuple(turn))
@@ -146,7 +146,7 @@ class Trainer:
     """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
     programs = self.job.programs
     if dispatch.turn in self.state.inner:
-      return jax.device_put(self.state.inner[dispatch.turn], programs.shardings(programs.state_spec))
+      return jax.device_put(self.state.inner[dispatch.turn], programs.specs.shardings(programs.specs.state))
     return self.job.first_state(dispatch.phase, self.state.params)
 
   # -- outer
@@ -157,7 +157,7 @@ class Trainer:
     self._begin_own_losses(dispatch)
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     first, steps = self.job.global_step(dispatch.phase, 0), self.job.steps_per_phase
-    state.gathered = programs.finish(
+    state.gathered = programs.accumulate(
       state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
       self.job.heard(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
     )  # fmt: skip
@@ -167,7 +167,7 @@ class Trainer:
     state.record.turn, state.record.step = dispatch.turn + 1, 0
     inner = state.inner.pop(dispatch.turn)
     if self.job.keep_state:
-      state.inner[dispatch.turn] = jax.device_put(inner, programs.waiting_shardings)
+      state.inner[dispatch.turn] = jax.device_put(inner, programs.specs.waiting)
 
   def _end_phase(self, dispatch: job_lib.Dispatch):
     """The outer step, and what follows from the new modules: hold-out losses, publication, validation."""
@@ -179,7 +179,7 @@ class Trainer:
     state.modules, state.outer, statistics = programs.outer(
       state.modules, state.outer, state.gathered, job.heard(dispatch.phase)
     )
-    state.gathered = programs.clear(state.gathered)
+    state.gathered = programs.zero_sums(state.gathered)
     statistics = jax.tree.map(mesh.fetch, statistics)
     outer_s = time.monotonic() - started
     version = dispatch.phase + 1
@@ -187,12 +187,12 @@ class Trainer:
     state.record.phase, state.record.turn, state.record.step = version, 0, 0
 
     def params_of_turn(turn):
-      return programs.begin(state.modules, np.array(turn, np.int32))
+      return programs.gather_path(state.modules, np.array(turn, np.int32))
 
     holdout = self._early_stopping(version, params_of_turn)
     if job.publish:
       best = list(state.record.best_version), list(state.record.best_loss)
-      self.publication = self.publisher.submit(self._publish, version, programs.whole(state.modules), *best)
+      self.publication = self.publisher.submit(self._publish, version, programs.unshard(state.modules), *best)
     updates, step = job.updates(version, 0, 0), job.global_step(version, 0)
     self.journal.phase(updates, step, outer_s, statistics, holdout, excluded)
     if job.validate and (version == job.phases or (job.validate_every and version % job.validate_every == 0)):

@@ -23,7 +23,7 @@ def test_a_phase_adds_the_rounding_of_a_subtraction_and_an_addition(made, tmp_pa
   job = small.make_job(made, phases=1)
   moved = small.fetched(small.train(job, tmp_path).modules)['all']
   turn = np.zeros(0, np.int32)
-  params = made.begin(made.start(job.base)[0], turn)
+  params = made.gather_path(made.start(job.base)[0], turn)
   state = made.fresh_state(params)
   for step in range(0, job.steps_per_phase, job.dispatch_steps):
     tokens, segments = np.stack([np.stack(small.batch(0, s)) for s in (step, step + 1)], 1)

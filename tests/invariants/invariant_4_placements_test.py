@@ -51,7 +51,7 @@ def tolerance(made):
 @pytest.mark.slow
 def test_rows_that_lie_on_several_devices_weigh_as_whole_ones():
   made, found, *_ = trained('states sharded inside a path', True)
-  assert any(dim not in (None, 0) for dim in made.dims.values())
+  assert any(dim not in (None, 0) for dim in made.specs.dims.values())
   small.assert_close(found, trained('one device, eight turns', True)[1], tolerance(made))
 
 

@@ -24,14 +24,14 @@ def compiled(name, data, shard_states=False, devices=8):
   made = small.make_programs(s, devices)
   stacked = jax.eval_shape(made.start, made.shapes)
   turn = np.zeros(2, np.int32)
-  params = jax.eval_shape(made.begin, stacked[0], turn)
+  params = jax.eval_shape(made.gather_path, stacked[0], turn)
   state = jax.eval_shape(made.fresh_state, params)
   rows = jax.ShapeDtypeStruct((2, *made.placement.positions, small.ROWS, small.LENGTH), np.int32)
   weights = jax.ShapeDtypeStruct((4, 2), np.float32)
   arguments = {
-    'begin': (stacked[0], turn),
+    'gather_path': (stacked[0], turn),
     'steps': (params, state, rows, rows, np.int32(0), weights, turn),
-    'finish': (
+    'accumulate': (
       stacked[2],
       stacked[0],
       programs.usual(stacked[1]),
@@ -47,7 +47,7 @@ def compiled(name, data, shard_states=False, devices=8):
   return getattr(made, name).lower(*arguments).compile().as_text(), made
 
 
-@pytest.mark.parametrize('name', ['begin', 'steps', 'finish'])
+@pytest.mark.parametrize('name', ['gather_path', 'steps', 'accumulate'])
 def test_a_path_on_one_device_is_alone_until_the_outer_step(name):
   text, made = compiled(name, data=1)
   assert made.placement.positions == (4, 2)

@@ -25,7 +25,7 @@ def test_every_program_of_a_job_is_compiled_once(tmp_path):
   counts = performance.count_compilations()
   small.train(job, tmp_path)
   assert len(validated) == job.phases
-  assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)  # `whole` among them
+  assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)  # `unshard` among them
   jax.jit(lambda x: x + 1)(np.zeros(3))
   assert counts['<lambda>'] == 1  # so that the count is seen to count
 
@@ -39,7 +39,7 @@ def cached(workdir):
 def test_every_program_of_a_run_is_compiled_once(undisturbed):
   # Of the base model and of the grid; paths inherit their inner states, so that only the base needs a fresh one, and
   # with one device nothing is in pieces.
-  expected = {f'jit_{name}': 1 if name == 'fresh_state' else 2 for name in programs.NAMES if name != 'whole'}
+  expected = {f'jit_{name}': 1 if name == 'fresh_state' else 2 for name in programs.NAMES if name != 'unshard'}
   assert cached(undisturbed) == expected
   assert tiny_run.record(undisturbed, 'train')['result']['compilations'] == sum(expected.values())
 

@@ -85,10 +85,10 @@ def test_it_never_raises(broken):
 COMPILES = """
 import jax
 import jax.numpy as jnp
-from dipaco_jax.training import display, metrics_log as metrics
+from dipaco_jax.training import display, performance
 
 display.TICK_S, display.QUICK_S, display.TOLD_S = 0.001, 0.0, 0.0
-metrics.tell_compilations()
+performance.tell_compilations()
 
 @jax.jit
 def outer(x):
