@@ -67,7 +67,7 @@ def run(main: Callable[[], int | None]):
 
 
 def path_named(words: str) -> int | tuple[int, ...]:
-  """What --path says: a path's number, or its coordinates."""
+  """Parses --path: a path's number, or its coordinates."""
   parts = words.split(',')
   if not all(part.strip().isdecimal() for part in parts):
     raise InputError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
@@ -75,7 +75,7 @@ def path_named(words: str) -> int | tuple[int, ...]:
 
 
 def check_out(option: str, file: str | None):
-  """Before any work: raises InputError where a file that an option names cannot be written."""
+  """Raises InputError, before any work, if the file that an option names cannot be written."""
   if not file:
     return
   path = pathlib.Path(file)
@@ -133,7 +133,7 @@ def fail(words: str, status: int = 2) -> NoReturn:
 
 
 def explain(error: Exception, meant: Mapping[str, str]) -> str:
-  """What is wrong with options, in one line and our words; `meant` says what to write for names that others have."""
+  """Explains what is wrong with options, in one line; `meant` maps names used elsewhere to what to write here."""
   if isinstance(error, flags.UnrecognizedFlagError):
     name = error.flagname
     ours = [flag for flag in flags.FLAGS if not str(flags.FLAGS.find_module_defining_flag(flag)).startswith('absl')]

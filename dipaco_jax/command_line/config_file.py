@@ -94,7 +94,7 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
 
 
 def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
-  """What get_config() of a file returns; an error in it is raised with its line."""
+  """Returns what get_config() of a file returns; raises an error in the file with its line."""
   try:
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
@@ -127,7 +127,7 @@ def _line(error: Exception, file: str) -> str:
 
 
 def _words(error: Exception) -> str:
-  """What an error of a config file says, in our words where it is of ConfigDict."""
+  """Returns the message of an error of a config file; ConfigDict's messages are reworded."""
   said = ' '.join(str(error).split())
   if match := re.match(r"Could not override field '(\w+)' \(.*?\)\. (.*) is of original type", said):
     return _wrong_type(*match.groups())
@@ -162,7 +162,7 @@ def kind_of(name: str) -> Any:
 
 
 def example(name: str) -> str:
-  """What a field may be, as it is typed on a command line."""
+  """Returns an example of a field's value, as it is typed on a command line."""
   if name.startswith('grid.'):
     return '4'
   if kind_of(name) == tuple[str, ...]:
@@ -171,7 +171,7 @@ def example(name: str) -> str:
 
 
 def value_of(name: str, text: str) -> Any:
-  """What a field is to be, from what was typed."""
+  """Converts what was typed to a field's value."""
   kind = kind_of(name)
   try:
     if kind is str:

@@ -41,7 +41,7 @@ def commands() -> str:
 
 
 def main_help(about: str, options: Mapping[str, str | None]) -> str:
-  """Of `main`: its options, and every field of a config."""
+  """Returns the help of `main`: its options, and every field of a config."""
   listed = [_entry(f'--{name}', words or '') for name, words in options.items()]
   fields = _entry('--config.FIELD=VALUE', 'Changes a field of the config; these are all fields, with their defaults.')
   shipped = f'Configs that come with this: {", ".join(config_file.shipped())}, in {config_file.SHIPPED.resolve()}'

@@ -57,7 +57,7 @@ class Reader:
 
   @property
   def by(self) -> str:
-    """What chooses a path on the way."""
+    """Name of what chooses a path within a text: 'chooser', 'router' or ''."""
     return 'chooser' if self.chooser is not None else 'router' if self.fitted is not None else ''
 
   def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
@@ -99,7 +99,7 @@ def read(
 
 
 def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[int] | None) -> list[list[int]]:
-  """Of every text's chunks; see `chunk_losses`."""
+  """Returns the paths of every text's chunks; see `chunk_losses`."""
   counts, size = [-(-len(text.tokens) // W) for text in texts], min(ROWS, len(texts))
   routed: list[list[int]] = []
   if first is None or reader.by == 'router':
@@ -179,7 +179,7 @@ def choose(run: run_lib.Run) -> list[int]:
 
 
 def _reader_of_run(run: run_lib.Run) -> Reader:
-  """With the learned chooser, where the run re-routes by one, else with the last round's router, where it has one."""
+  """Makes a reader with the learned chooser if the run re-routes by one, else with the last round's router, if any."""
   s, fitted, chooser = run.settings, None, None
   if s.evaluate.reroute_every and s.evaluate.chunk_router_steps:
     chooser = jax.device_put(tensors.read_arrays(run.workdir / 'evaluation' / 'chooser.safetensors'))

@@ -67,13 +67,13 @@ def router_data(run: run_lib.Run) -> np.ndarray:
 
 
 def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn | None:
-  """Of longer texts, what is router data; hold-outs lie before it."""
+  """Returns the pieces of longer texts that are router data; hold-outs lie before them."""
   draws = found.draws()
   return None if draws is None else holdouts.drawn_pieces(found.columns()[0], draws, fraction)
 
 
 def check_router_data(run: run_lib.Run):
-  """Before training: raises InputError where router data is too little for a discriminative router."""
+  """Raises InputError, before training, if there is too little router data for a discriminative router."""
   num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum()) if run.settings.rounds else 0
   if run.settings.rounds and count < num_paths:
     raise InputError(

@@ -66,7 +66,7 @@ def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
 
 
 def sources(run: run_lib.Run) -> list[str]:
-  """What the paths' versions are made of."""
+  """Returns the digests of what the paths' versions are made of."""
   return token_losses.published(run.workdir, run.layout, module_store.best_versions(run.workdir))
 
 

@@ -42,7 +42,7 @@ def reroute(run: run_lib.Run, number: int, version: int):
 
 
 def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
-  """What a round found, for the report."""
+  """Returns the figures of a round for the report."""
   before, after = (run.routed('train', n)[:, 0] for n in (number - 1, number))
   found = seals.read_json(run.workdir / 'routing' / str(number) / 'meta.json')
   return found | {'moved_fraction': float(np.mean(before != after))} | route_stage.sharded(run, number)

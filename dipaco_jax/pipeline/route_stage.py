@@ -33,7 +33,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
 
 
 def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
-  """What a round's shards and routes are like."""
+  """Summarizes a round's shards and routes for the stage's record."""
   meta = run.shards_meta(number)
   routed, found, num_paths = run.routed('validation', number), run.sequences('validation'), run.layout.grid.num_paths
   counts = np.bincount(routed, minlength=num_paths).tolist()

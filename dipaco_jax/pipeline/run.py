@@ -38,11 +38,11 @@ class Run:
   num_devices: int = 0  # that are used, the first ones; 0: all
 
   def record(self, name: str) -> dict[str, Any] | None:
-    """What a finished stage left, None where it isn't finished."""
+    """Returns the record of a finished stage; None if it is not finished."""
     return stage_records.read_record(self.workdir, name)
 
   def result(self, name: str) -> dict[str, Any]:
-    """What a finished stage found."""
+    """Returns the result of a finished stage."""
     return seals.read_json(stage_records.record_file(self.workdir, name), 'result')['result']
 
   @functools.cached_property
@@ -60,17 +60,17 @@ class Run:
 
   @functools.cached_property
   def programs(self) -> programs_lib.Programs:
-    """Of the grid of paths."""
+    """Programs of the grid of paths."""
     return self._programs(self.settings, 'train')
 
   @functools.cached_property
   def base_programs(self) -> programs_lib.Programs:
-    """Of the base model: the empty grid, and an outer step that only takes over what AdamW did."""
+    """Programs of the base model: the empty grid, and an outer step that only takes over what AdamW did."""
     return self._programs(self._dense, 'pretrain')
 
   @functools.cached_property
   def control_programs(self) -> programs_lib.Programs:
-    """Of the dense control: those of the base model, unless the batches of a path are for other devices."""
+    """Programs of the dense control: those of the base model, unless a path's batches need other devices."""
     made = self._programs(self._dense, 'train')
     return self.base_programs if made.placement == self.base_programs.placement else made
 
@@ -104,7 +104,7 @@ class Run:
     return tensors.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
-    """What `shards.merge` tells of the shards of a round, or of the 'base'."""
+    """Returns what `shards.merge` found for the shards of a round, or of the 'base'."""
     return seals.read_json(self.workdir / 'shards' / str(number) / 'meta.json', 'shard_tokens', 'holdout_rows')
 
   @property

@@ -44,7 +44,7 @@ def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable
 
 
 def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:
-  """Which training sequences are whose, and held back; router data is nobody's, which is written into `assignment`."""
+  """Deals the training sequences to the paths and hold-outs; marks router data in `assignment` as nobody's."""
   s = run.settings
   assignment[features.router_data(run)] = -1
   fraction, found = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)
@@ -78,5 +78,5 @@ def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, 
 
 
 def parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
-  """Of a round's router and what it has routed, until all is routed."""
+  """Directory of a round's router and of what it has routed so far."""
   return run.workdir / 'routing' / f'{number}-parts'

@@ -53,7 +53,7 @@ def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
-  """What the run is made on; empty where that is not known."""
+  """Reads what machine the run was made on; empty if that is not known."""
   try:
     return seals.read_json(workdir / 'environment.json')
   except seals.Damaged:
@@ -84,7 +84,7 @@ def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
 
 
 def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Where a finished stage's record is."""
+  """Path of a finished stage's record."""
   return workdir / 'stages' / f'{name}.json'
 
 
@@ -111,7 +111,7 @@ def write_record(workdir: pathlib.Path, s: settings.Settings, name: str, wall_s:
 
 
 def reopen(workdir: pathlib.Path, name: str):
-  """Takes back the records of a stage that is to do more and of those after it; the seconds that it took count on."""
+  """Removes the records of a stage that is to do more and of those after it; its seconds so far are kept."""
   if record := read_record(workdir, name):
     files.write_file(seconds_file(workdir, name), str(record['wall_s']))
   for later in reversed(stage.since(name)):
@@ -119,12 +119,12 @@ def reopen(workdir: pathlib.Path, name: str):
 
 
 def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Where an unfinished stage notes the seconds that it has taken."""
+  """Path where an unfinished stage notes the seconds that it has taken."""
   return workdir / 'stages' / f'{name}.seconds'
 
 
 def _seconds(file: pathlib.Path) -> float:
-  """What the file says; 0 where it says nothing of the kind, which is not worth an end."""
+  """Reads the seconds from a file; a file that holds no number counts as 0, with a warning."""
   try:
     found = float(file.read_text())
   except FileNotFoundError:
@@ -139,7 +139,7 @@ def _seconds(file: pathlib.Path) -> float:
 
 @contextlib.contextmanager
 def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]:
-  """Seconds that a stage has taken, those of interrupted runs of it too (noted every few seconds)."""
+  """Measures the seconds that a stage has taken, including interrupted runs of it (noted every few seconds)."""
   file = seconds_file(workdir, name)
   before = _seconds(file)
   started, done = time.monotonic(), threading.Event()

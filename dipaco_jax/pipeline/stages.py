@@ -89,14 +89,14 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _pretrained(run: run_lib.Run) -> dict[str, Any]:
-  """What the record of a base that is there says, if nothing but the record is gone; how fast it was is not known."""
+  """Returns the record of a base whose record alone is gone; how fast it was trained is not known."""
   s = run.settings
   tokens = s.pretrain.steps * s.pretrain.batch_size * s.model.seq_len
   return {'steps': s.pretrain.steps, 'tokens': tokens, 'tokens_per_s': None}
 
 
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """What pretraining starts from: fresh, or another model; and what the record says of that."""
+  """Returns what pretraining starts from, fresh or another model, and what the record says about it."""
   if run.settings.pretrain.init:
     params, about = llama_folder.load(run.settings.pretrain.init, run.model)
     return params, {'init': about}
@@ -124,7 +124,7 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
-  """What the last phase has published, where it was taken away since: the last checkpoint has it."""
+  """Publishes the last phase's modules again, from the last checkpoint, if they were removed."""
   best, losses = state.record.best_version, state.record.best_loss
   if not processes.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
     module_publishing.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.unshard(state.modules))
@@ -159,7 +159,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 
 
 def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dict[str, Any]:
-  """What the training stage says in the report."""
+  """Returns the figures of training for the report."""
   s, made, base = run.settings, job.programs, run.result('pretrain')
   placement = made.placement
   devices = placement.mesh.devices.reshape(-1)

@@ -55,13 +55,13 @@ class TokenLosses(NamedTuple):
 
 
 def read(folder: pathlib.Path, num_paths: int) -> TokenLosses:
-  """What `write` has left. Raises seals.Damaged, also where it has not come to its end."""
+  """Reads what `write` has written. Raises seals.Damaged, also if it was not completed."""
   nll = [tensors.read_array(nll_file(folder, path), mmap_mode='r') for path in range(num_paths)]
   return TokenLosses(nll, tensors.read_array(folder / 'counts.npy', mmap_mode='r'))
 
 
 def nll_file(folder: pathlib.Path, path: int) -> pathlib.Path:
-  """Where a path's token losses are."""
+  """Path of the file of a path's token losses."""
   return folder / f'nll-{path}.npy'
 
 
@@ -196,7 +196,7 @@ def _block(rows: Rows, start: int) -> tuple[np.ndarray, np.ndarray]:
 
 @contextlib.contextmanager
 def _array_file(file: pathlib.Path, dtype: np.dtype, rows: Rows) -> Iterator[IO[bytes]]:
-  """To write an [N, L] array to from its first row on; on the disk and whole before it is seen."""
+  """Opens a file to write an [N, L] array to, row by row; it appears when it is complete and on the disk."""
   aside = file.with_name(f'.{file.name}.{os.getpid()}')
   shape = (len(rows.indices), rows.length)
   try:

@@ -125,13 +125,13 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
 
 
 def check_init(s: settings.Settings):
-  """Before any work: raises InputError where the base is to start from what cannot be a path of this config."""
+  """Raises InputError, before any work, if config.pretrain.init cannot be a path of this config."""
   if s.pretrain.init:
     llama_folder.check(s)
 
 
 def check_input(s: settings.Settings):
-  """Before any work: raises InputError where what is given cannot be used, or the text is far too short."""
+  """Raises InputError, before any work, if a given model cannot be used, or the text is far too short."""
   check_init(s)
   if s.tokenizer.model_file:
     tokenizer.Tokenizer(s.tokenizer.model_file)

@@ -17,7 +17,7 @@ from dipaco_jax.training.programs import Programs
 
 
 def control_holdout(run: run_lib.Run) -> evaluation.Rows:
-  """What is held back of all text, `train.max_holdout_rows` or a few more, of every part as many."""
+  """Returns hold-out rows of all text, about `train.max_holdout_rows`, as many from every part."""
   s, folder, counts = run.settings, run.workdir / 'shards' / 'base', run.shards_meta('base')['holdout_rows']
   most = -(-s.train.max_holdout_rows // len(counts)) or max(counts)
   ends = np.cumsum([min(rows, most) for rows in counts]).tolist()

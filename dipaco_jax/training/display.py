@@ -44,7 +44,7 @@ class Display:
       return False
 
   def show(self, line: str, stands: bool = False):
-    """In one write; on a terminal in place of the line before, no longer than it is wide, and nothing blinks."""
+    """Shows a line in one write; on a terminal it replaces the line before and is cut to the width."""
     self.stands = stands
     if self.is_terminal:
       self._write(f'\r{line[: max(self._width() - 1, 1)]}\x1b[K', True)
@@ -64,7 +64,7 @@ class Display:
 
   @property
   def cleared(self) -> str:
-    """What takes a terminal's line away."""
+    """The characters that clear a terminal's line."""
     return '\r\x1b[K' if self.is_terminal else ''
 
   def _write(self, words: str, is_open: bool):

@@ -120,7 +120,7 @@ def to_compare(mean: float | None) -> float | None:
 def by_model(
   models: Sequence[Sequence[int]], losses: Sequence[float | None], targets: Sequence[float]
 ) -> list[float | None]:
-  """For each path its model's hold-out loss: of replicas, the mean over the targets of all their hold-outs [2.7].
+  """Returns each path's hold-out loss; for replicas, the mean over the targets of all their hold-outs [2.7].
 
   Replicas, such as DiLoCo's workers, have one set of parameters: what is evaluated, exported and served is then one
   version, where each by its own hold-out could point at another.

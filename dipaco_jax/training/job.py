@@ -58,15 +58,15 @@ class Job:
 
   @property
   def phase_updates(self) -> int:
-    """Of a phase in which all paths train; any other counts as many."""
+    """Number of inner steps of all paths in a phase; phases in which some do not train count as many."""
     return self.programs.layout.grid.num_paths * self.steps_per_phase
 
   def global_step(self, phase: int, step: int) -> int:
-    """Of the schedules."""
+    """Step of the learning rate's schedule, pretraining included."""
     return self.first_step + phase * self.steps_per_phase + step
 
   def own_step(self, path: int, phase: int, step: int) -> int:
-    """Of the data: a path's global step less the steps of the phases that it has sat out, so that it misses no row.
+    """Step of a path's data: its global step less the steps of phases that it sat out, so that it misses no row.
 
     A round's new shard is entered at the step that the path has come to.
     """
@@ -74,7 +74,7 @@ class Job:
 
   @functools.cached_property
   def _trained_before(self) -> np.ndarray:
-    """In how many of the phases before each a path was trained, [phases, P]; by the phase's number alone."""
+    """Number of earlier phases in which each path was trained, [phases, P]."""
     trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.end)]
     return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
 
@@ -100,7 +100,7 @@ class Job:
     return limits if self.lost is None or not phase else limits * ~self.lost(phase - 1)
 
   def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
-    """Which positions' outer gradients are lost, bool [m..]."""
+    """Marks the positions whose outer gradients are lost, bool [m..]."""
     placement = self.programs.placement
     lost = np.zeros(self.programs.layout.grid.shape, bool) if self.lost is None else self.lost(phase)
     return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
@@ -122,7 +122,7 @@ class Dispatch(NamedTuple):
 
 
 def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
-  """What is to be done from there on; turns in which no path trains are left out."""
+  """Yields the dispatches from (phase, turn, step) on; turns in which no path trains are left out."""
   turns = job.programs.placement.turns()
   for t in range(phase, job.end):
     active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]

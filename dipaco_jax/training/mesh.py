@@ -58,7 +58,7 @@ class Placement:
     return [self.path(turn, position) for position in itertools.product(*map(range, self.positions))]
 
   def data_dim(self, shape: Sequence[int]) -> int | None:
-    """Which dimension of a parameter is sharded over `data`: the largest that divides, None if none is."""
+    """Dimension of a parameter that is sharded over `data`: the largest that divides; None if there is none."""
     fit = [i for i, size in enumerate(shape) if size % self.data == 0]
     return max(fit, key=lambda i: shape[i]) if self.shard_states and self.data > 1 and fit else None
 
@@ -68,7 +68,7 @@ class Placement:
     return tuple('data' if i == dim else None for i in range(len(shape)))
 
   def in_flight_spec(self, shape: Sequence[int]) -> PartitionSpec:
-    """Of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
+    """PartitionSpec of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
     return PartitionSpec(*self.grid.names, *self.parameter_spec(shape))
 
   def assemble(
@@ -107,7 +107,7 @@ def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
 
 
 def _room(slices: list[list[jax.Device]], data: int) -> int:
-  """How many positions of so many devices there are: each in one slice, unless none is large enough for one."""
+  """Counts positions of a given number of devices, each within one slice unless no slice is large enough."""
   return sum(len(devices) // data for devices in slices) or sum(map(len, slices)) // data
 
 
@@ -166,7 +166,7 @@ def place(
 
 
 def fetch(x: jax.Array) -> np.ndarray:
-  """To the host, whole; every process calls it, in the same order."""
+  """Fetches a whole array to the host; every process calls it, in the same order."""
   return np.asarray(readable(x))
 
 

@@ -31,7 +31,7 @@ def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Leve
 
 
 def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules, name: str = 'train'):
-  """As `publish_module_files`: every process of a job writes the modules that are first on its own devices."""
+  """Publishes modules; every process of a job writes those whose first replica is on its devices."""
   publish_module_files(workdir, version, addressable_modules(layout, modules), name)
 
 

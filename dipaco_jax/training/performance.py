@@ -58,7 +58,7 @@ PEAK_BFLOAT16 = (
 
 
 def count_compilations() -> collections.Counter[str]:
-  """How often XLA has compiled each function (or taken it from its cache) from now on, by the function's name."""
+  """Counts how often XLA compiles each function, or takes it from its cache, from now on, by the function's name."""
   from jax import monitoring
 
   counts: collections.Counter[str] = collections.Counter()

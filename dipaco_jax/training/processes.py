@@ -46,7 +46,7 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """What fails in here ends this process at once: at its leisure it would wait for others, who wait for it."""
+  """Ends this process at once if the block fails: a normal exit would wait for others, which wait for it."""
   try:
     yield
   except BaseException as e:
@@ -72,7 +72,7 @@ def ending() -> Iterator[None]:
 
 
 def status(error: BaseException) -> int:
-  """Of a process that ends with this."""
+  """Exit status of a process that ends with this error."""
   if isinstance(error, BrokenPipeError):
     return 128 + signal.SIGPIPE  # as any tool whose output is piped into `head`
   code = error.code if isinstance(error, SystemExit) else 1
@@ -80,7 +80,7 @@ def status(error: BaseException) -> int:
 
 
 def tell(error: BaseException):
-  """What Python says of an error that nobody caught, if there is somebody to read it."""
+  """Prints an uncaught error as Python does, if stderr is still open."""
   with contextlib.suppress(OSError, ValueError):
     if isinstance(error, SystemExit) and isinstance(error.code, str):
       print(error.code, file=sys.stderr)

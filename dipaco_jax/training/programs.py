@@ -51,7 +51,7 @@ class Programs:
 
   @functools.cached_property
   def specs(self) -> specs_lib.Specs:
-    """Where the arrays lie."""
+    """Shapes and PartitionSpecs of the arrays."""
     return specs_lib.Specs(self.placement, self.layout, self.model, self.settings, self.inner)
 
   @property
@@ -62,7 +62,7 @@ class Programs:
   # -- one path per position
 
   def squeeze(self, tree, at: int = 0):
-    """Without the mesh's axes, which are of size 1 at a position and follow the first `at`; `expand` is the inverse."""
+    """Removes the mesh's axes, of size 1 at a position, behind the first `at` axes; `expand` is the inverse."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.specs.num_axes :]), tree)
 
   def expand(self, tree, at: int = 0):
@@ -165,7 +165,7 @@ class Programs:
     return self.shard_map(accumulate, inputs, spec, donate_argnums=0)
 
   def _row_weights(self, state) -> dict[str, jax.Array]:
-    """Of one path; where a row lies in parts on the devices of its slice, their mean."""
+    """Row weights of one path; for a row that is split over the devices of its slice, their mean."""
 
     def over_slice(name, mean):
       return jax.lax.pmean(mean, 'data') if self.specs.dims[name] not in (None, 0) else mean
@@ -244,7 +244,7 @@ class Programs:
     return jax.jit(zero_sums, in_shardings=(spec,), out_shardings=spec, donate_argnums=0, keep_unused=True)
 
   def _sound(self, modules, state) -> dict[str, jax.Array]:
-    """Which modules are sound, by level, [K_a, ...]."""
+    """Marks the modules that are sound, by level, [K_a, ...]."""
 
     def one(*of_module):
       return screening.is_sound(of_module)

@@ -47,7 +47,7 @@ class Progress:
     return f'{self._stage} {done:,}/{self._total:,} {self._unit} {100 * done // self._total}%'
 
   def _eta(self, done: int) -> list[str]:
-    """From the recent rate: a resumed run starts in the middle, and the first step compiles."""
+    """Estimates the time left from the recent rate: the first step compiles, and resumed runs start in the middle."""
     (first_time, first), (last_time, last) = self._recent[0], self._recent[-1]
     if not self._total or done >= self._total or last <= first or last_time <= first_time:
       return []

@@ -19,7 +19,7 @@ from dipaco_jax.training.mesh import Placement
 
 
 def sharding(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:
-  """Of an in-flight array of a mesh with those positions, on this one's devices; `new`: of one of this mesh."""
+  """Sharding, on this mesh's devices, of an in-flight array of a mesh with `positions`; `new`: of one of this mesh."""
   names, sizes = [], []
   for name, old, here in zip(placement.grid.names, positions, placement.positions, strict=True):
     common = math.gcd(old, here)
@@ -84,7 +84,7 @@ def _gather(sharding: NamedSharding, parts: Mapping[Coordinates, tuple[jax.Array
 
 
 def _part(array: jax.Array, position: Coordinates, rest: tuple[slice, ...]) -> np.ndarray:
-  """What is at a position, as far as `rest` says, from the devices of this process."""
+  """Returns the part `rest` of what is at a position, from the devices of this process."""
   n = len(position)
   for shard in array.addressable_shards:
     first = [s.start or 0 for s in shard.index[:n]]

@@ -20,7 +20,7 @@ from dipaco_jax.training import display, processes
 
 
 def own_share(names: Iterable[str]) -> list[str]:
-  """What of these this process is to read, of as many as the job has."""
+  """Returns the names that this process is to read: every n-th, for n processes."""
   return sorted(names)[jax.process_index() :: jax.process_count()]
 
 
@@ -57,7 +57,7 @@ class RunState:
     self._reads = 0  # of checkpoints, on which the processes agree one by one
 
   def kept(self, found: Collection[int]) -> set[int]:
-    """Which of these checkpoints are kept, by updates."""
+    """Returns which of these checkpoints are kept, by updates."""
     ends = [updates for updates in found if updates % self._phase_updates == 0]
     return {*sorted(found)[-self._keep :], *sorted(ends)[-1:]}
 
@@ -152,7 +152,7 @@ class RunState:
     return found
 
   def _try(self, updates: int, read: Callable, *args, **options) -> list[Any]:
-    """What `read` gives, in a list that is empty if any process cannot read: the checkpoint is corrupt, and moved."""
+    """Returns [what `read` returns], or [] if any process cannot read: the checkpoint is corrupt, and is moved away."""
     found, why = [], ''
     try:
       found = [read(*args, **options)]
@@ -189,11 +189,11 @@ class RunState:
     self._move([updates for updates in self._manager.all_steps() if updates > after], why)
 
   def wait(self):
-    """Until everything is written; raises what went wrong."""
+    """Waits until everything is written; raises what went wrong."""
     self._manager.wait_until_finished()
 
   def close(self):
-    """After the last write. Each step whatever befalls the one before: a sealer that was not told waits for ever."""
+    """Closes after the last write. Each step is done even if the one before fails: the sealer would wait for ever."""
     with contextlib.ExitStack() as steps:  # the last first
       steps.callback(self._tidy_seals)
       steps.callback(self._sealer.shutdown)

@@ -90,7 +90,7 @@ class Specs:
 
   @property
   def weights(self) -> P:
-    """What is known of each path, shaped like the grid."""
+    """PartitionSpec of an array with one entry per path, shaped like the grid."""
     return P(*self.layout.grid.names)
 
   # -- modules
@@ -134,7 +134,7 @@ class Specs:
     return Gathered(sums, squares, dict.fromkeys(squares, self.weights), self.weights, masses)
 
   def zeros(self, modules: modules_lib.Modules) -> Gathered:
-    """What is gathered at the beginning of a phase."""
+    """Returns the zeros that a phase begins with."""
     grid, sizes = self.layout.grid, self.placement.positions
     positions = {level.name: math.prod(sizes[i] for i in grid.lacking(level)) for level in self.layout.levels}
     sums = {l: {n: jnp.zeros((positions[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}

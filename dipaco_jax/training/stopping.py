@@ -43,7 +43,7 @@ def leave(status: int, words: str = ''):
 
 @contextlib.contextmanager
 def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
-  """What is to be closed at the end of the block, each thing whatever befalls the others.
+  """Closes what is registered at the end of the block, each thing even if others fail.
 
   After an error that takes no longer than `limit_s`, or the process ends.
   """
@@ -73,7 +73,7 @@ class Signals:
 
   @contextlib.contextmanager
   def answered(self, answer: Answer) -> Iterator[None]:
-    """In here the first signal does this."""
+    """Calls `answer` on the first signal within the block."""
     before, self._answer = self._answer, answer
     try:
       yield
@@ -82,7 +82,7 @@ class Signals:
 
   @contextlib.contextmanager
   def graceful(self, has_news: Callable[[], bool]) -> Iterator[None]:
-    """In here a signal only sets `received`, where there is something to save; where it did, KeyboardInterrupt follows.
+    """Within the block a signal only sets `received` if there is something to save; KeyboardInterrupt follows then.
 
     Raises:
       KeyboardInterrupt: at the end of the block, where nobody has looked since.
@@ -107,7 +107,7 @@ class Signals:
     leave(128 + (self.received or signal.SIGINT), self._words)
 
   def hear(self, numbers: int):
-    """Until the pipe is closed, into which the system writes the number of each signal."""
+    """Reads the numbers of signals from the pipe that the system writes them to, until it is closed."""
     while heard := os.read(numbers, 1):
       if heard[0] in NUMBERS:
         again, self.received = self.requested(), heard[0]

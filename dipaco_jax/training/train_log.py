@@ -33,7 +33,7 @@ class Steps(NamedTuple):
 
 
 def of_steps(found: dict[str, np.ndarray]) -> Steps:
-  """From `inner.METRICS`, [k, P] each."""
+  """Returns figures of a dispatch from `inner.METRICS`, [k, P] each."""
   values = {name: x.astype(np.float64) for name, x in found.items()}
   rates, skipped = values.pop('learning_rate')[-1], values.pop('skipped').sum(0)
   finite = np.isfinite(values['loss']) & np.isfinite(values['grad_norm'])

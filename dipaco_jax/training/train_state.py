@@ -45,7 +45,7 @@ class Record:
 
 
 def new_record(num_paths: int) -> Record:
-  """Before the first update."""
+  """Returns the record before the first update."""
   return Record(
     best_loss=[None] * num_paths, best_version=[0] * num_paths, excluded=[0] * num_paths, skipped=[0] * num_paths,
     loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths, own_loss=[None] * num_paths,
@@ -65,7 +65,7 @@ class State:
   own: dict[int, Any] = dataclasses.field(default_factory=dict)  # parameters by turn, where outer gradients were lost
 
   def arrays(self) -> dict[str, Any]:
-    """What a checkpoint holds: nothing that `begin` and zeros make again."""
+    """The arrays of a checkpoint: nothing that `gather_path` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
     kept |= {'gathered': _as_kept(self.gathered)} if self.record.turn else {}
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
@@ -82,7 +82,7 @@ class Plain(NamedTuple):
 
 
 def _as_kept(gathered: specs_lib.Gathered) -> Any:
-  """Without `masses`, which some versions do not know, where there are none."""
+  """Leaves out `masses` if there are none: some versions do not know them."""
   return gathered if gathered.masses else Plain(*gathered[:4])
 
 
@@ -98,7 +98,7 @@ def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
 
 @functools.partial(jax.jit, donate_argnums=1)
 def choose(these, others, where):
-  """In-flight arrays: `these` at positions where `where` [m..] is true, else `others`."""
+  """Takes in-flight arrays from `these` at positions where `where` [m..] is true, else from `others`."""
 
   def one(x, y):
     return jnp.where(where.reshape(*where.shape, *(1,) * (y.ndim - where.ndim)), x, y)
@@ -140,7 +140,7 @@ def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: 
 
 
 def _zeros(programs: Programs) -> specs_lib.Gathered:
-  """What is gathered between phases, without the modules and outer states that `start` would make beside them."""
+  """Makes the zeros of between phases, without the modules and outer states that `start` would make too."""
 
   def one(struct, sharding):
     part = np.zeros(sharding.shard_shape(struct.shape), struct.dtype)
@@ -181,7 +181,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> State:
-  """Where the arrays of a checkpoint with this meta go; with other positions, near to where they will be."""
+  """Shardings of the arrays of a checkpoint with this meta; with other positions, close to their new ones."""
   specs, place = programs.specs, programs.specs.shardings
   modules, outer, gathered = place((specs.modules, specs.outer, specs.gathered))
   waiting, (params, inner) = specs.waiting, place((specs.params, specs.state))

@@ -69,7 +69,7 @@ class Trainer:
     return self.dispatched or processes.joined()
 
   def train(self) -> state_lib.State:
-    """To the end of the round's last phase.
+    """Trains to the end of the round's last phase.
 
     Raises:
       Stopped: after saving, when asked to stop.
@@ -138,12 +138,12 @@ class Trainer:
     )
 
   def _in_flight(self, of_path: list[int], turn) -> np.ndarray:
-    """What is known of paths, of those that are in flight, [m..]."""
+    """Selects the entries of the paths that are in flight, [m..]."""
     placement = self.job.programs.placement
     return np.array(of_path)[placement.paths(tuple(turn.tolist()))].reshape(placement.positions)
 
   def _inner_state(self, dispatch: job_lib.Dispatch):
-    """What the paths in flight go on with: their own, or the base model's, or a fresh one."""
+    """Returns the inner state of the paths in flight: their own, or the base model's, or a fresh one."""
     programs = self.job.programs
     if dispatch.turn in self.state.inner:
       return jax.device_put(self.state.inner[dispatch.turn], programs.specs.shardings(programs.specs.state))
