@@ -183,8 +183,8 @@ def _reader_of_run(run: run_lib.Run) -> Reader:
   s, fitted, chooser = run.settings, None, None
   if s.evaluate.reroute_every and s.evaluate.chunk_router_steps:
     chooser = jax.device_put(tensors.read_arrays(run.workdir / 'evaluation' / 'chooser.safetensors'))
-  elif (found := run.workdir / 'routing' / str(s.rounds) / 'router.safetensors').exists():
-    fitted = router.Router(**jax.device_put(tensors.read_arrays(found)))
+  else:
+    fitted = run.router(s.rounds)
 
   def params(path: int):
     return jax.device_put(module_store.load_path(run.workdir, run.layout, path))

@@ -76,11 +76,8 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
   They order the paths, and weigh those of a mixture: a router's distances are no log-probabilities. Zeros where no
   router was fitted.
   """
-  folder, num_paths = run.workdir / 'routing' / str(run.settings.rounds), run.layout.grid.num_paths
-  if not (folder / 'router.safetensors').exists():
-    return np.zeros((len(run.sequences('validation')), num_paths), np.float32)
-  arrays = tensors.read_arrays(folder / 'router.safetensors')
-  fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+  if (fitted := run.router(run.settings.rounds)) is None:
+    return np.zeros((len(run.sequences('validation')), run.layout.grid.num_paths), np.float32)
   chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, 'validation'))
   found = np.concatenate([np.asarray(chunk) for chunk in chunks])
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)

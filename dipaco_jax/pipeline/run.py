@@ -17,6 +17,7 @@ from dipaco_jax.data import sequences as sequences_lib
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
+from dipaco_jax.routing import router as router_lib
 from dipaco_jax.storage import seals, tensors
 from dipaco_jax.training import mesh, metrics_log, performance
 from dipaco_jax.training import programs as programs_lib
@@ -102,6 +103,11 @@ class Run:
   def routed(self, split: str, number: int) -> np.ndarray:
     """Paths of the split's sequences, as the router of a round left them."""
     return tensors.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
+
+  def router(self, number: int) -> router_lib.Router | None:
+    """The router of a round, on the device; None if text was not routed by one."""
+    file = self.workdir / 'routing' / str(number) / 'router.safetensors'
+    return router_lib.Router(**jax.device_put(tensors.read_arrays(file))) if file.exists() else None
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
     """Returns what `shards.merge` found for the shards of a round, or of the 'base'."""
