@@ -1,22 +1,20 @@
 """A run as an HTTP server: OpenAI's completions API, health and metrics.
 
-An event loop has the connections, and the driver's thread the engine: the loop hands requests over, and is told what is
-new of their texts after every turn of the engine. Who hangs up frees the places of their texts.
+The connections belong to an event loop, the engine to a thread: the loop hands requests over, and gets what is new in
+their texts after every turn of the engine.
 """
 
 import asyncio
 import contextlib
 import functools
 import hmac
-import json
 import logging
 import os
 import signal
 import socket
 import time
-import uuid
+import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import prometheus_client as prometheus
 import uvicorn
@@ -28,73 +26,93 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dipaco_jax.inference import connections, openai_api, seldom
-from dipaco_jax.inference.engine_thread import Driver, Metrics, News, Ticket
-from dipaco_jax.inference.generation import Engine
-from dipaco_jax.inference.openai_api import Asked, Refused
+from dipaco_jax.inference import connections, log_rate_limit, openai_api
+from dipaco_jax.inference.completions import FAILED, Completions
+from dipaco_jax.inference.engine import Engine
+from dipaco_jax.inference.engine_thread import EngineThread
+from dipaco_jax.inference.openai_api import ApiError
+from dipaco_jax.inference.server_metrics import Metrics
 from dipaco_jax.training import stopping
 
-BODY_BYTES = 2**21
-SMALL_BYTES = 2**14  # of a body, for which the others can wait
+MAX_BODY_BYTES = 2**21
+SMALL_BODY_BYTES = 2**14  # so few are parsed at once: others can wait as long
 BODY_S = 30  # for a body to come
-CLOSE_S = 2  # for connections to end when all is said
-HUNG_UP = 499  # what the metrics count where nobody waits for the answer
-EVENTS = [(b'content-type', b'text/event-stream; charset=utf-8'), (b'cache-control', b'no-cache')]
+CLOSE_S = 2  # for connections to end after the last answer
+HUNG_UP = 499  # the status that metrics count where the client has gone
 ROUTES = 'POST /v1/completions, GET /v1/models, GET /health and GET /metrics'
 NO_KEY = 'the key is missing or wrong: send the header Authorization: Bearer KEY, as DIPACO_API_KEY has it here'
-FAILED = 'the server has failed at this request; its log says how'
 
 
 class Server:
-  """The loop's side."""
+  """The routes of the server, and its life: loading, ready, stopping."""
 
   def __init__(
-    self, make: Callable[[], Engine], model: Callable[[Engine], openai_api.Model], started: Callable[[], None],
-    max_waiting: int, grace_s: float, api_key: str, limits: connections.Limits,
-  ):  # fmt: skip
+    self,
+    load_engine: Callable[[], Engine],
+    serve_model: Callable[[Engine], openai_api.ServedModel],
+    started: Callable[[], None],
+    max_waiting: int,
+    grace_s: float,
+    api_key: str,
+    limits: connections.Limits,
+  ):
     """
     Args:
-      make: loads the run; called by the engine's thread.
+      load_engine: loads the run; called by the engine's thread.
+      serve_model: makes what requests are parsed by.
       started: called when requests are answered.
-      max_waiting: texts that have no token yet.
-      grace_s: after a signal, for answers to come to their ends.
-      api_key: without which nothing of /v1 is answered; '': with any.
+      max_waiting: texts that may wait for their first token.
+      grace_s: seconds after a signal that answers have to come to their ends.
+      api_key: that requests to /v1 must bring; '': none.
       limits: of connections.
     """
-    self.make_model, self.started = model, started
-    self.max_waiting, self.grace_s, self.api_key, self.limits = max_waiting, grace_s, api_key, limits
+    self.serve_model, self.started = serve_model, started
+    self.grace_s, self.api_key, self.limits = grace_s, api_key, limits
     self.metrics = Metrics()
-    self.driver = Driver(make, self.metrics)
-    self.metrics.waiting.set_function(lambda: self.driver.num_waiting)
-    self.model: openai_api.Model | None = None  # when it is ready
-    self.signal = 0  # that stops it
-    self.open: set[Ticket] = set()
+    self.engine_thread = EngineThread(load_engine, self.metrics)
+    self.metrics.waiting.set_function(lambda: self.engine_thread.num_waiting)
+    self.completions = Completions(self.engine_thread, max_waiting)
+    self.model: openai_api.ServedModel | None = None  # until the engine is ready
+    self.signal = 0  # the number of the one that stops it
     self.created = int(time.time())
     self.app = Starlette(
       routes=[
-        Route('/v1/completions', self.completions, methods=['POST']),
-        Route('/v1/models', self.models),
-        Route('/v1/models/{name:path}', self.one_model),
+        Route('/v1/completions', self.complete, methods=['POST']),
+        Route('/v1/models', self.list_models),
+        Route('/v1/models/{name:path}', self.retrieve_model),
         Route('/health', self.health),
-        Route('/metrics', self.measured),
+        Route('/metrics', self.export_metrics),
       ],
-      middleware=[Middleware(self._guarded)],
-      exception_handlers={Refused: _refused, HTTPException: _lost, ClientDisconnect: _nobody, Exception: _failed},
+      middleware=[Middleware(self._guard)],
+      exception_handlers={
+        ApiError: _api_error,
+        HTTPException: _no_such_route,
+        ClientDisconnect: _disconnected,
+        Exception: _failed,
+      },
       lifespan=self._lifespan,
     )
 
   def run(self, listener: socket.socket, access_log: bool) -> int:
-    """Until a signal; its exit status. Raises what ended the engine's thread."""
-    seldom.install()
+    """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
+    log_rate_limit.install()
     config = uvicorn.Config(
-      self.app, http=connections.limited(self.limits), backlog=connections.BACKLOG, loop='asyncio', ws='none',
-      lifespan='on', log_config=None, access_log=access_log, server_header=False, timeout_graceful_shutdown=CLOSE_S,
-    )  # fmt: skip
+      self.app,
+      http=connections.protocol_with(self.limits),
+      backlog=connections.BACKLOG,
+      loop='asyncio',
+      ws='none',
+      lifespan='on',
+      log_config=None,
+      access_log=access_log,
+      server_header=False,
+      timeout_graceful_shutdown=CLOSE_S,
+    )
     self.uvicorn = uvicorn.Server(config)
     self.uvicorn.run([listener])
-    self.driver.thread.join(CLOSE_S)
-    if self.driver.failure:
-      raise self.driver.failure
+    self.engine_thread.thread.join(CLOSE_S)
+    if self.engine_thread.failure:
+      raise self.engine_thread.failure
     return 128 + self.signal
 
   @contextlib.asynccontextmanager
@@ -102,120 +120,77 @@ class Server:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
       loop.add_signal_handler(number, self._stop, number)  # uvicorn's own are there by now
-    self.driver.start(loop, self._changed)
-    there = self.uvicorn.server_state.connections
-    self.metrics.connections.set_function(lambda: len(there))
-    watch = loop.create_task(connections.watch(there))
+    self.engine_thread.start(loop, self._changed)
+    clients = self.uvicorn.server_state.connections
+    self.metrics.connections.set_function(lambda: len(clients))
+    watch = loop.create_task(connections.watch(clients))
     yield
     watch.cancel()
-    self.driver.close()
+    self.engine_thread.close()
 
   def _changed(self):
-    """The engine is ready, or has failed."""
-    if self.driver.failure:
-      self._end(Refused(500, FAILED))
+    """Begins to answer when the engine is ready; ends when it has failed."""
+    if self.engine_thread.failure:
+      self._end(ApiError(500, FAILED))
     elif not self.signal:
-      self.model = self.make_model(self.driver.engine)
+      self.model = self.serve_model(self.engine_thread.engine)
       self.started()
 
   def _stop(self, number: int):
     if self.signal:
       os._exit(128 + number)
     self.signal = number
-    if self.open:
-      words = f'{len(self.open)} answers come to their ends, in {self.grace_s:g} s at most; once more ends at once'
+    if self.completions.open:
+      words = f'{len(self.completions.open)} answers come to their ends, in {self.grace_s:g} s at most; once more ends at once'
       stopping.say(f'stopping: {words}')
     self._drain = asyncio.get_running_loop().create_task(self._finish())  # kept: the loop itself forgets tasks
 
   async def _finish(self):
     until = time.monotonic() + self.grace_s
-    while self.open and time.monotonic() < until:
+    while self.completions.open and time.monotonic() < until:
       await asyncio.sleep(0.02)
-    self._end(Refused(503, 'the server stops'))
+    self._end(ApiError(503, 'the server stops'))
 
-  def _end(self, why: Refused):
-    for ticket in self.open:
-      ticket.news.put_nowait(why)
-    logging.getLogger('uvicorn.error').setLevel(logging.CRITICAL + 1)  # who does not read is left, with no more words
+  def _end(self, why: ApiError):
+    self.completions.end(why)
+    logging.getLogger('uvicorn.error').setLevel(logging.CRITICAL + 1)  # no line for each client that does not read
     self.uvicorn.should_exit = True
 
-  async def completions(self, request: Request) -> ASGIApp:
+  async def complete(self, request: Request) -> ASGIApp:
     """POST /v1/completions."""
-    model, body = self._ready(), await _body(request)
-    asked = model.parse(body) if len(body) < SMALL_BYTES else await asyncio.to_thread(model.parse, body)
-    return functools.partial(self._stream if asked.stream else self._answer, asked)
+    model, body = self._ready_model(), await _read_body(request)
+    parsed = model.parse(body) if len(body) < SMALL_BODY_BYTES else await asyncio.to_thread(model.parse, body)
+    return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
 
-  async def models(self, request: Request) -> Response:
+  async def list_models(self, request: Request) -> Response:
     """GET /v1/models."""
-    model = self._ready()
+    model = self._ready_model()
     names = [model.name, *(f'{model.name}/path-{path}' for path in range(model.num_paths))]
-    return JSONResponse({'object': 'list', 'data': [openai_api.model(name, self.created) for name in names]})
+    return JSONResponse({'object': 'list', 'data': [openai_api.model_object(name, self.created) for name in names]})
 
-  async def one_model(self, request: Request) -> Response:
+  async def retrieve_model(self, request: Request) -> Response:
     """GET /v1/models/NAME."""
     name = request.path_params['name']
-    self._ready().path(name)
-    return JSONResponse(openai_api.model(name, self.created))
+    self._ready_model().path(name)
+    return JSONResponse(openai_api.model_object(name, self.created))
 
   async def health(self, request: Request) -> Response:
     """GET /health."""
     state = 'stopping' if self.signal else 'ready' if self.model else 'loading'
     return JSONResponse({'status': state}, 200 if state == 'ready' else 503)
 
-  async def measured(self, request: Request) -> Response:
+  async def export_metrics(self, request: Request) -> Response:
     """GET /metrics."""
     text = prometheus.generate_latest(self.metrics.registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
-  def _ready(self) -> openai_api.Model:
+  def _ready_model(self) -> openai_api.ServedModel:
     if self.signal or not self.model:
-      raise Refused(503, 'the server stops' if self.signal else 'the server is loading: try again')
+      raise ApiError(503, 'the server stops' if self.signal else 'the server is loading: try again')
     return self.model
 
-  async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send):
-    async with self._news(asked, receive) as news:
-      ended = {new.choice: new async for new in news}
-    choices = [
-      openai_api.choice(index, prefix + ended[index].piece, ended[index].paths, ended[index].finished)
-      for index, prefix in enumerate(asked.prefixes)
-    ]
-    usage = openai_api.usage(asked.prompt_tokens, sum(new.num_tokens for new in ended.values()))
-    await JSONResponse(_completion(asked, _new_id(), choices) | {'usage': usage})(scope, receive, send)
-
-  async def _stream(self, asked: Asked, scope: Scope, receive: Receive, send: Send):
-    """As events; what fails before the first of them is an error like others."""
-    started, end = False, b'data: [DONE]\n\n'
-    async with self._news(asked, receive) as news:
-      try:
-        async for chunk in _chunks(asked, news):
-          if not started:
-            await send({'type': 'http.response.start', 'status': 200, 'headers': EVENTS})
-            started = True
-          await send({'type': 'http.response.body', 'body': _event(chunk), 'more_body': True})
-      except (Refused, ClientDisconnect) as e:
-        if not started:
-          raise
-        end = _event(e.body) if isinstance(e, Refused) else b''
-    await send({'type': 'http.response.body', 'body': end})
-
-  @contextlib.asynccontextmanager
-  async def _news(self, asked: Asked, receive: Receive) -> AsyncIterator[AsyncIterator[News]]:
-    """What comes of a request, until it is finished, or left: then it is cancelled."""
-    if self.driver.num_waiting + len(asked.requests) > self.max_waiting:
-      raise Refused(429, f'{self.driver.num_waiting} texts wait already, of {self.max_waiting} that may: try again')
-    ticket = Ticket(asked)
-    self.open.add(ticket)
-    self.driver.submit(ticket)
-    watch = asyncio.create_task(_watch(receive, ticket))
-    try:
-      yield _until_finished(ticket)
-    finally:
-      watch.cancel()
-      self.open.discard(ticket)
-      self.driver.cancel(ticket)
-
-  def _guarded(self, app: ASGIApp) -> ASGIApp:
-    """Looks at the key, and counts."""
+  def _guard(self, app: ASGIApp) -> ASGIApp:
+    """Wraps the routes of /v1: checks the key and counts answers by status."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send):
       if scope['type'] != 'http' or not scope['path'].startswith('/v1/'):
@@ -227,11 +202,11 @@ class Server:
         status = message.get('status', status)
         await send(message)
 
-      inner = app if self._knows(scope) else _error(Refused(401, NO_KEY, code='invalid_api_key'))
+      inner = app if self._is_authorized(scope) else _error_response(ApiError(401, NO_KEY, code='invalid_api_key'))
       try:
         await inner(scope, receive, counted)
       except Exception:
-        status = 500  # which is answered farther out
+        status = 500  # Starlette answers it outside of this
         raise
       finally:
         if scope['path'] == '/v1/completions':
@@ -239,95 +214,52 @@ class Server:
 
     return guarded
 
-  def _knows(self, scope: Scope) -> bool:
+  def _is_authorized(self, scope: Scope) -> bool:
     given = dict(scope['headers']).get(b'authorization', b'')
     return not self.api_key or hmac.compare_digest(given, f'Bearer {self.api_key}'.encode())
 
 
-async def _body(request: Request) -> bytes:
-  """All of it; raises Refused where it is too large, or does not come, or is of another type."""
+async def _read_body(request: Request) -> bytes:
+  """Reads the body; raises ApiError where it is too large, does not come in time, or is not JSON by its header."""
   if request.headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
-    raise Refused(415, 'the body should be JSON: send the header Content-Type: application/json')
+    raise ApiError(415, 'the body should be JSON: send the header Content-Type: application/json')
   parts, size = [], 0
   try:
     async with asyncio.timeout(BODY_S):
       async for part in request.stream():
         parts.append(part)
         size += len(part)
-        if size > BODY_BYTES:
-          raise Refused(413, f'the body is larger than {BODY_BYTES} bytes: send fewer prompts at one time')
+        if size > MAX_BODY_BYTES:
+          raise ApiError(413, f'the body is larger than {MAX_BODY_BYTES} bytes: send fewer prompts at one time')
   except TimeoutError as e:
-    raise Refused(408, f'the body did not come in {BODY_S} s') from e
+    raise ApiError(408, f'the body did not come in {BODY_S} s') from e
   return b''.join(parts)
 
 
-async def _watch(receive: Receive, ticket: Ticket):
-  """Until the client hangs up."""
-  while (await receive())['type'] != 'http.disconnect':
-    pass
-  ticket.news.put_nowait(ClientDisconnect())
+def _error_response(error: ApiError) -> Response:
+  headers = {'Retry-After': '1'} if error.status in (429, 503) else None
+  # In ASCII: an error may quote half a surrogate pair of the request, which has no UTF-8.
+  return Response(json.dumps(error.body), error.status, headers, 'application/json')
 
 
-async def _until_finished(ticket: Ticket) -> AsyncIterator[News]:
-  left = len(ticket.asked.requests)
-  while left:
-    new = await ticket.news.get()
-    if isinstance(new, Exception):
-      raise new
-    if new.finished not in ('', 'stop', 'length'):
-      raise Refused(500, FAILED)
-    left -= bool(new.finished)
-    yield new
+async def _api_error(request: Request, error: Exception) -> Response:
+  assert isinstance(error, ApiError)
+  return _error_response(error)
 
 
-async def _chunks(asked: Asked, news: AsyncIterator[News]) -> AsyncIterator[dict[str, Any]]:
-  """The bodies of a stream."""
-  name, prefixes, num_tokens = _new_id(), dict(enumerate(asked.prefixes)), 0
-  no_usage = {'usage': None} if asked.include_usage else {}
-  async for new in news:
-    piece = prefixes.pop(new.choice, '') + new.piece
-    yield _completion(asked, name, [openai_api.choice(new.choice, piece, new.paths, new.finished)]) | no_usage
-    num_tokens += new.num_tokens if new.finished else 0
-  if asked.include_usage:
-    yield _completion(asked, name, []) | {'usage': openai_api.usage(asked.prompt_tokens, num_tokens)}
-
-
-def _completion(asked: Asked, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-  created = int(time.time())
-  return {'id': name, 'object': 'text_completion', 'created': created, 'model': asked.model, 'choices': choices}
-
-
-def _new_id() -> str:
-  return f'cmpl-{uuid.uuid4().hex}'
-
-
-def _event(body: dict[str, Any]) -> bytes:
-  return f'data: {json.dumps(body, ensure_ascii=False)}\n\n'.encode()
-
-
-def _error(why: Refused) -> Response:
-  headers = {'Retry-After': '1'} if why.status in (429, 503) else None
-  # In ASCII: what a request is blamed for may be no text that has a UTF-8.
-  return Response(json.dumps(why.body), why.status, headers, 'application/json')
-
-
-async def _refused(request: Request, why: Exception) -> Response:
-  assert isinstance(why, Refused)
-  return _error(why)
-
-
-async def _lost(request: Request, why: Exception) -> Response:
-  """404 and 405, which are Starlette's."""
-  assert isinstance(why, HTTPException)
-  response = _error(Refused(why.status_code, f'there is no {request.method} {request.url.path}: there are {ROUTES}'))
-  response.headers.update(why.headers or {})
+async def _no_such_route(request: Request, error: Exception) -> Response:
+  """Answers Starlette's 404 and 405."""
+  assert isinstance(error, HTTPException)
+  words = f'there is no {request.method} {request.url.path}: there are {ROUTES}'
+  response = _error_response(ApiError(error.status_code, words))
+  response.headers.update(error.headers or {})
   return response
 
 
-async def _nobody(request: Request, why: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
   return Response(status_code=HUNG_UP)
 
 
-async def _failed(request: Request, why: Exception) -> Response:
-  """Behind this, uvicorn logs what was raised."""
-  return _error(Refused(500, FAILED))
+async def _failed(request: Request, error: Exception) -> Response:
+  """Answers any other error, which uvicorn then logs."""
+  return _error_response(ApiError(500, FAILED))
