@@ -9,8 +9,7 @@ import small
 from holdout_rows import COUNTS, ROWS, load
 
 from dipaco_jax.models import loss
-from dipaco_jax.storage import module_store
-from dipaco_jax.training import evaluation, metrics_log, training_loop
+from dipaco_jax.training import evaluation
 
 
 @pytest.fixture(scope='module')
@@ -54,58 +53,6 @@ def test_in_flight_asks_for_each_path_once(made):
     for i, path in enumerate(made.placement.paths(turn)):
       small.assert_close({n: x.reshape(2, *x.shape[2:])[i] for n, x in found.items()}, params_of(made, path), 0)
   assert sorted(asked) == [0, 1, 2, 3]
-
-
-def test_early_stopping_points_at_the_best_version(tmp_path):
-  """Ever larger steps: the loss falls, then rises, and versions that nobody points at go."""
-  s = small.settings(
-    {'a': 2, 'b': 2},
-    small.MIXED_LEVELS,
-    train=dict(phases=6, steps_per_phase=2),
-    inner=dict(learning_rate=0.3, warmup_steps=12, decay_steps=1000, weight_decay=0.0),
-    outer=dict(optimizer='sgd', learning_rate=1.0),
-  )
-  made = small.make_programs(s, 2)
-  state = small.train(small.make_job(made, holdout=ROWS, publish=True), tmp_path)
-  rows = [row for row in small.metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
-  losses = np.array([row['holdout_loss_by_path'] for row in rows], float)
-  measured = [0, 2, 3]
-  best = losses[:, measured].argmin(0) + 1
-  assert (best < 6).any() and (losses[-1, measured] > losses.min(0)[measured]).any()
-  found = module_store.best_versions(tmp_path)
-  assert [found[path] for path in measured] == best.tolist()
-  assert found[1] == 6  # nothing to choose by: the last
-  assert found == state.record.best_version == rows[-1]['best_version_by_path']
-  assert module_store.versions(tmp_path) == sorted({*found, 6})
-  for path in measured:  # a pointer is to what was measured
-    params = module_store.load_path(tmp_path, made.layout, path)
-    assert mean(made, params, path) == pytest.approx(losses[:, path].min(), abs=CLOSE)
-
-
-def test_replicas_of_a_model_point_at_one_version(tmp_path):
-  """Which is best by the mean over the targets of all their hold-outs, where their own would tell them apart."""
-  made = small.make_programs(small.settings({'a': 2, 'b': 2}, (('all', '.*', ('a',)),)), 2)
-  assert made.layout.models() == [[0, 1], [2, 3]]
-  own, of_models, versions = [], [], range(1, 7)
-  with metrics_log.Metrics(tmp_path) as rows:
-    trainer = training_loop.Trainer(small.make_job(made, holdout=ROWS), tmp_path, 100, 2, rows, lambda: False)
-    for version in versions:
-
-      def params_of(path, version=version):
-        return small.base(made.model, 2 * version + path // 2)
-
-      def params_of_turn(turn):
-        return evaluation.in_flight(made, turn, params_of)
-
-      own.append(trainer._early_stopping(version, params_of_turn))
-      found = evaluation.losses(made, params_of_turn, ROWS)
-      nats, targets = (np.array([x.sum() for x in of_path]) for of_path in found)
-      of_models.append(nats.reshape(2, 2).sum(1) / targets.reshape(2, 2).sum(1))
-  best = np.argmin(of_models, axis=0) + 1
-  assert trainer.state.record.best_version == [best[0], best[0], best[1], best[1]]
-  apart = np.argmin(np.array(own, float)[:, [2, 3]], axis=0) + 1
-  assert apart[0] != apart[1] and (apart != best[1]).any(), 'draw other models: these are told apart by nothing'
-  np.testing.assert_allclose(trainer.state.record.best_loss, np.repeat(np.min(of_models, axis=0), 2), rtol=1e-12)
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():

@@ -1,0 +1,12 @@
+"""What is behind an error."""
+
+import errno
+
+from dipaco_jax.core import errors
+
+
+def test_a_full_disk_by_whatever_name():
+  full, wrapped = OSError(errno.ENOSPC, 'No space left on device'), RuntimeError('cannot save')
+  wrapped.__cause__ = full
+  assert all(map(errors.disk_is_full, (full, wrapped, ValueError('RESOURCE_EXHAUSTED: x: No space left on device'))))
+  assert not errors.disk_is_full(OSError(errno.EACCES, 'Permission denied'))
