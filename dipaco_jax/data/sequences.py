@@ -255,7 +255,7 @@ def _column(file: str, dtype: str, count: int) -> np.ndarray:
   with seals.reading(pathlib.Path(file)):
     found = np.fromfile(file, dtype)
   if len(found) != count:
-    raise seals.Damaged(seals.fault(file), file)
+    raise seals.Damaged(file)
   return found
 
 

@@ -29,7 +29,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import router
-from dipaco_jax.storage import module_store, seals
+from dipaco_jax.storage import module_store, remedies, seals
 from dipaco_jax.storage import object_store as storage_lib
 
 PATIENCE_S = 30  # for a bucket that does not answer
@@ -179,7 +179,7 @@ class Trained:
       return self._read_json('paths/best.json', 'version')['version']
     except storage_lib.Missing as e:
       if self.storage.exists('stages/train.json'):
-        raise seals.Damaged(self._fault('paths/best.json'), 'paths/best.json') from e
+        raise seals.Damaged('paths/best.json', self._fault('paths/best.json')) from e
       raise InputError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
 
   @functools.cached_property
@@ -225,7 +225,7 @@ class Trained:
     try:
       return safetensors.numpy.load(self._read(name, sha256))
     except safetensors.SafetensorError as e:
-      raise seals.Damaged(self._fault(name), name) from e
+      raise seals.Damaged(name, self._fault(name)) from e
 
   @property
   def router(self) -> Router:
@@ -278,17 +278,17 @@ class Trained:
     data = bytes(self.storage.fetch(name))
     expected = sha256 or seals.recorded(own, text)
     if expected and hashlib.sha256(data).hexdigest() != expected:
-      raise seals.Damaged(self._fault(name), name)
+      raise seals.Damaged(name, self._fault(name))
     return data
 
   def _read_json(self, name: str, *needed: str) -> dict[str, Any]:
     if (found := seals.loads(self._read(name), *needed)) is None:
-      raise seals.Damaged(self._fault(name), name)
+      raise seals.Damaged(name, self._fault(name))
     return found
 
   def _fault(self, name: str) -> str:
-    file = self.storage.local(name)
-    return seals.fault(file) if file else f'{self.storage.where(name)} is missing or not as it was written'
+    file = self.storage.local_path(name)
+    return remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or not as it was written'
 
   @contextlib.contextmanager
   def _naming(self, name: str) -> Iterator[None]:
@@ -296,7 +296,7 @@ class Trained:
     try:
       yield
     except storage_lib.Missing as e:
-      raise seals.Damaged(self._fault(name), name) from e
+      raise seals.Damaged(name, self._fault(name)) from e
 
   def _recorded(self, version: int) -> dict[str, str]:
     """{object: sha256} of a version's modules; each process of a job has written an index."""

@@ -68,7 +68,7 @@ def finish(islands: Islands, task: Task) -> list[Fact]:
       islands.storage.upload_tree(own.workdir / tree, tree)
     evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors'))
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
-      if islands.storage.local(name) is None and (own.workdir / name).exists():
+      if islands.storage.local_path(name) is None and (own.workdir / name).exists():
         islands.storage.write(name, (own.workdir / name).read_bytes())
     files.tidy(own.workdir)
   about = {name: found[name] for name in ('perplexity', 'perplexity_interval')}

@@ -24,7 +24,6 @@ from dipaco_jax.pipeline import jobs
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, lock, module_store, seals, tensors
 from dipaco_jax.storage import object_store as storage_lib
-from dipaco_jax.storage import trees as trees_lib
 from dipaco_jax.training import module_publishing
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
@@ -88,7 +87,7 @@ class Islands:
 
   def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
     """Uploads directories of the workdir's. Raises InputError, before anything is changed, where others are facts."""
-    indices = {tree: trees_lib.index_of(self.run.workdir / tree) for tree in trees}
+    indices = {tree: storage_lib.tree_index(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
@@ -99,7 +98,7 @@ class Islands:
 
   def look_again(self, e: seals.Damaged):
     """A file of this machine's is not as it was fetched: everything is compared anew when it is next asked for."""
-    self.storage.whole.clear()
+    self.storage.verified_trees.clear()
     if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 

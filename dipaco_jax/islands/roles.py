@@ -151,7 +151,7 @@ def part_named(share: str) -> slice:
 
 def local_place(workdir: str) -> pathlib.Path:
   """Where a run's files are on this machine: the workdir itself, if it is a folder."""
-  there = storage_lib.open_storage(workdir).local('here')
+  there = storage_lib.open_storage(workdir).local_path('here')
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
 
 
@@ -161,7 +161,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
   Its name can be known before we come, and what is compiled there is run.
   """
   place = local_place(workdir)
-  if storage_lib.open_storage(workdir).local('here'):
+  if storage_lib.open_storage(workdir).local_path('here'):
     place.mkdir(parents=True, exist_ok=True)
     return place
   with contextlib.suppress(FileExistsError):

@@ -338,7 +338,7 @@ def prepare(islands: Islands, task: Task, lease: Lease) -> Publish:
 def take_over(islands: Islands, made: Fact):
   """What is done again makes only what nobody has as it was published; that is removed from this machine."""
   for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
-    islands.storage.whole.discard((tree, sha256))
+    islands.storage.verified_trees.discard((tree, sha256))
     try:
       islands.storage.download_tree(tree, islands.run.workdir / tree, sha256)
     except (storage_lib.Missing, storage_lib.Corrupt):

@@ -32,7 +32,7 @@ from dipaco_jax.core.inner import gather
 from dipaco_jax.data import loader, packing
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
-from dipaco_jax.storage import files, module_store, publishing, seals, tensors, trees
+from dipaco_jax.storage import files, module_store, publishing, seals, tensors
 from dipaco_jax.training import evaluation, processes
 from dipaco_jax.training import progress as progress_lib
 from dipaco_jax.training.programs import Programs
@@ -205,7 +205,7 @@ def _array_file(file: pathlib.Path, dtype: np.dtype, rows: Rows) -> Iterator[IO[
       yield f
       f.flush()
       os.fsync(f.fileno())
-    sha256 = trees.digests(aside.parent, [aside.name])[aside.name]
+    sha256 = files.digests(aside.parent, [aside.name])[aside.name]
     files.write_file(file.with_name(f'{file.name}.sha256'), seals.line(file.name, sha256))
     os.replace(aside, file)
   finally:

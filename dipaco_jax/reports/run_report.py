@@ -15,7 +15,7 @@ from dipaco_jax.core import grid as grids
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import stage
-from dipaco_jax.storage import seals
+from dipaco_jax.storage import remedies, seals
 
 EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
@@ -106,11 +106,11 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
   publishing.write_json(workdir / 'report.json', report)
   run, best = read_run(workdir, report), workdir / 'paths' / 'best.json'
   if report['phases'] and not best.exists():
-    raise seals.Damaged(seals.fault(best), best)
+    raise seals.Damaged(best)
   if (
     'evaluate' in run.results and any(level.axes for level in run.levels) and not (workdir / chunk_losses.FILE).exists()
   ):
-    logging.warning('%s', seals.fault(workdir / chunk_losses.FILE))
+    logging.warning('%s', remedies.explain(workdir / chunk_losses.FILE))
   if gaps := {*range(1, (report['phases'] or 0) + 1)} - {*run.history.phases.tolist()}:
     logging.warning('%s has no rows of %d phases: the curves have gaps', workdir / 'metrics.jsonl', len(gaps))
   found = figures.make(run)

@@ -1,7 +1,8 @@
 """Bytes that are published whole or not at all, on disks and in buckets.
 
-Read `checkpoint` first. `seals` says that a file is as it was written, `records` holds sequences, `object_store` is
-where islands exchange objects, over the `backends` that there are.
+Read in this order: `files` (write aside, sync, rename), `publishing` (the same with checksums), `seals` (checks them)
+and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock`;
+`object_store` (where islands exchange objects) on its two `backends`, and `remote_files` (text in buckets).
 
 Imports from `core`.
 """

@@ -1,4 +1,8 @@
-"""Where objects are kept: a folder of a file system, or a bucket; what `object_store` builds on."""
+"""The two kinds of places where `object_store` keeps objects: a folder of a file system, or a bucket.
+
+Both have the same methods. `get` raises FileNotFoundError for an object that is absent, `create` leaves an object that
+is already there as it is, `names` and `tidy` take the name of a folder, '' for all.
+"""
 
 import contextlib
 import errno
@@ -7,33 +11,19 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dipaco_jax.storage import files
 
 TRANSFERS = 4  # at once: files of a tree, parts of an object
 PART_BYTES = 8 << 20
 SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
-PASSING = {
+TRANSIENT = {
   getattr(errno, f'E{name}')
   for name in (
     'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
   ).split()
 }
-
-
-class Place(Protocol):
-  """What both have in common. Absent objects raise FileNotFoundError; `create` leaves one that is there as it is."""
-
-  def put(self, name: str, data: files.Data) -> None: ...
-  def create(self, name: str, data: files.Data) -> None: ...
-  def get(self, name: str) -> memoryview: ...
-  def exists(self, name: str) -> bool: ...
-  def delete(self, name: str) -> None: ...
-  def names(self, prefix: str) -> Iterator[str]: ...
-  def tidy(self, prefix: str) -> None: ...
-  def copy(self, source: str, target: str) -> None: ...
-  def passes(self, error: Exception) -> bool: ...
 
 
 class Folder:
@@ -46,22 +36,7 @@ class Folder:
     files.write_file(self.root / name, data)
 
   def create(self, name: str, data: files.Data):
-    path = self.root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = files.beside(path)
-    try:
-      aside.write_bytes(data)
-      files.sync(aside)
-      try:
-        os.link(aside, path)
-      except FileExistsError:
-        pass
-      except OSError:  # a file system without hard links
-        if not path.exists():
-          os.replace(aside, path)
-    finally:
-      aside.unlink(missing_ok=True)
-    files.sync(path.parent)
+    files.write_file(self.root / name, data, publish=_link_unless_there)
 
   def get(self, name: str) -> memoryview:
     return files.read_file(self.root / name).toreadonly()
@@ -76,32 +51,23 @@ class Folder:
       files.sync(path.parent)
 
   def names(self, prefix: str) -> Iterator[str]:
-    return (str(f.relative_to(self.root)) for f in self.files(prefix) if files.written_as(f) == f)
+    return (str(file.relative_to(self.root)) for file in files.complete_files(self.root / prefix))
 
   def tidy(self, prefix: str):
     files.tidy(self.root / prefix)
 
-  def files(self, prefix: str) -> Iterator[Path]:
-    return (file for file in (self.root / prefix).rglob('*') if file.is_file())
+  def is_transient(self, error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in TRANSIENT
 
-  def copy(self, source: str, target: str):
-    path = self.root / target
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = files.beside(path)
-    try:
-      os.link(self.root / source, aside)
-    except FileNotFoundError:
-      raise
-    except OSError:  # a file system without hard links, or another one
-      return self.put(target, self.get(source))
-    try:
+
+def _link_unless_there(aside: Path, path: Path):
+  try:
+    os.link(aside, path)
+  except FileExistsError:
+    pass
+  except OSError:  # a file system without hard links
+    if not path.exists():
       os.replace(aside, path)
-    finally:
-      aside.unlink(missing_ok=True)  # of one file, rename(2) leaves both names
-    files.sync(path.parent)
-
-  def passes(self, error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in PASSING
 
 
 class Bucket:
@@ -118,7 +84,7 @@ class Bucket:
       url,
       retry_config={'max_retries': 3, 'retry_timeout': timedelta(seconds=min(60, patience_s))},
       client_options={
-        'allow_http': True,  # of an endpoint that the user names; the others are https
+        'allow_http': True,  # for an endpoint that the user names; the others are https
         'timeout': timedelta(days=1),  # a large object on a slow line is not an error, silence is
         'read_timeout': timedelta(seconds=SILENCE_S),
       },
@@ -136,7 +102,7 @@ class Bucket:
     return memoryview(self.api.get(self.store, name).bytes())
 
   def reader(self, name: str) -> Any:
-    """The object as a file that fetches PART_BYTES at a time."""
+    """Opens an object as a file that fetches PART_BYTES at a time."""
     return self.api.open_reader(self.store, name, buffer_size=PART_BYTES)
 
   def exists(self, name: str) -> bool:
@@ -153,13 +119,10 @@ class Bucket:
     return (found['path'] for chunk in self.api.list(self.store, prefix or None) for found in chunk)
 
   def tidy(self, prefix: str):
-    """Nothing is ever seen of what was not finished."""
+    """Does nothing: an unfinished upload is never seen."""
 
-  def copy(self, source: str, target: str):
-    self.api.copy(self.store, source, target)
-
-  def passes(self, error: Exception) -> bool:
-    """Timeouts, broken connections, 5xx, 408 and 429; obstore has no type for them, other errors have theirs."""
+  def is_transient(self, error: Exception) -> bool:
+    """Tells timeouts, broken connections, 5xx, 408 and 429, for which obstore has no type; other errors have one."""
     status = re.search(r'status code: (\d+)', str(error))
     generic = isinstance(error, self.api.exceptions.GenericError)
     return generic and (not status or int(status[1]) >= 500 or int(status[1]) in (408, 429))

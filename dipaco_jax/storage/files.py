@@ -1,27 +1,33 @@
 """Files and directories that are published whole or not at all: written aside, synced, renamed."""
 
+import hashlib
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-ASIDE = re.compile(r'\.(.+)\.\d+')  # as checkpoint.beside names them
+ASIDE = re.compile(r'\.(.+)\.\d+')  # the names that `beside` gives
 
 Data = bytes | memoryview
 
 
 def read_file(path: Path) -> memoryview:
-  """A file's bytes, which may be written to; in NumPy's huge pages, twice as fast as into `bytes`."""
+  """Returns a file's bytes as a writable buffer; in NumPy's huge pages, twice as fast as into `bytes`."""
   with open(path, 'rb') as f:
     data = np.empty(os.fstat(f.fileno()).st_size, np.uint8).data
     return data[: f.readinto(data)]
 
 
-def write_file(path: Path, *parts: Data | str):
-  """Whole or not at all, on the disk before it is seen: written aside, synced, renamed."""
+def write_file(path: Path, *parts: Data | str, publish: Callable[[Path, Path], None] | None = None):
+  """Writes a file whole or not at all; it is on the disk before it is seen.
+
+  Args:
+    publish: gives the file that was written aside (first argument) its name (second); None: `os.replace`.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   aside = beside(path)
   try:
@@ -29,14 +35,14 @@ def write_file(path: Path, *parts: Data | str):
       f.writelines(part.encode() if isinstance(part, str) else part for part in parts)
       f.flush()
       os.fsync(f.fileno())
-    os.replace(aside, path)
+    (publish or os.replace)(aside, path)
   finally:
     aside.unlink(missing_ok=True)
   sync(path.parent)
 
 
 def beside(path: Path) -> Path:
-  """Where a file is written before it has its name. Two containers that share a folder have processes of one number."""
+  """Returns a fresh name in the same folder; random, as process ids repeat among containers that share a folder."""
   return path.with_name(f'.{path.name}.{secrets.randbits(63)}')
 
 
@@ -50,7 +56,7 @@ def sync(path: Path):
 
 
 def put_in_place(aside: Path, path: Path):
-  """Renames a directory that is complete; one that has its name goes. What has the name is whole at every moment."""
+  """Renames a complete directory to `path`, replacing one of that name; what is seen is whole at every moment."""
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)  # of a run that was killed
   if path.exists():
@@ -61,17 +67,26 @@ def put_in_place(aside: Path, path: Path):
 
 
 def written_as(file: Path) -> Path:
-  """The name under which a file will be seen: its own, unless it is one that is being written aside."""
+  """Returns the name under which a file will be seen: its own, unless it is being written aside."""
   aside = ASIDE.fullmatch(file.name)
   return file.with_name(aside[1]) if aside else file
 
 
-def files(folder: Path) -> list[Path]:
-  """All that are complete, sorted."""
+def complete_files(folder: Path) -> list[Path]:
+  """Lists all files below a directory, sorted, but those that are being written aside."""
   return sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
 
 
 def tidy(folder: Path):
-  """Removes what killed processes left aside, anywhere in it; nobody may be writing there whose work still counts."""
+  """Removes what killed processes left aside below a directory, in which nobody may be writing."""
   for file in [file for file in folder.rglob('*') if written_as(file) != file and file.is_file()]:
     file.unlink(missing_ok=True)
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+  """Returns {name: sha256} of files below a directory."""
+  found = {}
+  for name in names:
+    with open(folder / name, 'rb') as f:
+      found[name] = hashlib.file_digest(f, 'sha256').hexdigest()
+  return found

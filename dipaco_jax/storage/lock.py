@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pathlib
 import socket
 import time
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ HOLD_ATTEMPTS = 10
 
 @contextlib.contextmanager
 def hold(workdir: Path) -> Iterator[None]:
-  """One run per workdir; raises InputError that says who holds it."""
+  """Holds the lock of a workdir; raises InputError that names its holder."""
   with open(workdir / 'lock', 'a+') as f:
-    for attempt in range(HOLD_ATTEMPTS):  # `status` looks at the lock for a moment, a killed process takes one to go
+    for attempt in range(HOLD_ATTEMPTS):  # `status` holds it for a moment, a killed process for another
       with contextlib.suppress(BlockingIOError):
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
@@ -42,7 +41,7 @@ def hold(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-  """One process of this machine at a time; the lock goes with its process and leaves no file."""
+  """Lets one process of this machine at a time into the block; the lock ends with its process and leaves no file."""
   handle = os.open(directory, os.O_RDONLY)
   try:
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -51,8 +50,8 @@ def locked(directory: Path) -> Iterator[None]:
     os.close(handle)
 
 
-def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Who holds the workdir's lock; None if nobody does. The lock is let go at once, and its file left as it is."""
+def owner(workdir: Path) -> dict[str, Any] | None:
+  """Returns what the holder of a workdir's lock wrote of itself, None if nobody holds it; leaves the lock as it is."""
   file = workdir / 'lock'
   if not file.exists():
     return None
@@ -63,6 +62,6 @@ def owner(workdir: pathlib.Path) -> dict[str, Any] | None:
       try:
         found = json.loads(f.read())
       except ValueError:
-        found = None  # it is writing its name
+        found = None  # its holder is writing it
       return found if isinstance(found, dict) else {}
   return None

@@ -1,7 +1,8 @@
-"""Published modules, which others read: `training.module_publishing` writes them.
+"""Published modules as others read them; `training.module_publishing` writes them.
 
-A module of a version is one self-contained safetensors object, `modules/<version>/<level>/<c0-c1>.safetensors`, the
-version being the number of outer steps inside; `load_path` reads one path's objects and no more.
+Each is one self-contained safetensors file, `modules/<version>/<level>/<c0-c1>.safetensors`, where the version is the
+number of outer steps inside. A version is published whole, with {file: sha256} in `index-<process>.json`, one for every
+process of the job.
 """
 
 import hashlib
@@ -18,34 +19,34 @@ from dipaco_jax.storage import seals, tensors
 
 
 def module_name(module: Coordinates) -> str:
-  """A module's name among those of its level: its coordinates."""
+  """Returns a module's name among those of its level: its coordinates."""
   return '-'.join(map(str, module)) or 'shared'
 
 
 def module_key(level: Level, module: Coordinates) -> str:
-  """A module's name among those of its version."""
+  """Returns a module's name among those of its version."""
   return f'{level.name}/{module_name(module)}'
 
 
 def module_file(workdir: Path, version: int, level: Level, module: Coordinates) -> Path:
-  """Where a module of a version is."""
+  """Returns the file of a module of a version."""
   return workdir / 'modules' / str(version) / f'{module_key(level, module)}.safetensors'
 
 
 def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
-  """A module's parameters. Raises seals.Damaged."""
+  """Reads a module's parameters. Raises seals.Damaged."""
   file = module_file(workdir, version, level, module)
   check_module(file)
   return tensors.read_arrays(file)
 
 
 def check_module(file: Path):
-  """Raises seals.Damaged where a published module's sha256 is not the recorded one."""
+  """Raises seals.Damaged where the sha256 of a published module is not the recorded one."""
   seals.check(file, recorded_modules(file.parent.parent).get(f'{file.parent.name}/{file.name}', seals.UNKNOWN))
 
 
 def recorded_modules(folder: Path) -> dict[str, str]:
-  """{module's file: sha256} of a version; every process of a job has noted its own. Raises seals.Damaged."""
+  """Reads {module's file: sha256} of a version from its index files. Raises seals.Damaged."""
   recorded: dict[str, str] = {}
   for index in folder.glob('index-*.json'):
     recorded |= seals.read_json(index)
@@ -53,7 +54,7 @@ def recorded_modules(folder: Path) -> dict[str, str]:
 
 
 def load_path(workdir: Path, layout: Layout, path: int, version: int | None = None) -> dict[str, np.ndarray]:
-  """One path's parameters, by default of the version that its early-stopping pointer names. Reads those files only."""
+  """Reads one path's parameters, and no other files; by default of the version that its pointer names."""
   version = best_versions(workdir)[path] if version is None else version
   coordinates = layout.grid.coordinates(path)
   params: dict[str, np.ndarray] = {}
@@ -63,17 +64,17 @@ def load_path(workdir: Path, layout: Layout, path: int, version: int | None = No
 
 
 def best_versions(workdir: Path) -> list[int]:
-  """The version that each path points at."""
+  """Reads the version that each path's early-stopping pointer names. Raises seals.Damaged."""
   return seals.read_json(workdir / 'paths' / 'best.json', 'version')['version']
 
 
 def versions(workdir: Path) -> list[int]:
-  """Published versions, rising."""
+  """Lists the published versions in ascending order."""
   return sorted(int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit())
 
 
 def collect(workdir: Path, keep: Iterable[int]):
-  """Removes published versions other than `keep` and the newest."""
+  """Removes the published versions but those in `keep` and the newest."""
   for leftover in (*workdir.glob('.collected-*'), *workdir.glob('.version-*')):  # of runs that were killed
     shutil.rmtree(leftover)
   for version in set(versions(workdir)[:-1]) - set(keep):
@@ -83,7 +84,7 @@ def collect(workdir: Path, keep: Iterable[int]):
 
 
 def modules_sha256(workdir: Path, version: int) -> str:
-  """sha256 over the parameters' bytes of all modules, by level, module and name in sorted order."""
+  """Returns the sha256 over all modules' parameters, sorted by level, module and name. Raises seals.Damaged."""
   total = hashlib.sha256()
   for file in sorted((workdir / 'modules' / str(version)).glob('*/*.safetensors')):
     check_module(file)

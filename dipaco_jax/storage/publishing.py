@@ -1,4 +1,4 @@
-"""Files and directories with a seal: what a stage leaves, which `seals` reads as it was written or refuses."""
+"""Files and directories published with a seal, which `seals` checks when they are read."""
 
 import contextlib
 import hashlib
@@ -14,28 +14,29 @@ from dipaco_jax.storage import files, seals
 
 
 def write_sealed(path: Path, data: files.Data):
-  """As `write_file`, after a seal beside it: where nothing but the seal is new, the file is made again."""
+  """Writes a file after its seal: if killed in between, the seal does not fit and the file is made again."""
   files.write_file(path.with_name(f'{path.name}.sha256'), seals.line(path.name, hashlib.sha256(data).hexdigest()))
   files.write_file(path, data)
 
 
 def write_array(path: Path, array: np.ndarray):
-  """As `write_sealed`: an .npy file."""
+  """Writes an .npy file and its seal."""
   data = io.BytesIO()
   np.save(data, array)
   write_sealed(path, data.getbuffer())
 
 
 def write_json(path: Path, value: Any):
-  """As `write_file`, with the seal inside; keys in the order given."""
+  """Writes JSON with its seal inside; keys stay in the order given."""
   files.write_file(path, seals.dumps(value))
 
 
 @contextlib.contextmanager
 def publish_directory(path: Path, sealed: bool = True) -> Iterator[Path]:
-  """Yields a directory aside, and renames it to `path` if the block ends well. Leftovers of killed runs are removed.
+  """Yields a directory aside, and renames it to `path` if the block ends well; removes leftovers of killed runs.
 
-  `sealed`: a seal of its files is written; else it is a copy, which has that of the original.
+  Args:
+    sealed: whether to write a seal of the files; a copy comes with the seal of the original.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   for leftover in path.parent.iterdir():
@@ -56,5 +57,5 @@ def publish_directory(path: Path, sealed: bool = True) -> Iterator[Path]:
 
 
 def missing(paths: Sequence[Path], share: tuple[int, int]) -> list[int]:
-  """Of the parts of share (k, n), which are k, k + n, k + 2n..., those that are not there as they were written."""
+  """Lists the parts of share (k, n), which are k, k + n, k + 2n..., that are not there as they were written."""
   return [i for i in range(len(paths))[share[0] :: share[1]] if not (paths[i].is_dir() or seals.is_whole(paths[i]))]

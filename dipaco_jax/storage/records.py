@@ -1,4 +1,4 @@
-"""Files of records, in ArrayRecord, and several of them read as one. Nothing here imports JAX."""
+"""Files of records in ArrayRecord, several of them read as one, and their `meta.json`. Nothing here imports JAX."""
 
 import contextlib
 import json
@@ -19,7 +19,10 @@ T = TypeVar('T')
 
 @contextlib.contextmanager
 def record_writer(file: str) -> Iterator[ArrayRecordWriter]:
-  """Writes records in groups of one, uncompressed, which is the fastest to read at random; OSError if it cannot."""
+  """Opens a writer of records, each in a group of its own and uncompressed, the fastest to read at random.
+
+  Raises OSError.
+  """
   writer = ArrayRecordWriter(file, 'group_size:1,uncompressed')
   try:
     yield writer
@@ -29,26 +32,31 @@ def record_writer(file: str) -> Iterator[ArrayRecordWriter]:
 
 
 def record_reader(file: str) -> ArrayRecordReader:
-  """Reads records at random. Raises seals.Damaged."""
+  """Opens a reader of records at random. Raises seals.Damaged."""
   try:
     reader = ArrayRecordReader(file, 'readahead_buffer_size:0,max_parallelism:0')
     if reader.ok():
       return reader
   except (RuntimeError, ValueError):
     pass
-  raise seals.Damaged(seals.fault(file), file)
+  raise seals.Damaged(file)
 
 
 def read_records(file: str, reader: ArrayRecordReader, *which) -> list[bytes]:
-  """`reader.read(*which)`, which looks at the checksum of every record. Raises seals.Damaged."""
+  """Returns `reader.read(*which)`, which verifies the checksum of every record. Raises seals.Damaged."""
   try:
     return reader.read(*which)
   except (RuntimeError, IndexError, ValueError) as e:
-    raise seals.Damaged(seals.fault(file), file) from e
+    raise seals.Damaged(file) from e
 
 
 def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[int, list[int]], list[T]]) -> list[T]:
-  """Those at `indices`, in their order, of files that have `counts` each; `read(file, numbers)` reads of one file."""
+  """Reads items of several files as if they were one; `read(file, numbers)` reads items of one file.
+
+  Args:
+    counts: how many items each file has.
+    indices: numbers of items in all files together, in any order, which the result keeps.
+  """
   at, ends = np.array([*indices], np.int64), np.cumsum(counts)
   files = np.searchsorted(ends, at, 'right')
   found: dict[int, T] = {}
@@ -60,12 +68,12 @@ def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[i
 
 
 def write_meta(folder: str, meta: dict[str, Any]) -> dict[str, Any]:
-  """Writes `meta.json` and returns what is in it."""
+  """Writes `meta.json` into a folder; returns `meta`."""
   with open(os.path.join(folder, 'meta.json'), 'w') as f:
     json.dump(meta, f, indent=1)
   return meta
 
 
 def read_meta(folder: str) -> dict[str, Any]:
-  """What is in `meta.json`. Raises seals.Damaged."""
+  """Reads the `meta.json` of a folder. Raises seals.Damaged."""
   return seals.read_json(pathlib.Path(folder) / 'meta.json')

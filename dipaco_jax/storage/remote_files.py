@@ -12,12 +12,12 @@ WILDCARDS = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
 def is_remote(path: str) -> bool:
-  """Whether it is no file of this machine."""
+  """Tells whether a path names an object in a bucket."""
   return path.startswith(('gs://', 's3://'))
 
 
 def find(pattern: str) -> list[str]:
-  """Paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
+  """Lists the paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
 
   Raises:
     InputError: no bucket is named, obstore is not installed, or the bucket does not answer us.
@@ -35,18 +35,18 @@ def find(pattern: str) -> list[str]:
 
 
 def open_file(path: str) -> BinaryIO:
-  """An object as a stream that is in memory a part at a time; raises OSError."""
+  """Opens an object as a stream, of which a part at a time is in memory; raises OSError."""
   return cast(BinaryIO, _Stream(path))
 
 
 def read(path: str) -> bytes:
-  """A whole file, of a bucket or of this machine; raises OSError."""
+  """Returns the bytes of a file, in a bucket or on this machine; raises OSError."""
   with open_file(path) if is_remote(path) else open(path, 'rb') as f:
     return f.read()
 
 
 def _split(path: str) -> tuple[str, str]:
-  """`gs://bucket/a/b` to `gs://bucket` and `a/b`."""
+  """Splits `gs://bucket/a/b` into `gs://bucket` and `a/b`."""
   scheme, _, rest = path.partition('://')
   bucket, _, name = rest.partition('/')
   return f'{scheme}://{bucket}', name
@@ -60,14 +60,14 @@ def _storage(bucket: str) -> Any:
 
 
 class _Stream(io.RawIOBase):
-  """Waits for a bucket as `Storage.patiently` does, and then raises OSError."""
+  """An object read a part at a time, with the retries of `Storage.retry`."""
 
   def __init__(self, path: str):
     bucket, self._name = _split(path)
     self._storage = _storage(bucket)
-    place = self._storage.place
+    backend = self._storage.backend
     try:
-      self._reader = self._storage.patiently(self._name, lambda: place.reader(self._name))
+      self._reader = self._storage.retry(self._name, lambda: backend.reader(self._name))
     except FileNotFoundError as e:
       raise FileNotFoundError(errno.ENOENT, 'there is no such object', path) from e
 
@@ -75,6 +75,6 @@ class _Stream(io.RawIOBase):
     return True
 
   def readinto(self, buffer) -> int:
-    data = self._storage.patiently(self._name, lambda: self._reader.read(len(buffer)))
+    data = self._storage.retry(self._name, lambda: self._reader.read(len(buffer)))
     buffer[: len(data)] = memoryview(data)
     return len(data)

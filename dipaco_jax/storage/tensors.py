@@ -1,4 +1,4 @@
-"""Arrays as bytes: safetensors, which equal arrays make equal, and .npy."""
+"""Arrays as bytes: safetensors, where equal arrays give equal bytes, and .npy."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ DTYPES = {  # in safetensors' order
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
-  """What `safetensors.numpy.save` makes, with one copy instead of two: equal arrays give equal bytes."""
+  """Returns the bytes of `safetensors.numpy.save`, with one copy of the arrays instead of two."""
   names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
   order, header, end = list(names), {}, 0
   for name, x in sorted(arrays.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
@@ -33,7 +33,7 @@ def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
 
 
 def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
-  """Arrays of a safetensors object: views of its bytes, where `safetensors.numpy.load` makes copies."""
+  """Returns the arrays of a safetensors object as views of its bytes; `safetensors.numpy.load` copies them."""
   start = 8 + int.from_bytes(data[:8], 'little')
   header = json.loads(bytes(data[8:start]))
   return {
@@ -44,12 +44,12 @@ def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray]:
-  """What a safetensors file of the workdir holds. Raises seals.Damaged."""
+  """Reads a safetensors file of a run. Raises seals.Damaged."""
   with seals.reading(file):
     return safetensors.numpy.load_file(file)
 
 
-def read_array(file: Path, **how) -> np.ndarray:
-  """What an .npy file of the workdir holds. Raises seals.Damaged."""
+def read_array(file: Path, **options) -> np.ndarray:
+  """Reads an .npy file of a run; `options` are those of `np.load`. Raises seals.Damaged."""
   with seals.reading(file):
-    return np.load(file, **how)
+    return np.load(file, **options)

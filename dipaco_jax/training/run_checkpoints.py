@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import files, trees
+from dipaco_jax.storage import files
 from dipaco_jax.training import display, processes
 
 
@@ -78,7 +78,7 @@ class RunState:
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
-        found = json.dumps(trees.digests(here, names), indent=1) + '\n'
+        found = json.dumps(files.digests(here, names), indent=1) + '\n'
         files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
 
   def _newer_than(self, updates: int) -> bool:
@@ -97,7 +97,7 @@ class RunState:
     for part in (self._seals / str(updates)).glob('*.json'):
       written |= json.loads(part.read_text())
     names = own_share(name for name in written if name.startswith(f'{item}/'))
-    for name, found in trees.digests(self._directory / str(updates), names).items():
+    for name, found in files.digests(self._directory / str(updates), names).items():
       if found != written[name]:
         raise OSError(f'{name} is not as it was written')
 

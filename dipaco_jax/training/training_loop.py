@@ -16,7 +16,7 @@ import numpy as np
 from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import loader
-from dipaco_jax.storage import module_store, publishing, seals
+from dipaco_jax.storage import module_store, publishing, remedies, seals
 from dipaco_jax.training import evaluation, mesh, metrics_log, module_publishing, processes, stopping, train_log
 from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import programs as programs_lib
@@ -50,7 +50,7 @@ class Trainer:
     record = self.state.record
     if record.phase < job.begin:  # else all phases would train on the shards of this round
       self.run_state.close()
-      raise seals.Damaged(seals.lost(workdir), workdir / 'checkpoints' / job.name)
+      raise seals.Damaged(workdir / 'checkpoints' / job.name, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows

@@ -50,7 +50,7 @@ class Backend:
     if self.server:
       copy_rows(f'sqlite:///{source}/registry.db', self.registry(place))
     there, here = object_store.open_storage(str(source)), object_store.open_storage(self.storage(place))
-    if here.local('') is None:
+    if here.local_path('') is None:
       shutil.rmtree(place / island.OBJECTS)
       for name in there.names(''):
         here.write(name, there.fetch(name))

@@ -123,7 +123,7 @@ class Cluster:
     report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256
     assert json.loads(bytes(self.storage.fetch('evaluation/excerpts.json')))['documents']
-    if place := self.storage.local(''):
+    if place := self.storage.local_path(''):
       aside = [f for f in place.rglob('*') if files.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
       assert not [f for f in aside if 'checkpoints' not in f.parts], aside
       assert not (place / 'scratch').exists()

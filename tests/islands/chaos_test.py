@@ -81,7 +81,7 @@ class Chaos:
     names = self.cluster.storage.names(tree)
     if not names:
       return False
-    name, place = self.draw.choice(names[-20:]), self.cluster.storage.place
+    name, place = self.draw.choice(names[-20:]), self.cluster.storage.backend
     with contextlib.suppress(FileNotFoundError):  # the monitor was faster
       place.put(name, flipped(bytes(place.get(name)))) if self.draw.random() < 0.5 else place.delete(name)
     return True

@@ -122,7 +122,7 @@ def test_each_task_on_another_machine(machine, backend, prepared, undisturbed, t
 def flip_a_bit(place: object_store.Storage, name: str):
   data = bytearray(place.fetch(name))
   data[len(data) // 2] ^= 1
-  place.place.put(name, bytes(data))
+  place.backend.put(name, bytes(data))
 
 
 GONE = (object_store.Storage.delete, 'after claim train 3 1', 1), (flip_a_bit, one_process.TRAINED, 2)

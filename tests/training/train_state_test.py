@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.storage import trees
+from dipaco_jax.storage import files
 from dipaco_jax.training import metrics_log, train_state, training_loop
 from dipaco_jax.training import run_checkpoints as run_state_lib
 
@@ -64,9 +64,9 @@ def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(
   folder = tmp_path / 'checkpoints' / job.name
   assert {int(p.name) for p in folder.iterdir() if p.name.isdigit()} == {10, 12, 22, 24, 34, 36}
 
-  digests, read = trees.digests, []
+  digests, read = files.digests, []
   watched = lambda directory, names: read.extend((directory.name, n) for n in names) or digests(directory, names)  # noqa: E731
-  monkeypatch.setattr(trees, 'digests', watched)
+  monkeypatch.setattr(files, 'digests', watched)
   with metrics_log.Metrics(tmp_path) as rows:
     trainer = training_loop.Trainer(job, tmp_path, 6, 2, rows, lambda: False)
     trainer.train()

@@ -1,0 +1,84 @@
+"""Advice about damaged or missing files of a run: which stage made them, and what to remove to have them made again."""
+
+import os
+from pathlib import Path
+
+ISLANDS_MARK = 'registry.id'  # a file that a run of islands has
+STAGES = {  # the stage that makes a file, by the first part of the file's name
+  'tokenizer.model': 'tokenize', 'sequences': 'tokenize', 'base': 'pretrain', 'routing': 'route', 'shards': 'route',
+  'features': 'route', 'modules': 'train', 'paths': 'train', 'evaluation': 'evaluate', 'control': 'evaluate',
+}  # fmt: skip
+
+
+def explain(file: str | os.PathLike) -> str:
+  """Says what is wrong with a file, which stage made it, and what to remove."""
+  workdir, name = locate(Path(file))
+  state = 'is not as it was written' if os.path.exists(file) else 'is missing'
+  if not name:
+    return f'{file} {state}'
+  stage = stage_of(name)
+  words = f'{file}{f", made by the stage {stage}," if stage else ""} {state}'
+  if (workdir / ISLANDS_MARK).exists():
+    return f'{words}: read a copy of this run, or start it anew in another place'
+  doomed = files_to_remove(workdir, name)
+  return f'{words}: {_advice(workdir, doomed)}it again' if doomed else f'{words}: the command of the run makes it again'
+
+
+def explain_lost_checkpoints(workdir: Path) -> str:
+  """Says what to remove where no checkpoint of training can be read, but later shards were made from one."""
+  words = f'{workdir}/checkpoints/train has no checkpoint that can be read, and later shards were made from one'
+  return f'{words}: {_advice(workdir, _files_of_training(workdir))}them again'
+
+
+def _advice(workdir: Path, names: list[str]) -> str:
+  listed = [str(workdir / name) for name in names]
+  words = ' and '.join(filter(None, [', '.join(listed[:-1]), *listed[-1:]]))
+  return f'remove {words}, and the command of the run makes '
+
+
+def locate(file: Path) -> tuple[Path, str]:
+  """Returns the workdir that a file is in and its name there, '' where it is in none."""
+  for folder in file.parents:
+    if (folder / 'stages').is_dir() or (folder / 'config.json').is_file():
+      return folder, file.relative_to(folder).as_posix()
+  return Path(), ''
+
+
+def stage_of(name: str) -> str:
+  """Returns the stage that makes a file, '' if none does."""
+  first, second, *_ = [*name.split('/'), '']
+  if first.startswith('tokenize-'):
+    return 'tokenize'  # before it is done
+  if first == 'stages':
+    return second.partition('.')[0]
+  if first == 'shards' and second == 'base':
+    return 'pretrain'
+  return 'train' if first in ('routing', 'shards') and second[:1] in [*'123456789'] else STAGES.get(first, '')
+
+
+def files_to_remove(workdir: Path, name: str) -> list[str]:
+  """Lists what has to go, of what is there, for the command of the run to make a file again."""
+  first, second, *_ = [*name.split('/'), '']
+  if first == 'modules' and not _is_last_version(workdir, second):
+    return _files_of_training(workdir)
+  if first in ('routing', 'shards', 'modules'):
+    unit = f'{first}/{second}'  # is published whole
+  else:
+    unit = name if first in ('stages', 'paths') else first
+  return _there(workdir, [unit, f'stages/{stage_of(name)}.json'])
+
+
+def _files_of_training(workdir: Path) -> list[str]:
+  """Lists what has to go for training to begin with the base."""
+  rounds = [f'{tree}/{p.name}' for tree in ('routing', 'shards') for p in (workdir / tree).glob('[1-9]*')]
+  return _there(workdir, ['checkpoints/train', 'modules', *sorted(rounds), 'stages/train.json'])
+
+
+def _there(workdir: Path, names: list[str]) -> list[str]:
+  return [name for name in dict.fromkeys(names) if (workdir / name).exists()]
+
+
+def _is_last_version(workdir: Path, version: str) -> bool:
+  """Tells whether a version of the modules is the last one of a run that has trained to its end."""
+  versions = [int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit()]
+  return (workdir / 'stages' / 'train.json').exists() and int(version) >= max(versions, default=0)
