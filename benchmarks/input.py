@@ -54,7 +54,7 @@ def write_shards(found: sequences.Sequences, folder: str) -> dict:
   for path in range(NUM_PATHS.value):
     os.makedirs(f'{folder}/{path}')
     shards.write_shard(found, dealt, path, f'{folder}/{path}', SEQ_LEN.value)
-  return shards.merge(folder, NUM_PATHS.value, SEQ_LEN.value)
+  return shards.merge_meta(folder, NUM_PATHS.value, SEQ_LEN.value)
 
 
 def measure(folder: str) -> dict[str, float]:
@@ -72,7 +72,7 @@ def measure(folder: str) -> dict[str, float]:
     encode_s[threads], _ = timed(
       sequences.write_part, documents.__getitem__, tokenizer, f'{folder}/sequences/0', **sizes, threads=threads
     )
-  meta = records.write_meta(f'{folder}/sequences', sequences.merge(f'{folder}/sequences', 1))
+  meta = records.write_meta(f'{folder}/sequences', sequences.merge_meta(f'{folder}/sequences', 1))
   found = sequences.Sequences(f'{folder}/sequences', 'train')
   shard_s, packed = timed(write_shards, found, f'{folder}/shards')
   file = f'{folder}/shards/0/train.array_record'

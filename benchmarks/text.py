@@ -106,7 +106,7 @@ def tokenize(folder: str, tokenizer: Tokenizer, cores: int) -> dict[str, Any]:
       documents, tokenizer, f'{folder}/{k}', part=(k, PARTS.value), seq_len=SEQ_LEN.value, eval_len=SEQ_LEN.value,
       prefix_tokens=settings.Routing.prefix_tokens, threads=cores,
     )  # fmt: skip
-  return records.write_meta(folder, sequences.merge(folder, PARTS.value))
+  return records.write_meta(folder, sequences.merge_meta(folder, PARTS.value))
 
 
 def shard(folder: str, num_sequences: int):

@@ -57,19 +57,19 @@ def measure(name: str, s: settings.Settings) -> dict[str, Any]:
   from dipaco_jax.models import transformer
   from dipaco_jax.planning import dry_run, roofline, topology
 
-  chips = topology.find(name)
+  chips = topology.find_topology(name)
   s = dataclasses.replace(s, model=transformer.for_device(s.model, 'tpu'))
-  made = dry_run.on(s, chips)
+  made = dry_run.make_programs(s, chips)
   about = {'batch': s.train.batch_size, 'chips': made.placement.data}
   try:
     compiled = dry_run.compile_all(made, ('steps', 'outer'))
   except dry_run.DoesNotFit as e:
     return about | {'fits': False, 'hbm_bytes': e.needed}
-  needed = dry_run.live(compiled['steps'])
+  needed = dry_run.program_bytes(compiled['steps'])
   if needed > dry_run.SPARE * chips.chip.hbm_bytes:
     return about | {'fits': False, 'hbm_bytes': needed}
   sent = dry_run.traffic(made, compiled, chips)
-  found = roofline.times(made, compiled['steps'], chips, sent)
+  found = roofline.estimate_times(made, compiled['steps'], chips, sent)
   rows = s.train.batch_size / made.placement.data  # of a chip
   return about | {
     'fits': True,

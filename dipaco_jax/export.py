@@ -23,7 +23,7 @@ def check_out(out: pathlib.Path):
     return
   config = out / 'config.json'
   empty = out.is_dir() and not any(out.iterdir())
-  if not empty and not (config.is_file() and llama_folder.is_ours(config.read_bytes())):
+  if not empty and not (config.is_file() and llama_folder.is_our_config(config.read_bytes())):
     raise InputError(f'--out={out} is not empty, and no export of ours: name another folder, or remove what is there')
 
 
@@ -52,7 +52,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     'version': version,
     'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
   }
-  files = llama_folder.files(params, run.settings.model, run.tokenizer_model, dtype, about)
+  files = llama_folder.make_files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.make(facts).encode()
   try:
     with publishing.publish_directory(out, sealed=False) as aside:

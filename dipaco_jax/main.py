@@ -205,11 +205,11 @@ def compile_only(settings: settings_lib.Settings):
     from dipaco_jax.planning import dry_run, topology
     from dipaco_jax.training import metrics_log, performance
 
-    there = topology.find(FLAGS.topology)
+    there = topology.find_topology(FLAGS.topology)
   performance.tell_compilations()
   with display.doing(f'compiling for {FLAGS.topology}', tells=False):
-    found = dry_run.run(settings, there)
-  print(dry_run.table(found))
+    found = dry_run.estimate(settings, there)
+  print(dry_run.to_text(found))
   print(json.dumps(metrics_log.plain(found)))
 
 

@@ -20,7 +20,7 @@ def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.nd
   num_paths = math.prod(size for _, size in s.grid)
   scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{p}.npy') for p in range(num_paths)], axis=1)
   documents, _ = sequences.Sequences(workdir / 'sequences', 'train').columns()
-  kept = holdouts.drawn(documents, s.seed, s.routing.router_fraction, 'router data')
+  kept = holdouts.draw_documents(documents, s.seed, s.routing.router_fraction, 'router data')
   return scores_NP, np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0], documents[kept], kept
 
 
@@ -66,7 +66,7 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
 
   scores_NP, first_N, documents_N, kept = read(workdir, s)
   z_ND = np.load(workdir / 'features' / 'train.npy')[kept].astype(np.float64)
-  held_N = holdouts.drawn(documents_N, s.seed, 0.2, 'tested')
+  held_N = holdouts.draw_documents(documents_N, s.seed, 0.2, 'tested')
   best_N, regret_NP = scores_NP.argmax(axis=1), scores_NP - scores_NP.max(axis=1, keepdims=True)
   x_ND = (z_ND - z_ND[~held_N].mean(0)) / z_ND[~held_N].std(0)
 

@@ -122,7 +122,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
   """The registry's URL; raises InputError where it, the config or the text, which all read here, cannot be used."""
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
   if not object_store.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
-    corpus.check(s.data)
+    corpus.check_readable(s.data)
     tokenize_stage.check_input(s)
   return roles.check(options.registry, '')
 

@@ -1,7 +1,9 @@
 """From documents to batches.
 
-In the order that text takes: `source` (what a source of documents is) and the `source_*` files, `corpus`,
-`tokenizer`, `sequences`, `shards`. `detokenizer` goes back, for text that is written token by token.
+In the order that text takes: `source` (what a source of documents is), the `source_*` files and `text_files`, `corpus`
+(documents of whatever source), `tokenizer`, `sequences` (tokens, cut), `holdouts`, `packing` and `shards` (the rows of
+each path), `loader` (batches of a shard). `prefetching` works ahead in threads. `detokenizer` goes back, for text that
+is written token by token.
 
 Imports from `core` and `storage`.
 """

@@ -1,11 +1,11 @@
-"""Tokens to text as they come: nothing is shown that a later token could take back."""
+"""Tokens to text as they come; nothing is shown that a later token could take back."""
 
 import os.path
 from collections.abc import Sequence
 
 from dipaco_jax.data.tokenizer import Tokenizer
 
-HALF = '\ufffd'  # what SentencePiece makes of bytes that are no character yet
+HALF = '\ufffd'  # SentencePiece's sign for bytes that are no character yet
 LONGEST = 4  # bytes of a character
 
 
@@ -13,18 +13,23 @@ class Transcript:
   """The text of a growing list of tokens, up to the first stop string."""
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()):
-    """`before` are the tokens that the text goes on from: whether a word begins with a space depends on them."""
+    """Begins an empty text.
+
+    Args:
+      before: tokens that precede the text; whether a word begins with a space depends on them.
+      stop: strings at the first of which the text ends.
+    """
     self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
     self._tokens = list(before[-1:])
     if tokenizer.decode(self._tokens).endswith(HALF):
       self._tokens = list(before[-LONGEST:])
-    self._start, self._read = 0, len(self._tokens)  # of what is decoded again, for its context; of what is new
+    self._start, self._read = 0, len(self._tokens)  # where the context begins that is decoded again, and what is new
     self._shown = 0
     self.text = ''  # all of it
     self.stopped = False
 
   def add(self, token: int):
-    """One token more; nothing is added behind a stop string."""
+    """Appends a token; does nothing behind a stop string."""
     if self.stopped:
       return
     self._tokens.append(int(token))
@@ -32,12 +37,12 @@ class Transcript:
       self._grow()
 
   def close(self):
-    """No token will come: what was half a character stays as it is."""
+    """Ends the text, with half a character if its tokens end in one."""
     if not self.stopped:
       self._grow()
 
   def take(self, everything: bool = False) -> str:
-    """What is new since the last call; what may be the beginning of a stop string waits, unless all is asked for."""
+    """Returns what is new since the last call; what may begin a stop string waits, unless `everything` is wanted."""
     held = 0 if everything or self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
     end = max(self._shown, len(self.text) - held)
     new, self._shown = self.text[self._shown : end], end
@@ -59,5 +64,5 @@ class Transcript:
 
 
 def _overlap(text: str, stop: str) -> int:
-  """How many characters at the end of `text` begin `stop`."""
+  """Counts the characters at the end of `text` that begin `stop`."""
   return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,15 +1,12 @@
 """A shard read as an endless shuffled stream of batches [2.4].
 
-A step's batch depends on nothing but (seed, path, step), so that going on needs only the step, which is the path's own
-(see `training_loop.Job.own_step`). Nothing here imports JAX.
+A step's batch depends on nothing but (seed, path, step), so a run that is resumed needs only the step, which is the
+path's own (see `training.job.Job.own_step`). Nothing here imports JAX.
 """
 
-import collections
-import concurrent.futures
 import functools
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -17,11 +14,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from dipaco_jax.core import seeded_hash
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage.records import (
-  read_across,
-  read_records,
-  record_reader,
-)
+from dipaco_jax.storage.records import read_across, read_records, record_reader
 
 BLOCK = 4096  # positions of a stream shuffled at one time
 S = TypeVar('S')
@@ -34,7 +27,7 @@ def _cached_reader(file: str, modified_ns: int) -> ArrayRecordReader:
 
 
 def cached_reader(file: str) -> ArrayRecordReader:
-  """A reader that stays open for a while. Raises seals.Damaged."""
+  """Returns a reader of records that stays open for a while. Raises seals.Damaged."""
   modified_ns = os.stat(file).st_mtime_ns if os.path.exists(file) else 0
   return _cached_reader(os.path.abspath(file), modified_ns)
 
@@ -43,9 +36,11 @@ class Shard:
   """An endless stream of batches of one path's rows, shuffled anew in every epoch."""
 
   def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
-    """Of one file, or of several, one after the other.
+    """Opens the files, whose rows come one file after the other.
 
-    Raises seals.Damaged; InputError where there are no rows.
+    Raises:
+      seals.Damaged: a file is missing or is not as it was written.
+      InputError: there are no rows.
     """
     self._files, self._batch_size, self._seq_len, self._seed, self._path = files, batch_size, seq_len, seed, path
     self._order = functools.lru_cache(2)(self._shuffle)
@@ -55,11 +50,11 @@ class Shard:
       raise InputError(f'path {path} has no text ({files[0]}): use more text, or fewer paths in config.grid')
 
   def _shuffle(self, block: int) -> np.ndarray:
-    """The order is worked out a block at a time, which costs little more than one batch's."""
+    """Returns the rows at a block of positions, which costs little more than those of one batch."""
     return shuffled(np.arange(block * BLOCK, (block + 1) * BLOCK), self.num_rows, self._seed, self._path)
 
   def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segment ids of the step's rows, int32 [B, L] each, in the same time whatever the step."""
+    """Returns tokens and segment ids of a step's rows, int32 [B, L] each, in the same time whatever the step."""
     block, begin = divmod(step * self._batch_size, BLOCK)
     rows, end = self._order(block), begin + self._batch_size
     while len(rows) < end:
@@ -72,7 +67,7 @@ class Shard:
 
 
 def read_rows(file: str, start: int, stop: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens and segment ids of the rows from `start` to before `stop`, or to the last, int32 [rows, L] each."""
+  """Reads tokens and segment ids of rows `start` to `stop`, or to the last one, int32 [rows, L] each."""
   reader = cached_reader(file)
   stop = min(stop, reader.num_records())
   return _unpack(read_records(file, reader, start, stop) if start < stop else [], seq_len)
@@ -85,7 +80,7 @@ def _unpack(records: list[bytes], seq_len: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def shuffled(positions: np.ndarray, num_rows: int, seed: int, path: int) -> np.ndarray:
-  """The row at each position of an endless stream whose every epoch of `num_rows` positions is a permutation.
+  """Returns the row at each position of an endless stream whose every epoch of `num_rows` positions is a permutation.
 
   A Feistel cipher keyed by (seed, path, epoch) over the next power of two, walked until it falls inside: nothing is
   stored, whatever the number of rows. (Grain's own takes 10 to 300 ms for a batch where rows are few.)
@@ -103,17 +98,3 @@ def shuffled(positions: np.ndarray, num_rows: int, seed: int, path: int) -> np.n
     row[outside] = left << shift | right
     outside = outside[row[outside] >= num_rows]
   return row.astype(np.int64)
-
-
-def prefetch(load: Callable[[S], T], items: Iterable[S], depth: int = 2, threads: int = 1) -> Iterator[T]:
-  """`load(item)` for each item, in order, up to `depth` of them ahead in threads that end with the iterator."""
-  todo = iter(items)
-  pool = concurrent.futures.ThreadPoolExecutor(threads, 'prefetch')
-  try:
-    waiting = collections.deque(pool.submit(load, item) for item in itertools.islice(todo, depth))
-    while waiting:
-      value = waiting.popleft().result()
-      waiting.extend(pool.submit(load, item) for item in itertools.islice(todo, 1))
-      yield value
-  finally:
-    pool.shutdown(cancel_futures=True)

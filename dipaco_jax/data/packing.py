@@ -9,7 +9,7 @@ OPEN_ROWS = 64  # rows being packed
 
 
 def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
-  """Rows [2, seq_len] of tokens and of segment ids (1, 2...; 0 is padding).
+  """Packs sequences into rows [2, seq_len] of tokens and of segment ids (1, 2...; 0 is padding).
 
   A sequence goes into the first of at most OPEN_ROWS open rows that has room; none crosses rows.
   """
@@ -29,7 +29,7 @@ def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
 
 
 def pack_in_order(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
-  """As `pack`, but rows come in the order of their first sequences, and may have more padding."""
+  """Packs like `pack`, but yields rows in the order of their first sequences, perhaps with more padding."""
   waiting: collections.deque[tuple[list[np.ndarray], int]] = collections.deque()
   for tokens in sequences:
     fitting = (i for i, (_, used) in enumerate(waiting) if used + len(tokens) <= seq_len)
@@ -53,6 +53,6 @@ def _row(sequences: list[np.ndarray], seq_len: int) -> np.ndarray:
 
 
 def pad(sequences: Iterable[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens and segment ids, int32 [B, length] each, with one sequence in a row."""
+  """Returns tokens and segment ids, int32 [B, length] each, with one sequence in a row, cut at `length`."""
   rows = np.stack([_row([np.asarray(tokens[:length], np.int32)], length) for tokens in sequences])
   return rows[:, 0], rows[:, 1]

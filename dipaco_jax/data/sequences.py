@@ -1,13 +1,16 @@
 """Tokenized sequences before routing, in ArrayRecord, in parts that are made and kept one by one.
 
-A document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first tokens
-[2.4]. A record is one sequence with the number of its document, so that hold-outs are drawn by document, and the index
-of its domain. Pieces of longer texts have draws beside that, by which neighbours are held back together. Nothing here
-imports JAX.
+A training document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first
+tokens [2.4]. A validation document gives its first `eval_len` tokens, or, if it is a piece of a longer text, some
+sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no loss would count them.
+
+The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
+that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
+the same numbers; and `<split>.draws`, if any document has a draw, by which neighbouring pieces are held back together.
+Memory does not grow with the text. Nothing here imports JAX.
 """
 
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -20,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import source
+from dipaco_jax.data import prefetching, source
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
@@ -32,7 +35,7 @@ Progress = Callable[[int, int | None], None]  # done, of how many where that is 
 
 
 class Sequence(NamedTuple):
-  """Tokens [at most seq_len], the number of their document, the index of its domain."""
+  """A sequence: tokens [at most seq_len], the number of their document, the index of its domain."""
 
   tokens: np.ndarray
   document: int
@@ -52,47 +55,36 @@ def write_part(
   progress: Progress = lambda done, total: None,
   threads: int = 0,
 ) -> dict[str, Any]:
-  """Writes the sequences of a part of the text into a folder: both splits, and `meta.json`.
-
-  `<split>.array_record` has them, documents in their order; `<split>.documents` and `<split>.domains` are arrays of
-  what is in their headers, `<split>.draws` of documents' draws where any has one. A training document gives sequences
-  of at most `seq_len` tokens, a validation document its first `eval_len`, or, where it is a piece of a longer text,
-  some from all over it; those of `prefix_tokens` or fewer are dropped, as no loss would count them. Memory does not
-  grow with the text.
+  """Writes the sequences of a part of the text, both splits, and `meta.json`, whose content it returns.
 
   Args:
-    make_documents: 'train' or 'validation' to the part's documents (id, text, domain, draw).
+    make_documents: maps 'train' or 'validation' to the part's documents (id, text, domain, draw).
     tokenizer: has `encode_batch` and `vocab_size`.
-    pieces: sequences that a piece of a longer text gives in validation.
-    part: (k, n): its documents have the numbers k, k + n, k + 2n..., which no other part's have.
+    pieces: how many sequences a piece of a longer text gives in validation.
+    part: (k, n) for documents with the numbers k, k + n, k + 2n...
     progress: called after each document with the number done, of both splits, and None.
-    threads: that tokenize; 0: one per core. The result is the same.
-
-  Returns:
-    What meta.json holds: counts by split, domain names, lengths.
+    threads: how many tokenize; 0: one per core. The result is the same.
   """
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
   domains: dict[str, int] = {}
-  counts: dict[str, collections.Counter[str]] = {}
-  done = itertools.count(1)
+  counts, done = {'train': no_counts(), 'validation': no_counts()}, itertools.count(1)
   for split, length in (('train', seq_len), ('validation', eval_len)):
-    count = counts.setdefault(split, no_counts())
     with _writer(os.path.join(out_dir, split)) as write:
       for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
-        found = list(_cut(tokens, length)) if split == 'train' or document.draw >= 0 else [tokens[:length]]
-        kept = [sequence.astype(dtype) for sequence in found if len(sequence) > prefix_tokens]
-        dropped = len(found) - len(kept)
+        cut = list(_cut(tokens, length)) if split == 'train' or document.draw >= 0 else [tokens[:length]]
+        kept = long = [sequence.astype(dtype) for sequence in cut if len(sequence) > prefix_tokens]
         if split == 'validation' and document.draw >= 0:
-          kept = _spread(kept, pieces, document.id)
-        write(part[0] + part[1] * number, _index(domains, document.domain), document.draw, kept)
-        count.update(documents=1, sequences=len(kept), tokens=sum(map(len, kept)), dropped=dropped)
+          kept = _spread(long, pieces, document.id)
+        write(part[0] + part[1] * number, _domain_number(domains, document.domain), document.draw, kept)
+        size, dropped = sum(map(len, kept)), len(cut) - len(long)
+        counts[split].update(documents=1, sequences=len(kept), tokens=size, dropped=dropped)
         progress(next(done), None)
   sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
   return write_meta(out_dir, counts | {'domains': list(domains), 'vocab_size': tokenizer.vocab_size} | sizes)
 
 
-def merge(folder: str, parts: int) -> dict[str, Any]:
-  """What `meta.json` is to hold of parts that are in `folder`/<k>: counts, domain names, lengths.
+def merge_meta(folder: str, parts: int) -> dict[str, Any]:
+  """Returns what `meta.json` holds of the parts in `folder`/<k>: counts, domain names, lengths.
 
   Raises:
     InputError: a part is missing, or no document of a split is long enough.
@@ -104,7 +96,7 @@ def merge(folder: str, parts: int) -> dict[str, Any]:
     train.update(meta['train'])
     validation.update(meta['validation'])
     for domain in meta['domains']:
-      _index(domains, domain)
+      _domain_number(domains, domain)
   for split, count in (('train', train), ('validation', validation)):
     if not count['sequences']:
       prefix = meta['prefix_tokens']
@@ -124,7 +116,7 @@ def no_counts() -> collections.Counter[str]:
 
 @contextlib.contextmanager
 def _writer(stem: str) -> Iterator[Callable[[int, int, float, list[np.ndarray]], None]]:
-  """Yields what writes (document, domain, draw, sequences)."""
+  """Yields a function that writes the sequences of a document, given (document, domain, draw, sequences)."""
   have_draws = False
   with (
     record_writer(f'{stem}.array_record') as records,
@@ -152,33 +144,30 @@ def _cut(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
 
 
 def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:
-  """So many of them, as far from each other as may be, from a place that follows from the name."""
+  """Chooses `count` sequences, as far from each other as possible, from a beginning that depends on the name."""
   if count >= len(sequences):
     return sequences
   first = source.uniform(f'first of {name}')
   return [sequences[int((first + i) * len(sequences) / count)] for i in range(count)]
 
 
-def _index(domains: dict[str, int], domain: str) -> int:
-  """The domain's number; adds a new one while there is room."""
+def _domain_number(domains: dict[str, int], domain: str) -> int:
+  """Returns a domain's number; adds a new domain while there is room, else counts it as 'other'."""
   if domain not in domains and len(domains) >= MAX_DOMAINS - 1:
     domain = 'other'
   return domains.setdefault(domain, len(domains))
 
 
 def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[Any, np.ndarray]]:
-  """(document without its text, tokens) of each. Threads suffice: SentencePiece releases Python's lock."""
+  """Yields (document without its text, tokens). Threads suffice: SentencePiece releases Python's lock."""
   threads = threads or os.cpu_count() or 1
-  waiting: collections.deque = collections.deque()
-  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-    for batch in _batches(documents):
-      future = pool.submit(tokenizer.encode_batch, [d.text for d in batch])
-      waiting.append(([d._replace(text='') for d in batch], future))
-      if len(waiting) > 2 * threads:
-        of, future = waiting.popleft()
-        yield from zip(of, future.result(), strict=True)
-    for of, future in waiting:
-      yield from zip(of, future.result(), strict=True)
+
+  def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray]]:
+    found = tokenizer.encode_batch([document.text for document in batch])
+    return zip([document._replace(text='') for document in batch], found, strict=True)
+
+  for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
+    yield from batch
 
 
 def _batches(documents: Iterable) -> Iterator[list]:
@@ -195,14 +184,14 @@ def _batches(documents: Iterable) -> Iterator[list]:
 
 
 class Sequences:
-  """Random access to all sequences of a split, those of one part after those of another; a grain data source."""
+  """Random access to all sequences of a split, part after part."""
 
   def __init__(self, folder: str | os.PathLike, split: str, open_parts: int | None = None):
-    """Files are opened when they are first read. Raises seals.Damaged.
+    """Reads `meta.json`; other files are opened when they are first read. Raises seals.Damaged.
 
     Args:
       folder: has `meta.json`, and a folder for each part.
-      open_parts: how many parts stay open: a reader takes 20 bytes a sequence. None: all.
+      open_parts: how many parts stay open, as a reader takes 20 bytes a sequence; None: all.
     """
     meta = read_meta(os.fspath(folder))
     self.domains: list[str] = meta['domains']
@@ -222,7 +211,7 @@ class Sequences:
     return self.read([range(len(self))[index]])[0]
 
   def read(self, indices: Iterable[int]) -> list[Sequence]:
-    """Those at `indices`, in their order."""
+    """Reads the sequences at `indices`, in their order."""
     return read_across(self.counts, indices, self._read_part)
 
   def _read_part(self, k: int, numbers: list[int]) -> list[Sequence]:
@@ -230,29 +219,29 @@ class Sequences:
     return [_decode(record, self._domains[k]) for record in records]
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
-    """All sequences' documents, uint32 [N], and domains, uint8 [N]."""
+    """Reads the documents, uint32 [N], and the domains, uint8 [N], of all sequences."""
     documents, domains = np.empty(len(self), np.uint32), np.empty(len(self), np.uint8)
     end = 0
     for stem, count, renumbered in zip(self._stems, self.counts, self._domains, strict=True):
       begin, end = end, end + count
-      documents[begin:end] = _column(f'{stem}.documents', '<u4', count)
-      domains[begin:end] = renumbered[_column(f'{stem}.domains', 'u1', count)]
+      documents[begin:end] = _column(pathlib.Path(f'{stem}.documents'), '<u4', count)
+      domains[begin:end] = renumbered[_column(pathlib.Path(f'{stem}.domains'), 'u1', count)]
     return documents, domains
 
   def draws(self) -> np.ndarray | None:
-    """All sequences' documents' draws, float32 [N], -1 for those that have none; None where none has."""
-    stems = [stem for stem, count in zip(self._stems, self.counts, strict=True) if count]
-    if not any(seals.is_expected(pathlib.Path(f'{stem}.draws')) for stem in stems):
+    """Reads the draws of all sequences' documents, float32 [N], -1 for those without; None where none has one."""
+    files = [pathlib.Path(f'{stem}.draws') for stem in self._stems]
+    has_draws = [seals.is_expected(file) for file in files]
+    if not any(there and count for there, count in zip(has_draws, self.counts, strict=True)):
       return None
-    parts = [
-      _column(file, '<f4', count) if seals.is_expected(pathlib.Path(file)) else np.full(count, -1, '<f4')
-      for file, count in zip([f'{stem}.draws' for stem in self._stems], self.counts, strict=True)
-    ]
-    return np.concatenate(parts)
+    parts = zip(files, has_draws, self.counts, strict=True)
+    return np.concatenate(
+      [_column(file, '<f4', count) if there else np.full(count, -1, '<f4') for file, there, count in parts]
+    )
 
 
-def _column(file: str, dtype: str, count: int) -> np.ndarray:
-  with seals.reading(pathlib.Path(file)):
+def _column(file: pathlib.Path, dtype: str, count: int) -> np.ndarray:
+  with seals.reading(file):
     found = np.fromfile(file, dtype)
   if len(found) != count:
     raise seals.Damaged(file)

@@ -9,19 +9,13 @@ import numpy as np
 
 from dipaco_jax.data import holdouts, packing
 from dipaco_jax.data.sequences import Sequences
-from dipaco_jax.storage.records import (
-  READ_RECORDS,
-  read_meta,
-  record_writer,
-  write_meta,
-)
+from dipaco_jax.storage.records import READ_RECORDS, read_meta, record_writer, write_meta
 
 
 class Dealt(NamedTuple):
-  """Which sequences are whose, [N]; 2 bytes of each beside `assignment`, which is no copy."""
+  """The paths of each sequence and whether it is held back: 2 bytes beside `assignment`, which is no copy."""
 
   seed: int
-
   assignment: np.ndarray  # [N, top_n] paths, the best first; -1: it is not used
   held: np.ndarray  # bool: whether its document is held back
   domains: np.ndarray  # uint8
@@ -30,7 +24,7 @@ class Dealt(NamedTuple):
 def deal(
   sequences: Sequences, assignment: np.ndarray, num_paths: int, seed: int, holdout_fraction: float, after: float = 0.0
 ) -> Dealt:
-  """Draws the documents that are held back.
+  """Draws the documents that are held back, and deals the other sequences to their paths.
 
   A document is held back whole, from all paths [2.7]: its sequences are the hold-out of the path they are routed to
   first, and every other sequence trains all its paths. Pieces of longer texts are held back by their own draws.
@@ -39,18 +33,18 @@ def deal(
     assignment: int [N, top_n] paths of each sequence, the best first; -1: it is not used.
     seed: of the draw of held-back documents.
     holdout_fraction: of the documents.
-    after: that is held back of longer texts already, see `Drawn`.
+    after: where draws of longer texts begin that are not held back already, see `holdouts.draw_pieces`.
   """
   (documents, domains), draws = sequences.columns(), sequences.draws()
-  pieces = None if draws is None else holdouts.drawn_pieces(documents, draws, holdout_fraction, after)
+  pieces = None if draws is None else holdouts.draw_pieces(documents, draws, holdout_fraction, after)
   held = holdouts.held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
   return Dealt(seed, assignment, held, domains)
 
 
 def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq_len: int) -> dict[str, Any]:
   """Writes a path's `train.array_record`, `holdout.array_record` and `meta.json`; returns what is in the last."""
-  train = write_rows(f'{out_dir}/train.array_record', sequences, _mine(dealt, path, False), seq_len)
-  held = holdouts.spread_out(sequences, _mine(dealt, path, True), dealt.seed)
+  train = write_rows(f'{out_dir}/train.array_record', sequences, _indices_of(dealt, path, False), seq_len)
+  held = holdouts.spread_out(sequences, _indices_of(dealt, path, True), dealt.seed)
   holdout = write_rows(f'{out_dir}/holdout.array_record', sequences, held, seq_len, in_order=True)
   domains = np.zeros(len(sequences.domains), np.int64)
   for block in holdouts.blocks(len(dealt.held)):
@@ -58,10 +52,10 @@ def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq
   return write_meta(out_dir, {'train': train, 'holdout': holdout, 'domains': domains.tolist()})
 
 
-def merge(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
-  """What `meta.json` is to hold of shards that are in `folder`/<path>.
+def merge_meta(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
+  """Returns what `meta.json` holds of the shards in `folder`/<path>.
 
-  Per path `shard_tokens`, `shard_sequences`, `shard_rows`, `holdout_rows`, `sequences_by_path_and_domain`; and
+  By path `shard_tokens`, `shard_sequences`, `shard_rows`, `holdout_rows`, `sequences_by_path_and_domain`; and
   `padding_fraction` of the training rows.
   """
   metas = [read_meta(os.path.join(folder, str(path))) for path in range(num_paths)]
@@ -77,8 +71,8 @@ def merge(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
   }
 
 
-def _mine(dealt: Dealt, path: int, held: bool) -> Iterator[np.ndarray]:
-  """The sequences of a path's hold-out, or of its training rows, in their order, some at a time."""
+def _indices_of(dealt: Dealt, path: int, held: bool) -> Iterator[np.ndarray]:
+  """Yields indices of the sequences of a path's hold-out, or of its training rows, in their order, some at a time."""
   columns = slice(0, 1 if held else None)  # a hold-out is the first path's
   for block in holdouts.blocks(len(dealt.held)):
     mine = (dealt.assignment[block, columns] == path).any(1) & (dealt.held[block] == held)
@@ -89,7 +83,7 @@ def _mine(dealt: Dealt, path: int, held: bool) -> Iterator[np.ndarray]:
 def write_rows(
   file: str, sequences: Sequences, chunks: Iterable[np.ndarray], seq_len: int, in_order: bool = False
 ) -> dict[str, int]:
-  """Packs the sequences at the indices; returns the numbers of sequences, of tokens and of rows."""
+  """Packs the sequences at the indices into a file; returns the numbers of sequences, tokens and rows."""
   counts = collections.Counter(sequences=0, tokens=0, rows=0)
 
   def tokens():

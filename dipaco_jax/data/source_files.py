@@ -1,7 +1,7 @@
 """Documents in files: plain text, cut into pieces, and JSON with a document a line; on disk or in a bucket.
 
-Neighbouring pieces of a text say much of each other. So what is held back of plain text are whole files, where there
-are WHOLE_FILES or more of them, and of fewer a stretch at the end of each. A line of JSON is a text of its own.
+Neighbouring pieces of a text tell much of each other. So whole files of plain text are held back, if there are
+WHOLE_FILES or more, else a stretch at the end of each. A line of JSON is a text of its own.
 """
 
 import functools
@@ -19,59 +19,59 @@ from dipaco_jax.storage import remote_files
 
 ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
 SMALL_BYTES = 64 << 20
-WHOLE_FILES = 20  # of plain text: of so many, whole ones are held back
-LARGE = 0.1  # of all plain text: a file that is more is not held back as a whole
-SHORT_CHARS = 200  # a piece is not cut into less
+WHOLE_FILES = 20  # so many files of plain text, or more, are held back whole
+LARGE = 0.1  # of all plain text; a larger file is never held back whole
+SHORT_CHARS = 200  # no piece is cut into less
 EXTENSION = r'\.(txt|jsonl?)?(\.gz|\.zst)?$'
-NAMED_FILES = 20  # in one folder: so many are domains by their names, where documents name none
+NAMED_FILES = 20  # so many files in one folder, or fewer, are domains where documents name none
 
 
 def items(
   data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
 ) -> Iterator[source.Item] | None:
-  """Those of the globs of a split; None for validation without any."""
+  """Yields the items of the globs of a split; None for validation without any."""
   globs = data.validation if split == 'validation' else data.train
   if not globs:
     return None
   files = _find(globs)
-  draws, names = _draws(files), domains([path for _, path in files])
+  draws, names = _draws(files), domains_of([path for _, path in files])
   if draws and side:
     draws = {path: draw for path, draw in draws.items() if (draw < side.fraction) == side.is_validation}
-    files = [(name, path) for name, path in files if path in draws or text_files._is_json(path)]
-  mine, part = source.deal(files, part)
-  return source.take(_of_files(data, mine, draws, names, side.fraction if side else 0.0), part)
+    files = [(name, path) for name, path in files if path in draws or text_files.is_json(path)]
+  mine, part = source.deal_files(files, part)
+  return source.take(_items_of(data, mine, draws, names, side.fraction if side else 0.0), part)
 
 
 def held_back(data: settings.Data) -> str:
-  """What of the text is validation text: of plain text 'files' or 'ends' of files, of JSON 'documents'."""
+  """Returns what validation text consists of: 'files' or 'ends' of files of plain text, 'documents' of JSON."""
   files = _find(data.train)
-  return 'documents' if all(text_files._is_json(path) for _, path in files) else 'files' if _draws(files) else 'ends'
+  return 'documents' if all(text_files.is_json(path) for _, path in files) else 'files' if _draws(files) else 'ends'
 
 
 def listing(data: settings.Data) -> list[tuple[str, int]]:
-  """(name, bytes) of every file; 0 in a bucket."""
+  """Lists (name, bytes) of every file; 0 bytes in a bucket."""
   files = _find(data.train) + _find(data.validation)
   return [(name, 0 if remote_files.is_remote(path) else os.path.getsize(path)) for name, path in files]
 
 
-def check(data: settings.Data) -> None:
-  """Looks at the beginning of every file.
+def check_beginnings(data: settings.Data) -> None:
+  """Reads the beginning of every file.
 
   Raises:
     InputError: one line that names the config field or the file, and the fix.
   """
   for globs in (data.train, data.validation):
     for _, path in _find(globs):
-      text_files._check_file(path, data)
+      text_files.check_beginning(path, data)
 
 
 def is_small(data: settings.Data) -> bool:
-  """Whether all files can be read in a second or so."""
+  """Tells whether all files can be read in a second or so."""
   return sum(size or SMALL_BYTES for _, size in listing(data)) <= SMALL_BYTES
 
 
 def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
-  """(name, path) of all files that the globs match, by name: the path below the glob's first wildcard."""
+  """Lists (name, path) of all files that the globs match; the name is the path below the glob's first wildcard."""
   found: dict[str, str] = {}
   for pattern in globs:
     pattern = os.path.expanduser(pattern.strip())
@@ -87,7 +87,7 @@ def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _why_none(pattern: str) -> str:
-  """Why a pattern matches no file, and what may be meant."""
+  """Says why a pattern matches no file, and what may be meant."""
   folder = pattern.rstrip('/')
   if remote_files.is_remote(pattern):
     return 'matches no object: mend' if re.search(r'[*?[]', pattern) else f"is no object: write '{folder}/*' in"
@@ -103,11 +103,12 @@ def _why_none(pattern: str) -> str:
 
 
 def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
-  """path -> draw of files of plain text, where they are enough to be held back whole: the share of text before them.
+  """Returns {path: draw} of files of plain text, {} where they are too few to be held back whole.
 
-  In the order of a hash of their names. Files that are LARGE come last, and are never drawn.
+  A draw is the share of all text that comes before the file, in the order of a hash of their names. Files that are
+  LARGE come last and are never drawn.
   """
-  sizes = {(name, path): _size(path) for name, path in files if not text_files._is_json(path)}
+  sizes = {(name, path): _size(path) for name, path in files if not text_files.is_json(path)}
   if len(sizes) < WHOLE_FILES:
     return {}
   total = sum(sizes.values())
@@ -119,15 +120,15 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
 
 
 def _size(path: str) -> int:
-  """Bytes, at least 1; in a bucket all files count alike."""
+  """Returns the bytes of a file, at least 1; in a bucket all files count alike."""
   return 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
 
 
-def domains(paths: Sequence[str]) -> dict[str, str]:
-  """path -> what stands for its domain where documents name none.
+def domains_of(paths: Sequence[str]) -> dict[str, str]:
+  """Returns {path: domain} for documents that name none.
 
-  Of files in several folders the folder, from where they part; of NAMED_FILES or fewer in one folder the file; else
-  nothing.
+  Files in several folders have the folder, without what all folders begin with; NAMED_FILES or fewer in one folder the
+  file; others ''.
   """
   folders = [os.path.dirname(path).split('/') for path in paths]
   if len({*map(tuple, folders)}) > 1:
@@ -138,7 +139,7 @@ def domains(paths: Sequence[str]) -> dict[str, str]:
   return {path: re.sub(EXTENSION, '', os.path.basename(path)) if few else '' for path in paths}
 
 
-def _of_files(
+def _items_of(
   data: settings.Data,
   files: Sequence[tuple[str, str]],
   draws: Mapping[str, float],
@@ -146,23 +147,23 @@ def _of_files(
   fraction: float,
 ) -> Iterator[source.Item]:
   for name, path in files:
-    if text_files._is_json(path):
-      for number, line in text_files._lines(path):
-        read = functools.partial(text_files._parse, path, number, line, data, names[path])
+    if text_files.is_json(path):
+      for number, line in text_files.json_lines(path):
+        read = functools.partial(text_files.parse_line, path, number, line, data, names[path])
         yield source.Item(f'{name}:{number}', source.spread(name, number), read)
     else:
       whole = ((piece, draws[path]) for piece in text_files.pieces(text_files.decode(path))) if path in draws else None
-      for number, (piece, draw) in enumerate(whole or placed(path, fraction)):
-        read = functools.partial(source.as_read, piece, names[path])
+      for number, (piece, draw) in enumerate(whole or placed_pieces(path, fraction)):
+        read = functools.partial(source.already_read, piece, names[path])
         yield source.Item(f'{name}#{number}', draw, read, is_piece=True)
 
 
-def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
-  """The pieces of a text, and which share of it lies behind the middle of each; it falls towards the text's end.
+def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
+  """Yields the pieces of a text, each with the share of the text behind its middle, which falls towards the end.
 
-  The piece in which the last `fraction` of the text begins is cut there: a short text has few pieces.
+  The piece in which the last `fraction` of the text begins is cut there, as a short text has few pieces.
   """
-  total, done, behind, read = length(path), 0, 1.0, text_files.Read()
+  total, done, behind, read = text_bytes(path), 0, 1.0, text_files.ReadSoFar()
 
   def place(chars: float) -> float:
     return chars * read.bytes / max(1, read.chars) / max(1, total)
@@ -171,7 +172,7 @@ def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
     begin, end = place(done), place(done + len(piece))
     parts = [piece]
     if fraction and begin < 1 - fraction < end:
-      at = text_files._break(piece, int(len(piece) * (1 - fraction - begin) / (end - begin)), len(piece))
+      at = text_files.break_at(piece, int(len(piece) * (1 - fraction - begin) / (end - begin)), len(piece))
       parts = [piece[:at], piece[at:]] if SHORT_CHARS < at < len(piece) - SHORT_CHARS else parts
     for part in parts:
       # Bytes of a character may change from place to place, so that a place is not quite exact.
@@ -180,14 +181,14 @@ def placed(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
       yield part, behind
 
 
-def length(path: str) -> int:
-  """Bytes of a text, decompressed. What does not say is read for it, once."""
+def text_bytes(path: str) -> int:
+  """Returns the bytes of a text, decompressed; a file that does not tell is read for it, once."""
   if remote_files.is_remote(path):
-    return _counted(path, 0)
+    return _decompressed_bytes(path, 0)
   found = os.stat(path)
-  return _counted(path, found.st_mtime_ns) if path.endswith(('.gz', '.zst')) else found.st_size
+  return _decompressed_bytes(path, found.st_mtime_ns) if path.endswith(('.gz', '.zst')) else found.st_size
 
 
 @functools.lru_cache(64)
-def _counted(path: str, modified_ns: int) -> int:
-  return sum(map(len, text_files._chunks(path)))
+def _decompressed_bytes(path: str, modified_ns: int) -> int:
+  return sum(map(len, text_files.chunks(path)))

@@ -9,28 +9,28 @@ from typing import Any
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
-from dipaco_jax.data.source_tfds import load
+from dipaco_jax.data.source_tfds import load_library
 
 BATCH = 256  # examples read at one time
-SEED = 0  # of mixtures and of preprocessors that draw
+SEED = 0  # for mixtures and preprocessors that draw
 
 
 def items(
   data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
 ) -> Iterator[source.Item] | None:
-  """Examples as the task makes them, unshuffled; None where it has no split for validation.
+  """Yields examples as the task makes them, unshuffled; None where it has no split for validation.
 
   An example's text is its feature `text_key` as it was before it was tokenized (`<text_key>_pretokenized`) where the
-  task keeps that, else what its tokens decode to. SeqIO itself takes a task apart, by files where there are enough. A
-  part costs the preprocessing of the whole where one example's number in the whole is asked for: to draw a validation
-  split, or because a mixture's examples are drawn.
+  task keeps that, else what its tokens decode to. SeqIO itself divides a task, by files if there are enough. A part
+  costs the preprocessing of the whole where the numbers of its examples in the whole are needed: to draw a validation
+  split, or in a mixture, whose examples are drawn.
 
   Raises:
     InputError: the extra is not installed, the module can't be imported, or there is no such task, split or text.
   """
-  seqio, tf = load('seqio', data.source), load('tensorflow', data.source)
+  seqio, tf = load_library('seqio', data.source), load_library('tensorflow', data.source)
   task = _task(seqio, data)
-  splits = _opened(data, lambda: task.splits)
+  splits = _blaming_input(data, lambda: task.splits)
   if split not in splits:
     if split == 'validation':
       return None
@@ -38,8 +38,8 @@ def items(
   mixture = isinstance(task, seqio.Mixture)
   apart = part != source.WHOLE and not mixture and 'validation' in splits
   shard = {'shard_info': seqio.ShardInfo(*part)} if apart else {}
-  dataset = _opened(data, lambda: _dataset(data, task, mixture, split, shard))
-  found = enumerate(_rows(tf, data, _strings(tf, data, task, dataset)))
+  dataset = _blaming_input(data, lambda: _dataset(data, task, mixture, split, shard))
+  found = enumerate(_text_rows(tf, data, _strings(tf, data, task, dataset)))
   numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else source.take(found, part)
   return (
     source.Item(f'{split}:{n}', source.spread(f'{data.name}/{split}', n), functools.partial(_decode, *row))
@@ -66,7 +66,7 @@ def _task(seqio: Any, data: settings.Data) -> Any:
 
 
 def _dataset(data: settings.Data, task: Any, is_mixture: bool, split: str, shard: dict[str, Any]) -> Any:
-  """A tf.data.Dataset of one epoch, in an order that never changes."""
+  """Returns a tf.data.Dataset of one epoch, in an order that never changes."""
   get = functools.partial(
     task.get_dataset, sequence_length=None, split=split, shuffle=False, seed=SEED, num_epochs=1,
     trim_output_features=False, try_in_mem_cache=False, **shard,
@@ -80,8 +80,8 @@ def _dataset(data: settings.Data, task: Any, is_mixture: bool, split: str, shard
     return get()
 
 
-def _opened(data: settings.Data, action: Callable[[], Any]) -> Any:
-  """What `action` returns; whatever a task of the user's raises is the input's fault."""
+def _blaming_input(data: settings.Data, action: Callable[[], Any]) -> Any:
+  """Returns what `action` returns; raises InputError for any error, as the task is the user's."""
   try:
     return action()
   except Exception as e:
@@ -89,7 +89,7 @@ def _opened(data: settings.Data, action: Callable[[], Any]) -> Any:
 
 
 def _strings(tf: Any, data: settings.Data, task: Any, dataset: Any) -> Any:
-  """A tf.data.Dataset of (text, domain)."""
+  """Returns a tf.data.Dataset of (text, domain)."""
   spec, feature = dataset.element_spec, task.output_features.get(data.text_key)
   strings = [key for key, of in spec.items() if of.dtype == tf.string]
   kept = next((key for key in (f'{data.text_key}_pretokenized', data.text_key) if key in strings), '')
@@ -107,7 +107,7 @@ def _strings(tf: Any, data: settings.Data, task: Any, dataset: Any) -> Any:
   return dataset.map(both, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _rows(tf: Any, data: settings.Data, dataset: Any) -> Iterator[tuple[bytes, bytes]]:
+def _text_rows(tf: Any, data: settings.Data, dataset: Any) -> Iterator[tuple[bytes, bytes]]:
   try:
     for batch in dataset.batch(BATCH).as_numpy_iterator():  # an element at a time takes longer
       yield from zip(*batch, strict=True)

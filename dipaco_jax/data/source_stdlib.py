@@ -16,12 +16,12 @@ TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 def items(
   data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
 ) -> Iterator[source.Item] | None:
-  """All documents, for training; None for validation: it has no such split."""
+  """Yields all documents for training; None for validation, of which there is no split."""
   return source.take(_items(), part) if split == 'train' else None
 
 
 def _items() -> Iterator[source.Item]:
-  """Sources, tests and documentation of the standard library, files in the order of a hash: any prefix is fair."""
+  """Yields sources, tests and documentation of the standard library, in the order of a hash: any prefix is fair."""
   root = sysconfig.get_path('stdlib')
   found: dict[str, Callable[[], str]] = {}
   for folder, folders, names in os.walk(root):
@@ -34,12 +34,12 @@ def _items() -> Iterator[source.Item]:
     found[name] = functools.partial(str, text)
   for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
     for number, piece in enumerate(text_files.pieces(iter([found[name]()]))):
-      read = functools.partial(source.as_read, piece, _domain(name))
+      read = functools.partial(source.already_read, piece, _domain(name))
       yield source.Item(f'{name}#{number}', source.uniform(name), read, is_piece=True)
 
 
 def _topics(path: str) -> Iterator[tuple[str, str]]:
-  """(name, text) of each topic of Python's own help."""
+  """Yields (name, text) of each topic of Python's own help."""
   if os.path.exists(path):
     with open(path, encoding='utf-8') as f:
       texts = ast.literal_eval(ast.parse(f.read()).body[-1].value)  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def _topics(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _plain(path: str) -> str:
-  """The file's text; none where it is in another encoding, as some of Python's own test data are."""
+  """Returns a file's text, '' where it is not UTF-8, as some of Python's own test data are."""
   try:
     return ''.join(text_files.decode(path))
   except ValueError:

@@ -1,6 +1,6 @@
-"""Documents of a dataset that TensorFlow Datasets has prepared, as C4: in tfrecord or array_record, on disk or gs://.
+"""Documents of a dataset that TensorFlow Datasets has prepared, such as C4: tfrecord or array_record, on disk or gs://.
 
-TensorFlow is imported here alone, and only when such text is read.
+Only `load_library` imports TensorFlow, when such text is read.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ BUFFER_BYTES = 8 << 20
 def items(
   data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
 ) -> Iterator[source.Item] | None:
-  """Examples in the order of the dataset's files; None where it has no split for validation.
+  """Yields examples in the order of the dataset's files; None where it has no split for validation.
 
   A document's id is its number in the split, whatever format and files the dataset is kept in.
 
@@ -34,7 +34,7 @@ def items(
   """
   if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
     raise InputError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
-  tf, tfds = load('tensorflow', data.source), load('tensorflow_datasets', data.source)
+  tf, tfds = load_library('tensorflow', data.source), load_library('tensorflow_datasets', data.source)
   info = _builder(tfds, data.name, data.data_dir).info
   if split not in info.splits:
     if split == 'validation':
@@ -43,8 +43,8 @@ def items(
   texts = sorted(key for key, feature in info.features.items() if isinstance(feature, tfds.features.Text))
   if data.text_key not in texts:
     raise InputError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
-  parse = functools.partial(_parse, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
-  files, part = source.deal(_files(info.splits[split]), part)
+  parse = functools.partial(_parse_example, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
+  files, part = source.deal_files(_files_of(info.splits[split]), part)
   return (
     source.Item(f'{split}:{number}', source.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
     for number, record in source.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
@@ -52,8 +52,12 @@ def items(
 
 
 @functools.cache
-def load(module: str, name: str) -> Any:
-  """A library that needs TensorFlow, which is kept off accelerators."""
+def load_library(module: str, name: str) -> Any:
+  """Imports a library that needs TensorFlow, which is kept off accelerators; raises InputError without the extra.
+
+  Args:
+    name: the source of text, for the message.
+  """
   try:
     with _mute():
       tf = importlib.import_module('tensorflow')
@@ -67,7 +71,7 @@ def load(module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _mute() -> Iterator[None]:
-  """TensorFlow greets on stderr as it loads, past Python and whatever the log level."""
+  """Silences stderr: TensorFlow writes to it as it loads, past Python and whatever the log level."""
   sys.stderr.flush()
   kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(null, 2)
@@ -81,7 +85,7 @@ def _mute() -> Iterator[None]:
 
 @functools.cache
 def _builder(tfds: Any, name: str, data_dir: str) -> Any:
-  """What has read the dataset's own description; nothing is downloaded or prepared."""
+  """Opens a dataset by its own description; downloads and prepares nothing."""
   folder = tfds.core.Path(data_dir).expanduser()
   if not folder.exists():
     raise InputError(f'config.data.data_dir={data_dir!r}: there is no such folder')
@@ -95,14 +99,14 @@ def _builder(tfds: Any, name: str, data_dir: str) -> Any:
   return tfds.builder_from_directory(found)
 
 
-def _files(split: Any) -> list[tuple[str, int, int]]:
-  """(path, number of its first example, of its examples) as tfds wrote them."""
+def _files_of(split: Any) -> list[tuple[str, int, int]]:
+  """Lists (path, number of the first example, number of examples) of the files that tfds wrote."""
   firsts = itertools.accumulate(split.shard_lengths, initial=0)
   return list(zip(map(os.fspath, split.filepaths), firsts, split.shard_lengths, strict=False))
 
 
 def _records(tf: Any, path: str, first: int, expected: int) -> Iterator[tuple[int, bytes]]:
-  """(number in the split, serialized example) of a file."""
+  """Yields (number in the split, serialized example) of a file."""
   found, fault = 0, ''
   read = _array_records(path) if '.array_record' in os.path.basename(path) else _tf_records(tf, path)
   try:
@@ -126,8 +130,8 @@ def _array_records(path: str) -> Iterator[bytes]:
     yield from reader.read(start, min(start + READ_RECORDS, reader.num_records()))
 
 
-def _parse(example: Any, data: settings.Data, domain: Any, record: bytes) -> tuple[str, str]:
-  """(text, domain) of a serialized example; a label's name is a domain too."""
+def _parse_example(example: Any, data: settings.Data, domain: Any, record: bytes) -> tuple[str, str]:
+  """Returns (text, domain) of a serialized example; a label's name is a domain too."""
   features = example.FromString(record).features.feature
   text = features[data.text_key].bytes_list.value[0].decode('utf-8', 'replace')
   if hasattr(domain, 'int2str'):

@@ -18,18 +18,19 @@ from dipaco_jax.storage import remote_files
 PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many
 ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
 CHUNK_BYTES = 1 << 20
-CHECK_BYTES = 1 << 20  # of each file are looked at before any work
+CHECK_BYTES = 1 << 20  # of each file are read before any work
 
 
 @dataclasses.dataclass
-class Read:
-  """How far a text is read."""
+class ReadSoFar:
+  """How far `decode` has read a text."""
 
   bytes: int = 0
   chars: int = 0
 
 
-def _is_json(path: str) -> bool:
+def is_json(path: str) -> bool:
+  """Tells whether a file has a JSON object in each line, by its name."""
   return re.search(r'\.jsonl?(\.gz|\.zst)?$', path) is not None
 
 
@@ -46,8 +47,8 @@ def _open(path: str) -> IO[bytes]:
   return zstandard.open(file, 'rb')
 
 
-def _chunks(path: str) -> Iterator[bytes]:
-  """The file's bytes, decompressed, as they come."""
+def chunks(path: str) -> Iterator[bytes]:
+  """Yields a file's bytes, decompressed. Raises InputError where it is damaged, OSError where its disk or bucket is."""
   try:
     with _open(path) as f:
       while chunk := f.read(CHUNK_BYTES):
@@ -62,11 +63,11 @@ def _chunks(path: str) -> Iterator[bytes]:
     raise InputError(f'{path}: damaged or cut short ({e}); mend or leave out this file') from e
 
 
-def decode(path: str, read: Read | None = None) -> Iterator[str]:
-  """The file's text, in chunks; `read` is told how far."""
+def decode(path: str, read: ReadSoFar | None = None) -> Iterator[str]:
+  """Yields a file's text in chunks, counted in `read`. Raises InputError where it is not UTF-8, or has a NUL."""
   decoder = codecs.getincrementaldecoder('utf-8-sig')()
   offset = 0
-  for chunk in itertools.chain(_chunks(path), [b'']):
+  for chunk in itertools.chain(chunks(path), [b'']):
     if b'\0' in chunk:
       raise InputError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is no plain text: leave out this file')
     start = offset - len(decoder.getstate()[0])
@@ -81,12 +82,12 @@ def decode(path: str, read: Read | None = None) -> Iterator[str]:
 
 
 def pieces(chunks: Iterator[str]) -> Iterator[str]:
-  """Texts of about PIECE_CHARS, cut after a blank line, else after a line, else after a space, else anywhere."""
+  """Cuts a text into pieces of PIECE_CHARS, or up to twice as many, at the places of `break_at`."""
   rest = ''
   for chunk in chunks:
     rest, begin = rest + chunk, 0
     while len(rest) - begin >= 2 * PIECE_CHARS:
-      end = _break(rest, begin + PIECE_CHARS, begin + 2 * PIECE_CHARS)
+      end = break_at(rest, begin + PIECE_CHARS, begin + 2 * PIECE_CHARS)
       yield rest[begin:end]
       begin = end
     rest = rest[begin:]
@@ -94,16 +95,16 @@ def pieces(chunks: Iterator[str]) -> Iterator[str]:
     yield rest
 
 
-def _break(text: str, begin: int, end: int) -> int:
-  """Where to cut: after a blank line, else after a line, else after a space, else at `begin`."""
+def break_at(text: str, begin: int, end: int) -> int:
+  """Returns where to cut: after a blank line, else after a line, else after a space, else at `begin`."""
   ends = (text.find(mark, begin, end) for mark in ('\n\n', '\n', ' '))
   return next((at + 1 for at in ends if at >= 0), begin)
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-  """(number from 1, bytes) of the lines that are not blank."""
+def json_lines(path: str) -> Iterator[tuple[int, bytes]]:
+  """Yields (number from 1, bytes) of the lines that are not blank."""
   rest, number = b'', 0
-  for chunk in itertools.chain(_chunks(path), [b'\n']):
+  for chunk in itertools.chain(chunks(path), [b'\n']):
     *lines, rest = (rest + chunk).split(b'\n')
     for line in lines:
       number += 1
@@ -111,8 +112,12 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def _parse(path: str, number: int, line: bytes, data: settings.Data, name: str = '') -> tuple[str, str]:
-  """(text, domain) of one line of JSON; one that names no domain has that of its file."""
+def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str = '') -> tuple[str, str]:
+  """Parses a line of JSON into (text, domain). Raises InputError.
+
+  Args:
+    name: the domain of lines that name none.
+  """
   where = f'{path}:{number}'
   try:
     record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
@@ -133,20 +138,16 @@ def _parse(path: str, number: int, line: bytes, data: settings.Data, name: str =
   return text, name if domain is None else str(domain)
 
 
-def _check_file(path: str, data: settings.Data) -> None:
-  """The first CHECK_BYTES, read as the stream will read them."""
-  seen, found = 0, False
-  if _is_json(path):
-    for number, line in _lines(path):
-      found |= bool(_parse(path, number, line, data)[0].strip())
-      seen += len(line)
-      if seen >= CHECK_BYTES:
-        break
+def check_beginning(path: str, data: settings.Data) -> None:
+  """Reads the first CHECK_BYTES as the stream will read them. Raises InputError, also where there is no text."""
+  if is_json(path):
+    texts = ((len(line), parse_line(path, number, line, data)[0]) for number, line in json_lines(path))
   else:
-    for text in decode(path):
-      found |= bool(text.strip())
-      seen += len(text)
-      if seen >= CHECK_BYTES:
-        break
+    texts = ((len(text), text) for text in decode(path))
+  seen, found = 0, False
+  for size, text in texts:
+    seen, found = seen + size, found or bool(text.strip())
+    if seen >= CHECK_BYTES:
+      break
   if not found:
     raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')

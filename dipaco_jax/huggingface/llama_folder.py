@@ -19,32 +19,36 @@ from dipaco_jax.storage import remote_files, tensors
 
 DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
 MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
-FLOATS = ('F64', 'F32', 'BF16', 'F16')  # in safetensors' words
+FLOATS = ('F64', 'F32', 'BF16', 'F16')  # safetensors' names
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 
-def files(
+def make_files(
   params: llama_weights.Arrays, made: settings.Model, tokenizer: bytes, dtype: str, about: Any
 ) -> dict[str, bytes]:
-  """What the folder holds, by name; `about` is kept in its config.json, under our own name.
+  """Returns {name: bytes} of the files of a folder; `about` goes into its config.json, under our own name.
 
   Raises:
-    InputError: the tokenizer cannot be written for other engines.
+    InputError: the tokenizer cannot be written as tokenizer.json.
   """
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
   special_ids = tokenizer_json.special_ids(tokenizer)
-  config = llama_weights.config(made, len(params['embed/tokens']), special_ids)
+  config = llama_weights.make_config(made, len(params['embed/tokens']), special_ids)
   generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
   generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
-  return tokenizer_json.files(tokenizer) | {
+  return tokenizer_json.make_files(tokenizer) | {
     'config.json': _json(config | {'torch_dtype': dtype, 'dipaco_jax': about}),
     'generation_config.json': _json(generation),
     WEIGHTS: safetensors.numpy.save(weights, metadata={'format': 'pt'}),
   }
 
 
-def is_ours(config: bytes) -> bool:
-  """Whether a config.json is of a folder that we have written. What transformers writes has our key, and its own."""
+def _wrong(folder: str, words: str) -> InputError:
+  return InputError(f'config.pretrain.init={folder}: {words}')
+
+
+def is_our_config(config: bytes) -> bool:
+  """Tells whether a config.json is as `make_files` wrote it; transformers keeps our key, and adds its own."""
   try:
     found = json.loads(config)
   except ValueError:
@@ -52,10 +56,10 @@ def is_ours(config: bytes) -> bool:
   return isinstance(found, dict) and 'dipaco_jax' in found and 'transformers_version' not in found
 
 
-def check(s: settings.Settings):
-  """Before any work: raises InputError where `config.pretrain.init` and the rest of the config don't fit."""
+def check_config(s: settings.Settings):
+  """Raises InputError where `config.pretrain.init` and the rest of the config don't fit; for use before any work."""
   folder, given = s.pretrain.init, s.tokenizer.model_file
-  _fitting(folder, s.model)
+  _fitting_config(folder, s.model)
   if not given:
     try:
       _open(folder, 'tokenizer.model').close()
@@ -67,48 +71,48 @@ def check(s: settings.Settings):
     fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
     raise InputError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
   vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
-  _fitting(folder, s.model, vocab_size)
-  there = {name for file in _names(folder) for name in _weights(folder, file)}
+  _fitting_config(folder, s.model, vocab_size)
+  there = {name for file in _weight_files(folder) for name in _weight_names(folder, file)}
   _check_missing(folder, there, transformer.make(s.model, vocab_size))
 
 
 def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):
   if missing := [name for name in map(llama_weights.their_name, transformer.shapes(made)) if name not in there]:
-    raise InputError(f'config.pretrain.init={folder}: {", ".join(_names(folder))} has no {missing[0]}')
+    raise _wrong(folder, f'{", ".join(_weight_files(folder))} has no {missing[0]}')
 
 
-def _weights(folder: str, name: str) -> Set[str]:
-  """Names of a file's weights, by its header; raises InputError where they are of types that we cannot take."""
+def _weight_names(folder: str, name: str) -> Set[str]:
+  """Returns the names of a file's weights, by its header; raises InputError where we cannot take one's type."""
   try:
     with _open(folder, name) as file:
       header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
     types = {key: x['dtype'] for key, x in header.items() if key != '__metadata__'}
   except OSError as e:
-    raise InputError(_unreadable(folder, name, e)) from e
+    raise _unreadable(folder, name, e) from e
   except (ValueError, AttributeError, TypeError, KeyError) as e:
-    raise InputError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole') from e
+    raise _wrong(folder, f'{name} is no safetensors file, or not whole') from e
   for key, kind in types.items():
     if kind not in tensors.DTYPES or (key.endswith('.weight') and kind not in FLOATS):
-      raise InputError(_of_type(folder, name, kind))
+      raise _wrong_type(folder, name, kind)
   return types.keys()
 
 
-def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """The base's parameters, float32, and what the stage's record says of them: the files' sha256, what was changed.
+def load_params(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Reads the base's parameters, float32, and what the stage's record has on them: the files' sha256, what was changed.
 
   Raises:
     InputError: the folder's model is no path of this config, or a file is not what it should be.
   """
-  theirs, heads = _fitting(folder, made.config, made.vocab_size), made.config.num_heads
+  theirs, heads = _fitting_config(folder, made.config, made.vocab_size), made.config.num_heads
   shapes = transformer.shapes(made)
   wanted = {llama_weights.their_name(name): name for name in shapes}
   found: dict[str, np.ndarray] = {}
   sha256: dict[str, str] = {}
-  for file in _names(folder):
+  for file in _weight_files(folder):
     data = _read(folder, file)
     sha256[file] = hashlib.sha256(data).hexdigest()
     mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
-    found |= {name: _ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
+    found |= {name: _as_ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
   _check_missing(folder, {llama_weights.their_name(name) for name in found}, made)
   kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - made.vocab_size
   if kv_heads < heads:
@@ -119,11 +123,11 @@ def load(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarr
   return dict(sorted(found.items())), about
 
 
-def _fitting(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
-  """Its config.json, of a model that can be a path."""
+def _fitting_config(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
+  """Reads the config.json. Raises InputError where its model cannot be a path, or its vocabulary is too small."""
   theirs = _parsed(folder, 'config.json', _read(folder, 'config.json'))
   if wrong := llama_weights.misfits(theirs, made):
-    raise InputError(f'config.pretrain.init={folder}: {", ".join(wrong)}')
+    raise _wrong(folder, ', '.join(wrong))
   if theirs['vocab_size'] < vocab_size:
     raise InputError(
       f'config.pretrain.init={folder} has a vocabulary of {theirs["vocab_size"]}, config.tokenizer.model_file one of '
@@ -132,15 +136,15 @@ def _fitting(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[
   return theirs
 
 
-def _ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _as_ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   try:
     return llama_weights.to_ours(name, x, shape)
   except ValueError as e:
-    raise InputError(f'config.pretrain.init={folder}: {e}') from e
+    raise _wrong(folder, str(e)) from e
 
 
-def _names(folder: str) -> list[str]:
-  """Of the files with weights."""
+def _weight_files(folder: str) -> list[str]:
+  """Lists the files with weights."""
   try:
     index = remote_files.read(f'{folder}/{INDEX}')
   except OSError:
@@ -157,12 +161,12 @@ def _read(folder: str, name: str) -> bytes:
   try:
     return remote_files.read(f'{folder}/{name}')
   except OSError as e:
-    raise InputError(_unreadable(folder, name, e)) from e
+    raise _unreadable(folder, name, e) from e
 
 
-def _unreadable(folder: str, name: str, e: OSError) -> str:
-  why = f'config.pretrain.init={folder}: {name}: {e.strerror or e}'
-  return f"{why}; name a folder in the layout of Hugging Face's Llama, with weights in safetensors"
+def _unreadable(folder: str, name: str, e: OSError) -> InputError:
+  fix = "name a folder in the layout of Hugging Face's Llama, with weights in safetensors"
+  return _wrong(folder, f'{name}: {e.strerror or e}; {fix}')
 
 
 def _parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
@@ -171,21 +175,20 @@ def _parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
       return found
   except ValueError:
     pass
-  raise InputError(f'config.pretrain.init={folder}: {name} is not JSON of an object; name another folder')
+  raise _wrong(folder, f'{name} is not JSON of an object; name another folder')
 
 
 def _arrays(folder: str, name: str, data: bytes) -> dict[str, np.ndarray]:
   try:
     return tensors.from_bytes(memoryview(data))
   except KeyError as e:
-    raise InputError(_of_type(folder, name, e.args[0])) from e
+    raise _wrong_type(folder, name, e.args[0]) from e
   except (ValueError, TypeError) as e:
-    raise InputError(f'config.pretrain.init={folder}: {name} is no safetensors file, or not whole: {e}') from e
+    raise _wrong(folder, f'{name} is no safetensors file, or not whole: {e}') from e
 
 
-def _of_type(folder: str, name: str, kind: str) -> str:
-  words = f'config.pretrain.init={folder}: {name} has weights of type {kind!r}'
-  return f'{words}: convert them to float32, bfloat16 or float16'
+def _wrong_type(folder: str, name: str, kind: str) -> InputError:
+  return _wrong(folder, f'{name} has weights of type {kind!r}: convert them to float32, bfloat16 or float16')
 
 
 def _json(value: Any) -> bytes:

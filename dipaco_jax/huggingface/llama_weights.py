@@ -1,7 +1,7 @@
 """A path in Hugging Face's Llama layout, and back: names and shapes of weights, config.json. Pure.
 
-Theirs are matrices [out, in] whose rows or columns are heads after one another, where ours are [in, out] with heads as
-a dimension: a q of [D, H, K] is theirs of [H * K, D]. Both turn dimension i of a head with dimension i + K/2.
+Theirs are matrices [out, in] with heads one after the other in rows or columns, ours are [in, out] with heads as a
+dimension: our q of [D, H, K] is theirs of [H * K, D]. Both rotate dimension i of a head with dimension i + K/2.
 """
 
 import re
@@ -25,7 +25,7 @@ IN_BLOCK = {
   **{f'attention/{x}': f'self_attn.{x}_proj.weight' for x in 'qkvo'},
   **{f'mlp/{x}': f'mlp.{x}_proj.weight' for x in ('gate', 'up', 'down')},
 }
-FIELDS = {  # of LlamaConfig, as ours
+FIELDS = {  # of LlamaConfig: of settings.Model
   'hidden_size': 'width', 'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads', 'head_dim': 'head_dim',
   'intermediate_size': 'mlp_dim', 'tie_word_embeddings': 'tied', 'rms_norm_eps': 'norm_epsilon',
   'rope_theta': 'rope_base',
@@ -41,14 +41,14 @@ DEFAULTS: dict[str, Any] = {  # of LlamaConfig, for what config.json leaves out
 
 
 def their_name(name: str) -> str:
-  """Of a parameter."""
+  """Returns the name in their layout of a parameter of ours."""
   if match := re.fullmatch(r'block_(\d+)/(.*)', name):
     return f'model.layers.{match[1]}.{IN_BLOCK[match[2]]}'
   return ENDS[name]
 
 
 def to_theirs(params: Arrays) -> dict[str, np.ndarray]:
-  """Parameters of a path under their names, in their shapes."""
+  """Converts a path's parameters to their names and shapes."""
   return {their_name(name): _to_theirs(name.split('/')[-1], x) for name, x in params.items()}
 
 
@@ -61,10 +61,10 @@ def _to_theirs(kind: str, x: np.ndarray) -> np.ndarray:
 
 
 def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """One of their weights as our parameter of this shape, float32.
+  """Converts one of their weights to our parameter of this name and shape, float32.
 
   Keys and values that several heads share are repeated for each of them; rows of the embedding and of the head behind
-  the vocabulary's last are left out.
+  the end of the vocabulary are left out.
 
   Raises:
     InputError: the shapes don't fit.
@@ -85,8 +85,8 @@ def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   return np.ascontiguousarray(x).reshape(shape)
 
 
-def config(model: settings.Model, vocab_size: int, special_ids: Mapping[str, int]) -> dict[str, Any]:
-  """What config.json says of a path; its dtype is for whoever writes the weights to add."""
+def make_config(model: settings.Model, vocab_size: int, special_ids: Mapping[str, int]) -> dict[str, Any]:
+  """Returns the config.json of a path, without the dtype, which the writer of the weights adds."""
   ours = {theirs: getattr(model, field) for theirs, field in FIELDS.items()}
   return {
     'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': vocab_size, **ours,
@@ -97,7 +97,7 @@ def config(model: settings.Model, vocab_size: int, special_ids: Mapping[str, int
 
 
 def misfits(theirs: Mapping[str, Any], model: settings.Model) -> list[str]:
-  """What keeps a model with this config.json from being a path: 'set config.model....', or what no field can mend."""
+  """Lists what keeps a model with this config.json from being a path: 'set config.model...', or what no field mends."""
   rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
   theirs = DEFAULTS | {name: x for name, x in (*theirs.items(), *rope.items()) if x is not None}
   plain = {'model_type': 'llama', 'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False}

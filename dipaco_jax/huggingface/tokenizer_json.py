@@ -1,7 +1,7 @@
 """A SentencePiece model as Hugging Face's tokenizer.json: the same ids for any text, and the same text for ids.
 
 SentencePiece's BPE joins two pieces where the result is a piece, the likeliest result first; tokenizer.json lists the
-pairs instead, in that order. Its unigram is the same algorithm in both. What normalizes text goes before either.
+pairs instead, in that order. Unigram is the same algorithm in both. Text is normalized before either.
 """
 
 import base64
@@ -16,13 +16,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
 SPACE = '\u2581'  # SentencePiece's sign for one
 
 
-def files(model: bytes) -> dict[str, bytes]:
-  """What goes beside the weights, by name.
+def make_files(model: bytes) -> dict[str, bytes]:
+  """Returns {name: bytes} of the tokenizer's files, which go beside the weights.
 
   Raises:
-    InputError: the model does what tokenizer.json has no words for.
+    InputError: tokenizer.json cannot express the model.
   """
-  pieces = parse(model).pieces
+  pieces = parse_model(model).pieces
   config = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'add_bos_token': False,
@@ -39,20 +39,20 @@ def files(model: bytes) -> dict[str, bytes]:
 
 
 def special_ids(model: bytes) -> dict[str, int]:
-  """Of pieces that stand for no text: those of bos, eos, unk and pad that the model has."""
+  """Returns the ids of pieces that stand for no text: those of bos, eos, unk and pad that the model has."""
   return Tokenizer(model).special_ids
 
 
-def parse(model: bytes) -> Any:
-  """The protocol buffer that a model file is."""
+def parse_model(model: bytes) -> Any:
+  """Parses the protocol buffer of a model file."""
   from sentencepiece import sentencepiece_model_pb2 as messages  # loads protobuf
 
   return messages.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made as it is loaded
 
 
 def convert(model: bytes) -> dict[str, Any]:
-  """What tokenizer.json holds; raises as `files`."""
-  proto = parse(model)
+  """Returns the content of tokenizer.json; raises as `make_files`."""
+  proto = parse_model(model)
   _check(proto)
   special = [(i, p) for i, p in enumerate(proto.pieces) if p.type in (UNKNOWN, CONTROL, USER_DEFINED)]
   added = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}

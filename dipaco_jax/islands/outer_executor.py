@@ -26,7 +26,7 @@ import numpy as np
 import optax
 
 from dipaco_jax.core import exact_sum, outer, screening
-from dipaco_jax.data import loader
+from dipaco_jax.data import prefetching
 from dipaco_jax.islands import island, screening_facts
 from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.lease import Lease
@@ -123,7 +123,7 @@ class Executor:
       return fact, islands.read(*fact.meta['objects'][level.name])
 
     to_add = [fact for path, fact in facts.items() if path not in excluded]
-    for fact, new in loader.prefetch(read, to_add, READERS, READERS):  # while others are added
+    for fact, new in prefetching.prefetch(read, to_add, READERS, READERS):  # while others are added
       partial.add(fact.key, weights[fact.key], new)
       lease.about |= {'step': len(partial.squares), 'of': len(weights)}
       lease.check()

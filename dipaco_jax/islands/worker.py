@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.data import loader
+from dipaco_jax.data import prefetching
 from dipaco_jax.islands import island, screening_facts
 from dipaco_jax.islands import schedule as islands_lib
 from dipaco_jax.islands.island import TOKENIZER, Islands
@@ -129,7 +129,7 @@ def inner_steps(
   params, inner = in_flight(job, phase, arrays, anew)
   del arrays
   weights, turn = job.weights(phase), np.array(islands.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in loader.prefetch(lambda d: job_lib.load(job, d), remaining(job, path, phase, step)):
+  for dispatch, batch in prefetching.prefetch(lambda d: job_lib.load(job, d), remaining(job, path, phase, step)):
     first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every

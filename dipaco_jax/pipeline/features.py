@@ -63,13 +63,13 @@ def router_data(run: run_lib.Run) -> np.ndarray:
   """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
   found, fraction = run.sequences('train'), run.settings.routing.router_fraction
   documents, _ = found.columns()
-  return holdouts.drawn(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
+  return holdouts.draw_documents(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
 
 
-def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn | None:
+def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.DrawnPieces | None:
   """Returns the pieces of longer texts that are router data; hold-outs lie before them."""
   draws = found.draws()
-  return None if draws is None else holdouts.drawn_pieces(found.columns()[0], draws, fraction)
+  return None if draws is None else holdouts.draw_pieces(found.columns()[0], draws, fraction)
 
 
 def check_router_data(run: run_lib.Run):

@@ -163,7 +163,7 @@ def _fit(
   z_ND = jax.numpy.concatenate(list(features.compute(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   documents, _ = run.sequences('train').columns()
-  tested = holdouts.drawn(documents[indices], s.seed, TESTED, 'tested')  # whole documents
+  tested = holdouts.draw_documents(documents[indices], s.seed, TESTED, 'tested')  # whole documents
   tested &= not tested.all()  # from the rest is learned
   fitted = classifier.fit_classifier(key, z_ND[~tested], labels_N[~tested], num_paths, hidden=s.routing.hidden)
 

@@ -69,7 +69,7 @@ def write_shard_parts(
 
 
 def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
-  meta = shards.merge(str(folder), num_shards, run.settings.model.seq_len)
+  meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
     raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')

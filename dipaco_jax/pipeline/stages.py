@@ -98,7 +98,7 @@ def _pretrained(run: run_lib.Run) -> dict[str, Any]:
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns what pretraining starts from, fresh or another model, and what the record says about it."""
   if run.settings.pretrain.init:
-    params, about = llama_folder.load(run.settings.pretrain.init, run.model)
+    params, about = llama_folder.load_params(run.settings.pretrain.init, run.model)
     return params, {'init': about}
   return {name: np.asarray(x) for name, x in transformer.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
 

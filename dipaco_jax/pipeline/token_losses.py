@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 from dipaco_jax.core import modules
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.core.inner import gather
-from dipaco_jax.data import loader, packing
+from dipaco_jax.data import packing, prefetching
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.storage import files, module_store, publishing, seals, tensors
@@ -164,7 +164,7 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
 
   with contextlib.ExitStack() as stack:
     opened: dict[int, IO[bytes]] = {}
-    for start, scores in loader.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
+    for start, scores in prefetching.prefetch(dispatch, range(0, len(rows.indices), rows.batch_size)):
       for shard in scores.addressable_shards:
         if shard.replica_id == 0:
           path = placement.path(turn, tuple(s.start or 0 for s in shard.index[: programs.specs.num_axes]))

@@ -29,7 +29,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Documents to a tokenizer and to sequences of at most seq_len tokens."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
   check_init(s)
-  folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), corpus.held(s)
+  folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), corpus.plan_held_back(s)
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
     processes.only_first(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
@@ -53,7 +53,7 @@ def _samples(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / f'sample-{k}.json' for k in range(s.data.parts)]
 
 
-def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: corpus.Held):
+def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: corpus.HeldBack):
   samples = _samples(s, folder)
   with display.doing('reading text for the tokenizer'):
     for k in publishing.missing(samples, share):
@@ -88,7 +88,7 @@ def _folders(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / str(k) for k in range(s.data.parts)]
 
 
-def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: corpus.Held):
+def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: corpus.HeldBack):
   """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
   s, parts = run.settings, run.settings.data.parts
   missing, done = publishing.missing(_folders(s, folder), share), 0
@@ -111,11 +111,11 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: co
   shown.close()
 
 
-def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
+def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   """`sequences/`, of all parts; what is left of making them goes."""
   check_files(run.settings, folder)
   check_parts(_folders(run.settings, folder / 'sequences'))
-  meta = sequences.merge(str(folder / 'sequences'), run.settings.data.parts)
+  meta = sequences.merge_meta(str(folder / 'sequences'), run.settings.data.parts)
   meta |= {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
   publishing.write_json(folder / 'sequences' / 'meta.json', meta)
@@ -127,7 +127,7 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.Held):
 def check_init(s: settings.Settings):
   """Raises InputError, before any work, if config.pretrain.init cannot be a path of this config."""
   if s.pretrain.init:
-    llama_folder.check(s)
+    llama_folder.check_config(s)
 
 
 def check_input(s: settings.Settings):
@@ -137,7 +137,7 @@ def check_input(s: settings.Settings):
     tokenizer.Tokenizer(s.tokenizer.model_file)
   check_validation(s)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
-  for document in corpus.documents(s.data, 'train', fraction=corpus.held(s).fraction):
+  for document in corpus.documents(s.data, 'train', fraction=corpus.plan_held_back(s).fraction):
     most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
     if most >= needed:
       return

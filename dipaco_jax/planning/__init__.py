@@ -1,7 +1,7 @@
-"""What a run will cost, found out without the machine that it will run on.
+"""The cost of a run, estimated without the machine that it will run on.
 
-Read `dry_run` first: it compiles a run's programs for a TPU that is not there. `hlo` reads what they send, `roofline`
-how long they take.
+Read `dry_run` first: it compiles a run's programs for a `topology`, a TPU that is not there. `hlo` parses what they
+send and read, `roofline` bounds the time they take.
 
 Imports from `core`, `models` and `training`.
 """

@@ -1,9 +1,9 @@
-"""What a run will cost, known without the machine: its programs compiled ahead of time for a TPU that is not there.
+"""The cost of a run, estimated without its machine: its programs are compiled for a TPU that is not there.
 
 Where the figures come from:
 
-    HBM         of the compiler, program by program, and what else is on a chip meanwhile
-    collectives of the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
+    HBM         the compiler's, program by program, and what else is on a chip meanwhile
+    collectives in the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
     time        see `roofline`
 """
 
@@ -26,22 +26,23 @@ from dipaco_jax.planning.topology import Topology
 from dipaco_jax.training import mesh, programs
 from dipaco_jax.training.performance import GIB
 
-SPARE = 0.95  # of a chip's memory; the rest is the runtime's
+SPARE = 0.95  # of a chip's memory is for programs; the rest is the runtime's
+LINKS = 'data', 'grid', 'dcn'  # the fastest first
 
 
 class DoesNotFit(Exception):
-  """A program that the compiler cannot place; `needed` bytes on a chip, as it says."""
+  """The compiler cannot place a program, which needs `needed` bytes on a chip."""
 
   def __init__(self, needed: int):
     super().__init__(f'{needed / GIB:.1f} GiB')
     self.needed = needed
 
 
-def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
-  """The figures, by name; see `table`. Nothing is written. Raises InputError where devices do not take the grid."""
+def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
+  """Returns the figures by name, which `to_text` prints. Raises InputError where the devices do not take the grid."""
   s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)  # the base model's
-  made = on(s, topology)
+  made = make_programs(s, topology)
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {
     'topology': topology.name,
@@ -53,15 +54,20 @@ def run(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   try:
     compiled = compile_all(made)
   except DoesNotFit as e:
-    return found | {'fits': False, 'hbm_bytes_per_chip': e.needed} | {'what_fits': what_fits(s, topology)}
+    return found | {'fits': False, 'hbm_bytes_per_chip': e.needed} | {'what_fits': find_fitting_options(s, topology)}
   sent = traffic(made, compiled, topology)
-  found |= memory(made, compiled) | sent | roofline.times(made, compiled['steps'], topology, sent)
-  found['fits'] = found['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
-  return found if found['fits'] else found | {'what_fits': what_fits(s, topology)}
+  found |= memory_use(made, compiled) | sent | roofline.estimate_times(made, compiled['steps'], topology, sent)
+  found['fits'] = fits(found, topology)
+  return found if found['fits'] else found | {'what_fits': find_fitting_options(s, topology)}
 
 
-def on(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
-  """The run's programs, for devices that are not there."""
+def fits(memory: dict[str, Any], topology: Topology) -> bool:
+  """Tells whether a run's `memory_use` leaves the runtime its part of a chip's memory."""
+  return memory['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
+
+
+def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
+  """Returns the run's programs on the devices of a topology."""
   made = transformer.make(s.model, s.tokenizer.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
@@ -72,7 +78,7 @@ def on(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
 
 
 class Arguments(NamedTuple):
-  """Shapes of what is on the devices, with where they are."""
+  """Shapes and shardings of what is on the devices."""
 
   modules: Any
   outer: Any
@@ -81,9 +87,9 @@ class Arguments(NamedTuple):
   state: Any
 
 
-def arguments(made: programs.Programs) -> Arguments:
+def argument_shapes(made: programs.Programs) -> Arguments:
   stacked = jax.eval_shape(made.start, made.shapes)
-  params = jax.eval_shape(made.gather_path, stacked[0], turn_of(made))
+  params = jax.eval_shape(made.gather_path, stacked[0], turn_shape(made))
   state = jax.eval_shape(made.fresh_state, params)
   specs = made.specs.modules, made.specs.outer, made.specs.gathered, made.specs.params, made.specs.state
   place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
@@ -91,7 +97,7 @@ def arguments(made: programs.Programs) -> Arguments:
   return Arguments(*(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
 
 
-def turn_of(made: programs.Programs):
+def turn_shape(made: programs.Programs):
   return replicated(made, (len(made.placement.positions),), np.int32)
 
 
@@ -99,8 +105,8 @@ def replicated(made: programs.Programs, shape, dtype):
   return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(made.placement.mesh, P()))
 
 
-def rows(made: programs.Programs, steps: int | None):
-  """Tokens, or segments, of a dispatch of so many steps; None: of one batch of evaluation."""
+def row_shapes(made: programs.Programs, steps: int | None):
+  """Returns the shape of tokens, or segment ids, of a dispatch of `steps` steps; None: of a batch of evaluation."""
   s = made.settings
   size = s.train.batch_size if steps else s.evaluate.batch_size or s.train.batch_size
   length = s.model.seq_len if steps else s.evaluate.seq_len or s.model.seq_len
@@ -113,34 +119,34 @@ PHASE = 'steps', 'accumulate', 'outer', 'evaluate'
 
 
 def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict[str, Any]:
-  """The programs of a phase, or some. Raises DoesNotFit."""
-  a, t = arguments(made), made.settings.train
+  """Compiles the programs of a phase, or some of them. Raises DoesNotFit."""
+  a, t = argument_shapes(made), made.settings.train
   k = grid_lib.largest_divisor(t.steps_per_phase, t.steps_per_dispatch)
   weights = replicated(made, made.layout.grid.shape, np.float32)
-  turn, first = turn_of(made), replicated(made, (), np.int32)
+  turn, first = turn_shape(made), replicated(made, (), np.int32)
   calls = {
-    'steps': (a.params, a.state, rows(made, k), rows(made, k), first, weights, turn),
+    'steps': (a.params, a.state, row_shapes(made, k), row_shapes(made, k), first, weights, turn),
     'accumulate': (
       *(a.gathered, a.modules, programs.usual(a.outer), a.params, a.state),
       *(weights, weights, first, first, turn),
     ),
     'outer': (a.modules, a.outer, a.gathered, weights),
-    'evaluate': (a.params, rows(made, None), rows(made, None)),
+    'evaluate': (a.params, row_shapes(made, None), row_shapes(made, None)),
   }
-  return {name: compiled(getattr(made, name), *calls[name]) for name in names}
+  return {name: compile_program(getattr(made, name), *calls[name]) for name in names}
 
 
-def compiled(program, *args) -> Any:
+def compile_program(program, *args) -> Any:
   try:
     return program.lower(*args).compile()
   except jax.errors.JaxRuntimeError as e:
-    if not (needed := too_large(str(e))):
+    if not (needed := bytes_needed(str(e))):
       raise
     raise DoesNotFit(needed) from e
 
 
-def too_large(error: str) -> int:
-  """Bytes that a program needs, where the compiler says in one of its ways that a chip has fewer; else 0."""
+def bytes_needed(error: str) -> int:
+  """Returns the bytes that a program needs, if an error of the compiler says that a chip has fewer, else 0."""
   used = re.search(r'RESOURCE_EXHAUSTED.*?\b([\d.]+)([KMG])\b', error, re.DOTALL)
   return int(float(used[1]) * 2 ** {'K': 10, 'M': 20, 'G': 30}[used[2]]) if used else 0
 
@@ -149,15 +155,17 @@ def too_large(error: str) -> int:
 
 
 def bytes_on_chip(tree) -> int:
-  """Of arrays that lie there as their shardings say."""
+  """Returns the bytes of arrays on one chip, by their shardings."""
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
-def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
-  """A chip's HBM at its fullest, and by kind while a path trains."""
-  a, turns = arguments(made), len(made.placement.turns())
-  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()  # of the state, by `accumulate` itself
+def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
+  """Returns the bytes of a chip's HBM at its fullest, and by kind while a path trains."""
+  a, turns = argument_shapes(made), len(made.placement.turns())
+  taken = (
+    a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
+  )  # `accumulate` takes this part of the state
   waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
   held = {
     'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting,
@@ -165,7 +173,7 @@ def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
     'outer': bytes_on_chip(a.state) + waiting,
     'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting,
   }
-  needed = {name: held[name] + live(compiled[name]) for name in held}
+  needed = {name: held[name] + program_bytes(compiled[name]) for name in held}
   found = compiled['steps'].memory_analysis()
   return {
     'hbm_bytes_per_chip': max(needed.values()),
@@ -176,13 +184,15 @@ def memory(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
       'outer states and sums': bytes_on_chip((a.outer, a.gathered)),
       'gradients': bytes_on_chip(a.params),
       'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
-      'rows and programs': live(compiled['steps']) - found.temp_size_in_bytes - bytes_on_chip((a.params, a.state)),
+      'rows and programs': program_bytes(compiled['steps'])
+      - found.temp_size_in_bytes
+      - bytes_on_chip((a.params, a.state)),
     },
   }
 
 
-def live(program: Any) -> int:
-  """Bytes on a chip while a program runs; what it donates counts once."""
+def program_bytes(program: Any) -> int:
+  """Returns the bytes on a chip while a program runs; what it donates counts once."""
   m = program.memory_analysis()
   used = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
   return used + m.temp_size_in_bytes + m.generated_code_size_in_bytes
@@ -191,12 +201,12 @@ def live(program: Any) -> int:
 # -- traffic
 
 
-def crossed(data: int, slices: list[int], group: list[int]) -> str:
-  """What a group of devices has to cross: 'data', inside a path's slice; 'grid'; or 'dcn', from slice to slice.
+def widest_link(data: int, slices: list[int], group: list[int]) -> str:
+  """Returns the widest link of a group of devices: 'data', inside a path's slice; 'grid'; 'dcn', from slice to slice.
 
   Args:
     data: devices inside a path, which are next to each other in the mesh.
-    slices: of every device, in the mesh's order.
+    slices: the slice of every device, in the mesh's order.
   """
   if len({slices[i] for i in group}) > 1:
     return 'dcn'
@@ -204,18 +214,18 @@ def crossed(data: int, slices: list[int], group: list[int]) -> str:
 
 
 def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
-  """Collectives of an inner step, and of the outer step: how many, and the bytes that a chip sends."""
+  """Counts collectives of an inner and of the outer step, and the bytes that a chip sends, by the link they cross."""
   number = {device: i // topology.chips_per_slice for i, device in enumerate(topology.devices)}
   slices = [number[device] for device in made.placement.mesh.devices.reshape(-1)]
   everybody = list(range(len(slices)))
   found: dict[str, Any] = {}
   for name in ('steps', 'outer'):
-    count, size = dict.fromkeys(('data', 'grid', 'dcn'), 0), dict.fromkeys(('data', 'grid', 'dcn'), 0.0)
+    count, size = dict.fromkeys(LINKS, 0), dict.fromkeys(LINKS, 0.0)
     for collective in hlo.collectives(compiled[name].as_text()):
-      groups = collective.groups or [everybody]
-      where = max((crossed(made.placement.data, slices, group) for group in groups), key=('data', 'grid', 'dcn').index)
-      count[where] += 1
-      size[where] += collective.sent(len(everybody))
+      crossed = [widest_link(made.placement.data, slices, group) for group in collective.groups or [everybody]]
+      link = max(crossed, key=LINKS.index)
+      count[link] += 1
+      size[link] += collective.sent(len(everybody))
     found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
   return found | {
     'inner_grid_collectives': found['steps_collectives']['grid'] + found['steps_collectives']['dcn'],
@@ -226,34 +236,33 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
 # -- what would fit
 
 
-def what_fits(s: settings_lib.Settings, topology: Topology) -> str:
-  """The options with which it does: smaller parts of a batch, blocks computed again, fewer rows; '' where none do.
+def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
+  """Returns the first options with which a run fits, '' if none do; each is tried by compiling.
 
-  The first that fit are told, each tried by compiling.
+  They are smaller microbatches, blocks that are computed again, and then fewer rows of a batch.
   """
   rows, last = s.train.microbatch or s.train.batch_size, s.train.batch_size
   tries = [(remat, rows // 4**i, last) for remat in ('dots', 'full') for i in range(5) if rows // 4**i]
   tries += [('full', 1, last // 4**i) for i in range(1, 5) if last // 4**i]
-  for remat, part, size in tries:
-    if (remat, part, size) == (s.model.remat, rows, last):
+  for remat, microbatch, size in tries:
+    if (remat, microbatch, size) == (s.model.remat, rows, last):
       continue
-    train, evaluate = (
-      dataclasses.replace(s.train, microbatch=part, batch_size=size),
-      dataclasses.replace(s.evaluate, batch_size=size),
-    )
+    train = dataclasses.replace(s.train, microbatch=microbatch, batch_size=size)
     changed = dataclasses.replace(s, model=dataclasses.replace(s.model, remat=remat), train=train)
+    if size < last:
+      changed = dataclasses.replace(changed, evaluate=dataclasses.replace(s.evaluate, batch_size=size))
     try:
-      made = on(changed if size == last else dataclasses.replace(changed, evaluate=evaluate), topology)
-      if memory(made, compile_all(made))['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes:
+      made = make_programs(changed, topology)
+      if fits(memory_use(made, compile_all(made)), topology):
         fewer = f' --config.train.batch_size={size} --config.evaluate.batch_size={size}' if size < last else ''
-        return f'--config.model.remat={remat} --config.train.microbatch={part}{fewer}'
+        return f'--config.model.remat={remat} --config.train.microbatch={microbatch}{fewer}'
     except (DoesNotFit, ValueError):  # ValueError: a path's devices do not divide it
       continue
   return ''
 
 
-def table(found: dict[str, Any]) -> str:
-  """For people."""
+def to_text(found: dict[str, Any]) -> str:
+  """Formats the figures of `estimate`, a line for each."""
   gib = lambda n: f'{n / GIB:.2f} GiB'  # noqa: E731
   lines = [
     f'topology       {found["topology"]}: {found["chips"]} chips, {found["chips_per_path"]} to a path, '
@@ -264,22 +273,18 @@ def table(found: dict[str, Any]) -> str:
   lines += [f'  {name:28} {gib(size)}' for name, size in found.get('hbm_bytes_by_kind', {}).items()]
   if not found['fits']:
     lines.append(f'what would fit: {found["what_fits"] or "a topology with more chips, so that a path has more"}')
-  if 'step_s_low' in found:
-    for name, words in (('steps', 'an inner step'), ('outer', 'an outer step')):
-      sent = ', '.join(
-        f'{found[f"{name}_collectives"][where]} {words}, {size / 1e6:,.1f} MB'
-        for where, words, size in (
-          (w, {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}[w], z)
-          for w, z in found[f'{name}_collective_bytes'].items()
-        )
-      )
-      lines.append(f'collectives    of {words}: {sent}')
-    lines += [
-      f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3g} to '
-      f'{found["step_s_high"]:.3g} s',
-      f'MFU            {found["mfu_low"]:.0%} to {found["mfu_high"]:.0%}; at least '
-      f'{found["tokens_per_s"]:,.0f} tokens/s',
-      f'outer step     {found["outer_bytes_per_chip"] / 1e6:,.1f} MB a chip, {found["outer_s"]:.3f} s',
-      f'whole run      {found["hours_low"]:,.1f} to {found["hours"]:,.1f} hours; {found["chip_hours"]:,.0f} chip hours',
-    ]
+  if 'step_s_low' not in found:
+    return '\n'.join(lines)
+  links = {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}
+  for name, words in (('steps', 'an inner step'), ('outer', 'an outer step')):
+    counts, sizes = found[f'{name}_collectives'], found[f'{name}_collective_bytes']
+    sent = ', '.join(f'{counts[link]} {links[link]}, {size / 1e6:,.1f} MB' for link, size in sizes.items())
+    lines.append(f'collectives    of {words}: {sent}')
+  lines += [
+    f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3g} to '
+    f'{found["step_s_high"]:.3g} s',
+    f'MFU            {found["mfu_low"]:.0%} to {found["mfu_high"]:.0%}; at least {found["tokens_per_s"]:,.0f} tokens/s',
+    f'outer step     {found["outer_bytes_per_chip"] / 1e6:,.1f} MB a chip, {found["outer_s"]:.3f} s',
+    f'whole run      {found["hours_low"]:,.1f} to {found["hours"]:,.1f} hours; {found["chip_hours"]:,.0f} chip hours',
+  ]
   return '\n'.join(lines)

@@ -1,4 +1,4 @@
-"""What a compiled program sends, and what it reads and writes: from its HLO text, in any of its spellings."""
+"""What a compiled program sends, and what it reads from and writes to HBM: parsed from its HLO, in any spelling."""
 
 import math
 import re
@@ -11,21 +11,23 @@ BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, '
 
 
 class Collective(NamedTuple):
+  """A collective operation of a program."""
+
   kind: str
   size: int  # bytes of the result on a device
   groups: list[list[int]]  # places in the program's order of devices; [] where all are one group
 
   def sent(self, num_devices: int) -> float:
-    """Bytes that each of so many devices sends, in a ring."""
+    """Returns the bytes that each of `num_devices` devices sends, in a ring."""
     n = len(self.groups[0]) if self.groups else num_devices
     parts = {'all-gather': (n - 1) / n, 'reduce-scatter': n - 1, 'all-reduce': 2 * (n - 1) / n}
     return self.size * parts.get(self.kind, 1)
 
 
 def collectives(text: str) -> list[Collective]:
-  """Of a compiled program's HLO, those in the bodies of its loops once.
+  """Lists the collectives in a compiled program's HLO, those in the body of a loop once.
 
-  From slice to slice of TPUs the compiler has each device send its part to its host, and receive the sum: a `recv`.
+  Between slices of TPUs the compiler has each device send its part to its host and receive the sum: a `recv`.
   """
   found = []
   for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
@@ -34,24 +36,24 @@ def collectives(text: str) -> list[Collective]:
       if match[3] and match[2] in ('all-gather', 'collective-permute'):  # (operands, results, contexts)
         shapes = [shape for shape in shapes if shape != ('u32', '')]
         shapes = shapes[len(shapes) // 2 :]
-      found.append(Collective(match[2], size_of(shapes), groups(line)))
+      found.append(Collective(match[2], bytes_of(shapes), replica_groups(line)))
     elif match := re.search(r' = \((\w+\[[\d,]*\]).*? recv\(.*xla_megascale', line):
-      found.append(Collective('recv', size_of(shapes_in(match[1])), []))
+      found.append(Collective('recv', bytes_of(shapes_in(match[1])), []))
   return found
 
 
 def shapes_in(text: str) -> list[tuple[str, str]]:
-  """(type, dimensions) of the arrays that a text names."""
+  """Lists (type, dimensions) of the arrays that a text names."""
   return re.findall(r'\b([a-z]+\d*)\[([\d,]*)\]', text)
 
 
-def size_of(shapes: list[tuple[str, str]]) -> int:
-  """Their bytes."""
+def bytes_of(shapes: list[tuple[str, str]]) -> int:
+  """Returns the bytes of arrays, given (type, dimensions) of each."""
   return sum(BYTES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(',')))) for kind, dims in shapes)
 
 
-def permuted(text: str) -> np.ndarray:
-  """Devices in the order that '[4,2]T(1,0)' says."""
+def device_order(text: str) -> np.ndarray:
+  """Returns the devices in the order that a text such as '[4,2]T(1,0)' denotes."""
   match = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
   assert match, text
   dims = [int(i) for i in match[1].split(',')]
@@ -59,18 +61,18 @@ def permuted(text: str) -> np.ndarray:
   return np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(-1)
 
 
-def groups(line: str) -> list[list[int]]:
-  """Devices that a collective connects. Raises ValueError at a spelling that this does not know."""
+def replica_groups(line: str) -> list[list[int]]:
+  """Lists the groups of devices that a collective connects. Raises ValueError at an unknown spelling."""
   if match := re.search(r'(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}', line):
     return [[int(i) for i in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', match[1])]
   if match := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? ?\{(('\w+',?)*)\}", line):
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-    devices = permuted(match[2] or f'[{math.prod(sizes.values())}]').reshape(*sizes.values())
+    devices = device_order(match[2] or f'[{math.prod(sizes.values())}]').reshape(*sizes.values())
     inside = [i for i, name in enumerate(sizes) if name in re.findall(r"'(\w+)'", match[3])]
     moved = np.moveaxis(devices, inside, range(-len(inside), 0))
     return moved.reshape(-1, math.prod(devices.shape[i] for i in inside)).tolist()
   if match := re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', line):
-    return permuted(match[2]).reshape(*map(int, match[1].split(','))).tolist()
+    return device_order(match[2]).reshape(*map(int, match[1].split(','))).tolist()
   raise ValueError(f'a spelling of replica groups that is not known: {line}')
 
 
@@ -90,7 +92,7 @@ class Instruction(NamedTuple):
 
 
 def computations(text: str) -> dict[str, list[Instruction]]:
-  """Instructions by computation; that of the program itself is also under ''."""
+  """Parses instructions, by computation; that of the program itself is also under ''."""
   found: dict[str, list[Instruction]] = {}
   body: list[Instruction] = []
   for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
@@ -104,8 +106,8 @@ def computations(text: str) -> dict[str, list[Instruction]]:
   return found
 
 
-def arrays(shape: str) -> list[int]:
-  """Bytes of each array of a shape as it lies in HBM, filled up to whole tiles; 0 for what lies elsewhere."""
+def array_bytes(shape: str) -> list[int]:
+  """Lists the bytes of each array of a shape in HBM, padded to whole tiles; 0 for arrays that are elsewhere."""
   found = []
   for kind, dims, layout in re.findall(r'\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?', shape):
     sizes = [int(size) for size in dims.split(',') if size]
@@ -118,60 +120,61 @@ def arrays(shape: str) -> list[int]:
   return found
 
 
-def anywhere(shape: str) -> str:
-  """The same shape in HBM."""
+def in_hbm(shape: str) -> str:
+  """Returns the same shape, placed in HBM."""
   return re.sub(r'S\(\d+\)', '', shape)
 
 
 class Traffic:
   """Bytes that a compiled program reads from HBM and writes to it: an upper bound.
 
-  Every instruction reads its operands and writes its results once; of what is only sliced, the slices. Loops count as
-  often as they run. What lies in a chip's vector memory costs nothing.
+  Every instruction reads its operands and writes its results once, only the slices of what is sliced. Loops count as
+  often as they run. Arrays in a chip's vector memory cost nothing.
   """
 
   def __init__(self, text: str):
     self.bodies = computations(text)
     self.shapes = {name: {i.name: i.shape for i in body} for name, body in self.bodies.items()}
 
-  def of(self, computation: str = '') -> int:
-    return sum(self.of_instruction(computation, i) for i in self.bodies[computation])
+  def bytes(self, computation: str = '') -> int:
+    """Returns the bytes of a computation, '' for the program."""
+    return sum(self.instruction_bytes(computation, i) for i in self.bodies[computation])
 
-  def of_instruction(self, where: str, i: Instruction) -> int:
+  def instruction_bytes(self, where: str, i: Instruction) -> int:
     if i.op in FREE or i.op.endswith('-done') or any(f'"{name}"' in i.line for name in NOT_READ):
       return 0
     if i.op == 'while':
-      return self.trips(i) * self.of(called(i, 'body'))
+      return self.trips(i) * self.bytes(called(i, 'body'))
     if i.op == 'conditional':
       branches = re.search(r'branch_computations=\{(.*?)\}', i.line)
       names = re.findall(NAME, branches[1]) if branches else [called(i, f'{x}_computation') for x in ('true', 'false')]
-      return max(self.of(name) for name in names)
+      return max(self.bytes(name) for name in names)
     if i.op in ('call', 'async-start'):
-      return self.of(called(i, 'to_apply' if i.op == 'call' else 'calls'))
+      return self.bytes(called(i, 'to_apply' if i.op == 'call' else 'calls'))
     if i.op in ('copy-start', 'slice-start'):  # (target, source, context); ((source,), target, context)
       at = int(i.op == 'slice-start')
-      moved = arrays(anywhere(i.shape))[at]
-      return moved * (arrays(self.shapes[where][i.operands[0]])[0] > 0) + arrays(i.shape)[at]
+      moved = array_bytes(in_hbm(i.shape))[at]
+      return moved * (array_bytes(self.shapes[where][i.operands[0]])[0] > 0) + array_bytes(i.shape)[at]
     return sum(self.read(where, i, k) for k in range(len(i.operands))) + self.written(where, i)
 
   def trips(self, loop: Instruction) -> int:
-    """How often it runs: as the compiler says, or what its counter is compared with."""
+    """Returns how often a loop runs: as the compiler tells, or what its counter is compared with."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.line):
       return int(known[1])
     condition = self.bodies[called(loop, 'condition')]
     return max((int(n) for i in condition for n in re.findall(r'constant\((\d+)\)', i.line)), default=1)
 
   def read(self, where: str, i: Instruction, operand: int) -> int:
-    """Of one operand of an instruction."""
-    size = sum(arrays(self.shapes[where].get(i.operands[operand], '')))
+    """Returns the bytes that an instruction reads of one operand."""
+    size = sum(array_bytes(self.shapes[where].get(i.operands[operand], '')))
     if i.op in ('dynamic-slice', 'gather', 'slice') and operand == 0:
-      return min(size, sum(arrays(anywhere(i.shape))))
+      return min(size, sum(array_bytes(in_hbm(i.shape))))
     if i.op == 'dynamic-update-slice' and operand == 0:
       return 0
     return min(size, self.used(called(i, 'calls'), operand)) if i.op == 'fusion' else size
 
   def used(self, computation: str, number: int) -> int:
-    """Of a parameter of a fused computation."""
+    """Returns the bytes that a fused computation reads of a parameter."""
     body = self.bodies[computation]
     names = {i.name for i in body if i.op == 'parameter' and f'parameter({number})' in i.line}
     size = 0
@@ -180,27 +183,27 @@ class Traffic:
         if i.op == 'bitcast':
           names.add(i.name)
         else:
-          plain = i._replace(shape=anywhere(i.shape))
+          plain = i._replace(shape=in_hbm(i.shape))
           size += max(self.read(computation, plain, k) for k, name in enumerate(i.operands) if name in names)
     return size
 
   def written(self, where: str, i: Instruction) -> int:
-    """Results; of what is updated in place, the update."""
+    """Returns the bytes that an instruction writes: its results, or the update of what is updated in place."""
     if i.op == 'dynamic-update-slice':
-      return sum(arrays(self.shapes[where][i.operands[1]]))
+      return sum(array_bytes(self.shapes[where][i.operands[1]]))
     if i.op != 'fusion':
-      return sum(arrays(i.shape))
+      return sum(array_bytes(i.shape))
     name = called(i, 'calls')
     by_name = {x.name: x for x in self.bodies[name]}
     root = next(x for x in self.bodies[name] if x.line.lstrip().startswith('ROOT'))
     parts = [by_name[x] for x in root.operands] if root.op == 'tuple' else [root]
     updates = {k: x for k, x in enumerate(parts) if x.op == 'dynamic-update-slice'}
-    whole = arrays(i.shape)
+    whole = array_bytes(i.shape)
     return sum(min(size, self.written(name, updates[k])) if k in updates else size for k, size in enumerate(whole))
 
 
 def called(i: Instruction, how: str) -> str:
-  """The computation that an instruction calls."""
+  """Returns the name of the computation that an instruction calls."""
   match = re.search(rf'\b{how}={NAME}', i.line)
   assert match, i.line
   return match[1]

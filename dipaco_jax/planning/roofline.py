@@ -1,11 +1,11 @@
-"""How long a step takes on a TPU that is not there: between two roofs.
+"""Bounds of the time that a step takes on a TPU that is not there.
 
-    FLOPs   of the program before it is optimized, in which every loop is unrolled; splash's of its blocks
-    bytes   of the compiled program, see `hlo.Traffic`: an upper bound
+    FLOPs   of the program before it is optimized, with every loop unrolled; of splash attention by its blocks
+    bytes   of the compiled program, an upper bound, see `hlo.Traffic`
 
-The best: arithmetic hides all traffic, arguments and results cross HBM once, and temporaries twice. The worst: every
-byte of the bound, one after the other with arithmetic and collectives; but splash reads keys and values more than once.
-MFU counts attention as PaLM does, as if it were not causal, and can come out above 100%.
+In the best case arithmetic hides all traffic, arguments and results cross HBM once, and temporaries twice. In the worst
+case every byte of the bound, arithmetic and collectives follow one another; but splash reads keys and values more than
+once. MFU counts attention as PaLM does, as if it were not causal, and can be above 100%.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from dipaco_jax.training.performance import Chip
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
-  """FLOPs of one inner step of one path, from the program before it is optimized: every loop unrolled."""
-  made = transformer.make(unrolled(s.model, s.train.batch_size), s.tokenizer.vocab_size)
+  """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
+  made = transformer.make(without_loops(s.model, s.train.batch_size), s.tokenizer.vocab_size)
   compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
   optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
   params = transformer.shapes(made)
@@ -35,20 +35,20 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)
   lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
-  return lowered.cost_analysis()['flops'] + tokens.size * more_by_splash(s.model)
+  return lowered.cost_analysis()['flops'] + tokens.size * extra_splash_flops(s.model)
 
 
-def unrolled(config: settings_lib.Model, num_rows: int) -> settings_lib.Model:
-  """Without loops, so that a program's FLOPs are all counted."""
+def without_loops(config: settings_lib.Model, num_rows: int) -> settings_lib.Model:
+  """Returns a config without loops, so that all FLOPs of the program are counted."""
   return dataclasses.replace(config, loss_chunk=num_rows * config.seq_len, layers='unrolled', attention='xla')
 
 
-# Products of queries and keys, or of as much, for a token: forward, backward, and what is computed again.
+# Products of the size of queries with keys, for a token: forward, backward, and what is computed again.
 PRODUCTS = {'xla': {'none': 6, 'dots': 8, 'full': 8}, 'splash': {'none': 7, 'dots': 7, 'full': 9}}
 
 
-def more_by_splash(config: settings_lib.Model) -> float:
-  """FLOPs of a token that splash does more than 'xla'; fewer, since it leaves out what is above the diagonal."""
+def extra_splash_flops(config: settings_lib.Model) -> float:
+  """Returns the FLOPs of a token that splash needs beyond 'xla'; mostly negative, for blocks that it leaves out."""
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES:
     return 0
@@ -57,12 +57,12 @@ def more_by_splash(config: settings_lib.Model) -> float:
   return 2 * config.num_layers * length * config.num_heads * config.head_dim * done
 
 
-def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
-  """Seconds of a step between two roofs, model FLOPs utilization, and hours of the whole config.
+def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
+  """Returns bounds of the seconds of a step, model FLOPs utilization, and hours of the whole config.
 
   Args:
     steps: the compiled program of inner steps.
-    sent: bytes of collectives on a chip, as `dry_run.traffic` finds them.
+    sent: bytes of collectives on a chip, from `dry_run.traffic`.
   """
   s, chip, data = made.settings, topology.chip, made.placement.data
   tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
@@ -70,7 +70,7 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
-  upper = hlo.Traffic(steps.as_text()).of() / k
+  upper = hlo.Traffic(steps.as_text()).bytes() / k
   sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
   best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
@@ -85,12 +85,12 @@ def times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[st
 
 
 def seconds_to_send(num_bytes: dict[str, float], chip: Chip) -> float:
-  """Over a chip's links, half of which are for sending, and from slice to slice over the data-center network."""
+  """Returns the seconds over a chip's links, half of which send, and between slices over the data-center network."""
   return (num_bytes['data'] + num_bytes['grid']) / (chip.ici_bytes_per_s / 2) + num_bytes['dcn'] / DCN_BYTES_PER_S
 
 
 def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
-  """Pretraining, then all phases: paths in turn, and the outer step. Routing and evaluation come on top."""
+  """Returns the seconds of pretraining and of all phases: paths in turn, and the outer step; nothing else."""
   s, rows_a_chip = made.settings, made.settings.train.batch_size / made.placement.data
   alone = mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), list(made.placement.mesh.devices.reshape(-1)))
   base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_a_chip

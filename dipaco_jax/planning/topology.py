@@ -1,6 +1,6 @@
-"""TPUs by name, without having them: their devices as the TPU compiler knows them.
+"""TPU topologies by name: their devices as the TPU compiler knows them, without the machine.
 
-A name is `KIND:SHAPE`, as `v5e:16x16` or `v5p:4x4x4`; `v5e:8x8*4` is four slices of that, joined by the data-center
+A name is `KIND:SHAPE`, such as `v5e:16x16` or `v5p:4x4x4`; `v5e:8x8*4` is four slices, joined by the data-center
 network. Needs the compiler, `pip install "dipaco_jax[tpu]"`, and no TPU.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import performance
 
-DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, since Google states it by pod
-# What the compiler asks for in a shape of its own.
+DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, as Google publishes it by pod
+# What the compiler requires, by kind or shape.
 OPTIONS: dict[str, dict[str, Any]] = {
   'v4': {'chip_config_name': 'megacore'},  # a chip's two cores as one device
   '1x1': {'chips_per_host_bounds': (1, 1, 1)},
@@ -24,11 +24,13 @@ SHAPES = {
   'v5p': '2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16 16x16x24',
   'v6e': '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16',
 }
-# Else the compiler asks the network which TPU this machine has, and refuses to be loaded twice.
+# Otherwise the compiler asks the network which TPU this machine has, and refuses to be loaded twice.
 ENVIRONMENT = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 
 
 class Topology(NamedTuple):
+  """The devices of one or more slices."""
+
   name: str
   chip: performance.Chip
   devices: list[Any]  # jax.Device, slice by slice
@@ -39,11 +41,11 @@ class Topology(NamedTuple):
     return len(self.devices) // self.slices
 
 
-def find(name: str) -> Topology:
-  """The topology of a name.
+def find_topology(name: str) -> Topology:
+  """Returns the topology of a name.
 
   Raises:
-    InputError: there is no such topology, and which there are; or the TPU compiler is not installed.
+    InputError: there is no such topology, or the TPU compiler is not installed.
   """
   match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
   kind, shape = (match[1], match[2]) if match else ('', '')

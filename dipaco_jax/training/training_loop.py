@@ -15,7 +15,7 @@ import numpy as np
 
 from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.data import loader
+from dipaco_jax.data import prefetching
 from dipaco_jax.storage import module_store, publishing, remedies, seals
 from dipaco_jax.training import evaluation, mesh, metrics_log, module_publishing, processes, stopping, train_log
 from dipaco_jax.training import job as job_lib
@@ -85,7 +85,7 @@ class Trainer:
     record = self.state.record
     todo = job_lib.dispatches(self.job, record.phase, record.turn, record.step)
     try:
-      for dispatch, batch in loader.prefetch(functools.partial(job_lib.load, self.job), todo):
+      for dispatch, batch in prefetching.prefetch(functools.partial(job_lib.load, self.job), todo):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)

@@ -72,12 +72,12 @@ def test_there_and_back_and_there_again(undisturbed, run, exported):
   folder = exported / '1'
   params = module_store.load_path(undisturbed, run.layout, 1)
   made = model_lib.make(run.settings.model, run.tokenizer.vocab_size)
-  found, about = llama_folder.load(str(folder), made)
+  found, about = llama_folder.load_params(str(folder), made)
   assert found.keys() == params.keys() and all((found[name] == params[name]).all() for name in params)
   assert about['sha256'].keys() == {'model.safetensors'} and not about['vocabulary_left_out']
   dipaco = json.loads((folder / 'config.json').read_text())['dipaco_jax']
   tokenizer = (undisturbed / 'tokenizer.model').read_bytes()
-  again = llama_folder.files(found, run.settings.model, tokenizer, 'float32', dipaco)
+  again = llama_folder.make_files(found, run.settings.model, tokenizer, 'float32', dipaco)
   assert again == {name: (folder / name).read_bytes() for name in again} and len(again) == 6
 
 
@@ -99,7 +99,7 @@ def test_layout():
   assert (theirs['model.norm.weight'] == ours['final_norm/scale']).all()
   assert (theirs['model.embed_tokens.weight'] == ours['embed/tokens']).all()
   assert (theirs['lm_head.weight'] == ours['head/kernel'].T).all() and len(theirs) == len(ours) == 12
-  assert llama_weights.config(model, 7, {'bos': 1, 'eos': 2}) == {
+  assert llama_weights.make_config(model, 7, {'bos': 1, 'eos': 2}) == {
     'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': 7, 'hidden_size': 6,
     'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 2, 'head_dim': 4, 'intermediate_size': 5,
     'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 5e3, 'rope_scaling': None, 'hidden_act': 'silu',
@@ -203,11 +203,11 @@ def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path
       pretrain=dataclasses.replace(s.pretrain, init=f'{url}/llama'),
       tokenizer=dataclasses.replace(s.tokenizer, model_file=f'{url}/llama/tokenizer.model'),
     )
-    llama_folder.check(s)
-    found, _ = llama_folder.load(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
+    llama_folder.check_config(s)
+    found, _ = llama_folder.load_params(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
     assert (found['block_0/mlp/up'] == module_store.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
     with pytest.raises(ValueError, match=r'nowhere: config\.json: '):
-      llama_folder.load(f'{url}/nowhere', model_lib.make(s.model, 7))
+      llama_folder.load_params(f'{url}/nowhere', model_lib.make(s.model, 7))
 
 
 # -- beside transformers

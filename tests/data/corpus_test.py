@@ -140,7 +140,7 @@ def test_a_limit_of_validation_draws_from_all_files(tmp_path):
   ],
 )
 def test_files_and_folders_are_domains_where_documents_name_none(paths, expected):
-  assert list(source_files.domains(paths).values()) == expected
+  assert list(source_files.domains_of(paths).values()) == expected
 
 
 def settings_of(tmp_path, **data):
@@ -152,22 +152,26 @@ def test_more_is_held_back_of_little_text(tmp_path):
   """First more of the pieces that are held back anyway, then more pieces, up to a bound."""
   for name in 'abc':
     (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 50_000)  # 3 MB, some 650,000 tokens that count
-  assert corpus.held(settings_of(tmp_path, min_validation_tokens=0)) == (0.02, 1, 'ends')
-  fraction, sequences, how = corpus.held(settings_of(tmp_path, min_validation_tokens=200))  # 6,400 in all
+  assert corpus.plan_held_back(settings_of(tmp_path, min_validation_tokens=0)) == (0.02, 1, 'ends')
+  fraction, sequences, how = corpus.plan_held_back(settings_of(tmp_path, min_validation_tokens=200))  # 6,400 in all
   assert fraction == 0.02 and 1 < sequences < 20 and how == 'ends'
-  fraction, sequences, _ = corpus.held(settings_of(tmp_path))  # 32,000 in all
+  fraction, sequences, _ = corpus.plan_held_back(settings_of(tmp_path))  # 32,000 in all
   assert 0.04 < fraction < 0.06 and sequences == corpus.ALL
-  assert corpus.held(settings_of(tmp_path, min_validation_tokens=10_000))[0] == 0.1
-  assert corpus.held(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 5, 'ends')
+  assert corpus.plan_held_back(settings_of(tmp_path, min_validation_tokens=10_000))[0] == 0.1
+  assert corpus.plan_held_back(settings_of(tmp_path, validation_fraction=0.2)) == (0.2, 5, 'ends')
   for name in 'abc':
     (tmp_path / f'{name}.txt').write_text('some words of text\n\n' * 5_000_000)
-  assert corpus.held(settings_of(tmp_path)) == (0.02, 1, 'ends')
+  assert corpus.plan_held_back(settings_of(tmp_path)) == (0.02, 1, 'ends')
 
 
 def test_of_lines_more_are_held_back(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes((json.dumps({'text': 'word ' * 200}) + '\n').encode() * 2000)  # 218 tokens count
-  assert corpus.held(settings_of(tmp_path)) == (pytest.approx(32_000 / 218 / 2000, rel=1e-3), corpus.ALL, 'documents')
-  assert corpus.held(settings_of(tmp_path, validation=f'{tmp_path}/a.jsonl')) == (0.02, 1, 'given')
+  assert corpus.plan_held_back(settings_of(tmp_path)) == (
+    pytest.approx(32_000 / 218 / 2000, rel=1e-3),
+    corpus.ALL,
+    'documents',
+  )
+  assert corpus.plan_held_back(settings_of(tmp_path, validation=f'{tmp_path}/a.jsonl')) == (0.02, 1, 'given')
 
 
 def test_names_do_not_depend_on_where_the_files_are(tmp_path):
@@ -261,7 +265,7 @@ def test_an_endless_file_streams():
   """Memory is one chunk: reading stops where the consumer does."""
   data = settings.Data(source='files', train=('/dev/zero',))
   with pytest.raises(ValueError, match='matches no file'):  # a device is no file
-    corpus.check(data)
+    corpus.check_readable(data)
   read = itertools.count()
   pieces = text_files.pieces('word ' * 5000 for _ in read)
   assert len(list(itertools.islice(pieces, 10))) == 10 and next(read) < 12
@@ -289,20 +293,20 @@ def test_bad_files_are_named(tmp_path, name):
   (tmp_path / 'good.txt').write_text('good text\n\n' * 20_000)
   (tmp_path / name).write_bytes(content)
   with pytest.raises(ValueError, match=message) as error:
-    corpus.check(files(tmp_path))
+    corpus.check_readable(files(tmp_path))
   assert name in str(error.value) and '\n' not in str(error.value)
 
 
 def test_good_files_pass(tmp_path):
   (tmp_path / 'a.txt').write_text('\ufeffgood text, ' * 100_000)
   (tmp_path / 'b.jsonl').write_bytes(b'\xef\xbb\xbf' + lines(5) + b'\n' + lines(200).rstrip())
-  corpus.check(files(tmp_path))
-  corpus.check(settings.Data())
+  corpus.check_readable(files(tmp_path))
+  corpus.check_readable(settings.Data())
 
 
 def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(lines(60_000) + b'{"txt": 1}\n')
-  corpus.check(files(tmp_path))
+  corpus.check_readable(files(tmp_path))
   with pytest.raises(ValueError, match=r'a\.jsonl:60001: no text'):
     list(corpus.documents(files(tmp_path, validation_fraction=1e-9), 'train'))
   (tmp_path / 'a.jsonl').unlink()
@@ -313,19 +317,19 @@ def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
 
 def test_missing_files_and_empty_splits(tmp_path):
   with pytest.raises(ValueError, match=r'matches no file: mend config\.data\.train'):
-    corpus.check(files(tmp_path))
+    corpus.check_readable(files(tmp_path))
   (tmp_path / 'a.txt').write_text('one short text')
   with pytest.raises(ValueError, match=r'no document is left for validation.*validation_fraction=1e-09'):
-    corpus.check(files(tmp_path, validation_fraction=1e-9))
+    corpus.check_readable(files(tmp_path, validation_fraction=1e-9))
   with pytest.raises(ValueError, match='no document is left for training'):
-    corpus.check(files(tmp_path, validation_fraction=1 - 1e-9))
+    corpus.check_readable(files(tmp_path, validation_fraction=1 - 1e-9))
 
 
 def test_zst_without_its_library(tmp_path, monkeypatch):
   (tmp_path / 'a.jsonl.zst').write_bytes(zstandard.compress(lines(3)))
   monkeypatch.setitem(sys.modules, 'zstandard', None)
   with pytest.raises(ValueError, match='pip install'):
-    corpus.check(files(tmp_path))
+    corpus.check_readable(files(tmp_path))
 
 
 def test_half_a_surrogate_pair_is_replaced(tmp_path):

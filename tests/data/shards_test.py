@@ -13,7 +13,7 @@ import whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_jax.data import holdouts, loader, packing
+from dipaco_jax.data import holdouts, loader, packing, prefetching
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sequences import Sequences
 
@@ -261,18 +261,18 @@ def test_empty_missing_and_damaged_shards(tmp_path):
 
 def test_prefetch_runs_ahead_but_not_far():
   loaded = []
-  stream = loader.prefetch(lambda i: loaded.append(i) or i * i, range(3, 9), depth=2)
+  stream = prefetching.prefetch(lambda i: loaded.append(i) or i * i, range(3, 9), depth=2)
   assert next(stream) == 9
   wait_for(lambda: loaded == [3, 4, 5])
   time.sleep(0.05)
   assert loaded == [3, 4, 5], 'at most two ahead'
   assert list(stream) == [16, 25, 36, 49, 64] and loaded == list(range(3, 9))
-  assert list(loader.prefetch(str, [])) == []
+  assert list(prefetching.prefetch(str, [])) == []
 
 
 def test_prefetch_loads_as_many_at_once_as_it_has_threads():
   both = threading.Barrier(2, timeout=60)
-  assert list(loader.prefetch(lambda i: (both.wait(), i)[1], range(6), depth=2, threads=2)) == list(range(6))
+  assert list(prefetching.prefetch(lambda i: (both.wait(), i)[1], range(6), depth=2, threads=2)) == list(range(6))
 
 
 def test_prefetch_passes_errors_on_and_ends_its_thread():
@@ -281,11 +281,11 @@ def test_prefetch_passes_errors_on_and_ends_its_thread():
       raise OSError('disk gone')
     return i
 
-  stream = loader.prefetch(load, range(5))
+  stream = prefetching.prefetch(load, range(5))
   assert [next(stream), next(stream)] == [0, 1]
   with pytest.raises(OSError, match='disk gone'):
     next(stream)
-  closed = loader.prefetch(load, range(3, 100))
+  closed = prefetching.prefetch(load, range(3, 100))
   next(closed)
   closed.close()
   assert not [t for t in threading.enumerate() if t.name.startswith('prefetch')]
@@ -348,32 +348,34 @@ def texts(count, pieces):
 
 def test_of_longer_texts_the_ends_are_held_back():
   documents, draws = texts(4, 500)
-  held = holdouts.held_out(documents, documents % 5, 5, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01))
+  held = holdouts.held_out(documents, documents % 5, 5, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held[::3]).tolist() == [500 * i + n for i in range(4) for n in range(495, 500)]
-  router = holdouts.drawn_pieces(documents, draws, 0.02)
+  router = holdouts.draw_pieces(documents, draws, 0.02)
   after = holdouts.held_out(
-    documents, documents % 5, 5, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01, router.end)
+    documents, documents % 5, 5, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01, router.end)
   )
-  assert np.flatnonzero(holdouts.drawn(documents, 0, 0.02, 'x', router)[:1500:3]).tolist() == [*range(490, 500)]
+  assert np.flatnonzero(holdouts.draw_documents(documents, 0, 0.02, 'x', router)[:1500:3]).tolist() == [
+    *range(490, 500)
+  ]
   assert np.flatnonzero(after[:1500:3]).tolist() == [*range(485, 490)], 'next to what is held back already'
 
 
 def test_of_little_text_more_is_held_back_up_to_a_bound():
   documents, draws = texts(2, 100)
-  held = holdouts.drawn_pieces(documents, draws, 0.01)
-  assert len(np.unique(documents[held.of(slice(None))])) == holdouts.LEAST_PIECES
+  held = holdouts.draw_pieces(documents, draws, 0.01)
+  assert len(np.unique(documents[held.inside(slice(None))])) == holdouts.LEAST_PIECES
   documents, draws = texts(2, 20)
-  held = holdouts.drawn_pieces(documents, draws, 0.01)
-  assert len(np.unique(documents[held.of(slice(None))])) == 4  # a tenth
-  assert not holdouts.drawn_pieces(documents, draws, 0.0).of(slice(None)).any()
+  held = holdouts.draw_pieces(documents, draws, 0.01)
+  assert len(np.unique(documents[held.inside(slice(None))])) == 4  # a tenth
+  assert not holdouts.draw_pieces(documents, draws, 0.0).inside(slice(None)).any()
 
 
 def test_of_texts_that_are_drawn_whole_all_pieces_are_held_back():
   documents, draws = np.arange(2000), np.repeat(np.arange(20) / 20, 100).astype(np.float32)
-  held = holdouts.held_out(documents, documents % 3, 3, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01))
+  held = holdouts.held_out(documents, documents % 3, 3, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held).tolist() == list(range(100))
   first = np.where(documents < 100, 0, 1 + documents % 2)  # no piece of it is another path's
-  held = holdouts.held_out(documents, first, 3, 0, 0.01, holdouts.drawn_pieces(documents, draws, 0.01))
+  held = holdouts.held_out(documents, first, 3, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held).tolist() == list(range(200)), 'those paths get the next text, whole'
 
 
@@ -382,5 +384,5 @@ def test_documents_and_pieces_are_drawn_side_by_side():
   documents = np.concatenate([documents, np.arange(10_000, 60_000)])
   draws = np.concatenate([draws, np.full(50_000, -1, np.float32)])
   first = np.zeros(len(documents), int)
-  held = holdouts.held_out(documents, first, 1, 0, 0.05, holdouts.drawn_pieces(documents, draws, 0.05))
+  held = holdouts.held_out(documents, first, 1, 0, 0.05, holdouts.draw_pieces(documents, draws, 0.05))
   assert held[:2850].sum() == 0 and held[2850:3000].all() and 0.045 < held[3000:].mean() < 0.055

@@ -35,7 +35,7 @@ def pairs(documents):
 
 @pytest.mark.parametrize('form', FORMATS)
 def test_documents_are_those_that_were_put_in(folders, form):
-  corpus.check(data(folders / form))
+  corpus.check_readable(data(folders / form))
   train, validation = (list(corpus.documents(data(folders / form), split)) for split in ('train', 'validation'))
   assert pairs(train) == TRAIN and pairs(validation) == VALIDATION
   assert [d.id for d in train] == [f'train:{i}' for i in range(100)] and validation[0].id == 'validation:0'
@@ -62,8 +62,8 @@ def test_without_a_validation_split_a_hash_draws_the_same_from_every_format(fold
 @pytest.mark.parametrize('form', FORMATS)
 def test_parts_are_the_whole_and_parse_no_more_than_their_share(folders, form, monkeypatch):
   parsed = []
-  parse = source_tfds._parse
-  monkeypatch.setattr(source_tfds, '_parse', lambda *args: parsed.append(1) or parse(*args))
+  parse = source_tfds._parse_example
+  monkeypatch.setattr(source_tfds, '_parse_example', lambda *args: parsed.append(1) or parse(*args))
   for given in (data(folders / form), data(folders / f'{form}-alone', validation_fraction=0.2)):
     for n in (3, 4):  # files, and fewer files than parts
       parsed.clear()
@@ -88,7 +88,7 @@ def test_a_part_opens_its_own_files_only(tmp_path):
 def test_the_name_of_a_label_is_a_domain(folders):
   labelled = data(folders / 'label')
   with pytest.raises(ValueError, match=r"config\.data\.name='my_text:1\.0\.0' has no split 'train': it has \['test'\]"):
-    corpus.check(labelled)
+    corpus.check_readable(labelled)
   read = [item.read() for item in source_tfds.items(labelled, 'test')]
   assert [domain for _, domain in read] == [d['domain'] for d in TRAIN]
 
@@ -105,7 +105,7 @@ def test_the_name_of_a_label_is_a_domain(folders):
 )
 def test_what_is_missing_is_named(folders, changes, message):
   with pytest.raises(ValueError, match=message) as error:
-    corpus.check(data(folders / 'tfrecord', **changes))
+    corpus.check_readable(data(folders / 'tfrecord', **changes))
   assert '\n' not in str(error.value)
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_named(tmp_path, form):
 
 
 def test_without_the_extra(folders, monkeypatch):
-  source_tfds.load.cache_clear()
+  source_tfds.load_library.cache_clear()
   monkeypatch.setitem(sys.modules, 'tensorflow_datasets', None)
   with pytest.raises(ValueError, match=r"source='tfds' needs tensorflow_datasets: pip install 'dipaco_jax\[c4\]'"):
-    corpus.check(data(folders / 'tfrecord'))
+    corpus.check_readable(data(folders / 'tfrecord'))

@@ -16,7 +16,7 @@ def write_sequences(make_documents, tokenizer, folder, parts: int = 1, **sizes) 
       return itertools.islice(make_documents(split), k, None, parts)
 
     sequences.write_part(mine, tokenizer, f'{folder}/{k}', part=(k, parts), **sizes)
-  return records.write_meta(folder, sequences.merge(folder, parts))
+  return records.write_meta(folder, sequences.merge_meta(folder, parts))
 
 
 def write_shards(found, assignment, num_paths: int, folder, *, seq_len: int, seed: int, holdout_fraction: float):
@@ -25,4 +25,4 @@ def write_shards(found, assignment, num_paths: int, folder, *, seq_len: int, see
   for path in range(num_paths):
     os.makedirs(f'{folder}/{path}')
     shards.write_shard(found, dealt, path, f'{folder}/{path}', seq_len)
-  return records.write_meta(folder, shards.merge(folder, num_paths, seq_len))
+  return records.write_meta(folder, shards.merge_meta(folder, num_paths, seq_len))

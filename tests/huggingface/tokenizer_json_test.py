@@ -91,7 +91,7 @@ def test_unigram_with_rules_where_characters_stand_alone():
 
 def test_files():
   model = MODELS['ours']()
-  files = tokenizer_json.files(model)
+  files = tokenizer_json.make_files(model)
   config = json.loads(files['tokenizer_config.json'])
   assert files.keys() == {'tokenizer.model', 'tokenizer.json', 'tokenizer_config.json'}
   assert files['tokenizer.model'] == model

@@ -36,7 +36,7 @@ def rerouted(tmp_path_factory):
 
 def router_data(workdir):
   documents, _ = Sequences(workdir / 'sequences', 'train').columns()
-  return holdouts.drawn(documents, 0, 0.2, 'router data')
+  return holdouts.draw_documents(documents, 0, 0.2, 'router data')
 
 
 def rows_of(workdir, name, path):

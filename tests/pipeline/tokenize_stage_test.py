@@ -35,7 +35,7 @@ def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, ru
   """Killed after two parts of the sequences and before the tokenizer had its last sample."""
   folder = run.workdir / f'tokenize-{corpus.fingerprint(run.settings.data)}'
   copy(undisturbed, run, 'tokenizer.model')
-  tokenize_stage.write_parts(run, folder / 'sequences', (0, 2), corpus.held(run.settings))
+  tokenize_stage.write_parts(run, folder / 'sequences', (0, 2), corpus.plan_held_back(run.settings))
   assert {path.name for path in (folder / 'sequences').iterdir()} == {'0', '2'}
   (folder / 'sequences' / '2' / 'mark').touch()
   (run.workdir / 'tokenize-of other files').mkdir()
@@ -89,7 +89,7 @@ def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
 def test_parts_of_other_files_are_not_taken(undisturbed, run):
   folder = run.workdir / 'tokenize-of other files' / 'sequences'
   copy(undisturbed, run, 'tokenizer.model')
-  tokenize_stage.write_parts(run, folder, (0, 1), corpus.held(run.settings))
+  tokenize_stage.write_parts(run, folder, (0, 1), corpus.plan_held_back(run.settings))
   (folder / '0' / 'mark').touch()
   tokenize_stage.tokenize(run)
   assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')

@@ -31,7 +31,7 @@ def config(**changes) -> settings_lib.Settings:
 
 def test_memory_and_traffic_are_those_of_arithmetic():
   s = config()
-  found, made = dry_run.run(s, here()), small.make_programs(s, 4)
+  found, made = dry_run.estimate(s, here()), small.make_programs(s, 4)
   parameters = sum(4 * math.prod(x.shape) for x in made.shapes.values())
   kinds = found['hbm_bytes_by_kind']
   assert kinds['gradients'] == parameters and kinds['parameters'] == 2 * parameters
@@ -43,7 +43,7 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
   json.dumps(metrics_log.plain(found))
-  assert 'fits' in dry_run.table(found)
+  assert 'fits' in dry_run.to_text(found)
 
 
 def test_turns_without_a_path_that_trains_take_no_time():
@@ -85,17 +85,17 @@ def test_flops_of_splash_are_those_of_its_blocks(remat, more, less):
 @pytest.mark.slow
 def test_devices_inside_a_path_and_slices():
   s = config(mesh=dict(data=2))
-  found = dry_run.run(s, here(8))
+  found = dry_run.estimate(s, here(8))
   assert found['steps_collectives']['data'] > 0 and found['inner_grid_collectives'] == 0
-  found = dry_run.run(s, here(8, slices=2))
+  found = dry_run.estimate(s, here(8, slices=2))
   assert found['steps_collectives']['dcn'] == 0 and found['outer_collectives']['dcn'] > 0
 
 
 def test_what_does_not_fit_is_answered_with_what_would():
-  needed = dry_run.run(config(), here())['hbm_bytes_per_chip']
-  found = dry_run.run(config(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
+  needed = dry_run.estimate(config(), here())['hbm_bytes_per_chip']
+  found = dry_run.estimate(config(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
   assert not found['fits'] and '--config.train.microbatch=' in found['what_fits']
-  assert 'does not fit' in dry_run.table(found)
+  assert 'does not fit' in dry_run.to_text(found)
 
 
 @pytest.mark.parametrize('error, needed', [
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_answered_with_what_would():
   ('INTERNAL: Mosaic failed to compile a kernel with 2.5G', 0),
 ])  # fmt: skip
 def test_the_compiler_s_words_for_too_large(error, needed):
-  assert dry_run.too_large(error) == needed * 2**30
+  assert dry_run.bytes_needed(error) == needed * 2**30
 
 
 KINDS = 'kinds are v4, v5e, v5p, v6e'
@@ -115,7 +115,7 @@ UNKNOWN = [('v5e', KINDS), ('v5e:3x5', 'a shape of 1x1, 2x2, 2x4'), ('v7:2x2', K
 @pytest.mark.parametrize('name, known', UNKNOWN)
 def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
   with pytest.raises(ValueError, match=known):
-    topology.find(name)
+    topology.find_topology(name)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monke
     return types.SimpleNamespace(devices=jax.devices()[:4])
 
   monkeypatch.setattr(topologies, 'get_topology_desc', describe)
-  found = topology.find(name)
+  found = topology.find_topology(name)
   assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
 
 

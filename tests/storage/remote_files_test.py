@@ -59,7 +59,7 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   found = []
   for root in (str(tmp_path), f's3://{object_server.BUCKET}/text'):
     data = settings.Data(source='files', train=(f'{root}/*',), validation_fraction=0.5)
-    corpus.check(data)
+    corpus.check_readable(data)
     found.append(list(corpus.documents(data, 'validation')) + list(corpus.documents(data, 'train')))
   assert found[0] == found[1] and len(found[0]) > 30_000 and len(lines) > PART_BYTES
   model = train([d.text for d in found[0][:200]], 278)
@@ -71,8 +71,8 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
 def test_what_is_missing_is_named(bucket):
   root = f's3://{object_server.BUCKET}'
   with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no object: mend config\.data\.train'):
-    corpus.check(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
+    corpus.check_readable(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
   with pytest.raises(ValueError, match=r"tokenizer 's3://bucket/no\.model': there is no such object"):
     Tokenizer(f'{root}/no.model')
   with pytest.raises(ValueError, match=r's3://none-such/\*\.txt'):
-    corpus.check(settings.Data(source='files', train=('s3://none-such/*.txt',)))
+    corpus.check_readable(settings.Data(source='files', train=('s3://none-such/*.txt',)))
