@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import json
 import logging
 import os
 import signal
 import socket
 import time
+import json
 from collections.abc import AsyncIterator, Callable
 
 import prometheus_client as prometheus

@@ -100,7 +100,7 @@ def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
   assert contents[0] == contents[1] and len(contents[0]) == 2 * 4 + 2
 
 
-def test_reading_at_random(tmp_path, tokenizer):
+def test_sequences_are_read_by_their_numbers(tmp_path, tokenizer):
   write(tmp_path / 'a', tokenizer)
   sequences = Sequences(tmp_path / 'a', 'train')
   indices = np.random.default_rng(0).permutation(len(sequences))[:50]
@@ -141,7 +141,7 @@ def test_parts_are_one_array(tmp_path):
   assert sum(others[1].counts) == len(one) and 0 in others[1].counts  # of 60 parts some have no document
 
 
-def test_too_many_domains_of_all_parts_together(tmp_path):
+def test_domains_beyond_the_limit_of_all_parts_together_are_other(tmp_path):
   documents = [Document(str(i), chr(97 + i % 20) * 40, f'domain {i}') for i in range(MAX_DOMAINS + 50)]
   meta = write(tmp_path / 'a', Wide(), lambda split: iter(documents), parts=2)
   assert len(meta['domains']) == MAX_DOMAINS and meta['domains'][-1] == 'other'
@@ -180,12 +180,12 @@ def test_a_fault_in_the_text_is_passed_on(tmp_path, tokenizer):
     write(tmp_path / 'a', tokenizer, documents)
 
 
-def test_text_too_short_to_count(tmp_path, tokenizer):
+def test_text_too_short_to_count_is_an_error(tmp_path, tokenizer):
   with pytest.raises(ValueError, match=r'no document of train is longer than config\.routing\.prefix_tokens=32'):
     write(tmp_path / 'a', tokenizer, lambda split: [Document('0', 'short', '')])
 
 
-def test_missing_and_damaged_files(tmp_path):
+def test_missing_and_damaged_files_are_named(tmp_path):
   with pytest.raises(ValueError, match=r'none/meta\.json is missing'):
     Sequences(tmp_path / 'none', 'train')
   write(tmp_path / 'a', Wide(), lambda split: [DOCUMENT])

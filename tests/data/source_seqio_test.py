@@ -80,12 +80,12 @@ def test_numbers_may_be_domains(folder):
   assert {d.domain for d in corpus.documents(data(folder, 'kept', domain_key='url'), 'train')} == {''}
 
 
-def test_the_order_stays(folder):
+def test_documents_come_in_the_same_order_every_time(folder):
   assert both(data(folder, 'kept')) == both(data(folder, 'kept'))
 
 
 @pytest.mark.parametrize('name', ['mixed', 'mixed_kinds'])
-def test_a_mixture(folder, name):
+def test_a_mixture_draws_from_all_its_tasks(folder, name):
   train, validation = both(data(folder, name))
   assert len(train) > 60 and len(validation) >= 20  # of two tasks, until one ends
   assert {d.domain for d in train} == set(prepared.KINDS)
@@ -133,12 +133,12 @@ def test_what_is_missing_is_named(folder, name, changes, message):
   assert len(str(error.value)) < 400
 
 
-def test_no_training_split(folder):
+def test_a_missing_training_split_is_named(folder):
   with pytest.raises(ValueError, match=r"config\.data\.name='elsewhere' has no split 'train': it has \['test'\]"):
     corpus.check_readable(data(folder, 'elsewhere'))
 
 
-def test_without_the_extra(folder, monkeypatch):
+def test_the_extra_that_is_missing_is_named(folder, monkeypatch):
   source_tfds.load_library.cache_clear()
   monkeypatch.setitem(sys.modules, 'seqio', None)
   with pytest.raises(ValueError, match=r"config\.data\.source='seqio' needs seqio: pip install 'dipaco_jax\[c4\]'"):

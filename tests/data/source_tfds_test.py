@@ -43,7 +43,7 @@ def test_documents_are_those_that_were_put_in(folders, form):
 
 
 @pytest.mark.parametrize('form', FORMATS)
-def test_limits(folders, form):
+def test_limits_of_documents_hold(folders, form):
   few = data(folders / form, max_documents=7, max_validation_documents=3)
   assert [len(list(corpus.documents(few, split))) for split in ('train', 'validation')] == [7, 3]
 
@@ -109,7 +109,7 @@ def test_what_is_missing_is_named(folders, changes, message):
   assert '\n' not in str(error.value)
 
 
-def test_no_domain(folders):
+def test_documents_without_the_domain_key_have_none(folders):
   assert {d.domain for d in corpus.documents(data(folders / 'tfrecord', domain_key='url'), 'train')} == {''}
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_named(tmp_path, form):
     list(corpus.documents(data(tmp_path, validation_fraction=1e-9), 'train'))
 
 
-def test_without_the_extra(folders, monkeypatch):
+def test_the_extra_that_is_missing_is_named(folders, monkeypatch):
   source_tfds.load_library.cache_clear()
   monkeypatch.setitem(sys.modules, 'tensorflow_datasets', None)
   with pytest.raises(ValueError, match=r"source='tfds' needs tensorflow_datasets: pip install 'dipaco_jax\[c4\]'"):

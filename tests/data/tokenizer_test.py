@@ -54,7 +54,7 @@ def test_training_is_quiet(texts, capfd):
   assert capfd.readouterr() == ('', '')
 
 
-def test_too_many_pieces_says_what_works():
+def test_the_error_of_too_many_pieces_says_how_many_work():
   with pytest.raises(ValueError, match=r'config.tokenizer.vocab_size=5000 .* set it to (\d+) or less') as error:
     train(['a few words, and no more'], 5000)
   most = int(str(error.value).split('set it to ')[1].split()[0])
@@ -63,7 +63,7 @@ def test_too_many_pieces_says_what_works():
     train(['a few words, and no more'], most + 1)
 
 
-def test_too_few_pieces_says_what_works():
+def test_the_error_of_too_few_pieces_says_how_many_work():
   chinese = [''.join(chr(0x4E00 + i) for i in range(500)) * 3]
   with pytest.raises(ValueError, match=r'config.tokenizer.vocab_size=300 .* set it to (\d+) or more') as error:
     train(chinese, 300)
@@ -73,7 +73,7 @@ def test_too_few_pieces_says_what_works():
     train(chinese, least - 1)
 
 
-def test_no_text():
+def test_no_text_to_train_on_is_an_error():
   with pytest.raises(ValueError, match='no text'):
     train([], 300)
 

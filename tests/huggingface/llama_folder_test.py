@@ -62,7 +62,7 @@ def of(folder: pathlib.Path, model_file: str = '', **changes) -> settings.Settin
 @pytest.mark.parametrize('kv_heads', [1, 2, 4])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 @pytest.mark.parametrize('tied', [True, False])
-def test_logits_beside_transformers(tmp_path, kv_heads, dtype, tied):
+def test_logits_are_those_of_transformers(tmp_path, kv_heads, dtype, tied):
   torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
   config = transformers.LlamaConfig(
     vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=8,
@@ -185,7 +185,7 @@ def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
     ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no model.layers.0.self_attn.k_proj.weight'),
   ],
 )
-def test_files_that_are_not_what_they_should_be(tmp_path, name, data, words):
+def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, words):
   write(tmp_path)
   file = tmp_path / name
   whole = file.read_bytes()
@@ -198,7 +198,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path, name, data, words):
       llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
 
 
-def test_a_weight_of_another_shape(tmp_path):
+def test_a_weight_of_another_shape_is_named(tmp_path):
   weights = write(tmp_path)
   layer = 'model.layers.1'
   for name in ('model.embed_tokens', 'model.norm', f'{layer}.self_attn.k_proj', f'{layer}.self_attn.o_proj', 'lm_head'):

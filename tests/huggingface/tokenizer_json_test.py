@@ -66,7 +66,7 @@ def pair(kind: str):
 
 
 @pytest.mark.parametrize('kind', MODELS)
-def test_ids_and_text(kind):
+def test_ids_and_text_are_those_of_sentencepiece(kind):
   ours, theirs = pair(kind)
   files = [file.read_text() for file in SOURCES[:16]]
   # SentencePiece adds unigram's scores in float32 from a text's beginning on, and misses the best of a long one.
@@ -78,7 +78,7 @@ def test_ids_and_text(kind):
       assert theirs.decode(ids) == ours.decode(ids)
 
 
-def test_unigram_with_rules_where_characters_stand_alone():
+def test_unigram_with_rules_agrees_where_characters_stand_alone():
   """Where several make one letter, as with accents apart, tokenizers applies the rules in another way."""
   ours, theirs = pair('t5')
   joins = set('\u200d\r🇩🇪👩') | set(map(chr, (*range(0x600, 0x606), 0x6DD, 0x70F, *range(0x1100, 0x1200))))
@@ -89,7 +89,7 @@ def test_unigram_with_rules_where_characters_stand_alone():
   assert [text for text in hard if theirs.encode(text).ids != ours.encode(text)] == []
 
 
-def test_files():
+def test_files_name_the_special_pieces():
   model = MODELS['ours']()
   files = tokenizer_json.make_files(model)
   config = json.loads(files['tokenizer_config.json'])
@@ -106,6 +106,6 @@ def test_files():
     (dict(model_type='bpe', vocab_size=500, treat_whitespace_as_suffix=True), 'spaces are at the end of its pieces'),
   ],
 )
-def test_a_model_that_cannot_be_written(options, words):
+def test_a_model_that_cannot_be_written_is_refused(options, words):
   with pytest.raises(ValueError, match=words):
     tokenizer_json.convert(train(**options))

@@ -5,15 +5,13 @@ import json
 import math
 import subprocess
 import sys
-import types
 
 import jax
 import pytest
 import small
-from jax.experimental import topologies
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.planning import dry_run, roofline, topology
+from dipaco_jax.planning import dry_run, topology
 from dipaco_jax.training import metrics_log, performance
 
 CHIP = performance.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
@@ -46,44 +44,8 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert 'fits' in dry_run.to_text(found)
 
 
-def test_turns_without_a_path_that_trains_take_no_time():
-  of = dict(phases=3, steps_per_phase=5)
-  for changes, turns in (({}, 4), ({'paths_per_phase': 1}, 1), ({'schedule': ((0, (0, 2)), (2, (0, 1, 2, 3)))}, 8 / 3)):
-    made = small.make_programs(config(train=of | changes, pretrain=dict(steps=0)), 1)
-    assert roofline.whole_run_s(made, 1.0, 0.0) == pytest.approx(3 * 5 * turns)
-
-
-WIDE = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, dtype='float32')
-
-
-def flops_of_row(**changes) -> float:
-  s = config(model=WIDE | changes, train=dict(batch_size=4, steps_per_phase=2, phases=1))
-  return roofline.flops_of_step(dataclasses.replace(s, tokenizer=settings_lib.Tokenizer(vocab_size=2048))) / 4
-
-
-def test_flops_are_those_of_a_hand_count():
-  by_hand = performance.flops_per_token(settings_lib.Model(**WIDE), 2048, 128) * 128
-  # Beside products of matrices there are norms, the softmax and AdamW; the embedding is looked up, and multiplies once.
-  assert by_hand < flops_of_row(seq_len=128) < 1.2 * by_hand
-
-
-def test_flops_that_are_done_again_count():
-  kept, length = flops_of_row(seq_len=1024), 1024
-  scores = 3 * length * 2 * length * 256  # queries and keys
-  products = 3 * length * 2 * 256 * (4 * 256 + 2 * 688)  # of a block, but for its last one
-  for remat, again in (('dots', 2 * scores), ('full', 2 * scores + products)):
-    assert again < flops_of_row(seq_len=1024, remat=remat) - kept < 1.1 * again
-
-
-@pytest.mark.parametrize('remat, more, less', [('none', 7, 6), ('dots', 7, 8), ('full', 9, 8)])
-def test_flops_of_splash_are_those_of_its_blocks(remat, more, less):
-  scores = 3 * 1024 * 2 * 1024 * 256
-  found = flops_of_row(seq_len=1024, remat=remat, attention='splash') - flops_of_row(seq_len=1024, remat=remat)
-  assert found == pytest.approx((more * 3 / 4 - less) * scores)  # of 2 x 2 blocks of 512, 3 are computed
-
-
 @pytest.mark.slow
-def test_devices_inside_a_path_and_slices():
+def test_collectives_cross_what_lies_between_their_devices():
   s = config(mesh=dict(data=2))
   found = dry_run.estimate(s, here(8))
   assert found['steps_collectives']['data'] > 0 and found['inner_grid_collectives'] == 0
@@ -104,41 +66,11 @@ def test_what_does_not_fit_is_answered_with_what_would():
    'available HBM (15.75G).', 19.5),
   ('INTERNAL: Mosaic failed to compile a kernel with 2.5G', 0),
 ])  # fmt: skip
-def test_the_compiler_s_words_for_too_large(error, needed):
+def test_bytes_are_read_from_the_compiler_s_errors(error, needed):
   assert dry_run.bytes_needed(error) == needed * 2**30
 
 
-KINDS = 'kinds are v4, v5e, v5p, v6e'
-UNKNOWN = [('v5e', KINDS), ('v5e:3x5', 'a shape of 1x1, 2x2, 2x4'), ('v7:2x2', KINDS), ('v5e:2x2*', KINDS), ('', KINDS)]
-
-
-@pytest.mark.parametrize('name, known', UNKNOWN)
-def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
-  with pytest.raises(ValueError, match=known):
-    topology.find_topology(name)
-
-
-@pytest.mark.parametrize(
-  'name, asked',
-  [
-    ('v5e:2x4', {'topology_name': 'v5e:2x4', 'num_slices': 1}),
-    ('v5e:2x2*3', {'topology_name': 'v5e:2x2', 'num_slices': 3}),
-    ('v4:2x2x1', {'topology_name': 'v4:2x2x1', 'num_slices': 1, 'chip_config_name': 'megacore'}),
-  ],
-)
-def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monkeypatch):
-  calls = []
-
-  def describe(**options):
-    calls.append(options)
-    return types.SimpleNamespace(devices=jax.devices()[:4])
-
-  monkeypatch.setattr(topologies, 'get_topology_desc', describe)
-  found = topology.find_topology(name)
-  assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
-
-
-def test_no_text_is_asked_for():
+def test_text_of_the_config_need_not_be_there():
   command = [sys.executable, '-m', 'dipaco_jax.main', '--config=configs/text.py', '--compile_only', '--topology=none']
   done = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert done.returncode == 2 and '--topology=none is not known' in done.stderr
