@@ -88,21 +88,19 @@ def held_out(
   for block in blocks(len(documents)):
     held[block] = _below((seed,), documents, fraction, pieces, block) & (first[block] >= 0)
     hit[first[block][held[block]]] = True
+
+  def of_path(column: np.ndarray, path: int) -> np.ndarray:
+    return np.concatenate([column[block][first[block] == path] for block in blocks(len(documents))])
+
   chosen: list[int] = []  # documents
   together: list[float] = []  # draws of those that are pieces
-
-  def lowest(path, mine: np.ndarray) -> int:
-    draws = np.full(len(mine), -1.0)
-    if pieces is not None:
-      draws = np.concatenate([pieces.draws[block][first[block] == path] for block in blocks(len(documents))])
-    at = int(np.where(draws < 0, seeded_hash.of_integers(seed, mine) / 2.0**64, draws).argmin())
-    together.extend(draws[at : at + 1][draws[at : at + 1] >= 0])
-    return int(mine[at])
-
-  for path in np.flatnonzero(~hit) if fraction else ():
-    mine = np.concatenate([documents[block][first[block] == path] for block in blocks(len(documents))])
+  for path in np.flatnonzero(~hit).tolist() if fraction else ():
+    mine = of_path(documents, path)
     if not np.isin(mine, chosen).any() and len(np.unique(mine)) >= MIN_DOCUMENTS:
-      chosen.append(lowest(path, mine))
+      draws = np.full(len(mine), -1.0) if pieces is None else of_path(pieces.draws, path)
+      at = np.where(draws < 0, seeded_hash.of_integers(seed, mine) / 2.0**64, draws).argmin()
+      chosen.append(int(mine[at]))
+      together += [draws[at]] if draws[at] >= 0 else []
   for block in blocks(len(documents)) if chosen else ():
     held[block] |= np.isin(documents[block], chosen) & (first[block] >= 0)
     if pieces is not None:  # all pieces of a text that is held back whole

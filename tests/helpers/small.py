@@ -39,6 +39,12 @@ def settings(grid=(), levels=ONE_LEVEL, **changes) -> settings_lib.Settings:
   return settings_lib.from_dict({'grid': dict(grid), 'levels': levels} | values)
 
 
+def on_2x2(**changes) -> settings_lib.Settings:
+  """A grid of 2 x 2 paths with modules of all kinds, in float32, and VOCAB in the settings too."""
+  s = settings({'a': 2, 'b': 2}, MIXED_LEVELS, **{'model': {'dtype': 'float32'}} | changes)
+  return dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=VOCAB))
+
+
 def make_programs(s: settings_lib.Settings, devices: int = 1) -> programs.Programs:
   """On the first so many of the fake devices."""
   made = transformer.make(s.model, VOCAB)

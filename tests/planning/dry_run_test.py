@@ -1,6 +1,5 @@
 """The dry run: what it says of programs that are compiled for devices that are there, against hand counts."""
 
-import dataclasses
 import json
 import math
 import subprocess
@@ -10,7 +9,6 @@ import jax
 import pytest
 import small
 
-from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.planning import dry_run, topology
 from dipaco_jax.training import metrics_log, performance
 
@@ -21,14 +19,8 @@ def here(devices: int = 4, slices: int = 1, chip: performance.Chip = CHIP) -> to
   return topology.Topology('here', chip, jax.devices()[:devices], slices)
 
 
-def config(**changes) -> settings_lib.Settings:
-  changes = {'model': {'dtype': 'float32'}} | changes
-  s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, **changes)
-  return dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=small.VOCAB))
-
-
 def test_memory_and_traffic_are_those_of_arithmetic():
-  s = config()
+  s = small.on_2x2()
   found, made = dry_run.estimate(s, here()), small.make_programs(s, 4)
   parameters = sum(4 * math.prod(x.shape) for x in made.shapes.values())
   kinds = found['hbm_bytes_by_kind']
@@ -46,7 +38,7 @@ def test_memory_and_traffic_are_those_of_arithmetic():
 
 @pytest.mark.slow
 def test_collectives_cross_what_lies_between_their_devices():
-  s = config(mesh=dict(data=2))
+  s = small.on_2x2(mesh=dict(data=2))
   found = dry_run.estimate(s, here(8))
   assert found['steps_collectives']['data'] > 0 and found['inner_grid_collectives'] == 0
   found = dry_run.estimate(s, here(8, slices=2))
@@ -54,8 +46,8 @@ def test_collectives_cross_what_lies_between_their_devices():
 
 
 def test_what_does_not_fit_is_answered_with_what_would():
-  needed = dry_run.estimate(config(), here())['hbm_bytes_per_chip']
-  found = dry_run.estimate(config(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
+  needed = dry_run.estimate(small.on_2x2(), here())['hbm_bytes_per_chip']
+  found = dry_run.estimate(small.on_2x2(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
   assert not found['fits'] and '--config.train.microbatch=' in found['what_fits']
   assert 'does not fit' in dry_run.to_text(found)
 

@@ -10,16 +10,10 @@ from dipaco_jax.planning import roofline
 from dipaco_jax.training import performance
 
 
-def config(**changes) -> settings_lib.Settings:
-  changes = {'model': {'dtype': 'float32'}} | changes
-  s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, **changes)
-  return dataclasses.replace(s, tokenizer=dataclasses.replace(s.tokenizer, vocab_size=small.VOCAB))
-
-
 def test_turns_without_a_path_that_trains_take_no_time():
   of = dict(phases=3, steps_per_phase=5)
   for changes, turns in (({}, 4), ({'paths_per_phase': 1}, 1), ({'schedule': ((0, (0, 2)), (2, (0, 1, 2, 3)))}, 8 / 3)):
-    made = small.make_programs(config(train=of | changes, pretrain=dict(steps=0)), 1)
+    made = small.make_programs(small.on_2x2(train=of | changes, pretrain=dict(steps=0)), 1)
     assert roofline.whole_run_s(made, 1.0, 0.0) == pytest.approx(3 * 5 * turns)
 
 
@@ -27,7 +21,7 @@ WIDE = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, dtyp
 
 
 def flops_of_row(**changes) -> float:
-  s = config(model=WIDE | changes, train=dict(batch_size=4, steps_per_phase=2, phases=1))
+  s = small.on_2x2(model=WIDE | changes, train=dict(batch_size=4, steps_per_phase=2, phases=1))
   return roofline.flops_of_step(dataclasses.replace(s, tokenizer=settings_lib.Tokenizer(vocab_size=2048))) / 4
 
 

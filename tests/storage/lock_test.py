@@ -1,8 +1,10 @@
 """Locks: one run in a workdir, one process of a machine in a directory; both end with their process."""
 
+import concurrent.futures
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 
@@ -48,19 +50,17 @@ def test_nobody_holds_what_was_never_held(tmp_path):
   assert lock.owner(tmp_path) is None and os.listdir(tmp_path) == []
 
 
-def append_slowly(folder, name):
-  with lock.locked(folder):
-    for _ in range(200):
-      with open(folder / 'lines', 'a') as f:
-        f.write(f'{name}\n')
+def test_one_at_a_time_is_in_a_locked_directory(tmp_path):
+  """Threads, here: a lock is of its open file, so they exclude each other as processes do."""
+  inside, seen = [], []
 
+  def enter(name):
+    with lock.locked(tmp_path):
+      inside.append(name)
+      time.sleep(0.02)
+      seen.append([*inside])
+      inside.pop()
 
-def test_one_process_at_a_time_is_in_a_locked_directory(tmp_path):
-  processes = [FORK.Process(target=append_slowly, args=(tmp_path, name)) for name in 'abc']
-  for process in processes:
-    process.start()
-  for process in processes:
-    process.join()
-  lines = (tmp_path / 'lines').read_text().split()
-  assert sorted(lines[::200]) == list('abc') and lines == [name for name in lines[::200] for _ in range(200)]
-  assert os.listdir(tmp_path) == ['lines']
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(enter, range(8)))
+  assert sorted(seen) == [[name] for name in range(8)] and os.listdir(tmp_path) == []
