@@ -1,15 +1,16 @@
-"""How often paths should exchange, how, and at what learning rate: found by short copies of a run.
+"""Finds how often paths should exchange, how, and at what learning rate, by short copies of a run.
 
     python -m dipaco_jax.recipe --config=configs/text.py --workdir=runs/recipe --config.data.train='books/*.txt'
 
-A short copy has a part of the config's steps, the base's and the paths' alike, and a whole cosine: what a large step
-costs at once, and gains later, is then known. One base is trained for all copies, in folders of their own inside
---workdir. Candidates come one after another, each with what was best before: the config as it is, plain averages in
-place of its outer step, averages by row (outer.py), shorter phases, a third of the paths' learning rate; and at the end
-the base trained on as one dense path. They are judged by the loss on the paths' hold-outs after the last outer step,
-weighted by their shards' tokens. Prints the options that did best. The same command again goes on.
+A short copy has a part of the config's steps, the base's and the paths' alike, and a whole cosine: it shows what a
+large step costs at once and gains later. One base is trained for all copies, in folders of their own inside --workdir.
+Candidates come one after another, each with the best changes so far: the config as it is, plain averages in place of
+its outer step, averages by row (outer.py), shorter phases, a third of the paths' learning rate; and at the end the base
+trained on as one dense path. They are judged by the loss on the paths' hold-outs after the last outer step, weighted by
+their shards' tokens. Prints the options that did best. The same command again goes on.
 """
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -17,7 +18,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -26,10 +27,10 @@ from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
 
-PHASES, SHARE = 4, 0.05  # of the config: a copy has so many phases at least, and such a part of them
-TOLERANCE = 0.01  # nats a token that longer phases may cost, for what they save in exchanges
+PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
+TOLERANCE = 0.01  # nats a token that longer phases may cost, for the exchanges that they save
 FIRST = 'the-config'
-SHORTER = (4, 16)  # times, than the config's phases
+SHORTER = (4, 16)  # times shorter than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': False}
 BY_ROW = {'outer.row_weights': True}
 ALONE = PLAIN | {
@@ -51,50 +52,51 @@ BARE: dict[str, Any] = {
 }
 
 
-class Found(NamedTuple):
-  """What a candidate came to."""
+class Outcome(NamedTuple):
+  """The result of a candidate."""
 
   name: str
   changes: dict[str, Any]  # fields of the config
   loss: float  # nats a token, on hold-outs after the last outer step; inf where it diverged
-  gap: float | None  # of averaging, in the mean of the phases
+  gap: float | None  # the averaging gap, mean of the phases
   tau: int
   seconds: float  # of training
 
 
 def copy_changes(s: settings.Settings, steps: int) -> dict[str, Any]:
-  """What all copies have: the schedule of the run, shorter, and no rounds of re-sharding."""
+  """Returns the fields that all copies change: a shorter schedule, and no rounds of re-sharding."""
   share = steps / (s.train.phases * s.train.steps_per_phase)
   base = math.ceil(s.pretrain.steps * share)
   first = {'routing.method': s.routing.first} if s.routing.method == 'discriminative' else {}
-  return BARE | first | lasting(steps, s.train.steps_per_phase) | {
-    'pretrain.steps': base, 'inner.decay_steps': base + steps,
+  schedule = {
+    'pretrain.steps': base,
+    'inner.decay_steps': base + steps,
     'inner.warmup_steps': math.ceil(s.inner.warmup_steps * share),
     'inner.rewarm_steps': math.ceil(s.inner.rewarm_steps * share),
-  }  # fmt: skip
+  }
+  return BARE | first | lasting(steps, s.train.steps_per_phase) | schedule
 
 
 def lasting(steps: int, tau: int) -> dict[str, int]:
-  """So many steps in phases of tau."""
+  """Returns the fields that make training `steps` long, in phases of tau."""
   return {'train.steps_per_phase': tau, 'train.phases': steps // tau}
 
 
 def taus(tau: int) -> list[int]:
-  """Shorter phases that divide the config's, longest first."""
+  """Returns the lengths of shorter phases, divisors of the config's, longest first."""
   divisors = [d for d in range(1, tau) if tau % d == 0]
   near = {min(divisors, key=lambda d: abs(math.log(d * times / tau))) for times in SHORTER if divisors}
   return sorted(near, reverse=True)
 
 
-def longest_good(found: Iterable[Found]) -> Found:
-  """Of candidates that differ in tau: the longest phases that cost less than `TOLERANCE`."""
-  candidates = list(found)
+def longest_good(candidates: Sequence[Outcome]) -> Outcome:
+  """Returns the candidate with the longest phases whose loss is within `TOLERANCE` of the best; they differ in tau."""
   least = min(one.loss for one in candidates)
   return max((one for one in candidates if one.loss <= least + TOLERANCE), key=lambda one: one.tau)
 
 
-def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
-  """Of a run that is finished, or has diverged."""
+def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Outcome:
+  """Reads the outcome of a run that is finished, or has diverged."""
   from dipaco_jax.pipeline import stage_records
   from dipaco_jax.storage import seals
   from dipaco_jax.training import metrics_log
@@ -108,11 +110,11 @@ def read(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Found:
   loss = math.fsum(loss * n for loss, n in known) / max(1, sum(n for _, n in known)) if complete else math.inf
   seconds = stage_records.read_stages(workdir).get('train', {'wall_s': math.nan})['wall_s']
   gap = averaging_gap.mean([row.get('averaging_gap') for row in rows])
-  return Found(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds)
+  return Outcome(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds)
 
 
-def table(found: Sequence[Found], dense: Found) -> str:
-  """For a person."""
+def table(found: Sequence[Outcome], dense: Outcome) -> str:
+  """Returns a table of candidates beside the dense path."""
   lines = [('', 'loss', 'less dense', 'averaging gap', 'seconds')]
   for one in (dense, *found):
     others = one is not dense
@@ -125,42 +127,46 @@ def table(found: Sequence[Found], dense: Found) -> str:
   return '\n'.join('  '.join(cells).rstrip() for cells in padded)
 
 
+@dataclasses.dataclass
 class Search:
   """Runs candidates one after another, each once."""
 
-  def __init__(
-    self, workdir: pathlib.Path, config: str, overrides: Sequence[config_file.Override], reuse: str, steps: int,
-    common: Mapping[str, Any],
-  ):  # fmt: skip
-    self.workdir, self.config, self.overrides, self.reuse = workdir, config, list(overrides), reuse
-    self.steps, self.common = steps, dict(common)
-    self.done: list[pathlib.Path] = []
-    self.most = 0  # runs there will be
+  workdir: pathlib.Path
+  config: str
+  overrides: Sequence[config_file.Override]  # of the command
+  reuse: str
+  steps: int
+  common: Mapping[str, Any]  # fields that all candidates change
+  done: list[pathlib.Path] = dataclasses.field(default_factory=list)
+  num_runs: int = 0  # that there will be
 
-  def changed(self, changes: Mapping[str, Any]) -> list[config_file.Override]:
-    """The options of a candidate, those of the command included."""
-    ours = {**self.common, **changes}
-    return [*self.overrides, *(config_file.Override(name, str(value)) for name, value in ours.items())]
+  def overrides_with(self, changes: Mapping[str, Any]) -> list[config_file.Override]:
+    """Returns the overrides of a candidate, those of the command included."""
+    ours = (config_file.Override(name, str(value)) for name, value in {**self.common, **changes}.items())
+    return [*self.overrides, *ours]
 
-  def make(self, changes: Mapping[str, Any]) -> settings.Settings:
-    """Raises InputError where a candidate is no valid config."""
-    return settings.from_dict(config_file.read(self.config, self.changed(changes)))
+  def settings_with(self, changes: Mapping[str, Any]) -> settings.Settings:
+    """Returns the settings of a candidate; raises InputError where they are not valid."""
+    return settings.from_dict(config_file.read(self.config, self.overrides_with(changes)))
 
-  def run(self, name: str, changes: Mapping[str, Any]) -> Found:
-    """Raises SystemExit where a run was stopped, and InputError where what is there is of other options."""
+  def run(self, name: str, changes: Mapping[str, Any]) -> Outcome:
+    """Runs a candidate, unless it is done, and reads its outcome.
+
+    Raises SystemExit where the run was stopped, and InputError where its folder holds a run with other options.
+    """
     from dipaco_jax.pipeline import stage_records
 
     folder = self.workdir / name.replace(' ', '-')
     diverged = folder.with_name(f'{folder.name}.diverged')
     if (folder / 'config.json').exists():
-      there, wanted = (settings.digest(s) for s in (stage_records.read_settings(folder), self.make(changes)))
+      there, wanted = (settings.digest(s) for s in (stage_records.read_settings(folder), self.settings_with(changes)))
       if there != wanted:
         raise InputError(f'--workdir={self.workdir}: {folder.name} is of other options or another config: name another')
     if not (folder / 'stages' / 'evaluate.json').exists() and not diverged.exists():
-      print(f'[{len(self.done) + 1}/{self.most}] {name}', file=sys.stderr, flush=True)
+      print(f'[{len(self.done) + 1}/{self.num_runs}] {name}', file=sys.stderr, flush=True)
       other = str(self.done[0]) if self.done else self.reuse
       line = [f'--config={self.config}', f'--workdir={folder}', *([f'--reuse={other}'] if other else [])]
-      line += [f'--config.{field}={value}' for field, value in self.changed(changes)]
+      line += [f'--config.{field}={value}' for field, value in self.overrides_with(changes)]
       cache = {'JAX_COMPILATION_CACHE_DIR': str((self.workdir / 'cache').absolute())}  # many have the same programs
       status = train(line, cache | os.environ, subprocess.DEVNULL)
       if status not in (0, command.DIVERGED):
@@ -168,11 +174,11 @@ class Search:
       if status:
         diverged.touch()
     self.done.append(folder)
-    return read(folder, name, changes)
+    return read_outcome(folder, name, changes)
 
 
 def train(options: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
-  """One run of the program, its exit status; what asks us to end is passed on, and its end waited for."""
+  """Runs the program; returns its exit status. A signal to end is passed on, and its end waited for."""
   process = subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *options], env=env, stdout=stdout)
 
   def stop(number, frame):
@@ -187,22 +193,24 @@ def train(options: Sequence[str], env: Mapping[str, str], stdout: int | None = N
       signal.signal(number, handler)
 
 
-def search(s: settings.Settings, runs: Search) -> tuple[Found, list[Found], Found]:
-  """(the best, all candidates, the dense path)."""
+def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], Outcome]:
+  """Runs candidates; returns the best, all of them, and the dense path."""
   tau, steps = s.train.steps_per_phase, runs.steps
   rate = {'train.learning_rate': (s.train.learning_rate or s.inner.learning_rate) / 3}
   is_plain = all(getattr(s.outer, field.split('.')[1]) == value for field, value in PLAIN.items())
   by_row = BY_ROW if s.inner.optimizer == 'adamw' and not s.outer.row_weights else {}
   planned: list[Mapping[str, Any]] = [{}, PLAIN, PLAIN | by_row, rate, ALONE, *(lasting(steps, t) for t in taus(tau))]
   for changes in planned:
-    runs.make(changes)  # before any work
-  runs.most = 3 + (not is_plain) + bool(by_row) + len(taus(tau))
-  share = runs.most * steps / (s.train.phases * tau)
-  print(f'{runs.most} short runs, with {share:.0%} of the steps of the run itself; fewer with --steps', file=sys.stderr)
+    runs.settings_with(changes)  # before any work
+  runs.num_runs = 3 + (not is_plain) + bool(by_row) + len(taus(tau))
+  share = runs.num_runs * steps / (s.train.phases * tau)
+  print(
+    f'{runs.num_runs} short runs, with {share:.0%} of the steps of the run itself; fewer with --steps', file=sys.stderr
+  )
   found = [runs.run(FIRST.replace('-', ' '), {})]
   best = found[0]
 
-  def try_it(name: str, changes: Mapping[str, Any]) -> Found:
+  def try_it(name: str, changes: Mapping[str, Any]) -> Outcome:
     found.append(runs.run(name, best.changes | dict(changes)))
     return found[-1]
 
@@ -215,8 +223,8 @@ def search(s: settings.Settings, runs: Search) -> tuple[Found, list[Found], Foun
   return best, found, runs.run('dense', ALONE)
 
 
-def advice(s: settings.Settings, best: Found) -> dict[str, Any]:
-  """The options of the whole run: as many steps as the config has, and what counts phases counts as many steps."""
+def advice(s: settings.Settings, best: Outcome) -> dict[str, Any]:
+  """Returns the changes for the whole run: with other phases, fields that count phases still span as many steps."""
   tau = s.train.steps_per_phase
   if best.tau == tau:
     return dict(best.changes)
@@ -227,8 +235,8 @@ def advice(s: settings.Settings, best: Found) -> dict[str, Any]:
   return best.changes | lasting(s.train.phases * tau, best.tau) | counted
 
 
-def check(s: settings.Settings, steps: int):
-  """Raises InputError for what has no recipe."""
+def check_settings(s: settings.Settings, steps: int):
+  """Raises InputError where short copies of the config cannot be compared."""
   tau = s.train.steps_per_phase
   if math.prod(size for _, size in s.grid) < 2:
     raise InputError('config.grid has one path, which exchanges nothing: there is nothing to find')
@@ -249,7 +257,7 @@ def main():
   s = settings.from_dict(config_file.read(f.config, OVERRIDES))
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
-  check(s, steps)
+  check_settings(s, steps)
   from dipaco_jax.storage import publishing  # not for --help
   from dipaco_jax.training import metrics_log
 

@@ -1,4 +1,4 @@
-"""Where a run is: `python -m dipaco_jax.status --workdir=DIR`. Works while it runs, on the same machine or another."""
+"""Says how far a run is: `python -m dipaco_jax.status --workdir=DIR`; while it runs, on this machine or another."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.progress import duration, whose_loss
 
-CONTROL = 'control'  # the dense one, trained before it is evaluated: its folder, and the stage of its rows
+CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {
   'train': ' after phase {phase}',
   'pretrain': ' of the base model',
@@ -33,7 +33,7 @@ REGISTRY = 'registry.db'
 
 
 def status(workdir: pathlib.Path) -> str:
-  """A few lines for a person.
+  """Returns a few lines on what a run does, and how well.
 
   Raises:
     InputError: there is no run in workdir.
@@ -61,7 +61,7 @@ def status(workdir: pathlib.Path) -> str:
 
 
 def of_islands(workdir: str, url: str) -> str:
-  """The table of an islands run: its tasks, and who works on what; what came of it, and where that is, at the end.
+  """Returns the table of an islands run: its tasks, its workers, and, when it is finished, its result.
 
   Raises:
     InputError: there is no registry.
@@ -88,7 +88,7 @@ def _doing(stage: str | None, holder: dict[str, Any] | None) -> str:
 
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:
-  """Phase and step, loss and speed, time to go, from the last rows of metrics.jsonl."""
+  """Returns lines on phase and step, loss and speed, and time to go, from the last rows of metrics.jsonl."""
   steps: list[dict[str, Any]] = []
   for row in rows_backwards(workdir):
     if row['stage'] != stage or len(steps) == 40:
@@ -115,20 +115,20 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
   rate = _seconds_per_update(steps)
-  if running and rate is not None:  # 0 where rows are written within a tick of the clock
+  if running and rate is not None:  # 0 if rows were written within a tick of the clock
     figures.append(f'about {duration(left * rate)} to go {"with it" if stage == CONTROL else "in this stage"}')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
 
 def _seconds_per_update(steps: list[dict[str, Any]]) -> float | None:
-  """A median, so that the phases' ends and a pause between two sittings don't count; steps are newest first."""
+  """Returns a median, so that ends of phases and pauses between two sittings don't count; `steps` are newest first."""
   pairs = itertools.pairwise(steps)
   rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
   return statistics.median(rates) if rates else None
 
 
 def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
-  """Validation perplexity: the final one, else the last one measured in training."""
+  """Returns a line on validation perplexity: the final one, else the last one measured in training."""
   result = complete.get('evaluate', {}).get('result', {})
   if result.get('perplexity') is not None:
     of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.DENSE}')]
@@ -144,12 +144,12 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
       after = AFTER[row['stage']].format(phase=row['phase'])
       so_far[row['stage']] = f'{row["perplexity"]:.2f}{after}'
     if 'pretrain' in so_far or (row['kind'] == 'step' and row['stage'] == 'pretrain'):
-      break  # what the base model came to is in its last rows
+      break  # the base model's last rows have its perplexity
   return [f'validation perplexity {", ".join(so_far.values())}'] if so_far else []
 
 
 def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str]:
-  """Of the newest phase of several paths."""
+  """Returns a line on the averaging gap of the newest phase; none for a run of one path."""
   if math.prod(size for _, size in config.grid) < 2:
     return []
   rows = itertools.takewhile(lambda row: row['stage'] == 'train', rows_backwards(workdir))
@@ -159,7 +159,7 @@ def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str
 
 
 def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
-  """The newest run state of the stage."""
+  """Returns a line on the newest checkpoint of the stage."""
   if stage not in ('pretrain', 'train'):
     return []
   found = [p for p in (workdir / 'checkpoints' / stage).glob('*') if p.name.isdigit()]
@@ -170,7 +170,7 @@ def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
 
 
 def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Rows of metrics.jsonl, newest first: the file may be long, and its last line half written."""
+  """Yields rows of metrics.jsonl, newest first: the file may be long, and its last line half written."""
   file = workdir / 'metrics.jsonl'
   if not file.exists() or not file.stat().st_size:
     return
@@ -178,7 +178,7 @@ def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     end = len(text)
     while end > 0:
       start = text.rfind(b'\n', 0, end) + 1
-      if row := metrics_log.from_line(text[start:end]):  # else the end of the file, or one that is torn or damaged
+      if row := metrics_log.from_line(text[start:end]):  # else the line is empty, torn or damaged
         yield row
       end = start - 1
 
@@ -188,8 +188,8 @@ def main():
     raise InputError('name a run with --workdir=DIR')
   workdir = pathlib.Path(flags.FLAGS.workdir)
   file = workdir / REGISTRY
-  is_mains = (workdir / 'command.txt').exists()  # whatever the environment names
-  named = '' if is_mains and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
+  is_of_main = (workdir / 'command.txt').exists()  # even if the environment names a registry
+  named = '' if is_of_main and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
   if '://' in flags.FLAGS.workdir and not url:
     raise InputError(f'--workdir={flags.FLAGS.workdir}: name its --registry, which knows where a run in a bucket is')

@@ -15,8 +15,8 @@ from dipaco_jax import recipe
 from dipaco_jax.core import settings
 
 
-def found(tau: int, loss: float, name: str = '', **changes) -> recipe.Found:
-  return recipe.Found(name, changes, loss, 0.01, tau, 60.0)
+def found(tau: int, loss: float, name: str = '', **changes) -> recipe.Outcome:
+  return recipe.Outcome(name, changes, loss, 0.01, tau, 60.0)
 
 
 def test_shorter_phases_divide_the_configs():
@@ -47,14 +47,14 @@ class Planned:
   """Losses by name, in place of runs."""
 
   def __init__(self, losses: dict[str, float]):
-    self.losses, self.steps, self.ran, self.most = losses, 100, [], 0
+    self.losses, self.steps, self.ran, self.num_runs = losses, 100, [], 0
 
-  def make(self, changes):
+  def settings_with(self, changes):
     pass
 
   def run(self, name, changes):
     self.ran.append((name, dict(changes)))
-    return recipe.Found(name, dict(changes), self.losses[name], 0.0, changes.get('train.steps_per_phase', 50), 1.0)
+    return recipe.Outcome(name, dict(changes), self.losses[name], 0.0, changes.get('train.steps_per_phase', 50), 1.0)
 
 
 def test_what_was_better_is_kept_by_what_comes_after():
@@ -65,7 +65,7 @@ def test_what_was_better_is_kept_by_what_comes_after():
   runs = Planned(losses | {'a third of the rate': 3.4})
   best, candidates, dense = recipe.search(s, runs)
   by_row, third = recipe.PLAIN | recipe.BY_ROW, {'train.learning_rate': s.inner.learning_rate / 3}
-  assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.most == len(candidates) + 1
+  assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.num_runs == len(candidates) + 1
   assert dict(runs.ran)['a third of the rate'] == by_row | recipe.lasting(100, 10) | third
   assert recipe.advice(s, best) == by_row | recipe.lasting(2000, 10) | {'evaluate.every_phases': 10}
   losses |= {'plain averages': 4.2, 'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 4.0, 'a third of the rate': 3.9}
