@@ -28,7 +28,8 @@ import numpy as np
 from absl import app, flags
 
 from dipaco_jax.huggingface import llama_folder
-from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference import trained_run
+from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 from dipaco_jax.models import transformer
 
@@ -56,8 +57,8 @@ def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L
   return x_1LD[:, -1] @ head_DV
 
 
-def first_tokens(run: trained_run.Trained, length: int) -> dict[str, float]:
-  path, engine = run.path(1), generation.Engine(run)
+def first_tokens(run: trained_run.TrainedRun, length: int) -> dict[str, float]:
+  path, engine = run.path(1), Engine(run)
   tokens_1L = np.array([prompt(length)], np.int32)
 
   def first(number: int | None):
@@ -88,9 +89,9 @@ def tokens_of_transformers(folder: pathlib.Path) -> Callable[[int], Any] | None:
   return generate
 
 
-def per_token(run: trained_run.Trained, length: int, theirs) -> dict[str, float]:
+def per_token(run: trained_run.TrainedRun, length: int, theirs) -> dict[str, float]:
   """Seconds of a token: those of many less that of the first one."""
-  engine = generation.Engine(run)
+  engine = Engine(run)
 
   def ours(num_tokens: int):
     engine.generate([Request(prompt(length), num_tokens, 1, temperature=0.0, until_eos=False)])
@@ -104,22 +105,22 @@ def per_token(run: trained_run.Trained, length: int, theirs) -> dict[str, float]
   return {'token_s': seconds[0]} | ({'token_ratio': seconds[0] / seconds[1]} if theirs else {})
 
 
-def change(run: trained_run.Trained, length: int) -> dict[str, float]:
+def change(run: trained_run.TrainedRun, length: int) -> dict[str, float]:
   """A text of path 0 that becomes one of path 1, beside reading all of it under path 1."""
-  engine, (old, new) = generation.Engine(run), (run.path(number) for number in (0, 1))
+  engine, (old, new) = Engine(run), (run.path(number) for number in (0, 1))
   text = engine.start(Request(prompt(length), 8, 0, temperature=0.0, until_eos=False))
-  row = engine.read(text, old)
+  row = engine.prefill(text, old)
   text.tokens.append(3)  # the newest token is not in the cache
-  moved, read = in_turns(lambda: engine.moved(text, row, old.marks, new), lambda: engine.read(text, new))
+  moved, read = in_turns(lambda: engine.change_path(text, row, old.marks, new), lambda: engine.prefill(text, new))
   N = flags.FLAGS.num_layers
   return {'change_ratio': moved / read, 'blocks_that_differ': (N - old.first_difference(new.marks)) / N}
 
 
-def measure(run: trained_run.Trained, theirs) -> dict[str, Any]:
-  before = run.storage.bytes_in
+def measure(run: trained_run.TrainedRun, theirs) -> dict[str, Any]:
+  before = run.files.storage.bytes_in
   path = run.path(1)
   size = sum(x.nbytes for x in path.params.values())
-  result: dict[str, Any] = {'parameters': size // 4, 'bytes_ratio': (run.storage.bytes_in - before) / size}
+  result: dict[str, Any] = {'parameters': size // 4, 'bytes_ratio': (run.files.storage.bytes_in - before) / size}
   for length in PROMPTS.value:
     figures = first_tokens(run, length) | per_token(run, length, theirs) | change(run, length)
     result |= {f'{name}_{length}': value for name, value in figures.items()}
@@ -133,7 +134,7 @@ def main(argv):
   s = common.make_settings({'a': 2}, (('shared', rf'^(?!{upper})', ()), ('upper', rf'^({upper})', ('a',))))
   with tempfile.TemporaryDirectory() as folder:
     common.write_run(pathlib.Path(folder), s)
-    run, exported = trained_run.Trained(folder), pathlib.Path(folder) / 'exported'
+    run, exported = trained_run.TrainedRun(folder), pathlib.Path(folder) / 'exported'
     exported.mkdir()
     params = {name: np.asarray(x) for name, x in run.path(1).params.items()}
     tokenizer = (pathlib.Path(folder) / 'tokenizer.model').read_bytes()

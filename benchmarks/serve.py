@@ -35,7 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference import trained_run
+from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 from dipaco_jax.models import transformer
 
@@ -57,7 +58,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 def serving(workdir: str) -> Iterator[int]:
   """The port of a server."""
   command = [sys.executable, '-m', 'dipaco_jax.serve', f'--workdir={workdir}', '--port=0']
-  root = str(pathlib.Path(generation.__file__).parent.parent)
+  root = str(pathlib.Path(__file__).resolve().parent.parent)
   env = os.environ | {'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])}
   command += [f'--max_batch={MAX_BATCH.value}', f'--max_waiting={CLIENTS.value}']
   with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
@@ -89,9 +90,9 @@ def served(port: int) -> float:
     return sum(pool.map(one, range(REQUESTS.value))) / (time.perf_counter() - began)
 
 
-def offline(run: trained_run.Trained) -> float:
+def offline(run: trained_run.TrainedRun) -> float:
   """Tokens a second of an engine."""
-  engine = generation.Engine(run, max_batch=MAX_BATCH.value)
+  engine = Engine(run, max_batch=MAX_BATCH.value)
   requests = [Request(prompt(seed, PROMPT.value), TOKENS.value, seed=seed) for seed in range(REQUESTS.value)]
   began = time.perf_counter()
   texts = engine.generate(requests)
@@ -105,7 +106,7 @@ def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L
   return x_1LD[:, -1] @ head_DV
 
 
-def first_tokens(run: trained_run.Trained, port: int, length: int) -> dict[str, float]:
+def first_tokens(run: trained_run.TrainedRun, port: int, length: int) -> dict[str, float]:
   path, tokens = run.path(1), prompt(length, length)
   connection = http.client.HTTPConnection('127.0.0.1', port)
 
@@ -129,7 +130,7 @@ def first_tokens(run: trained_run.Trained, port: int, length: int) -> dict[str, 
   }
 
 
-def measure(run: trained_run.Trained, port: int) -> dict[str, Any]:
+def measure(run: trained_run.TrainedRun, port: int) -> dict[str, Any]:
   pairs = [(served(port), offline(run)) for _ in range(1 + REPEATS.value)][1:]
   ours, alone = (statistics.median(column) for column in zip(*pairs, strict=True))
   result: dict[str, Any] = {'tokens_per_s': ours, 'offline_tokens_per_s': alone, 'ratio': ours / alone}
@@ -147,7 +148,7 @@ def main(argv):
     workdir = pathlib.Path(folder) / 'run'
     common.write_run(workdir, s)
     with serving(str(workdir)) as port:
-      common.report('a server of two paths', measure(trained_run.Trained(str(workdir)), port))
+      common.report('a server of two paths', measure(trained_run.TrainedRun(str(workdir)), port))
 
 
 if __name__ == '__main__':

@@ -1,9 +1,7 @@
-"""Paths of a run for other engines, each in a folder in the layout of Hugging Face's Llama.
+"""Exports paths of a run for other libraries, each to a folder in the layout of Hugging Face's Llama.
 
-Examples:
-
-    python -m dipaco_jax.export --workdir=DIR --path=3 --out=DIR2       one path, by its number or coordinates (1,0)
-    python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, in DIR2/0, DIR2/1, ...
+python -m dipaco_jax.export --workdir=DIR --path=3 --out=DIR2       one path, by its number or coordinates (1,0)
+python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, in DIR2/0, DIR2/1, ...
 """
 
 import pathlib
@@ -16,7 +14,7 @@ from dipaco_jax.training import display
 
 
 def check_out(out: pathlib.Path):
-  """Raises InputError where something is that we have not exported."""
+  """Raises InputError where there is something that is not an export of ours."""
   from dipaco_jax.huggingface import llama_folder
 
   if not out.exists() and not out.is_symlink():
@@ -28,29 +26,35 @@ def check_out(out: pathlib.Path):
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
-  """Writes a path's folder, whole or not at all; an export that is there is replaced.
+  """Writes a path's folder, whole or not at all, in place of an export that is there.
 
   Raises:
-    InputError: the version is none, the tokenizer cannot be written, or the folder cannot.
+    InputError: there is no such version, or the tokenizer or the folder cannot be written.
   """
   from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.reports import model_card
   from dipaco_jax.storage import publishing
 
-  places = run.places(number, version)
-  params = {name: x for place in places.values() for name, x in run.parameters(*place).items()}
-  modules = {level: name.removesuffix('.safetensors') for level, (name, _) in places.items()}
+  found = run.module_files(number, version)
+  params = {name: x for file in found.values() for name, x in run.files.read_arrays(*file).items()}
+  modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
   report = run.report
   facts = model_card.Facts(
-    run.settings, number, run.layout.grid.coordinates(number), version, modules,
-    run.best_versions[number] == version <= report.get('phases', 0), report, dtype,
+    run.settings,
+    number,
+    run.layout.grid.coordinates(number),
+    version,
+    modules,
+    run.best_versions[number] == version <= report.get('phases', 0),
+    report,
+    dtype,
     sum(x.size for x in params.values()),
-  )  # fmt: skip
+  )
   about = {
     'path': number,
     'coordinates': list(facts.coordinates),
     'version': version,
-    'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in places.items()},
+    'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()},
   }
   files = llama_folder.make_files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.make(facts).encode()
@@ -70,9 +74,9 @@ def main():
     raise InputError('name one path with --path=3, or all of them with --all, not both')
   if '://' in options.out:
     raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
-  from dipaco_jax.inference import trained_run
+  from dipaco_jax.inference.trained_run import TrainedRun
 
-  run, out = trained_run.Trained(options.workdir), pathlib.Path(options.out)
+  run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
   numbers = range(run.layout.grid.num_paths) if options.all else [run.number(command.path_named(options.path))]
   folders = {number: out / str(number) if options.all else out for number in numbers}
   for folder in folders.values():
@@ -80,7 +84,7 @@ def main():
   for number, folder in folders.items():
     version = run.best_versions[number] if options.version is None else options.version
     with display.doing(f'writing path {number}', tells=False):
-      export(run, number, version, folder.resolve(), options.dtype)  # a link stays one
+      export(run, number, version, folder.resolve(), options.dtype)  # a link stays a link
     print(f'{folder}: path {number} at version {version}')
 
 

@@ -1,9 +1,9 @@
-"""Continues texts by the paths of a run, which are read from the workdir as they are needed.
+"""Continues texts by the paths of a run, which are read from the workdir when they are needed.
 
     python -m dipaco_jax.generate --workdir=runs/tiny --prompt='def main(' [--temperature=0 --reroute_every=32]
 
-A text's first tokens choose its path, unless --path does. One prompt is written as it grows; several are continued
-together, and written one after the other. `--prompt=-` reads standard input.
+A text's first tokens choose its path, unless --path does. One text is written as it grows; several grow together, and
+are written one after the other. `--prompt=-` reads standard input.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ from absl import flags
 from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference.request import Request, check
+from dipaco_jax.inference.request import Request, check_request
 from dipaco_jax.training import display
 
 
 def stream(engine, texts):
-  """Writes each text as it grows, those behind the first when their turn comes."""
-  shown = printable.text if sys.stdout.isatty() else str  # a terminal would obey what a model writes
+  """Writes each text as it grows, one after the other."""
+  shown = printable.text if sys.stdout.isatty() else str  # a terminal would obey control characters in a text
   for text in texts:
     while not text.paths:
       engine.step()
@@ -35,17 +35,18 @@ def stream(engine, texts):
 
 
 def summary(engine, texts, seconds: float) -> str:
-  """How many tokens, how fast, by which paths."""
-  num_tokens = sum(len(text.tokens) - len(text.request.tokens) for text in texts)
+  """Returns a line: tokens, seconds, paths, and what changes of path have cost."""
+  num_tokens = sum(text.num_new for text in texts)
   paths = '; '.join(', '.join(map(str, text.paths)) for text in texts)
   words = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
-  if engine.reread_whole:
-    words += f'; changes of path read {engine.reread / engine.reread_whole:.0%} of what starting anew would have'
+  if engine.recomputed_without_cache:
+    share = engine.recomputed / engine.recomputed_without_cache
+    words += f'; changes of path read {share:.0%} of what starting anew would have'
   return words
 
 
-def requests(run, max_length: int) -> list[Request]:
-  """One for each prompt and sample; raises InputError."""
+def requests_from_flags(run, max_length: int) -> list[Request]:
+  """Returns a request for each prompt and sample; raises InputError."""
   f = flags.FLAGS
   if f.samples < 1:
     raise InputError(f'--samples={f.samples} should be 1 or more')
@@ -58,7 +59,7 @@ def requests(run, max_length: int) -> list[Request]:
     request = Request(
       tokens, most, path, f.temperature, f.top_k, f.top_p, f.seed, tuple(f.stop), not f.ignore_eos, f.reroute_every
     )
-    check(request, max_length)
+    check_request(request, max_length)
     found += [dataclasses.replace(request, seed=(f.seed + n) % 2**32) for n in range(f.samples)]
   return found
 
@@ -69,13 +70,14 @@ def main():
     raise InputError('name a run with --workdir=DIR, and a text with --prompt=TEXT, or --prompt=- to read it')
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax.inference import generation, trained_run
+    from dipaco_jax.inference.engine import Engine
+    from dipaco_jax.inference.trained_run import TrainedRun
 
-    run = trained_run.Trained(f.workdir)
+    run = TrainedRun(f.workdir)
     command.devices()
     command.keep_programs()
-    engine = generation.Engine(run, version=f.version)
-  texts = [engine.start(request) for request in requests(run, engine.max_length)]
+    engine = Engine(run, version=f.version)
+  texts = [engine.start(request) for request in requests_from_flags(run, engine.max_length)]
   started = time.monotonic()
   stream(engine, texts)
   print(summary(engine, texts, time.monotonic() - started), file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Tasks of the LM Evaluation Harness on a run, each text by the path that its beginning chooses.
+"""Runs tasks of the LM Evaluation Harness on a run, each text by the path that its beginning chooses.
 
     python -m dipaco_jax.harness --workdir=DIR --tasks=hellaswag,arc_easy        by the router
     python -m dipaco_jax.harness --workdir=DIR --tasks=mine --include_path=DIR2  a task of your own; see --path, too
 
-Its own options are for its other models; `dipaco_jax.harness_model` is the model, for programs that call it.
+Programs that call the harness themselves find the model in `dipaco_jax.inference.lm_eval_model`.
 """
 
 import json
@@ -36,9 +36,8 @@ def main():
     raise InputError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
   path = None if f.path is None else command.path_named(f.path)
   model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size)
-  found = lm_eval.simple_evaluate(
-    model=model, tasks=f.tasks, num_fewshot=f.num_fewshot, limit=f.limit, task_manager=manager, log_samples=False,
-  )  # fmt: skip
+  options = {'num_fewshot': f.num_fewshot, 'limit': f.limit, 'task_manager': manager, 'log_samples': False}
+  found = lm_eval.simple_evaluate(model=model, tasks=f.tasks, **options)
   print(make_table(found))
   if f.out:
     files.write_file(pathlib.Path(f.out), json.dumps(found['results'], indent=1, default=str) + '\n')

@@ -3,7 +3,7 @@
     python -m dipaco_jax.serve --workdir=runs/tiny [--port=8000 --max_batch=8 --max_paths=4]
 
 The router chooses a path for each text, unless a request is for model NAME/path-3. The first Ctrl-C or SIGTERM lets
-answers come to their ends, the second does not. Where the environment has DIPACO_API_KEY, requests must bring it.
+answers come to their ends, the second does not. With DIPACO_API_KEY in the environment, requests must bring that key.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
 
-def check(f):
+def check_options(f):
   """Raises InputError where options make no sense."""
   if not f.workdir:
     raise InputError('name a run with --workdir=DIR')
@@ -35,20 +35,22 @@ def check(f):
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Raises InputError where that cannot be."""
+  """Returns a socket that listens; raises InputError where there can be none."""
   try:
-    made = socket.create_server((host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET, backlog=1024)
-    # Inherited by connections. asyncio does this only where a socket names its protocol, and else Nagle's algorithm
+    listener = socket.create_server(
+      (host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET, backlog=1024
+    )
+    # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it Nagle's algorithm
     # holds every other piece of a stream back for 40 ms.
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
   except (OSError, OverflowError) as e:
     words = str(getattr(e, 'strerror', None) or e).partition(' (')[0]
     raise InputError(f'--host={host} --port={port}: {words}; choose another, or --port=0 for any free port') from e
 
 
 def warm(engine):
-  """The engine, with paths in memory and its first programs compiled."""
+  """Loads paths into an engine and compiles its first programs; returns the engine."""
   num_paths, start = engine.run.layout.grid.num_paths, (engine.run.tokenizer.eos_id,)
   engine.generate([Request(start, 2, path, until_eos=False) for path in range(min(num_paths, engine.max_paths))])
   try:
@@ -61,7 +63,7 @@ def warm(engine):
 
 
 def greeting(name: str, num_paths: int, url: str) -> str:
-  """Where it is, what it has, and what to type."""
+  """Returns the lines that say where the server is, which models it has, and how to ask."""
   body = json.dumps({'model': name, 'prompt': 'The', 'max_tokens': 32})
   paths = f'{name}/path-0 to path-{num_paths - 1}'
   return printable.text(
@@ -71,17 +73,19 @@ def greeting(name: str, num_paths: int, url: str) -> str:
 
 
 def main() -> int:
-  """Until a signal, whose exit status it is."""
+  """Serves until a signal, and ends with its exit status."""
   f = flags.FLAGS
-  check(f)
+  check_options(f)
   listener = listen(f.host, f.port)
   command.quiet()
   try:
-    from dipaco_jax.inference import connections, generation, http_server, openai_api, trained_run
+    from dipaco_jax.inference import connections, http_server
+    from dipaco_jax.inference.engine import Engine
+    from dipaco_jax.inference.trained_run import TrainedRun
   except ModuleNotFoundError as e:
     raise InputError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
   limits = connections.Limits(connections.IDLE + f.max_waiting + f.max_batch * f.max_paths)
-  connections.have_descriptors(limits.most)
+  connections.reserve_descriptors(limits.most)
   host, port = listener.getsockname()[:2]
   url = f'http://{f"[{host}]" if ":" in host else host}:{port}'
   if not ipaddress.ip_address(host).is_loopback and not os.environ.get('DIPACO_API_KEY'):
@@ -89,25 +93,22 @@ def main() -> int:
   if f.access_log:
     logging.getLogger('uvicorn.access').setLevel(logging.INFO)
   command.keep_programs()
-  run = trained_run.Trained(f.workdir)
+  run = TrainedRun(f.workdir)
   command.devices()
   name = os.path.basename(os.path.realpath(f.workdir) if '://' not in f.workdir else f.workdir.rstrip('/'))
   num_paths = run.layout.grid.num_paths
-
-  def model(engine):
-    check, most = engine.check, f.max_waiting
-    return openai_api.Model(name, num_paths, engine.max_length, run.tokenizer, check, f.reroute_every, most)
-
-  served = http_server.Server(
-    lambda: warm(generation.Engine(run, f.max_paths, f.max_batch, f.version)),
-    model,
+  server = http_server.Server(
+    name,
+    lambda: warm(Engine(run, f.max_paths, f.max_batch, f.version)),
     lambda: print(greeting(name, num_paths, url), flush=True),
+    f.reroute_every,
     f.max_waiting,
     f.grace_s,
     os.environ.get('DIPACO_API_KEY', ''),
-    limits,
   )
-  stopping.leave(served.run(listener, f.access_log))  # at once: the engine's thread may be at a long compilation
+  stopping.leave(
+    server.run(listener, limits, f.access_log)
+  )  # at once: the engine's thread may be at a long compilation
   raise AssertionError
 
 

@@ -1,6 +1,6 @@
-"""Texts that grow together under one path, as many tokens in a dispatch as there are steps.
+"""Texts that grow together under one path, STEPS tokens in a dispatch.
 
-Shapes are bucketed, so that the number of programs is bounded: B and S are powers of two; see `decode`.
+B and S (see `decoding`) are powers of two, so that the number of compiled programs is bounded.
 """
 
 import functools
@@ -10,37 +10,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.data.detokenizer import Transcript
-from dipaco_jax.inference import trained_run as trained_lib
 from dipaco_jax.inference.request import Request
+from dipaco_jax.inference.trained_run import Path
 from dipaco_jax.models import decoding
 from dipaco_jax.models.transformer import Params, Transformer
 
 STEPS = 4  # tokens in one dispatch
-LEAST_PLACES = 128  # in a cache
+MIN_CAPACITY = 128  # positions in a cache
 
 
 class Text:
-  """A request and what has come of it; `finished` is 'stop', 'length', 'cancelled' or 'error' in the end."""
+  """A request and the text that continues it."""
 
   def __init__(self, request: Request, transcript: Transcript, turn: int = 0):
     self.request, self.transcript, self.turn = request, transcript, turn
     self.tokens = list(request.tokens)  # with the prompt
     self.paths: list[int] = []  # one after another
-    self.finished = ''
+    self.finished = ''  # or why: 'stop', 'length', 'cancelled' or 'error'
     self.set_limit()
 
   @property
   def end(self) -> int:
-    """Its length at most."""
+    """The greatest length that the request allows, prompt included."""
     return len(self.request.tokens) + self.request.max_tokens
 
+  @property
+  def num_new(self) -> int:
+    """The number of tokens added to the prompt."""
+    return len(self.tokens) - len(self.request.tokens)
+
   def set_limit(self):
-    """The length up to which its path stays: to the end of the chunk."""
+    """Sets the length up to which its path stays: to the end of the chunk."""
     W = self.request.reroute_every
     self.limit = min(self.end, (len(self.tokens) // W + 1) * W) if W else self.end
 
   def add(self, token: int, eos_id: int):
-    """One token more, unless it is finished."""
+    """Appends a token, unless the text is finished."""
     if self.finished:
       return
     if self.request.until_eos and token == eos_id:
@@ -61,7 +66,7 @@ class Text:
 class Batch:
   """Texts that grow under one path; `members[i]` is in row i of the state, None where the row is free."""
 
-  def __init__(self, path: trained_lib.Path, text: Text, row: decoding.Texts):
+  def __init__(self, path: Path, text: Text, row: decoding.Texts):
     self.path, self.state = path, row
     self.members: list[Text | None] = [text]
 
@@ -70,31 +75,31 @@ class Batch:
     return sum(text is not None for text in self.members)
 
   def join(self, text: Text, row: decoding.Texts):
-    """One more, in a free row or in a new one."""
+    """Adds a text, in a free row or in a new one."""
     num_rows = len(self.members) if None in self.members else 2 * len(self.members)
-    self._fit(num_rows, power_of_two(max(_places(self.state), _places(row)), LEAST_PLACES))
+    self._resize(num_rows, power_of_two(max(_capacity(self.state), _capacity(row)), MIN_CAPACITY))
     index = self.members.index(None)
     self.state = _insert(self.state, row, jnp.int32(index))
     self.members[index] = text
 
   @property
-  def left(self) -> int:
-    """Tokens at most until all of its texts leave."""
+  def num_left(self) -> int:
+    """The greatest number of tokens until all texts have left."""
     return max(text.limit - len(text.tokens) for text in self.members if text)
 
   def row(self, text: Text) -> decoding.Texts:
-    """A copy of its row."""
-    return _arranged(self.state, jnp.asarray([self.members.index(text)]), _places(self.state), 1)
+    """Returns a copy of the row of a text."""
+    return _rearrange(self.state, jnp.asarray([self.members.index(text)]), _capacity(self.state), 1)
 
   def leave(self, text: Text):
-    """Its row is free."""
+    """Frees the row of a text."""
     self.members[self.members.index(text)] = None
 
   def advance(self) -> list[Text]:
-    """STEPS tokens more for each at most; the texts that are finished, or are to be routed again."""
+    """Adds up to STEPS tokens to each text; returns the texts that are finished, or are to be routed again."""
     longest = max(len(text.tokens) for text in self.members if text)
-    places = _held(_places(self.state), power_of_two(longest + STEPS, LEAST_PLACES))
-    self._fit(_held(len(self.members), power_of_two(self.count, 1)), places)
+    capacity = _with_slack(_capacity(self.state), power_of_two(longest + STEPS, MIN_CAPACITY))
+    self._resize(_with_slack(len(self.members), power_of_two(self.count, 1)), capacity)
     self.state, tokens = _advance(self.path.model, self.path.params, self.state)
     for text, mine in zip(self.members, np.asarray(tokens).T.tolist(), strict=True):
       if text:
@@ -102,28 +107,28 @@ class Batch:
           text.add(token, self.path.tokenizer.eos_id)
     return [text for text in self.members if text and (text.finished or len(text.tokens) >= text.limit)]
 
-  def _fit(self, num_rows: int, places: int):
-    """So many rows, those in use first, of so many places."""
+  def _resize(self, num_rows: int, capacity: int):
+    """Makes the state `num_rows` rows of `capacity` positions, rows in use first."""
     keys, cache_rows = self.state.cache.keys[0], max(2, num_rows)
-    if (num_rows, cache_rows, places) == (len(self.members), len(keys), keys.shape[2]):
+    if (num_rows, cache_rows, capacity) == (len(self.members), len(keys), keys.shape[2]):
       return
     used = [i for i, text in enumerate(self.members) if text]
-    self.state = _arranged(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), places, cache_rows)
+    self.state = _rearrange(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), capacity, cache_rows)
     self.members = ([self.members[i] for i in used] + [None] * num_rows)[:num_rows]
 
 
-def _held(held: int, needed: int) -> int:
-  """As before, unless that is too little, or four times what is needed."""
-  return held if needed <= held < 4 * needed else needed
+def _with_slack(size: int, needed: int) -> int:
+  """Returns `size` unless it is too small, or at least four times what is needed: few changes, few compilations."""
+  return size if needed <= size < 4 * needed else needed
 
 
 def power_of_two(number: int, least: int) -> int:
-  """The smallest power of two that is not less than either."""
+  """Returns the smallest power of two that is not less than either number."""
   return 1 << (max(number, least) - 1).bit_length()
 
 
-def _places(texts: decoding.Texts) -> int:
-  """S."""
+def _capacity(texts: decoding.Texts) -> int:
+  """Returns S, the positions in the cache."""
   return texts.cache.keys[0].shape[2]
 
 
@@ -133,19 +138,18 @@ def _advance(model: Transformer, params: Params, texts: decoding.Texts):
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _arranged(texts: decoding.Texts, rows, places: int, cache_rows: int) -> decoding.Texts:
-  """Rows of a batch in another order, with more places or fewer behind; a lone one twice in the cache, if asked."""
+def _rearrange(texts: decoding.Texts, rows, S: int, cache_rows: int) -> decoding.Texts:
+  """Returns the rows `rows` of a batch, with S positions; a lone one `cache_rows` times in the cache."""
   in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
-  cache = jax.tree.map(
-    lambda x: jnp.take(x, in_cache, axis=0), decoding.longer(decoding.cut(texts.cache, places), places)
-  )
+  resized = decoding.extend(decoding.truncate(texts.cache, S), S)
+  cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), resized)
   others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
   return decoding.Texts(cache, *others)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _insert(texts: decoding.Texts, row: decoding.Texts, index) -> decoding.Texts:
-  """A row in its place; what lies behind its own places is what was there."""
+  """Writes a row over that at `index`; positions that it does not have stay as they are."""
   return jax.tree.map(
     lambda x, new: jax.lax.dynamic_update_slice(x, new, (index, *[jnp.int32(0)] * (x.ndim - 1))), texts, row
   )

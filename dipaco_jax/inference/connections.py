@@ -1,7 +1,8 @@
-"""Connections to a server: so many, and none may keep it waiting for ever; uvicorn alone sets no limit to either.
+"""Limits of connections: how many there are, and how long one may keep the server waiting; uvicorn has neither.
 
-Who connects owes a request, whole and soon, and reads the answer. Who does not is cut off; and where all places are
-taken, those who have owed for longest make room, so that who asks at once is always heard.
+A client that connects owes a whole request within seconds, and then has to read the answer. One that does not is cut
+off; and when all connections are taken, those that have owed for longest are closed, so that a client that sends its
+request at once is always served.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dipaco_jax.core.errors import InputError
 
-IDLE = 256  # connections that have no request, beside all that can be answered at one time
+IDLE = 256  # connections without a request, on top of all that can be answered at one time
 BACKLOG = 128  # of which asyncio accepts all in a turn
 TURNS = 4  # between accepting one and closing another in its place
 FILES = 64  # that the rest of the process may have open
@@ -23,16 +24,16 @@ SWEEP_S = 1.0
 
 
 class Limits(NamedTuple):
-  """What a client may do to us."""
+  """How many connections there may be, and how long clients may take."""
 
   most: int  # connections
-  head_s: float = 10.0  # for the head of a request to come, behind the answer to the one before
-  body_s: float = 40.0  # for its body, which the server itself refuses sooner and in words
+  head_s: float = 10.0  # for the head of a request to come, after the answer to the one before
+  body_s: float = 40.0  # for its body, which the server itself refuses sooner, with an error
   answer_s: float = 30.0  # in which nothing of an answer is read
 
 
 class Protocol(H11Protocol):
-  """uvicorn's, which knows what its client owes."""
+  """uvicorn's protocol, with a clock of what its client owes."""
 
   limits: Limits
 
@@ -48,12 +49,12 @@ class Protocol(H11Protocol):
         other.cut()
 
   def owes(self) -> str:
-    """What the server waits for: that an 'answer' is read, a 'head' or a 'body' to come; '' where the client waits."""
+    """Returns what the server waits for: an 'answer' to be read, a 'head' or a 'body' to come; '' if for nothing."""
     if self.flow.write_paused or self.transport.is_closing():
       return 'answer'
     return {h11.IDLE: 'head', h11.SEND_BODY: 'body'}.get(self.conn.their_state, '')
 
-  def look(self, now: float):
+  def cut_if_overdue(self, now: float):
     """Cuts the client off where it has owed the same for too long."""
     owes = self.owes()
     state = owes, self.cycle, self.transport.get_write_buffer_size() if owes == 'answer' else 0
@@ -71,22 +72,22 @@ class Protocol(H11Protocol):
 WORDS = {'head': 'the head of a request', 'body': 'the body of a request', 'answer': 'an answer to be read'}
 
 
-def limited(limits: Limits) -> type[Protocol]:
-  """For uvicorn."""
-  return type('Limited', (Protocol,), {'limits': limits})
+def protocol_with(limits: Limits) -> type[Protocol]:
+  """Returns a protocol class for uvicorn."""
+  return type('LimitedProtocol', (Protocol,), {'limits': limits})
 
 
 async def watch(connections: set):
-  """Looks at all of them, until it is cancelled."""
+  """Checks all connections every second, until it is cancelled."""
   while True:
     await asyncio.sleep(SWEEP_S)
     now = asyncio.get_running_loop().time()
     for connection in list(connections):
-      connection.look(now)
+      connection.cut_if_overdue(now)
 
 
-def have_descriptors(most: int):
-  """For so many connections; raises InputError where the system has not as many for this process."""
+def reserve_descriptors(most: int):
+  """Raises the limit of open files for `most` connections; raises InputError where the system does not allow it."""
   need = most + TURNS * BACKLOG + FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if hard != resource.RLIM_INFINITY and hard < need:

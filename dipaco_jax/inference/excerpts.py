@@ -1,49 +1,46 @@
-"""Which path reads what in any text, and what that gains on the base model: what `inspect` shows."""
+"""Excerpts of any text: which path reads what, and what that gains on the base model; `inspect` shows them."""
 
 from typing import Any
 
 import jax
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import trained_run as trained_lib
-from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.inference.trained_run import TrainedRun
+from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import excerpt_choice
 from dipaco_jax.pipeline.excerpt_choice import Reader, Text
 from dipaco_jax.routing import chunk_losses
 
 
-def of_text(
-  run: trained_lib.Trained, text: str, W: int, path: int | None, version: int | None
-) -> chunk_losses.Excerpts:
+def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int | None) -> chunk_losses.Excerpts:
   """Reads any text, cut into sequences as training text is, each routed by its own first tokens.
 
   Args:
     W: tokens in a chunk.
-    path: that reads all of it; None: as it is routed.
-    version: of the paths; None: that early stopping chose.
+    path: reads all of the text; None: the router chooses.
+    version: of the paths; None: the one that early stopping chose.
 
   Raises:
-    InputError: the text is empty; there is no such path or version; or nothing is there to choose a path.
+    InputError: the text is empty; there is no such path or version; or there is no router, and no path is given.
   """
   if not text:
     raise InputError('the text is empty: give it a word')
   if path is None and run.layout.grid.num_paths == 1:
     path = 0
-  reader, longest = _reader_of_trained(run, path is None, version), run.settings.model.seq_len
+  reader, longest = _make_reader(run, path is None, version), run.settings.model.seq_len
   tokens = reader.tokenizer.encode(text, eos=False)
   name = 'from token {}' if len(tokens) > longest else ''
   texts = [Text(name.format(i), tokens[i : i + longest], i > 0) for i in range(0, len(tokens), longest)]
-  length = min(
-    longest, -(-max(min(len(tokens), longest), reader.prefix_tokens) // excerpt_choice.ROUND) * excerpt_choice.ROUND
-  )
+  needed = max(min(len(tokens), longest), reader.prefix_tokens)
+  length = min(longest, -(-needed // excerpt_choice.ROUND) * excerpt_choice.ROUND)
   return excerpt_choice.read(reader, texts, W, length, None if path is None else [path] * len(texts))
 
 
-def _reader_of_trained(run: trained_lib.Trained, routes: bool, version: int | None) -> Reader:
+def _make_reader(run: TrainedRun, routes: bool, version: int | None) -> Reader:
   _ = run.best_versions  # raises where no path is there yet
   base: Any = run.router.base if routes else jax.device_put(run.base)
   return Reader(
-    model_lib.make(run.settings.model, len(base['embed/tokens'])),
+    transformer.make(run.settings.model, len(base['embed/tokens'])),
     base,
     lambda path: run.path(path, version).params,
     run.router.fitted if routes else None,

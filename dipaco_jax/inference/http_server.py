@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import functools
 import hmac
+import json
 import logging
 import os
 import signal
 import socket
 import time
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import prometheus_client as prometheus
 import uvicorn
@@ -48,26 +48,26 @@ class Server:
 
   def __init__(
     self,
+    name: str,
     load_engine: Callable[[], Engine],
-    serve_model: Callable[[Engine], openai_api.ServedModel],
     started: Callable[[], None],
+    reroute_every: int,
     max_waiting: int,
     grace_s: float,
     api_key: str,
-    limits: connections.Limits,
   ):
     """
     Args:
+      name: of the model.
       load_engine: loads the run; called by the engine's thread.
-      serve_model: makes what requests are parsed by.
       started: called when requests are answered.
+      reroute_every: of requests that give neither that nor a path.
       max_waiting: texts that may wait for their first token.
       grace_s: seconds after a signal that answers have to come to their ends.
       api_key: that requests to /v1 must bring; '': none.
-      limits: of connections.
     """
-    self.serve_model, self.started = serve_model, started
-    self.grace_s, self.api_key, self.limits = grace_s, api_key, limits
+    self.name, self.started, self.reroute_every = name, started, reroute_every
+    self.max_waiting, self.grace_s, self.api_key = max_waiting, grace_s, api_key
     self.metrics = Metrics()
     self.engine_thread = EngineThread(load_engine, self.metrics)
     self.metrics.waiting.set_function(lambda: self.engine_thread.num_waiting)
@@ -75,30 +75,13 @@ class Server:
     self.model: openai_api.ServedModel | None = None  # until the engine is ready
     self.signal = 0  # the number of the one that stops it
     self.created = int(time.time())
-    self.app = Starlette(
-      routes=[
-        Route('/v1/completions', self.complete, methods=['POST']),
-        Route('/v1/models', self.list_models),
-        Route('/v1/models/{name:path}', self.retrieve_model),
-        Route('/health', self.health),
-        Route('/metrics', self.export_metrics),
-      ],
-      middleware=[Middleware(self._guard)],
-      exception_handlers={
-        ApiError: _api_error,
-        HTTPException: _no_such_route,
-        ClientDisconnect: _disconnected,
-        Exception: _failed,
-      },
-      lifespan=self._lifespan,
-    )
 
-  def run(self, listener: socket.socket, access_log: bool) -> int:
+  def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
     log_rate_limit.install()
     config = uvicorn.Config(
-      self.app,
-      http=connections.protocol_with(self.limits),
+      self._app(),
+      http=connections.protocol_with(limits),
       backlog=connections.BACKLOG,
       loop='asyncio',
       ws='none',
@@ -114,6 +97,20 @@ class Server:
     if self.engine_thread.failure:
       raise self.engine_thread.failure
     return 128 + self.signal
+
+  def _app(self) -> Starlette:
+    return Starlette(
+      routes=[
+        Route('/v1/completions', self.complete, methods=['POST']),
+        Route('/v1/models', self.list_models),
+        Route('/v1/models/{name:path}', self.retrieve_model),
+        Route('/health', self.health),
+        Route('/metrics', self.export_metrics),
+      ],
+      middleware=[Middleware(self._guard)],
+      exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _answer_error),
+      lifespan=self._lifespan,
+    )
 
   @contextlib.asynccontextmanager
   async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -133,15 +130,26 @@ class Server:
     if self.engine_thread.failure:
       self._end(ApiError(500, FAILED))
     elif not self.signal:
-      self.model = self.serve_model(self.engine_thread.engine)
+      self.model = self._served_model(self.engine_thread.engine)
       self.started()
+
+  def _served_model(self, engine: Engine) -> openai_api.ServedModel:
+    return openai_api.ServedModel(
+      name=self.name,
+      num_paths=engine.run.layout.grid.num_paths,
+      max_length=engine.max_length,
+      tokenizer=engine.run.tokenizer,
+      check_request=engine.check_request,
+      reroute_every=self.reroute_every,
+      max_texts=self.max_waiting,
+    )
 
   def _stop(self, number: int):
     if self.signal:
       os._exit(128 + number)
     self.signal = number
-    if self.completions.open:
-      words = f'{len(self.completions.open)} answers come to their ends, in {self.grace_s:g} s at most; once more ends at once'
+    if num_open := len(self.completions.open):
+      words = f'{num_open} answers come to their ends, in {self.grace_s:g} s at most; once more ends at once'
       stopping.say(f'stopping: {words}')
     self._drain = asyncio.get_running_loop().create_task(self._finish())  # kept: the loop itself forgets tasks
 
@@ -236,30 +244,19 @@ async def _read_body(request: Request) -> bytes:
   return b''.join(parts)
 
 
-def _error_response(error: ApiError) -> Response:
-  headers = {'Retry-After': '1'} if error.status in (429, 503) else None
+async def _answer_error(request: Request, error: Exception) -> Response:
+  """Answers what a route raises; uvicorn then logs it unless it is of the first three kinds."""
+  if isinstance(error, ApiError):
+    return _error_response(error)
+  if isinstance(error, HTTPException):  # Starlette's 404 and 405
+    words = f'there is no {request.method} {request.url.path}: there are {ROUTES}'
+    return _error_response(ApiError(error.status_code, words), error.headers)
+  if isinstance(error, ClientDisconnect):
+    return Response(status_code=HUNG_UP)
+  return _error_response(ApiError(500, FAILED))
+
+
+def _error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+  headers = {'Retry-After': '1'} if error.status in (429, 503) else headers
   # In ASCII: an error may quote half a surrogate pair of the request, which has no UTF-8.
   return Response(json.dumps(error.body), error.status, headers, 'application/json')
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-  assert isinstance(error, ApiError)
-  return _error_response(error)
-
-
-async def _no_such_route(request: Request, error: Exception) -> Response:
-  """Answers Starlette's 404 and 405."""
-  assert isinstance(error, HTTPException)
-  words = f'there is no {request.method} {request.url.path}: there are {ROUTES}'
-  response = _error_response(ApiError(error.status_code, words))
-  response.headers.update(error.headers or {})
-  return response
-
-
-async def _disconnected(request: Request, error: Exception) -> Response:
-  return Response(status_code=HUNG_UP)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-  """Answers any other error, which uvicorn then logs."""
-  return _error_response(ApiError(500, FAILED))

@@ -1,30 +1,30 @@
-"""What is asked of a path: the text to go on from, and how. Nothing here imports JAX."""
+"""A request for a continuation: the prompt, and how it is continued. Does not import JAX."""
 
 import dataclasses
 
 from dipaco_jax.core.errors import InputError
 
-MOST_STOPS, LONGEST_STOP = 16, 256  # strings, characters: each is looked for behind every token
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # strings, characters: each is looked for after every token
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is to be continued, and how. Every default of the commands is here."""
+  """A prompt and how it is continued. The defaults are those of the commands."""
 
   tokens: tuple[int, ...]  # the prompt
   max_tokens: int = 128
   path: int | None = None  # None: the router's choice
   temperature: float = 1.0  # 0: the likeliest token
-  top_k: int = 0  # draw among so many of the likeliest; 0: all
-  top_p: float = 1.0  # draw among the fewest of the likeliest with this probability together
+  top_k: int = 0  # sample among so many of the likeliest; 0: among all
+  top_p: float = 1.0  # sample among the fewest of the likeliest that have this probability together
   seed: int = 0
   stop: tuple[str, ...] = ()  # the text ends before the first of these
-  until_eos: bool = True  # False: goes on behind the end of a text
+  until_eos: bool = True  # False: goes on after the end of a text
   reroute_every: int = 0  # W; 0: one path for the whole text
 
 
-def check(request: Request, max_length: int):
-  """Raises InputError that names the field and the fix."""
+def check_request(request: Request, max_length: int):
+  """Raises InputError that names the field and the fix; `max_length` is in tokens, prompt included."""
   given, most = len(request.tokens), request.max_tokens
   if not given:
     raise InputError('prompt is empty: give it a word')
@@ -40,8 +40,8 @@ def check(request: Request, max_length: int):
       raise InputError(f'{name}={getattr(request, name)} should be 0 or more, and less than 2^31')
   if not 0 < request.top_p <= 1:
     raise InputError(f'top_p={request.top_p} should be above 0, and at most 1')
-  if len(request.stop) > MOST_STOPS or max(map(len, request.stop), default=0) > LONGEST_STOP:
-    raise InputError(f'stop should have {MOST_STOPS} strings at most, of {LONGEST_STOP} characters at most')
+  if len(request.stop) > MAX_STOPS or max(map(len, request.stop), default=0) > MAX_STOP_LENGTH:
+    raise InputError(f'stop should have {MAX_STOPS} strings at most, of {MAX_STOP_LENGTH} characters at most')
   if not 0 <= request.seed < 2**32:
     raise InputError(f'seed={request.seed} should be from 0 to 2^32 - 1')
   if request.reroute_every < 0 or (request.reroute_every and request.path is not None):

@@ -1,6 +1,6 @@
 """A trained run, in a folder, s3:// or gs://: one path of it, its router, its tokenizer.
 
-A path is the modules that it picks [2.3]: these are read, verified, and nothing else. What two loaded paths share is in
+A path is the modules that it picks [2.3]: these are read and verified, and no others. What two loaded paths share is in
 memory once.
 
     import dipaco_jax
@@ -12,50 +12,50 @@ memory once.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import tokenizer as tokenizer_lib
-from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.inference.run_files import RunFiles
+from dipaco_jax.inference.text_router import TextRouter, token_ids
+from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
-from dipaco_jax.storage import module_store, remedies, seals
-from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.storage import module_store, seals
+from dipaco_jax.storage.object_store import Missing
 
-PATIENCE_S = 30  # for a bucket that does not answer
 NOT_YET = 'let the run train on; python -m dipaco_jax.status says where it is'
-Marks = Mapping[str, tuple[str, int]]
+ModuleMarks = Mapping[str, tuple[str, int]]
 
 
 def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None) -> 'Path':
-  """One path of a run: its number or its coordinates, at the version that early stopping chose [2.7] or another.
+  """Loads one path of a run.
+
+  Args:
+    path: its number or its coordinates.
+    version: of its modules; None: the version that early stopping chose [2.7].
 
   Raises:
     InputError: there is no run, path or version, with what there is.
     seals.Damaged: an object is missing or is not as it was written.
   """
-  return Trained(workdir).path(path, version)
+  return TrainedRun(workdir).path(path, version)
 
 
-def load_router(workdir: str) -> 'Router':
-  """What chooses a path by a text's beginning; raises as `load`, and where text was dealt out at random."""
-  return Trained(workdir).router
+def load_router(workdir: str) -> TextRouter:
+  """Loads the router, which chooses a path by a text's beginning.
 
-
-def block_of(name: str, num_layers: int) -> int:
-  """The lowest block whose output a parameter changes: 0 for the embedding, N for what is behind all blocks."""
-  part = name.partition('/')[0]
-  return int(part.removeprefix('block_')) if part.startswith('block_') else 0 if part == 'embed' else num_layers
+  Raises as `load`, and where text was dealt out at random.
+  """
+  return TrainedRun(workdir).router
 
 
 class Module(dict[str, jax.Array]):
@@ -74,142 +74,103 @@ class Path:
   number: int
   coordinates: tuple[int, ...]
   version: int
-  model: model_lib.Transformer
+  model: transformer.Transformer
   modules: dict[str, Module]  # by level
-  run: 'Trained'
+  run: 'TrainedRun'
 
   def __repr__(self) -> str:
     size = sum(x.size for x in self.params.values())
     return f'<path {self.number} of {self.run.workdir}, version {self.version}: {size:,} parameters>'
 
   @functools.cached_property
-  def params(self) -> model_lib.Params:
+  def params(self) -> transformer.Params:
     return dict(sorted(item for module in self.modules.values() for item in module.items()))
 
   @property
-  def tokenizer(self) -> tokenizer_lib.Tokenizer:
+  def tokenizer(self) -> Tokenizer:
     return self.run.tokenizer
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
-    """[L, V] float32: of what follows each token of a text, or of token ids."""
-    return _logits(self.model, self.params, _ids(self.tokenizer, text)[None])[0]
+    """Returns logits of the token after each token of a text, or of token ids: [L, V] float32."""
+    return _logits(self.model, self.params, token_ids(self.tokenizer, text)[None])[0]
 
   @functools.cached_property
-  def marks(self) -> Marks:
-    """By level, what its module is told by from others, and the lowest block that it changes."""
+  def marks(self) -> ModuleMarks:
+    """The sha256 of each level's module, and the lowest block whose output it changes."""
     N = self.model.config.num_layers
-    return {level: (m.sha256, min(block_of(name, N) for name in m)) for level, m in self.modules.items()}
+    return {level: (m.sha256, min(lowest_block(name, N) for name in m)) for level, m in self.modules.items()}
 
-  def first_difference(self, other: Marks) -> int:
-    """The lowest block that computes something else in a path of these marks; N, the number of blocks: none does."""
+  def first_difference(self, other: ModuleMarks) -> int:
+    """Returns the lowest block that differs in a path of these marks; the number of blocks where none does."""
     differ = (lowest for level, (sha256, lowest) in self.marks.items() if sha256 != other[level][0])
     return min(differ, default=self.model.config.num_layers)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Router:
-  """r(z) with the base model that makes z [2.4]."""
-
-  fitted: router.Router
-  model: model_lib.Transformer
-  base: model_lib.Params
-  prefix_tokens: int
-  tokenizer: tokenizer_lib.Tokenizer
-
-  def __repr__(self) -> str:
-    return f'<router to {len(self.fitted.bias)} paths, by the first {self.prefix_tokens} tokens>'
-
-  def path(self, text: str | Sequence[int]) -> int:
-    """The path of a text, or of token ids, by its first tokens; by fewer where there are no more."""
-    return int(self.scores(text).argmax())
-
-  def scores(self, text: str | Sequence[int]) -> np.ndarray:
-    """How well each path suits a text, [P] float32."""
-    tokens = _ids(self.tokenizer, text)[: self.prefix_tokens]
-    if not len(tokens):
-      raise InputError('an empty text has no path: give it a word')
-    padded = np.zeros((1, self.prefix_tokens), np.int32)
-    padded[0, : len(tokens)] = tokens
-    return np.asarray(_scores(self.model, self.base, self.fitted, padded, np.int32(len(tokens))))
+def lowest_block(name: str, num_layers: int) -> int:
+  """Returns the lowest block whose output a parameter changes: 0 for the embedding, N for those above all blocks."""
+  part = name.partition('/')[0]
+  return int(part.removeprefix('block_')) if part.startswith('block_') else 0 if part == 'embed' else num_layers
 
 
-class Trained:
-  """A run's artefacts, read as they are asked for."""
+class TrainedRun:
+  """A run's settings, tokenizer, router and paths, read when they are first asked for."""
 
   def __init__(self, workdir: str):
     """Raises InputError where there is no run."""
-    self.storage = storage_lib.open_storage(workdir, PATIENCE_S)
-    self.workdir = workdir
-    try:
-      self.settings = settings_lib.of_run(seals.loads(bytes(self.storage.fetch('config.json'))))
-    except (storage_lib.Missing, NotADirectoryError) as e:
-      raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the folder of one') from e
-    except OSError as e:
-      raise InputError(f'--workdir={workdir}: {e.strerror or e}; see to its name and to credentials') from e
-    except (ValueError, AttributeError, TypeError) as e:
-      raise InputError(
-        f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another, or, if it was '
-        'that of a run, remove it, and the command of the run makes it again'
-      ) from e
+    self.workdir, self.files = workdir, RunFiles(workdir)
+    self.settings = _read_settings(self.files)
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 
   def __repr__(self) -> str:
     return f'<run {self.workdir}: {self.layout.grid.num_paths} paths>'
 
   @functools.cached_property
-  def tokenizer(self) -> tokenizer_lib.Tokenizer:
-    return tokenizer_lib.Tokenizer(self.tokenizer_model)
+  def tokenizer(self) -> Tokenizer:
+    return Tokenizer(self.tokenizer_model)
 
   @functools.cached_property
   def tokenizer_model(self) -> bytes:
     """SentencePiece's own file."""
-    with self._naming('tokenizer.model'):
-      return self._read('tokenizer.model')
+    with self.files.required('tokenizer.model'):
+      return self.files.read('tokenizer.model')
 
   @functools.cached_property
   def layout(self) -> modules.Layout:
-    s = self.settings
-    return modules.make_layout(s.grid, s.levels, model_lib.shapes(model_lib.make(s.model, 1)))
+    shapes = transformer.shapes(transformer.make(self.settings.model, 1))
+    return modules.make_layout(self.settings.grid, self.settings.levels, shapes)
 
   @property
   def best_versions(self) -> list[int]:
-    """The version that each path points at now: a run that goes on removes what none does. Raises InputError where
-    nothing is published yet."""
+    """The version that each path points at now: a run that goes on removes those that no path points at.
+
+    Raises InputError where nothing is published yet.
+    """
     try:
-      return self._read_json('paths/best.json', 'version')['version']
-    except storage_lib.Missing as e:
-      if self.storage.exists('stages/train.json'):
-        raise seals.Damaged('paths/best.json', self._fault('paths/best.json')) from e
+      return self.files.read_json('paths/best.json', 'version')['version']
+    except Missing as e:
+      if self.files.storage.exists('stages/train.json'):
+        raise self.files.damaged('paths/best.json') from e
       raise InputError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:
-    """What report.json holds; nothing where the run has not come to its report."""
+    """The contents of report.json; {} where the run has not come to its report."""
     try:
-      return self._read_json('report.json')
-    except storage_lib.Missing:
+      return self.files.read_json('report.json')
+    except Missing:
       return {}
 
   def path(self, path: int | Sequence[int], version: int | None = None) -> Path:
-    """See `load`."""
+    """Loads a path; see `load`."""
     number = self.number(path)
     version = self.best_versions[number] if version is None else version
     coordinates = self.layout.grid.coordinates(number)
-    found = {level: self._module(*place) for level, place in self.places(number, version).items()}
+    found = {level: self._module(*place) for level, place in self.module_files(number, version).items()}
     vocab_size = next(m['embed/tokens'].shape[0] for m in found.values() if 'embed/tokens' in m)
-    return Path(number, coordinates, version, model_lib.make(self.settings.model, vocab_size), found, self)
-
-  def places(self, number: int, version: int) -> dict[str, tuple[str, str]]:
-    """Where a path's modules are: by level the object and its sha256. Raises InputError where there is no version."""
-    recorded, found = self._recorded(version), {}
-    for level in self.layout.levels:
-      module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
-      key = f'{module_store.module_key(level, module)}.safetensors'
-      found[level.name] = f'modules/{version}/{key}', recorded.get(key, seals.UNKNOWN)
-    return found
+    return Path(number, coordinates, version, transformer.make(self.settings.model, vocab_size), found, self)
 
   def number(self, path: int | Sequence[int]) -> int:
-    """Of a path, which may be given by its coordinates; raises InputError where there is no such path."""
+    """Returns the number of a path given by number or coordinates; raises InputError where there is no such path."""
     grid = self.layout.grid
     if isinstance(path, int | np.integer):
       if 0 <= path < grid.num_paths:
@@ -220,16 +181,18 @@ class Trained:
     sizes = ' x '.join(map(str, grid.shape)) or 'one path'
     raise InputError(f'--path={words}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
 
-  def parameters(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
-    """Arrays of a safetensors object."""
-    try:
-      return safetensors.numpy.load(self._read(name, sha256))
-    except safetensors.SafetensorError as e:
-      raise seals.Damaged(name, self._fault(name)) from e
+  def module_files(self, number: int, version: int) -> dict[str, tuple[str, str]]:
+    """Returns {level: (file, sha256)} of a path's modules; raises InputError where there is no such version."""
+    digests, found = self._digests(version), {}
+    for level in self.layout.levels:
+      module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
+      key = f'{module_store.module_key(level, module)}.safetensors'
+      found[level.name] = f'modules/{version}/{key}', digests.get(key, seals.UNKNOWN)
+    return found
 
   @property
-  def router(self) -> Router:
-    """Of the last round of sharding that there was; raises InputError where there is none."""
+  def router(self) -> TextRouter:
+    """The router of the last round of sharding that there was; raises InputError where there is none."""
     if self._router is None:
       method = self.settings.routing.method
       if method in ('random', 'single'):
@@ -238,111 +201,77 @@ class Trained:
     return self._router
 
   @functools.cached_property
-  def _router(self) -> Router | None:
-    s, arrays = self.settings, None
+  def _router(self) -> TextRouter | None:
+    s = self.settings
     for number in range(s.rounds, -1, -1):
-      with contextlib.suppress(storage_lib.Missing):
-        arrays = self.parameters(f'routing/{number}/router.safetensors')
+      with contextlib.suppress(Missing):
+        arrays = self.files.read_arrays(f'routing/{number}/router.safetensors')
         break
-    if arrays is None:
+    else:
       return None
     fitted = router.Router(**{name: jnp.asarray(x) for name, x in arrays.items()})
     base = self.base
-    made = model_lib.make(s.model, len(base['embed/tokens']))
-    return Router(fitted, made, _ready(base, made), s.routing.prefix_tokens, self.tokenizer)
+    model = transformer.make(s.model, len(base['embed/tokens']))
+    return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 
   @property
   def base(self) -> dict[str, np.ndarray]:
-    """Parameters of the base model."""
-    with self._naming('base/params.safetensors'):
-      return self.parameters('base/params.safetensors')
+    """The parameters of the base model."""
+    with self.files.required('base/params.safetensors'):
+      return self.files.read_arrays('base/params.safetensors')
 
   @functools.cached_property
-  def chooser(self) -> model_lib.Params | None:
+  def chooser(self) -> transformer.Params | None:
     """The learned chooser [7.2.2], where the run has trained one."""
     try:
-      return {name: jnp.asarray(x) for name, x in self.parameters('evaluation/chooser.safetensors').items()}
-    except storage_lib.Missing:
+      arrays = self.files.read_arrays('evaluation/chooser.safetensors')
+    except Missing:
       return None
+    return {name: jnp.asarray(x) for name, x in arrays.items()}
 
-  def _read(self, name: str, sha256: str = '') -> bytes:
-    """An object as it was written, by its seal if no sha256 is given. Raises storage.Missing, seals.Damaged."""
-    folder, _, own = f'./{name}'.rpartition('/')
-
-    def text(beside: str) -> str | None:
-      try:
-        return bytes(self.storage.fetch(f'{folder}/{beside}'[2:])).decode(errors='replace')
-      except storage_lib.Missing:
-        return None
-
-    data = bytes(self.storage.fetch(name))
-    expected = sha256 or seals.recorded(own, text)
-    if expected and hashlib.sha256(data).hexdigest() != expected:
-      raise seals.Damaged(name, self._fault(name))
-    return data
-
-  def _read_json(self, name: str, *needed: str) -> dict[str, Any]:
-    if (found := seals.loads(self._read(name), *needed)) is None:
-      raise seals.Damaged(name, self._fault(name))
-    return found
-
-  def _fault(self, name: str) -> str:
-    file = self.storage.local_path(name)
-    return remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or not as it was written'
-
-  @contextlib.contextmanager
-  def _naming(self, name: str) -> Iterator[None]:
-    """For what a finished stage has left."""
-    try:
-      yield
-    except storage_lib.Missing as e:
-      raise seals.Damaged(name, self._fault(name)) from e
-
-  def _recorded(self, version: int) -> dict[str, str]:
-    """{object: sha256} of a version's modules; each process of a job has written an index."""
-    recorded: dict[str, str] = {}
+  def _digests(self, version: int) -> dict[str, str]:
+    """Returns {file: sha256} of a version's modules; each process of the job has written an index."""
+    digests: dict[str, str] = {}
     for process in itertools.count():
       try:
-        recorded |= self._read_json(f'modules/{version}/index-{process}.json')
-      except storage_lib.Missing as e:
-        if not recorded:
-          there = sorted({int(name.split('/')[1]) for name in self.storage.names('modules')})
+        digests |= self.files.read_json(f'modules/{version}/index-{process}.json')
+      except Missing as e:
+        if not digests:
+          there = sorted({int(name.split('/')[1]) for name in self.files.storage.names('modules')})
           words = f'there are {", ".join(map(str, there))}' if there else NOT_YET
           raise InputError(f'--workdir={self.workdir}: there is no version {version}; {words}') from e
-        return recorded
-    raise AssertionError
+        break
+    return digests
 
   def _module(self, name: str, sha256: str) -> Module:
     if (module := self._loaded.get(sha256)) is None:
-      arrays = self.parameters(name, sha256)
-      module = Module(_ready(arrays, model_lib.make(self.settings.model, 1)))
+      arrays = self.files.read_arrays(name, sha256)
+      module = Module(_on_device(arrays, transformer.make(self.settings.model, 1)))
       module.sha256 = sha256
       self._loaded[sha256] = module
     return module
 
 
-def _ids(tokenizer: tokenizer_lib.Tokenizer, text: str | Sequence[int]) -> np.ndarray:
-  """Of a text, or those given; raises InputError where one is none of the vocabulary."""
-  ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text, np.int64)
-  if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-    raise InputError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
-  return ids.astype(np.int32)
+def _read_settings(files: RunFiles) -> settings_lib.Settings:
+  try:
+    return settings_lib.of_run(seals.loads(bytes(files.storage.fetch('config.json'))))
+  except (Missing, NotADirectoryError) as e:
+    raise InputError(f'--workdir={files.workdir}: there is no run here (no config.json); name the folder of one') from e
+  except OSError as e:
+    raise InputError(f'--workdir={files.workdir}: {e.strerror or e}; see to its name and to credentials') from e
+  except (ValueError, AttributeError, TypeError) as e:
+    raise InputError(
+      f'--workdir={files.workdir}: its config.json is not that of a run, or damaged ({e}); name another, or, if it was '
+      'that of a run, remove it, and the command of the run makes it again'
+    ) from e
 
 
-def _ready(arrays: dict[str, np.ndarray], made: model_lib.Transformer) -> dict[str, Any]:
-  """On the device; matrices in the model's dtype, in which they are used."""
-  return {name: jnp.asarray(x, made.dtype if x.ndim > 1 else x.dtype) for name, x in arrays.items()}
+def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:
+  """Puts arrays on the device; matrices in the model's dtype, in which they are used."""
+  return {name: jnp.asarray(x, model.dtype if x.ndim > 1 else x.dtype) for name, x in arrays.items()}
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(made: model_lib.Transformer, params: model_lib.Params, tokens_BL: jax.Array) -> jax.Array:
-  x_BLD, head_DV = model_lib.normed_and_head(made, params, tokens_BL, jnp.ones_like(tokens_BL))
+def _logits(model: transformer.Transformer, params: transformer.Params, tokens_BL: jax.Array) -> jax.Array:
+  x_BLD, head_DV = transformer.normed_and_head(model, params, tokens_BL, jnp.ones_like(tokens_BL))
   return jnp.einsum('BLD,DV->BLV', x_BLD, head_DV, preferred_element_type=jnp.float32)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _scores(made: model_lib.Transformer, base: model_lib.Params, fitted: router.Router, tokens_1L, length) -> jax.Array:
-  seen_1L = (jnp.arange(tokens_1L.shape[1]) < length)[None]
-  x_1LD = model_lib.hidden(made, base, tokens_1L, seen_1L.astype(jnp.int32)).astype(jnp.float32)
-  z_1D = (x_1LD * seen_1L[..., None]).sum(axis=1) / length
-  return router.scores(fitted, z_1D)[0]

@@ -1,10 +1,10 @@
-"""Which path reads what, and what it gains on the base model, for any text:
+"""Shows which path reads what in a text, and what it gains on the base model.
 
     python -m dipaco_jax.inspect --workdir=DIR --text='Some text'
     python -m dipaco_jax.inspect --workdir=DIR --file=notes.txt --every=16 --html=notes.html
 
-The workdir may be s3:// or gs://. This is a folder without an __init__.py because a file inspect.py would hide Python's
-own from whoever runs a file of the package's folder.
+The workdir may be s3:// or gs://. This is a folder without an __init__.py: a file inspect.py would hide Python's module
+of that name from a program in the package's folder.
 """
 
 import os
@@ -18,8 +18,8 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
 
-def text_of(words: str | None, file: str | None) -> str:
-  """What is to be read."""
+def read_text(words: str | None, file: str | None) -> str:
+  """Returns the text that the options give; raises InputError where there is none."""
   from dipaco_jax.storage import remote_files
 
   if (words is None) == (file is None):
@@ -38,16 +38,17 @@ def main():
   options = flags.FLAGS
   if not options.workdir:
     raise InputError('name a run with --workdir=DIR')
-  text = text_of(options.text, options.file)
+  text = read_text(options.text, options.file)
   command.check_out('html', options.html)
   command.quiet()
   with display.doing('loading JAX and the run', tells=False):
-    from dipaco_jax.inference import excerpts, trained_run
+    from dipaco_jax.inference import excerpts
+    from dipaco_jax.inference.trained_run import TrainedRun
     from dipaco_jax.pipeline import excerpt_choice
     from dipaco_jax.reports import excerpts_html, excerpts_text, html_page
     from dipaco_jax.storage import files
 
-    run = trained_run.Trained(options.workdir)
+    run = TrainedRun(options.workdir)
     command.devices()
     command.keep_programs()
   every = excerpt_choice.every(run.settings) if options.every is None else options.every

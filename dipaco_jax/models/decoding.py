@@ -1,16 +1,16 @@
-"""One path, token by token: the cache that earlier tokens leave, and how a next token is drawn. Pure.
+"""Decoding with one path, token by token: the cache of keys and values, and how a next token is sampled. Pure.
 
 A token's keys and values depend on it and on those before it only: they are computed once and kept [arXiv 1911.02150].
-Where the path may change [2.4.3] the hidden states that enter some blocks are kept too: of two paths whose first
-different block is n, all that lies below n is the same, and the cache of the one becomes that of the other by
-computing blocks n and up once for all tokens.
+Where the path may change [2.4.3] the hidden states that enter some blocks are kept too: two paths whose first different
+block is n agree on all that lies below n, and the cache of the one becomes that of the other by computing blocks n and
+up once for all tokens.
 
 A cache may have a second row for a lone text: XLA for CPU copies a cache of one row at every step, as it fuses the
 update into what reads it. (Two rows of everything would be slower still: a matrix times one row is fastest.)
 
-A text's tokens are at places 0, 1...; `place` counts those in its cache, so that the next token goes there.
+A text's tokens have positions 0, 1...; `position` counts those in its cache, so that the next token goes there.
 
-Dimensions: B texts, L tokens given at one time, S places in a cache, D width, H heads, K head size, V vocabulary.
+Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, H heads, K head size, V vocabulary.
 """
 
 import functools
@@ -26,17 +26,17 @@ from dipaco_jax.models.transformer import Block, Params, Transformer, rotary_ang
 
 
 class Cache(NamedTuple):
-  """What is kept of the tokens of B texts, of each at its place; or of one text, in both of two rows."""
+  """Keys and values of the tokens of B texts, each at its position; or of one text, in both of two rows."""
 
   keys: tuple[jax.Array, ...]  # of every block, [B, H, S, K]
   values: tuple[jax.Array, ...]
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
 
 
-class Draw(NamedTuple):
-  """How each of B texts is continued."""
+class SamplingParams(NamedTuple):
+  """How the next token of each of B texts is sampled."""
 
-  seed: jax.Array  # [B] uint32: the n-th token is drawn by (seed, n), whatever the batch and the path
+  seed: jax.Array  # [B] uint32: the token at position n depends on (seed, n), whatever the batch and the path
   temperature: jax.Array  # [B]; 0: the likeliest token
   top_k: jax.Array  # [B] int32: among so many of the likeliest; 0: all
   top_p: jax.Array  # [B]: among the fewest of the likeliest that have this probability together
@@ -47,30 +47,35 @@ class Texts(NamedTuple):
 
   cache: Cache
   token: jax.Array  # [B] int32: the newest, not yet in the cache
-  place: jax.Array  # [B] int32: of that token
-  end: jax.Array  # [B] int32: no token is drawn for this place
-  draw: Draw
+  position: jax.Array  # [B] int32: of that token
+  end: jax.Array  # [B] int32: no token is sampled for this position
+  sampling: SamplingParams
 
 
-def embedded(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
-  """The hidden state that enters block 0, [B, L, D]."""
+def embed(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
+  """Returns the hidden state that enters block 0, [B, L, D]."""
   return jnp.take(params['embed/tokens'], tokens_BL, axis=0).astype(model.dtype)
 
 
 def prefill(
-  model: Transformer, params: Params, x_BLD: jax.Array, length: jax.Array, first: int, below: Cache | None,
+  model: Transformer,
+  params: Params,
+  x_BLD: jax.Array,
+  length: jax.Array,
+  first: int,
+  below: Cache | None,
   keep: tuple[int, ...],
-) -> tuple[Cache, jax.Array]:  # fmt: skip
-  """Blocks `first` and up for tokens 0 to L - 1 of each text at one time.
+) -> tuple[Cache, jax.Array]:
+  """Computes blocks `first` and up for tokens 0 to L - 1 of each text at one time.
 
   Args:
-    x_BLD: what enters block `first`; of `embedded`, or kept in a cache.
-    length: int32, of L tokens those that count; what lies behind is ignored, and written over later.
+    x_BLD: what enters block `first`: from `embed`, or kept in a cache.
+    length: int32, how many of the L tokens count; those after them are ignored, and written over later.
     below: the cache of the blocks under `first`, with S = L; None where first = 0.
     keep: blocks whose input is kept.
 
   Returns:
-    A cache with S = L, and the logits [B, V] of the token behind the last, float32.
+    A cache with S = L, and the logits [B, V] of the token after the last, float32.
   """
   keys, values, entering = (list(below.keys[:first]), list(below.values[:first]), {}) if below else ([], [], {})
   if below:
@@ -90,82 +95,82 @@ def prefill(
 
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
-  """The newest token of each text into the cache: the cache, and the logits [B, V] of the one behind it, float32."""
-  cache, place_B, B = texts.cache, texts.place, len(texts.token)
+  """Puts the newest token of each text into the cache; returns it and the logits [B, V] of the token after, float32."""
+  cache, position_B, B = texts.cache, texts.position, len(texts.token)
   keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
-  x_B1D = embedded(model, params, texts.token[:, None])
-  angles_B1K2 = rotary_angles(place_B[:, None], model.config.head_dim, model.config.rope_base)
+  x_B1D = embed(model, params, texts.token[:, None])
+  angles_B1K2 = rotary_angles(position_B[:, None], model.config.head_dim, model.config.rope_base)
   for n in range(model.config.num_layers):
     if n in entering:
-      entering[n] = _put(entering[n], rows(x_B1D), rows(place_B))
+      entering[n] = _put(entering[n], rows(x_B1D), rows(position_B))
     block = _block(model, params, n)
     q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
-    keys.append(_put_heads(cache.keys[n], rows(k_B1HK), rows(place_B)))
-    values.append(_put_heads(cache.values[n], rows(v_B1HK), rows(place_B)))
-    x_B1D = block('out', x_B1D, attention.attend_one(rows(q_B1HK), keys[n], values[n], rows(place_B))[:B])
+    keys.append(_put_heads(cache.keys[n], rows(k_B1HK), rows(position_B)))
+    values.append(_put_heads(cache.values[n], rows(v_B1HK), rows(position_B)))
+    x_B1D = block('out', x_B1D, attention.attend_one(rows(q_B1HK), keys[n], values[n], rows(position_B))[:B])
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
 
 
-def drawn(logits_BV: jax.Array, draw: Draw, place_B: jax.Array) -> jax.Array:
-  """The next token of each text, [B] int32, for place `place`.
+def sample(logits_BV: jax.Array, sampling: SamplingParams, position_B: jax.Array) -> jax.Array:
+  """Samples the token of each text at `position_B`, [B] int32.
 
-  p_v = softmax(logits / temperature) over the tokens that top_k and top_p leave; the likeliest at temperature 0
+  p_v = softmax(logits / temperature) over the tokens that top_k and top_p leave; the likeliest token at temperature 0
   """
-  likeliest_B = logits_BV.argmax(-1).astype(jnp.int32)
+  likeliest_B, is_sampled_B = logits_BV.argmax(-1).astype(jnp.int32), sampling.temperature > 0
 
-  def some():
-    return jax.vmap(_drawn_of_one)(logits_BV, draw, place_B)
+  def sample_each():
+    return jax.vmap(_sample_one)(logits_BV, sampling, position_B)
 
-  chance_B = jnp.where(draw.temperature > 0, jax.lax.cond((draw.temperature > 0).any(), some, lambda: likeliest_B), 0)
-  return jnp.where(draw.temperature > 0, chance_B, likeliest_B)
+  sampled_B = jax.lax.cond(is_sampled_B.any(), sample_each, lambda: likeliest_B)
+  return jnp.where(is_sampled_B, sampled_B, likeliest_B)
 
 
-def _drawn_of_one(logits_V: jax.Array, draw: Draw, place: jax.Array) -> jax.Array:
-  scaled_V = logits_V / jnp.maximum(draw.temperature, 1e-6)
+def _sample_one(logits_V: jax.Array, sampling: SamplingParams, position: jax.Array) -> jax.Array:
+  scaled_V = logits_V / jnp.maximum(sampling.temperature, 1e-6)
   falling_V = jnp.sort(scaled_V, descending=True)
   p_V = jax.nn.softmax(falling_V)
   before_V = jnp.cumsum(p_V) - p_V  # the probability of those that are likelier
   ranks_V = jnp.arange(len(logits_V))
-  kept_V = (before_V < draw.top_p) & ((draw.top_k == 0) | (ranks_V < draw.top_k)) | (ranks_V == 0)
+  kept_V = (before_V < sampling.top_p) & ((sampling.top_k == 0) | (ranks_V < sampling.top_k)) | (ranks_V == 0)
   least = jnp.min(jnp.where(kept_V, falling_V, jnp.inf))
-  key = jax.random.fold_in(jax.random.key(draw.seed), place)
+  key = jax.random.fold_in(jax.random.key(sampling.seed), position)
   return jax.random.categorical(key, jnp.where(scaled_V >= least, scaled_V, -jnp.inf)).astype(jnp.int32)
 
 
 def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) -> tuple[Texts, jax.Array]:
-  """So many tokens more of each text, fewer where it comes to its end: the texts, and the tokens [num_steps, B]."""
+  """Adds `num_steps` tokens to each text, fewer at its end; returns the texts and the tokens [num_steps, B]."""
 
-  def one(texts, _):
+  def add_token(texts, _):
     cache, logits_BV = step(model, params, texts)
-    going_B = texts.place + 1 < texts.end
-    token_B = jnp.where(going_B, drawn(logits_BV, texts.draw, texts.place + 1), texts.token)
-    texts = texts._replace(cache=cache, token=token_B, place=texts.place + going_B)
+    grows_B = texts.position + 1 < texts.end
+    token_B = jnp.where(grows_B, sample(logits_BV, texts.sampling, texts.position + 1), texts.token)
+    texts = texts._replace(cache=cache, token=token_B, position=texts.position + grows_B)
     return texts, token_B
 
-  return jax.lax.scan(one, texts, length=num_steps)
+  return jax.lax.scan(add_token, texts, length=num_steps)
 
 
-def cut(cache: Cache, places: int) -> Cache:
-  """Its first places."""
+def truncate(cache: Cache, S: int) -> Cache:
+  """Returns a cache of the first S positions."""
   return Cache(
-    tuple(x[:, :, :places] for x in cache.keys),
-    tuple(x[:, :, :places] for x in cache.values),
-    {n: x[:, :places] for n, x in cache.entering.items()},
+    tuple(x[:, :, :S] for x in cache.keys),
+    tuple(x[:, :, :S] for x in cache.values),
+    {n: x[:, :S] for n, x in cache.entering.items()},
   )
 
 
-def longer(cache: Cache, places: int) -> Cache:
-  """With so many places, which are no fewer."""
+def extend(cache: Cache, S: int) -> Cache:
+  """Pads a cache to S positions, which are no fewer than it has."""
 
   def pad(x, axis):
-    return jnp.pad(x, [(0, places - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
+    return jnp.pad(x, [(0, S - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
   keys, values = (tuple(pad(x, 2) for x in of) for of in (cache.keys, cache.values))
   return Cache(keys, values, {n: pad(x, 1) for n, x in cache.entering.items()})
 
 
 def _block(model: Transformer, params: Params, n: int):
-  """Calls a method of block n: (name, arguments...)."""
+  """Returns a function that calls a method of block n: (name, arguments...)."""
   prefix = f'block_{n}/'
   mine = {name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)}
   nested: Any = {'params': traverse_util.unflatten_dict(mine, sep='/')}
@@ -180,15 +185,15 @@ def _logits(model: Transformer, params: Params, x_B1D: jax.Array) -> jax.Array:
 
 
 def _rows(count: int, x: jax.Array) -> jax.Array:
-  """As many as the cache has."""
+  """Repeats a lone text's row as often as the cache has it."""
   return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
 @jax.vmap
-def _put(x_SD: jax.Array, new_1D: jax.Array, place: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x_SD, new_1D, place, 0)
+def _put(x_SD: jax.Array, new_1D: jax.Array, position: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(x_SD, new_1D, position, 0)
 
 
 @jax.vmap
-def _put_heads(x_HSK: jax.Array, new_1HK: jax.Array, place: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x_HSK, new_1HK.swapaxes(0, 1), place, 1)
+def _put_heads(x_HSK: jax.Array, new_1HK: jax.Array, position: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(x_HSK, new_1HK.swapaxes(0, 1), position, 1)

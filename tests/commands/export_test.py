@@ -35,7 +35,7 @@ def command(*options: str, status: int = 0) -> str:
 
 @pytest.fixture(scope='module')
 def run(undisturbed):
-  return trained_run.Trained(str(undisturbed))
+  return trained_run.TrainedRun(str(undisturbed))
 
 
 @pytest.fixture(scope='module')
@@ -43,7 +43,9 @@ def exported(undisturbed, tmp_path_factory):
   """All paths of the run, by the command."""
   out = tmp_path_factory.mktemp('exported') / 'all'
   said = command(f'--workdir={undisturbed}', '--all', f'--out={out}')
-  assert said.splitlines()[3] == f'{out}/3: path 3 at version {trained_run.Trained(str(undisturbed)).best_versions[3]}'
+  assert (
+    said.splitlines()[3] == f'{out}/3: path 3 at version {trained_run.TrainedRun(str(undisturbed)).best_versions[3]}'
+  )
   assert {file.name for file in out.iterdir()} == {'0', '1', '2', '3'}
   return out
 
@@ -62,7 +64,7 @@ def test_what_was_not_measured_has_no_figure(undisturbed, run, tmp_path):
   other = next(v for v in module_store.versions(undisturbed) if v != run.best_versions[2])
   export.export(run, 2, other, tmp_path / 'other', 'float32')
   assert f'{report["perplexity_by_path"][2]:.2f}' not in (tmp_path / 'other' / 'README.md').read_text()
-  unfinished = trained_run.Trained(str(undisturbed))
+  unfinished = trained_run.TrainedRun(str(undisturbed))
   unfinished.report = {}
   export.export(unfinished, 2, other, tmp_path / 'unfinished', 'float32')
   assert 'Nothing was measured yet' in (tmp_path / 'unfinished' / 'README.md').read_text()
@@ -170,7 +172,7 @@ def test_options(options, words):
 
 def test_an_export_is_no_run(exported):
   with pytest.raises(ValueError, match=r'its config\.json is not that of a run'):
-    trained_run.Trained(str(exported / '1'))
+    trained_run.TrainedRun(str(exported / '1'))
 
 
 def test_a_folder_that_cannot_be(run):
@@ -193,7 +195,7 @@ def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path
     for file in undisturbed.rglob('*'):
       if file.is_file() and file.relative_to(undisturbed).parts[0] not in ('cache', 'checkpoints', 'shards', 'events'):
         place.write(str(file.relative_to(undisturbed)), file.read_bytes())
-    export.export(trained_run.Trained(url), 1, run.best_versions[1], tmp_path / 'out', 'float32')
+    export.export(trained_run.TrainedRun(url), 1, run.best_versions[1], tmp_path / 'out', 'float32')
     for file in (exported / '1').iterdir():
       assert (tmp_path / 'out' / file.name).read_bytes() == file.read_bytes()
       place.write(f'llama/{file.name}', file.read_bytes())

@@ -10,7 +10,8 @@ import made_run
 import pytest
 from repository import ROOT
 
-from dipaco_jax.inference import generation, trained_run
+from dipaco_jax.inference import trained_run
+from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 
 
@@ -30,7 +31,7 @@ def run(*options: str, given: str = '', status: int = 0) -> tuple[str, str]:
 
 
 def expected(workdir, prompt: str, **how) -> str:
-  engine = generation.Engine(trained_run.Trained(str(workdir)))
+  engine = Engine(trained_run.TrainedRun(str(workdir)))
   tokens = tuple(engine.run.tokenizer.encode(prompt, eos=False).tolist())
   (text,) = engine.generate([Request(tokens, **how)])
   return prompt + text.transcript.text

@@ -158,11 +158,12 @@ def report(workdir: Path) -> str:
 
 
 def generate(workdir: Path) -> list[int]:
-  from dipaco_jax.inference import generation, trained_run
+  from dipaco_jax.inference import trained_run
+  from dipaco_jax.inference.engine import Engine
   from dipaco_jax.inference.request import Request
 
-  run = trained_run.Trained(str(workdir))
-  engine = generation.Engine(run)
+  run = trained_run.TrainedRun(str(workdir))
+  engine = Engine(run)
   tokens = tuple(int(t) for t in run.tokenizer.encode(PROMPT, eos=False))
   texts = [engine.start(Request(tokens, 4, path, until_eos=False)) for path in (None, 3)]
   while not all(text.finished for text in texts):
@@ -174,7 +175,7 @@ def exported(workdir: Path) -> list[str]:
   from dipaco_jax import export
   from dipaco_jax.inference import trained_run
 
-  run, out = trained_run.Trained(str(workdir)), workdir.parent / f'{workdir.name}-out'
+  run, out = trained_run.TrainedRun(str(workdir)), workdir.parent / f'{workdir.name}-out'
   export.export(run, 0, run.best_versions[0], out, 'float32')
   return [tiny_run.sha256(file) for file in sorted(out.iterdir()) if file.name != 'README.md'] + [
     (out / 'README.md').read_text().replace(str(workdir), 'DIR')
@@ -184,7 +185,7 @@ def exported(workdir: Path) -> list[str]:
 def inspected(workdir: Path) -> str:
   from dipaco_jax.inference import excerpts, trained_run
 
-  return json.dumps(excerpts.of_text(trained_run.Trained(str(workdir)), PROMPT * 8, 8, None, None).to_dict())
+  return json.dumps(excerpts.of_text(trained_run.TrainedRun(str(workdir)), PROMPT * 8, 8, None, None).to_dict())
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -213,7 +213,7 @@ def test_a_run_starts_from_it(undisturbed, tmp_path):
   """The stage of a run, with what its record says; the digest of the stage tells where it started."""
   values = json.loads((undisturbed / 'config.json').read_text())
   theirs = settings.from_dict(values)
-  params = module_store.load_path(undisturbed, trained_run.Trained(str(undisturbed)).layout, 0)
+  params = module_store.load_path(undisturbed, trained_run.TrainedRun(str(undisturbed)).layout, 0)
   made = llama_folder.make_files(params, theirs.model, (undisturbed / 'tokenizer.model').read_bytes(), 'float32', {})
   for name, data in made.items():
     files.write_file(tmp_path / 'llama' / name, data)

@@ -1,9 +1,8 @@
-"""Clients who never finish, on real sockets: they are cut off, make room for others, and cannot fill the log."""
+"""Clients who never finish, on real sockets: they are cut off, and make room for others."""
 
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import resource
 import socket
 import threading
@@ -15,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from dipaco_jax.inference import connections, seldom
+from dipaco_jax.inference import connections
 
 LIMITS = connections.Limits(24, head_s=0.5, body_s=1.2, answer_s=0.8)
 GET = b'GET /health HTTP/1.1\r\nHost: here\r\n\r\n'
@@ -40,7 +39,7 @@ def address():
   routes = [Route('/health', health), Route('/body', body, methods=['POST']), Route('/stream', stream)]
   config = uvicorn.Config(
     Starlette(routes=routes),
-    http=connections.limited(LIMITS),
+    http=connections.protocol_with(LIMITS),
     lifespan='off',
     log_config=None,
     timeout_graceful_shutdown=1,
@@ -145,37 +144,7 @@ def test_many_who_wait_make_room_for_who_asks(address, caplog):
     assert ends_within(attackers[0], 0.01)
 
 
-@pytest.fixture
-def log():
-  """(logger, what it shows, its clock)."""
-  shown, clock = [], [0.0]
-  handler = logging.Handler()
-  handler.emit = lambda record: shown.append(record.getMessage())
-  handler.addFilter(seldom.Seldom(lambda: clock[0]))
-  logger = logging.Logger('test')
-  logger.addHandler(handler)
-  return logger, shown, clock
-
-
-def test_one_place_cannot_fill_the_log(log):
-  logger, shown, clock = log
-  for i in range(10_001):
-    clock[0] = 0.0 if i < 10_000 else seldom.PERIOD_S + 1
-    logger.warning('trouble %d', i)
-  few = [f'trouble {i}' for i in range(seldom.BURST)]
-  assert shown == [*few, f'trouble 10000 (and {10_000 - seldom.BURST} times more before)']
-
-
-def test_other_places_and_what_was_asked_for_are_shown(log):
-  logger, shown, _ = log
-  for i in range(100):
-    logger.warning('trouble')
-    logger.info('request %d', i)
-  logger.warning('other trouble')
-  assert len(shown) == seldom.BURST + 100 + 1 and shown[-1] == 'other trouble'
-
-
-def test_descriptors_that_are_not_there_are_said(monkeypatch):
+def test_too_few_descriptors_are_an_error_that_names_the_fix(monkeypatch):
   monkeypatch.setattr(resource, 'getrlimit', lambda which: (256, 300))
   with pytest.raises(ValueError, match='676 files may have to be open, and 300 can be'):
-    connections.have_descriptors(100)
+    connections.reserve_descriptors(100)

@@ -20,7 +20,8 @@ import pytest
 import serving
 
 from dipaco_jax import serve
-from dipaco_jax.inference import connections, generation, seldom, trained_run
+from dipaco_jax.inference import connections, log_rate_limit, trained_run
+from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 
 CLIENTS = 16
@@ -48,7 +49,7 @@ def server(workdir):
 
 @pytest.fixture(scope='module')
 def engine(workdir, server):
-  return generation.Engine(trained_run.Trained(str(workdir)), max_batch=4)
+  return Engine(trained_run.TrainedRun(str(workdir)), max_batch=4)
 
 
 def test_what_it_says_is_so(server):
@@ -304,7 +305,7 @@ def test_clients_who_never_ask_leave_room_for_those_who_do(server):
     assert server.ask({'model': 'run/path-1', 'prompt': 'fox'})[0] == 200
     assert server.measured('dipaco_connections') <= places
   log = server.log.read_text()
-  assert f'all {places} connections are taken' in log and log.count('taken') <= seldom.BURST
+  assert f'all {places} connections are taken' in log and log.count('taken') <= log_rate_limit.BURST
 
 
 def test_no_piece_of_an_answer_waits_for_an_acknowledgement():

@@ -68,7 +68,7 @@ def model(undisturbed):
 @pytest.fixture(scope='module')
 def log_softmax(undisturbed):
   """(path, tokens) -> log-probabilities [L, V] of what follows each token, by float64 of a whole forward pass."""
-  run = trained_run.Trained(str(undisturbed))
+  run = trained_run.TrainedRun(str(undisturbed))
 
   def made(path: int, tokens: list[int]) -> np.ndarray:
     padded = tokens + [0] * (run.settings.model.seq_len - len(tokens))

@@ -10,7 +10,6 @@ import object_server
 import pytest
 
 import dipaco_jax
-from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import object_store, publishing
@@ -46,28 +45,21 @@ def bytes_of(path: trained_run.Path) -> int:
 def test_reads_a_path_s_bytes_and_hardly_more(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings(model={'width': 128, 'mlp_dim': 512}))
   path = dipaco_jax.load(workdir, (0, 1))
-  assert path.run.storage.bytes_in <= 1.05 * bytes_of(path)
-  before = path.run.storage.bytes_in
+  assert path.run.files.storage.bytes_in <= 1.05 * bytes_of(path)
+  before = path.run.files.storage.bytes_in
   other = path.run.path((1, 1), 2)
-  assert path.run.storage.bytes_in - before < bytes_of(path) / 2  # the shared level and the low one are in memory
+  assert path.run.files.storage.bytes_in - before < bytes_of(path) / 2  # the shared level and the low one are in memory
   assert other.params['embed/tokens'] is path.params['embed/tokens']
 
 
-def test_where_paths_begin_to_differ(workdir):
-  run = trained_run.Trained(workdir)
+def test_paths_differ_from_the_lowest_block_that_they_do_not_share(workdir):
+  run = trained_run.TrainedRun(workdir)
   paths = [run.path(number, 2) for number in range(4)]  # (0, 0), (0, 1), (1, 0), (1, 1)
   assert [paths[0].first_difference(other.marks) for other in paths] == [3, 1, 0, 0]
   assert paths[0].first_difference(run.path(0, 1).marks) == 0  # the embedding of another version
 
 
-def test_the_router_is_that_of_training(undisturbed):
-  router, folder = dipaco_jax.load_router(str(undisturbed)), pathlib.Path(undisturbed)
-  routed = np.load(folder / 'routing' / '0' / 'validation.npy')
-  found = Sequences(folder / 'sequences', 'validation').read(range(len(routed)))
-  assert [router.path(sequence.tokens) for sequence in found] == routed.tolist()
-
-
-def test_from_buckets(workdir, monkeypatch):
+def test_a_path_from_a_bucket_is_that_of_the_folder(workdir, monkeypatch):
   with object_server.s3_server() as endpoint:
     for name, value in object_server.environment(endpoint).items():
       monkeypatch.setenv(name, value)
@@ -82,7 +74,7 @@ def test_from_buckets(workdir, monkeypatch):
         np.testing.assert_array_equal(found[name], x)
 
 
-def test_what_is_not_there(workdir, tmp_path):
+def test_what_is_not_there_is_an_error_that_says_what_there_is(workdir, tmp_path):
   with pytest.raises(ValueError, match='there is no run'):
     dipaco_jax.load(str(tmp_path / 'none'))
   with pytest.raises(ValueError, match='there is no version 7'):
@@ -110,14 +102,14 @@ def test_what_is_loaded_shows_itself_in_a_line(workdir):
   assert len(repr(path.modules)) < 2000 and 'final_norm/scale' in repr(path.modules)
 
 
-def test_a_run_that_goes_on_beside(workdir, tmp_path):
+def test_a_run_may_go_on_while_it_is_read(workdir, tmp_path):
   """Versions come and go; before the last round of sharding an earlier router is the router."""
   copy = tmp_path / 'copy'
   shutil.copytree(workdir, copy)
   config = json.loads((copy / 'config.json').read_text())
   config['routing'] |= {'method': 'discriminative', 'router_fraction': 0.2, 'rounds': 1, 'phases_per_round': 1}
   publishing.write_json(copy / 'config.json', config)
-  run = trained_run.Trained(str(copy))
+  run = trained_run.TrainedRun(str(copy))
   run.path(0)
   assert 0 <= run.router.path('The lazy dog') < 4
   (copy / 'modules' / '2').rename(copy / 'modules' / '3')
@@ -125,7 +117,7 @@ def test_a_run_that_goes_on_beside(workdir, tmp_path):
   assert run.path(1).version == 3
 
 
-def test_numbers_of_arrays_and_tokens_that_are_none(workdir):
+def test_numbers_may_be_of_numpy_and_tokens_only_of_the_vocabulary(workdir):
   path = dipaco_jax.load(workdir, np.int64(2))
   assert path.number == 2
   for ids in ([3, 330], [-1]):

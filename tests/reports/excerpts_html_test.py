@@ -40,7 +40,7 @@ FOUND = chunk_losses.Excerpts(4, 4, 'router', [
 
 def test_a_run_shows_its_validation_text(undisturbed):
   found = chunk_losses.Excerpts.from_dict(seals.read_json(undisturbed / chunk_losses.FILE))
-  run = trained_run.Trained(str(undisturbed))
+  run = trained_run.TrainedRun(str(undisturbed))
   all_of_them = Sequences(undisturbed / 'sequences', 'validation')
   texts = [run.tokenizer.decode(x.tokens) for x in all_of_them.read(range(len(all_of_them)))]
   routed = np.load(undisturbed / 'routing/0/validation.npy')
@@ -211,7 +211,7 @@ def test_the_command(undisturbed, tmp_path):
   out, err = run(
     f'--workdir={undisturbed}', '--file=-', '--every=16', f'--html={tmp_path / "x.html"}', given=words.encode()
   )
-  found = excerpts.of_text(trained_run.Trained(str(undisturbed)), words, 16, None, None)
+  found = excerpts.of_text(trained_run.TrainedRun(str(undisturbed)), words, 16, None, None)
   assert out == excerpts_text.make(found, FOUR, False) + '\n' and not err
   spans = Spans((tmp_path / 'x.html').read_text())
   assert not spans.fetched and 'script' not in spans.tags and spans.tags.count('h1') == 1

@@ -19,7 +19,7 @@ PREFIX, WORDS = 8, ''.join(made_run.TEXT * 2)
 class ByHand:
   """What a run's models say of WORDS, by the transformer in numpy."""
 
-  def __init__(self, workdir: str, run: trained_run.Trained):
+  def __init__(self, workdir: str, run: trained_run.TrainedRun):
     self.run, self.model = run, run.settings.model
     self.base = load_file(f'{workdir}/base/params.safetensors')
     tokens = run.tokenizer.encode(WORDS, eos=False)
@@ -62,12 +62,12 @@ def workdirs(tmp_path_factory):
 @pytest.fixture(scope='module', params=['router', 'chooser'])
 def by_hand(request, workdirs):
   workdir = str(workdirs / request.param)
-  return ByHand(workdir, trained_run.Trained(workdir))
+  return ByHand(workdir, trained_run.TrainedRun(workdir))
 
 
 @pytest.fixture(scope='module')
 def run(workdirs):
-  return trained_run.Trained(str(workdirs / 'router'))
+  return trained_run.TrainedRun(str(workdirs / 'router'))
 
 
 def mean(nats_L, start: int, stop: int) -> object:

@@ -38,7 +38,7 @@ def test_flipped_signs_and_changed_routes_are_noticed(workdir):
   for read, words in (
     (run.base, 'remove .*/base and .*/stages/pretrain.json,'),
     (lambda: run.routed('train', 0), 'routing/0/train.npy'),
-    (lambda: trained_run.Trained(str(workdir)).router, r'base/params\.safetensors'),
+    (lambda: trained_run.TrainedRun(str(workdir)).router, r'base/params\.safetensors'),
   ):
     with pytest.raises(seals.Damaged, match=words):
       read()
@@ -99,13 +99,13 @@ def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path,
 @pytest.mark.parametrize('name', ['base/params.safetensors', 'routing/0/router.safetensors', 'tokenizer.model'])
 def test_what_serves_checks_what_it_reads(name, tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
-  trained_run.Trained(workdir).router.path('The fox')
+  trained_run.TrainedRun(workdir).router.path('The fox')
   bits.flip_in_middle(tmp_path / name)
   with pytest.raises(seals.Damaged, match=f'{name}.* is not as it was written'):
-    trained_run.Trained(workdir).router.path('The fox')
+    trained_run.TrainedRun(workdir).router.path('The fox')
   (tmp_path / name).unlink()
   with pytest.raises(ValueError, match=r'missing|no router'):
-    trained_run.Trained(workdir).router.path('The fox')
+    trained_run.TrainedRun(workdir).router.path('The fox')
 
 
 def test_a_run_without_seals_is_read(tmp_path):
@@ -117,8 +117,8 @@ def test_a_run_without_seals_is_read(tmp_path):
       value = json.loads(file.read_text())
       value.pop('seal', None)
       file.write_text(json.dumps(value))
-  assert trained_run.Trained(workdir).path(0).version == 2
+  assert trained_run.TrainedRun(workdir).path(0).version == 2
   file = tmp_path / 'base' / 'params.safetensors'
   file.write_bytes(file.read_bytes()[:100])
   with pytest.raises(seals.Damaged, match='base/params'):
-    trained_run.Trained(workdir).router.path('The fox')
+    trained_run.TrainedRun(workdir).router.path('The fox')

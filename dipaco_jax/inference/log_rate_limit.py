@@ -1,4 +1,4 @@
-"""A log that nobody can fill: of one place in the program, so many lines a minute."""
+"""A limit on log lines: each place in the program may write so many a minute, so that no client can fill the log."""
 
 import logging
 import time
@@ -6,16 +6,16 @@ import time
 BURST, PERIOD_S = 10, 60.0
 
 
-class Seldom(logging.Filter):
-  """For a handler. The first line of the next period says how many there were that are not shown.
+class RateLimit(logging.Filter):
+  """Passes BURST lines of a place in PERIOD_S; the first line of the next period says how many were dropped.
 
-  Lines that were asked for, below WARNING, all pass.
+  Lines below WARNING all pass.
   """
 
   def __init__(self, clock=time.monotonic):
     super().__init__()
     self.clock = clock
-    self.seen: dict[tuple[str, int], tuple[float, int]] = {}  # when a place's period began, and its lines since
+    self.seen: dict[tuple[str, int], tuple[float, int]] = {}  # (when its period began, lines since) of a place
 
   def filter(self, record: logging.LogRecord) -> bool:
     if record.levelno < logging.WARNING:
@@ -31,6 +31,6 @@ class Seldom(logging.Filter):
 
 
 def install():
-  """On all that the root logger writes to."""
+  """Limits all handlers of the root logger."""
   for handler in logging.getLogger().handlers:
-    handler.addFilter(Seldom())
+    handler.addFilter(RateLimit())

@@ -1,0 +1,126 @@
+"""POST /v1/completions: a request is handed to the engine's thread, and answered whole or as a stream of events.
+
+A client that hangs up frees the places of its texts.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from dipaco_jax.inference import openai_api
+from dipaco_jax.inference.engine_thread import Delta, EngineThread, PendingRequest
+from dipaco_jax.inference.openai_api import ApiError, CompletionRequest
+
+EVENT_HEADERS = [(b'content-type', b'text/event-stream; charset=utf-8'), (b'cache-control', b'no-cache')]
+FAILED = 'the server has failed at this request; its log says how'
+
+
+class Completions:
+  """Answers requests for completions."""
+
+  def __init__(self, engine_thread: EngineThread, max_waiting: int):
+    """Requests are refused that would make more than `max_waiting` texts wait for their first token."""
+    self.engine_thread, self.max_waiting = engine_thread, max_waiting
+    self.open: set[PendingRequest] = set()
+
+  def end(self, why: ApiError):
+    """Ends all open requests with an error."""
+    for pending in self.open:
+      pending.deltas.put_nowait(why)
+
+  async def answer(self, request: CompletionRequest, scope: Scope, receive: Receive, send: Send):
+    """Sends all texts in one body when they are finished."""
+    async with self._deltas(request, receive) as deltas:
+      last = {delta.choice: delta async for delta in deltas}
+    choices = [
+      openai_api.choice_object(index, prefix + last[index].piece, last[index].paths, last[index].finished)
+      for index, prefix in enumerate(request.prefixes)
+    ]
+    usage = openai_api.usage_object(request.prompt_tokens, sum(delta.num_tokens for delta in last.values()))
+    await JSONResponse(_completion_object(request, _new_id(), choices) | {'usage': usage})(scope, receive, send)
+
+  async def stream(self, request: CompletionRequest, scope: Scope, receive: Receive, send: Send):
+    """Sends texts as events while they grow; what fails before the first event is answered as any other error."""
+    started, end = False, b'data: [DONE]\n\n'
+    async with self._deltas(request, receive) as deltas:
+      try:
+        async for chunk in _chunks(request, deltas):
+          if not started:
+            await send({'type': 'http.response.start', 'status': 200, 'headers': EVENT_HEADERS})
+            started = True
+          await send({'type': 'http.response.body', 'body': _event(chunk), 'more_body': True})
+      except (ApiError, ClientDisconnect) as e:
+        if not started:
+          raise
+        end = _event(e.body) if isinstance(e, ApiError) else b''
+    await send({'type': 'http.response.body', 'body': end})
+
+  @contextlib.asynccontextmanager
+  async def _deltas(self, request: CompletionRequest, receive: Receive) -> AsyncIterator[AsyncIterator[Delta]]:
+    """Submits a request, gives its deltas, and cancels what is not finished when the block is left."""
+    num_waiting = self.engine_thread.num_waiting
+    if num_waiting + len(request.requests) > self.max_waiting:
+      raise ApiError(429, f'{num_waiting} texts wait already, of {self.max_waiting} that may: try again')
+    pending = PendingRequest(request)
+    self.open.add(pending)
+    self.engine_thread.submit(pending)
+    watch = asyncio.create_task(_watch(receive, pending))
+    try:
+      yield _until_finished(pending)
+    finally:
+      watch.cancel()
+      self.open.discard(pending)
+      self.engine_thread.cancel(pending)
+
+
+async def _watch(receive: Receive, pending: PendingRequest):
+  """Waits for the client to hang up."""
+  while (await receive())['type'] != 'http.disconnect':
+    pass
+  pending.deltas.put_nowait(ClientDisconnect())
+
+
+async def _until_finished(pending: PendingRequest) -> AsyncIterator[Delta]:
+  num_left = len(pending.request.requests)
+  while num_left:
+    delta = await pending.deltas.get()
+    if isinstance(delta, Exception):
+      raise delta
+    if delta.finished not in ('', 'stop', 'length'):
+      raise ApiError(500, FAILED)
+    num_left -= bool(delta.finished)
+    yield delta
+
+
+async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
+  """Gives the objects of a stream: one for each delta, and at the end the usage if that is asked for."""
+  name, prefixes, num_tokens = _new_id(), dict(enumerate(request.prefixes)), 0
+  no_usage = {'usage': None} if request.include_usage else {}
+  async for delta in deltas:
+    piece = prefixes.pop(delta.choice, '') + delta.piece
+    choice = openai_api.choice_object(delta.choice, piece, delta.paths, delta.finished)
+    yield _completion_object(request, name, [choice]) | no_usage
+    num_tokens += delta.num_tokens if delta.finished else 0
+  if request.include_usage:
+    yield _completion_object(request, name, []) | {'usage': openai_api.usage_object(request.prompt_tokens, num_tokens)}
+
+
+def _completion_object(request: CompletionRequest, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+  created = int(time.time())
+  return {'id': name, 'object': 'text_completion', 'created': created, 'model': request.model, 'choices': choices}
+
+
+def _new_id() -> str:
+  return f'cmpl-{uuid.uuid4().hex}'
+
+
+def _event(body: dict[str, Any]) -> bytes:
+  return f'data: {json.dumps(body, ensure_ascii=False)}\n\n'.encode()

@@ -1,0 +1,67 @@
+"""The files of a run, in a folder, s3:// or gs://: read as they were written, or refused."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from dipaco_jax.storage import object_store, remedies, seals
+
+PATIENCE_S = 30  # for a bucket that does not answer
+
+
+class RunFiles:
+  """Reads files of a run by their names and checks them by their seals.
+
+  What reads a file raises object_store.Missing where it is not there, and seals.Damaged where it is not as written.
+  """
+
+  def __init__(self, workdir: str):
+    self.workdir = workdir
+    self.storage = object_store.open_storage(workdir, PATIENCE_S)
+
+  def read(self, name: str, sha256: str = '') -> bytes:
+    """Reads a file; without a sha256, its seal says which it should have."""
+    folder, _, file = f'./{name}'.rpartition('/')
+
+    def text(beside: str) -> str | None:
+      try:
+        return bytes(self.storage.fetch(f'{folder}/{beside}'[2:])).decode(errors='replace')
+      except object_store.Missing:
+        return None
+
+    data = bytes(self.storage.fetch(name))
+    expected = sha256 or seals.recorded(file, text)
+    if expected and hashlib.sha256(data).hexdigest() != expected:
+      raise self.damaged(name)
+    return data
+
+  def read_json(self, name: str, *needed: str) -> dict[str, Any]:
+    """Reads a JSON object that should have the keys `needed`."""
+    if (found := seals.loads(self.read(name), *needed)) is None:
+      raise self.damaged(name)
+    return found
+
+  def read_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
+    """Reads the arrays of a safetensors file."""
+    try:
+      return safetensors.numpy.load(self.read(name, sha256))
+    except safetensors.SafetensorError as e:
+      raise self.damaged(name) from e
+
+  def damaged(self, name: str) -> seals.Damaged:
+    """Returns the error that says what is wrong with a file, and the fix where there is one."""
+    file = self.storage.local_path(name)
+    words = remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or not as it was written'
+    return seals.Damaged(name, words)
+
+  @contextlib.contextmanager
+  def required(self, name: str) -> Iterator[None]:
+    """Makes a missing file a damaged run: a finished stage has written it."""
+    try:
+      yield
+    except object_store.Missing as e:
+      raise self.damaged(name) from e
