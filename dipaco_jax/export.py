@@ -1,5 +1,7 @@
 """Exports paths of a run for other libraries, each to a folder in the layout of Hugging Face's Llama.
 
+Examples:
+
 python -m dipaco_jax.export --workdir=DIR --path=3 --out=DIR2       one path, by its number or coordinates (1,0)
 python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, in DIR2/0, DIR2/1, ...
 """
@@ -93,6 +95,8 @@ if __name__ == '__main__':
   flags.DEFINE_string('path', None, 'The path, by its number or by its coordinates, as 1,0.')
   flags.DEFINE_bool('all', False, 'Every path, each in a folder of its own below --out.')
   flags.DEFINE_string('out', None, 'The folder to write.')
-  flags.DEFINE_integer('version', None, 'How many outer steps are inside; by default where early stopping points.')
-  flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights; float32 is what was trained.')
+  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
+  flags.DEFINE_enum(
+    'dtype', 'float32', ['float32', 'bfloat16'], 'The dtype of the weights; they were trained in float32.'
+  )
   command.run(main)

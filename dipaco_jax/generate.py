@@ -85,16 +85,20 @@ def main():
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
-  flags.DEFINE_multi_string('prompt', [], 'The text to go on from; repeat it for several. -: what is piped.')
-  flags.DEFINE_string('path', None, 'That writes all, as 3 or 1,0; by default the router chooses by the first tokens.')
-  flags.DEFINE_integer('version', None, 'Of the modules; by default what early stopping chose for each path.')
-  flags.DEFINE_integer('max_tokens', None, f'To add; by default {Request.max_tokens}, or what there is room for.')
+  flags.DEFINE_multi_string('prompt', [], 'The text to continue; repeat it for several. -: standard input.')
+  flags.DEFINE_string(
+    'path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses by the first tokens.'
+  )
+  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
+  flags.DEFINE_integer(
+    'max_tokens', None, f'Tokens to add; by default {Request.max_tokens}, or as many as there is room for.'
+  )
   flags.DEFINE_float('temperature', Request.temperature, '0: always the likeliest token.')
-  flags.DEFINE_integer('top_k', Request.top_k, 'Draw among so many of the likeliest tokens; 0: among all.')
-  flags.DEFINE_float('top_p', Request.top_p, 'Draw among the fewest tokens that have this probability together.')
-  flags.DEFINE_integer('seed', Request.seed, 'The same seed draws the same text.')
-  flags.DEFINE_integer('samples', 1, 'Texts for each prompt, with seeds that follow each other.')
-  flags.DEFINE_multi_string('stop', [], 'The text ends before this; repeat it for several.')
-  flags.DEFINE_bool('ignore_eos', False, 'Go on behind the end of a text.')
+  flags.DEFINE_integer('top_k', Request.top_k, 'Sample among so many of the likeliest tokens; 0: among all.')
+  flags.DEFINE_float('top_p', Request.top_p, 'Sample among the fewest tokens that have this probability together.')
+  flags.DEFINE_integer('seed', Request.seed, 'The same seed gives the same text.')
+  flags.DEFINE_integer('samples', 1, 'Texts for each prompt, with consecutive seeds.')
+  flags.DEFINE_multi_string('stop', [], 'A string before which the text ends; repeat it for several.')
+  flags.DEFINE_bool('ignore_eos', False, 'Go on after the end of a text.')
   flags.DEFINE_integer('reroute_every', Request.reroute_every, 'Tokens after which a path is chosen again; 0: never.')
   command.run(main)

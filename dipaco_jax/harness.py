@@ -47,10 +47,12 @@ if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
   flags.DEFINE_list('tasks', [], "The harness' names of tasks, separated by commas.")
   flags.DEFINE_string('include_path', None, 'A folder with tasks of your own, in YAML.')
-  flags.DEFINE_string('path', None, 'For all texts, by its number or coordinates; by default the router chooses.')
-  flags.DEFINE_integer('version', None, 'Of the modules; by default what early stopping chose for each path.')
+  flags.DEFINE_string(
+    'path', None, 'The path for all texts, by its number or coordinates; by default the router chooses.'
+  )
+  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
   flags.DEFINE_integer('batch_size', 8, 'Rows that are read at one time.', lower_bound=1)
   flags.DEFINE_integer('num_fewshot', None, 'Examples before each question; by default as many as the task says.')
-  flags.DEFINE_float('limit', None, 'So many documents of each task; below 1, such a share of them.')
-  flags.DEFINE_string('out', None, 'A file for the results, as JSON.')
+  flags.DEFINE_float('limit', None, 'How many documents of each task; below 1, which share of them.')
+  flags.DEFINE_string('out', None, 'The file to write the results to, as JSON.')
   command.run(main)

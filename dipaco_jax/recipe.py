@@ -278,9 +278,11 @@ def main():
 OVERRIDES: list[config_file.Override] = []
 
 if __name__ == '__main__':
-  flags.DEFINE_string('config', None, 'As for main: a file, or a config that comes with this, and its fields.')
-  flags.DEFINE_string('workdir', None, 'Where the short runs are kept; made if it is not there.')
-  flags.DEFINE_string('reuse', '', 'A run whose tokenized text is taken, as far as its settings are these.')
+  flags.DEFINE_string(
+    'config', None, 'As for main: a file, or a config of the package; --config.FIELD=VALUE changes it.'
+  )
+  flags.DEFINE_string('workdir', None, 'The folder of the short runs; made if it is not there.')
+  flags.DEFINE_string('reuse', '', 'A run whose tokenized text is reused where its settings are the same.')
   flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default 4 phases or 5% of all.', lower_bound=0)
   try:
     sys.argv[1:], OVERRIDES[:] = config_file.split(sys.argv[1:])

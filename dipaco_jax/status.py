@@ -201,5 +201,5 @@ def main():
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run.')
-  flags.DEFINE_string('registry', None, 'Of an islands run, as for main; by default registry.db in the workdir.')
+  flags.DEFINE_string('registry', None, 'The registry of an islands run; by default registry.db in the workdir.')
   command.run(main)

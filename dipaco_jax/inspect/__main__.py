@@ -3,9 +3,11 @@
     python -m dipaco_jax.inspect --workdir=DIR --text='Some text'
     python -m dipaco_jax.inspect --workdir=DIR --file=notes.txt --every=16 --html=notes.html
 
-The workdir may be s3:// or gs://. This is a folder without an __init__.py: a file inspect.py would hide Python's module
-of that name from a program in the package's folder.
+The workdir may be s3:// or gs://.
 """
+
+# In a folder without an __init__.py: a file inspect.py would hide Python's module of that name from a program in the
+# package's folder.
 
 import os
 import pathlib
@@ -64,12 +66,12 @@ def main():
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
-  flags.DEFINE_string('text', None, 'What is to be read.')
-  flags.DEFINE_string('file', None, 'Where it is; - for standard input.')
+  flags.DEFINE_string('text', None, 'The text.')
+  flags.DEFINE_string('file', None, 'The file that the text is in; - for standard input.')
   flags.DEFINE_integer(
     'every', None, 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.', lower_bound=1
   )
-  flags.DEFINE_string('path', None, 'That reads all of it, as 3 or 1,0; by default the paths are chosen.')
-  flags.DEFINE_integer('version', None, 'Of the paths; by default the one that early stopping chose for each.')
-  flags.DEFINE_string('html', None, 'Also writes a page there.')
+  flags.DEFINE_string('path', None, 'The path that reads all of it, as 3 or 1,0; by default the router chooses.')
+  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
+  flags.DEFINE_string('html', None, 'The page to write, beside what is printed.')
   command.run(main)

@@ -70,7 +70,7 @@ def test_what_was_not_measured_has_no_figure(undisturbed, run, tmp_path):
   assert 'Nothing was measured yet' in (tmp_path / 'unfinished' / 'README.md').read_text()
 
 
-def test_there_and_back_and_there_again(undisturbed, run, exported):
+def test_an_export_that_is_read_and_exported_again_is_the_same(undisturbed, run, exported):
   folder = exported / '1'
   params = module_store.load_path(undisturbed, run.layout, 1)
   made = model_lib.make(run.settings.model, run.tokenizer.vocab_size)
@@ -83,7 +83,7 @@ def test_there_and_back_and_there_again(undisturbed, run, exported):
   assert again == {name: (folder / name).read_bytes() for name in again} and len(again) == 6
 
 
-def test_layout():
+def test_weights_are_in_the_layout_of_llama():
   """Theirs are [out, in], and heads follow one another."""
   model = Model(width=6, num_layers=1, num_heads=2, head_dim=4, mlp_dim=5, seq_len=40, tied=False, rope_base=5e3)
   shapes = model_lib.shapes(model_lib.make(model, 7))
@@ -110,7 +110,7 @@ def test_layout():
   }  # fmt: skip
 
 
-def test_weights_in_bfloat16(undisturbed, run, tmp_path):
+def test_bfloat16_rounds_the_weights(undisturbed, run, tmp_path):
   export.export(run, 3, run.best_versions[3], tmp_path / 'half', 'bfloat16')
   found = tensors.from_bytes(memoryview((tmp_path / 'half' / 'model.safetensors').read_bytes()))
   params = module_store.load_path(undisturbed, run.layout, 3)
@@ -166,27 +166,27 @@ def test_neighbours_and_links_stay(undisturbed, tmp_path):
     (['--workdir=x', '--out=y', '--path=1', '--dtype=int8'], '--dtype=int8 should be float32 or bfloat16'),
   ],
 )
-def test_options(options, words):
+def test_wrong_options_are_told_before_any_work(options, words):
   assert words in command(*options, status=2) and not (ROOT / 'y').exists()
 
 
-def test_an_export_is_no_run(exported):
+def test_an_export_is_not_taken_for_a_run(exported):
   with pytest.raises(ValueError, match=r'its config\.json is not that of a run'):
     trained_run.TrainedRun(str(exported / '1'))
 
 
-def test_a_folder_that_cannot_be(run):
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_fix(run):
   with pytest.raises(ValueError, match=r'--out=/proc/x: .*name a folder that can be made'):
     export.export(run, 0, run.best_versions[0], pathlib.Path('/proc/x'), 'float32')
 
 
 @pytest.mark.parametrize('path', ['one', '1,', '-1', '4', '2,0', '0,0,0'])
-def test_a_path_that_is_none(run, path):
+def test_a_path_that_does_not_exist_is_refused(run, path):
   with pytest.raises(ValueError, match='--path='):
     run.number(command_lib.path_named(path))
 
 
-def test_from_a_bucket_and_from_there_again(undisturbed, run, exported, tmp_path, monkeypatch):
+def test_an_export_from_a_bucket_is_the_same_and_can_be_a_base(undisturbed, run, exported, tmp_path, monkeypatch):
   with object_server.s3_server() as endpoint:
     for name, value in object_server.environment(endpoint).items():
       monkeypatch.setenv(name, value)
@@ -231,7 +231,7 @@ def their_logits(llama, tokens_BL: np.ndarray) -> np.ndarray:
     return llama[1](torch.tensor(tokens_BL.astype(np.int64))).logits.numpy()
 
 
-def test_logits(run, llama):
+def test_transformers_computes_our_logits(run, llama):
   path = run.path(2)
   tokens = np.random.default_rng(0).integers(0, run.tokenizer.vocab_size, run.settings.model.seq_len)
   ours = np.asarray(path.logits(tokens))
@@ -240,7 +240,7 @@ def test_logits(run, llama):
   np.testing.assert_allclose(their_logits(llama, tokens[None])[0], ours, rtol=0, atol=close)
 
 
-def test_the_same_continuation(run, llama):
+def test_transformers_continues_a_text_as_we_do(run, llama):
   import torch
 
   path, prompt = run.path(2), 'bcd dfg'
@@ -254,7 +254,7 @@ def test_the_same_continuation(run, llama):
   assert llama[0].decode(tokens) == path.tokenizer.decode(tokens)
 
 
-def test_perplexity_is_the_reports(undisturbed, run, llama):
+def test_transformers_measures_the_perplexity_of_the_report(undisturbed, run, llama):
   s, routed = run.settings, np.load(undisturbed / 'routing' / '0' / 'validation.npy')
   found = sequences.Sequences(str(undisturbed / 'sequences'), 'validation')
   nll = count = greatest = 0

@@ -57,7 +57,7 @@ def test_several_prompts_and_samples_and_standard_input(undisturbed):
   assert err.startswith('36 tokens in ')
 
 
-def test_a_damaged_run_is_said_so(tmp_path):
+def test_a_damaged_run_is_told_in_a_line(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')
   out, err = run(f'--workdir={workdir}', '--prompt=The fox', '--path=0', status=2)

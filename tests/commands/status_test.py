@@ -35,7 +35,7 @@ def held(tmp_path):
     process.stdin.close()
 
 
-def test_finished(tmp_path):
+def test_a_finished_run_has_its_result_and_report(tmp_path):
   synthetic.make(tmp_path, phases=2)
   first, quality, last = status.status(tmp_path).splitlines()
   assert first == f'{tmp_path}: finished'
@@ -88,7 +88,7 @@ def test_time_to_go_is_that_of_recent_steps(tmp_path, held):
   assert lines[1:3] == ['step 500 of 1,000, 50% of this stage', 'loss 3.000, about 16:40 to go in this stage (0 s ago)']
 
 
-def test_paths_that_take_turns(tmp_path):
+def test_progress_of_paths_that_take_turns_is_that_of_all(tmp_path):
   synthetic.make(tmp_path, stages=2, phases=3, tau=10)
   synthetic.write_json(tmp_path / 'stages' / 'route.json', {'digest': '', 'wall_s': 1.0, 'result': {}})
   with metrics_log.Metrics(tmp_path) as writer:
@@ -97,7 +97,7 @@ def test_paths_that_take_turns(tmp_path):
   assert 'phase 1 of 3, step 304 of 330, 9% of this stage' in status.status(tmp_path)
 
 
-def test_stopped(tmp_path):
+def test_a_stopped_run_says_how_to_go_on(tmp_path):
   synthetic.make(tmp_path, stages=3, phases=2)
   (tmp_path / 'lock').write_text('{"pid": 1}')  # left by a run that is over
   lines = status.status(tmp_path).splitlines()
@@ -106,12 +106,12 @@ def test_stopped(tmp_path):
 
 
 @pytest.mark.parametrize(('stages', 'words'), [(0, 'reading and tokenizing text'), (2, 'routing'), (4, 'evaluating')])
-def test_other_stages(tmp_path, held, stages, words):
+def test_every_stage_is_named_and_counted(tmp_path, held, stages, words):
   synthetic.make(tmp_path, stages=stages, phases=2)
   assert f'{tmp_path}: {words} (stage {stages + 1} of 5)' in status.status(tmp_path)
 
 
-def test_before_the_first_step(tmp_path, held):
+def test_before_the_first_step_it_says_that_there_is_none(tmp_path, held):
   synthetic.make(tmp_path, stages=1)
   (tmp_path / 'metrics.jsonl').write_text('')
   assert 'no step is made yet: the first compiles' in status.status(tmp_path)
@@ -134,7 +134,7 @@ def test_a_look_leaves_the_lock_free(tmp_path):
   assert status.owner(tmp_path) is None
 
 
-def test_a_line_that_is_half_written(tmp_path):
+def test_a_line_that_is_half_written_is_passed_over(tmp_path):
   with metrics_log.Metrics(tmp_path) as writer:
     for updates in range(3):
       writer.write('step', 'train', updates)
@@ -154,7 +154,7 @@ def command(*args):
 
 
 @pytest.mark.parametrize('config', [None, '{}', '{"architectures": ["Llama"]}', '[1]', 'no JSON'])
-def test_no_run_here(tmp_path, config):
+def test_a_folder_without_a_run_is_an_error_of_one_line(tmp_path, config):
   if config:
     (tmp_path / 'config.json').write_text(config)
   done = command(f'--workdir={tmp_path}')
@@ -162,13 +162,13 @@ def test_no_run_here(tmp_path, config):
   assert done.stderr.startswith(f'dipaco_jax: --workdir={tmp_path}: ') and len(done.stderr.splitlines()) == 1
 
 
-def test_command(tmp_path):
+def test_the_command_prints_the_status(tmp_path):
   synthetic.make(tmp_path, phases=2)
   done = command(f'--workdir={tmp_path}')
   assert (done.returncode, done.stdout.strip()) == (0, status.status(tmp_path))
 
 
-def test_no_jax():
+def test_neither_jax_nor_matplotlib_is_loaded():
   program = 'import sys, dipaco_jax.status; print([m for m in ("jax", "matplotlib") if m in sys.modules])'
   done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=60)
   assert json.loads(done.stdout) == []
@@ -179,7 +179,7 @@ def ask(*options: str) -> subprocess.CompletedProcess:
   return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_islands(tmp_path):
+def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
   from dipaco_jax.islands import registry
 
   synthetic.make(tmp_path, stages=3)

@@ -34,7 +34,7 @@ def folder(undisturbed, tmp_path_factory):
 
 
 @pytest.mark.parametrize('command', [c for c in COMMANDS if module_of(c) not in {*ELSEWHERE, 'curl'}])
-def test_command(folder, command):
+def test_every_command_of_the_readme_runs(folder, command):
   words = shlex.split(command)
   assert words[:2] == ['python', '-m'], f'{command}: add it to this test'
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
@@ -50,7 +50,7 @@ def test_other_commands_have_tests_of_their_own(module):
   assert words in (ROOT / 'tests' / file).read_text()
 
 
-def test_python(folder, monkeypatch):
+def test_the_python_of_the_readme_runs(folder, monkeypatch):
   monkeypatch.chdir(folder)
   (program,) = [block for kind, block in BLOCKS if kind == 'python']
   space: dict = {}

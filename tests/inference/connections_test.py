@@ -98,7 +98,7 @@ UNFINISHED = [  # what comes at once, and then now and then
 ]
 
 
-def test_who_does_not_finish_a_request_is_cut_off(address):
+def test_a_client_that_does_not_finish_its_request_is_cut_off(address):
   def ends(began, drip):
     with connect(address, began) as client:
       return ends_within(client, 4, drip)
@@ -107,7 +107,7 @@ def test_who_does_not_finish_a_request_is_cut_off(address):
     assert all(pool.map(ends, *zip(*UNFINISHED, strict=True)))
 
 
-def test_who_does_not_read_is_cut_off(address):
+def test_a_client_that_does_not_read_is_cut_off(address):
   with connect(address, b'GET /stream HTTP/1.1\r\nHost: here\r\n\r\n') as client:
     time.sleep(2)  # kernel's buffers fill, and the server's; then nothing moves for longer than it waits
     got = 0
@@ -117,7 +117,7 @@ def test_who_does_not_read_is_cut_off(address):
     assert got < 65_536_000
 
 
-def test_who_reads_slowly_is_served(address):
+def test_a_client_that_reads_slowly_is_served(address):
   with connect(address, b'GET /stream HTTP/1.1\r\nHost: here\r\n\r\n') as client:
     got, until = 0, time.monotonic() + 1.6  # twice as long as nobody may read
     while time.monotonic() < until:
@@ -136,7 +136,7 @@ def test_a_body_that_comes_in_time_is_read(address):
     assert client.recv(1000).endswith(b'9')
 
 
-def test_many_who_wait_make_room_for_who_asks(address, caplog):
+def test_many_idle_clients_make_room_for_one_that_asks(address, caplog):
   with contextlib.ExitStack() as stack:
     attackers = [stack.enter_context(connect(address, b'GET /health HTTP/1.1\r\n')) for _ in range(100)]
     assert all(is_healthy(address) for _ in range(50))

@@ -82,7 +82,7 @@ QUIETLY = dict(deadline=None, derandomize=True, suppress_health_check=[HealthChe
 
 @settings(max_examples=6, **QUIETLY)
 @given(st.lists(REQUESTS, min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 3))
-def test_with_the_cache_as_without(run, requests, max_batch, max_paths):
+def test_texts_are_the_same_with_the_cache_as_without(run, requests, max_batch, max_paths):
   engine = Engine(run, max_paths, max_batch)
   for request, text in zip(requests, engine.generate(requests), strict=True):
     assert (text.tokens, text.paths) == plainly(run, request)
@@ -112,7 +112,7 @@ def test_levels_may_be_of_any_parameters(levels, tmp_path):
   assert (text.tokens, text.paths) == plainly(run, request)
 
 
-def test_whole_numbers_and_others_grow_together(run):
+def test_temperatures_may_differ_within_a_batch(run):
   ask = Request((5, 6, 7), 12, path=1, until_eos=False)
   requests = [dataclasses.replace(ask, seed=i, temperature=t, top_p=p) for i, (t, p) in enumerate(MIXED)]
   for request, text in zip(requests, Engine(run).generate(requests), strict=True):
@@ -149,7 +149,7 @@ def test_a_batch_gets_smaller_again(run):
   assert [text.tokens for text in texts] == [plainly(run, text.request)[0] for text in texts]
 
 
-def test_a_path_named_is_the_path(run):
+def test_a_path_that_is_named_is_kept(run):
   request = Request((5, 6, 7), 10, path=2, until_eos=False)
   (text,) = Engine(run).generate([request])
   assert text.paths == [2] and text.tokens == plainly(run, request)[0]
@@ -171,7 +171,7 @@ def test_a_text_cancelled_frees_its_place_and_harms_no_other(run):
   assert [text.tokens for text in texts] == [plainly(run, other)[0] for other in others]
 
 
-def test_no_path_is_kept_from_memory_for_ever(run):
+def test_no_path_waits_for_memory_for_ever(run):
   """Young texts for the path in memory come without end; the old one for another path gets its turn."""
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   engine = Engine(run, max_paths=1, max_batch=2)
@@ -184,7 +184,7 @@ def test_no_path_is_kept_from_memory_for_ever(run):
   assert old.finished == 'length' and old.tokens == plainly(run, old.request)[0]
 
 
-def test_what_fails_is_the_end_of_its_text_alone(tmp_path):
+def test_a_module_that_is_missing_ends_its_texts_alone(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   for module in (tmp_path / 'modules' / '2' / 'low').glob('1*'):
@@ -201,7 +201,7 @@ def test_what_fails_is_the_end_of_its_text_alone(tmp_path):
   ]
 
 
-def test_a_failed_batch_is_the_end_of_its_texts_alone(run):
+def test_a_batch_that_fails_ends_its_texts_alone(run):
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   engine = Engine(run)
   texts = [engine.start(dataclasses.replace(ask, path=path)) for path in (1, 2)]
@@ -214,7 +214,7 @@ def test_a_failed_batch_is_the_end_of_its_texts_alone(run):
   assert [text.finished for text in texts] == ['error', 'length']
 
 
-def test_without_a_router_a_path_is_to_be_named(tmp_path):
+def test_without_a_router_a_path_has_to_be_named(tmp_path):
   s = made_run.settings(routing={'method': 'random'})
   engine = Engine(trained_run.TrainedRun(made_run.write(tmp_path, s)))
   (tmp_path / 'routing' / '0' / 'router.safetensors').unlink()
@@ -237,7 +237,7 @@ def test_requests_for_what_the_run_has_not_are_refused(run, change, words):
     Engine(run).start(dataclasses.replace(Request((5, 6, 7), 20), **change))
 
 
-def test_shapes_are_few_and_not_much_too_long():
+def test_bucket_lengths_are_few_and_not_much_too_long():
   found = {bucket_length(length) for length in range(1, 1025)}
   assert len(found) == 32 and all(length <= bucket_length(length) for length in range(1, 1025))
   assert max(bucket_length(length) / length for length in range(128, 1025)) < 1.125

@@ -19,7 +19,6 @@ import openai
 import pytest
 import serving
 
-from dipaco_jax import serve
 from dipaco_jax.inference import connections, log_rate_limit, trained_run
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
@@ -52,7 +51,7 @@ def engine(workdir, server):
   return Engine(trained_run.TrainedRun(str(workdir)), max_batch=4)
 
 
-def test_what_it_says_is_so(server):
+def test_the_command_that_it_prints_works(server):
   first, curl = server.said.splitlines()
   assert 'run/path-0 to path-3' in first and f'127.0.0.1:{server.port}/v1' in first
   curl += f" -s -H 'Authorization: Bearer {serving.KEY}'"
@@ -60,7 +59,7 @@ def test_what_it_says_is_so(server):
   assert json.loads(done.stdout)['usage']['completion_tokens'] > 0, done.stderr
 
 
-def test_what_fails_is_an_error_of_its_own_request_and_in_the_log_alone(server, workdir):
+def test_a_failure_is_an_error_of_its_own_request_and_told_only_in_the_log(server, workdir):
   whole, other = {'model': 'run/path-3', 'prompt': 'fox'}, {'model': 'run/path-1', 'prompt': 'fox'}
   status, said = server.ask(whole)
   assert (status, said['error']['type']) == (500, 'server_error') and 'Traceback' not in json.dumps(said)
@@ -139,12 +138,12 @@ def assert_refused(found, expected):
 
 
 @pytest.mark.parametrize('index', range(len(MALFORMED)), ids=lambda index: str(MALFORMED[index][0])[:40])
-def test_what_cannot_be_answered_is_refused_in_words(server, index):
+def test_a_body_that_cannot_be_answered_is_an_error_that_says_why(server, index):
   body, expected = malformed(index)
   assert_refused(server.ask(body), expected)
 
 
-def test_other_requests(server):
+def test_keys_types_and_routes_are_checked_and_models_are_listed(server):
   status, said = server.ask({'model': 'run', 'prompt': 'fox'}, headers={'Content-Type': 'application/json'})
   assert status == 401 and said['error']['code'] == 'invalid_api_key' and 'DIPACO_API_KEY' in said['error']['message']
   assert server.ask({}, headers=serving.HEADERS | {'Content-Type': 'text/plain'})[0] == 415
@@ -205,7 +204,7 @@ def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, req
   assert len(done) == number and {'stop', 'length'} == {why for texts in right for _, why, _ in texts}
 
 
-def test_openais_client(server, engine):
+def test_openais_client_gets_what_the_engine_writes(server, engine):
   with openai.OpenAI(base_url=f'http://127.0.0.1:{server.port}/v1', api_key=serving.KEY, max_retries=0) as client:
     assert client.models.list().data[0].id == 'run' and client.models.retrieve('run/path-2').id == 'run/path-2'
     ask = {'model': 'run/path-2', 'prompt': 'The quick', 'max_tokens': 30, 'temperature': 0.7, 'seed': 5}
@@ -259,7 +258,7 @@ def on_the_way(server, how: str):
 
 
 @pytest.mark.parametrize('how', ['stream', 'whole', 'killed'])
-def test_who_hangs_up_frees_the_places(server, how):
+def test_a_client_that_hangs_up_frees_the_places_of_its_texts(server, how):
   before = server.measured('dipaco_completion_tokens_total')
   with on_the_way(server, how):
     serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)
@@ -271,7 +270,7 @@ def test_who_hangs_up_frees_the_places(server, how):
     assert server.get('/metrics')[1].count('dipaco_requests_total{status="499"}') == 1
 
 
-def test_a_full_queue_asks_to_come_again(server):
+def test_a_full_queue_tells_clients_to_try_again(server):
   with on_the_way(server, 'whole'):
     serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)
     with contextlib.closing(server.connect()) as connection:
@@ -282,7 +281,7 @@ def test_a_full_queue_asks_to_come_again(server):
   serving.wait_for(lambda: server.measured('dipaco_active_texts') == 0, 10)
 
 
-def test_metrics(server):
+def test_metrics_count_requests_tokens_and_batches(server):
   names = ['requests_total{status="200"}', 'prompt_tokens_total', 'completion_tokens_total']
   names += ['first_token_seconds_count', 'token_seconds_count', 'batch_texts_bucket{le="1.0"}']
   body = {'model': 'run/path-1', 'prompt': [5, 6, 7], 'max_tokens': 9}
@@ -295,7 +294,7 @@ def test_metrics(server):
   assert server.measured('dipaco_paths_loaded') == 2
 
 
-def test_clients_who_never_ask_leave_room_for_those_who_do(server):
+def test_clients_that_never_ask_leave_room_for_those_that_do(server):
   places = connections.IDLE + 64 + 2 * 8
   with contextlib.ExitStack() as stack:
     for i in range(places + 100):
@@ -306,25 +305,6 @@ def test_clients_who_never_ask_leave_room_for_those_who_do(server):
     assert server.measured('dipaco_connections') <= places
   log = server.log.read_text()
   assert f'all {places} connections are taken' in log and log.count('taken') <= log_rate_limit.BURST
-
-
-def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
-  listener = serve.listen('127.0.0.1', 0)
-  with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
-    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_port_that_is_taken_and_options_that_make_no_sense(server, workdir):
-  def said(*options):
-    command = [sys.executable, '-m', 'dipaco_jax.serve', *options]
-    done = subprocess.run(command, cwd=serving.ROOT, capture_output=True, text=True, timeout=serving.PATIENCE_S)
-    assert done.returncode == 2 and done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1, done.stderr
-    return done.stderr
-
-  where = f'--workdir={workdir}'
-  assert f'--port={server.port}: Address already in use; choose another' in said(where, f'--port={server.port}')
-  assert '--max_batch=0 should be 1 or more' in said(where, '--max_batch=0')
-  assert 'name a run with --workdir=DIR' in said()
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def asked(*args) -> types.SimpleNamespace:
 CLOSE = small.EPS * 64 * 200  # of a text of 64 tokens: a token's nats are sums of some 200 products
 
 
-def test_loglikelihood(model, log_softmax):
+def test_log_likelihoods_are_those_of_the_routed_path(model, log_softmax):
   pairs = [(q['question'], answer) for q in QUESTIONS for answer in q['answers']]
   found = model.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
   for (context, answer), (total, greedy) in zip(pairs, found, strict=True):
@@ -97,7 +97,7 @@ def test_loglikelihood(model, log_softmax):
     assert greedy == all(log_p[i - 1].argmax() == whole[i] for i in range(start, len(whole)))
 
 
-def test_what_is_likeliest_is_greedy(model, log_softmax):
+def test_only_the_likeliest_continuation_is_greedy(model, log_softmax):
   context = model.tok_encode('aeiou oua yea')
   path = model.run.router.path(context)
   best = int(log_softmax(path, context)[-1].argmax())
@@ -116,7 +116,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(model, log_softmax):
     model._loglikelihood_tokens([(('x', 'y'), [5], before)])
 
 
-def test_rolling(model, log_softmax):
+def test_a_long_text_is_scored_once_in_windows(model, log_softmax):
   text = ' '.join(['aeiou oua yea'] * 9)
   tokens, length = model.tok_encode(text), model.max_length
   assert length < len(tokens) < 2 * length
@@ -144,14 +144,14 @@ def test_generation_is_greedy_and_stops(model, log_softmax):
   assert len(model.request('aeiou ' * 99, {}).tokens) == model.max_length - model.max_length // 2
 
 
-def test_by_name_and_beside_others(undisturbed):
+def test_the_harness_finds_it_by_name_beside_its_own_models(undisturbed):
   from lm_eval.api import registry
 
   model = registry.get_model('dipaco').create_from_arg_string(f'workdir={undisturbed},path=3', {'device': None})
   assert (model.only, model.batch_size) == (3, 8) and 'hf' in registry.model_registry
 
 
-def test_one_path_for_all(undisturbed, log_softmax):
+def test_a_path_that_is_given_scores_all_texts(undisturbed, log_softmax):
   from dipaco_jax.inference import lm_eval_model
 
   model = lm_eval_model.Dipaco(str(undisturbed), path=(1, 0), batch_size='3')
@@ -173,7 +173,7 @@ def command(*options: str, status: int = 0) -> str:
   return done.stderr if status else done.stdout
 
 
-def test_the_command(undisturbed, folder, model, tmp_path):
+def test_results_of_the_command_are_those_of_the_model(undisturbed, folder, model, tmp_path):
   out = tmp_path / 'results.json'
   tasks = '--tasks=mine_choice,mine_rolling,mine_text'
   said = command(f'--workdir={undisturbed}', tasks, f'--include_path={folder}', f'--out={out}')
@@ -196,5 +196,5 @@ def test_the_command(undisturbed, folder, model, tmp_path):
     (['--workdir=no', '--tasks=no_such_task'], '--tasks=no_such_task: there is no such task'),
   ],
 )
-def test_options(options, words):
+def test_wrong_options_are_told_before_any_work(options, words):
   assert words in command(*options, status=2)

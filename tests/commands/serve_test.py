@@ -1,0 +1,48 @@
+"""The command's options, its socket and its greeting; a server at work is in inference/http_server_test."""
+
+import shlex
+import socket
+import subprocess
+import sys
+
+import pytest
+from repository import ROOT
+
+from dipaco_jax import serve
+
+
+def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
+  listener = serve.listen('127.0.0.1', 0)
+  with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_the_fix():
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = taken.getsockname()[1]
+    with pytest.raises(ValueError, match=f'--port={port}: Address already in use; choose another, or --port=0'):
+      serve.listen('127.0.0.1', port)
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ([], 'name a run with --workdir=DIR'),
+    (['--workdir=x', '--max_batch=0'], '--max_batch=0 should be 1 or more'),
+    (['--workdir=x', '--port=65536'], '--port=65536 should be from 0 to 65535'),
+    (['--workdir=x', '--grace_s=-1'], '--grace_s=-1.0 should be 0 or more'),
+    (['--workdir=/nowhere', '--port=0'], 'there is no run here'),
+  ],
+)
+def test_wrong_options_are_told_in_a_line(options, words):
+  command = [sys.executable, '-m', 'dipaco_jax.serve', *options]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 2 and words in done.stderr, done.stderr
+  assert done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1
+
+
+def test_the_greeting_obeys_nothing_in_a_name():
+  words = serve.greeting("it's\x1b[31m", 4, 'http://127.0.0.1:8000')
+  assert '\x1b' not in words and 'path-0 to path-3' in words
+  curl = shlex.split(words.splitlines()[1])
+  assert curl[:2] == ['curl', 'http://127.0.0.1:8000/v1/completions'] and curl[-1].startswith('{"model": "it\'s')
