@@ -35,11 +35,11 @@ def is_json(path: str) -> bool:
 
 
 def _open(path: str) -> IO[bytes]:
+  if not path.endswith(('.gz', '.zst')):
+    return remote_files.open_file(path)
   file = remote_files.open_file(path) if remote_files.is_remote(path) else path
   if path.endswith('.gz'):
     return gzip.open(file, 'rb')  # type: ignore[return-value]
-  if not path.endswith('.zst'):
-    return open(path, 'rb') if isinstance(file, str) else file
   try:
     import zstandard
   except ImportError as e:

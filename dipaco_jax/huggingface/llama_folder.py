@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Set
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +62,7 @@ def check_config(s: settings.Settings):
   _fitting_config(folder, s.model)
   if not given:
     try:
-      _open(folder, 'tokenizer.model').close()
+      remote_files.open_file(f'{folder}/tokenizer.model').close()
     except OSError as e:
       raise InputError(
         f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
@@ -84,7 +84,7 @@ def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):
 def _weight_names(folder: str, name: str) -> Set[str]:
   """Returns the names of a file's weights, by its header; raises InputError where we cannot take one's type."""
   try:
-    with _open(folder, name) as file:
+    with remote_files.open_file(f'{folder}/{name}') as file:
       header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
     types = {key: x['dtype'] for key, x in header.items() if key != '__metadata__'}
   except OSError as e:
@@ -150,11 +150,6 @@ def _weight_files(folder: str) -> list[str]:
   except OSError:
     return [WEIGHTS]
   return sorted(set(_parsed(folder, INDEX, index).get('weight_map', {}).values()))
-
-
-def _open(folder: str, name: str) -> BinaryIO:
-  path = f'{folder}/{name}'
-  return remote_files.open_file(path) if remote_files.is_remote(path) else open(path, 'rb')
 
 
 def _read(folder: str, name: str) -> bytes:

@@ -35,13 +35,13 @@ def find(pattern: str) -> list[str]:
 
 
 def open_file(path: str) -> BinaryIO:
-  """Opens an object as a stream, of which a part at a time is in memory; raises OSError."""
-  return cast(BinaryIO, _Stream(path))
+  """Opens a file, in a bucket, where a part at a time is in memory, or on this machine; raises OSError."""
+  return cast(BinaryIO, _Stream(path)) if is_remote(path) else open(path, 'rb')
 
 
 def read(path: str) -> bytes:
   """Returns the bytes of a file, in a bucket or on this machine; raises OSError."""
-  with open_file(path) if is_remote(path) else open(path, 'rb') as f:
+  with open_file(path) as f:
     return f.read()
 
 
