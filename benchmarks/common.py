@@ -62,7 +62,7 @@ def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Set
 
 def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> programs.Programs:
   """What the run computes with on these devices."""
-  network = transformer.make(s.model, flags.FLAGS.vocab_size)
+  network = transformer.make_model(s.model, flags.FLAGS.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(network))
   placement = mesh.place(layout.grid, s.mesh, {'train.batch_size': s.train.batch_size}, devices)
   return programs.make(s, placement, layout, network)
@@ -71,7 +71,7 @@ def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> progra
 def write_run(workdir: pathlib.Path, s: settings.Settings):
   """What a finished run leaves that is read to use it, with random parameters, and a router of random centroids."""
   vocab_size, rng = flags.FLAGS.vocab_size, np.random.default_rng(0)
-  made = transformer.make(s.model, vocab_size)
+  made = transformer.make_model(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   num_paths, D = layout.grid.num_paths, s.model.width
   drawn = tokenizer.sample(corpus.documents(s.data, 'train'), 200 * vocab_size, 0)

@@ -59,7 +59,7 @@ def publish(of: island.Islands):
   """Version 0 of the module, and every path's checkpoint of phase 0."""
   s, rng = of.run.settings, np.random.default_rng(0)
   level = of.layout.levels[0]
-  shapes = model_lib.shapes(model_lib.make(s.model, s.tokenizer.vocab_size))
+  shapes = model_lib.shapes(model_lib.make_model(s.model, s.tokenizer.vocab_size))
   old = {name: rng.standard_normal(shapes[name].shape, np.float32) * 0.02 for name in of.layout.names(level)}
   of.registry.put([Fact('module', 'mine/shared', 0, *of.write('modules/0/mine', old), {})])
   for path in range(PATHS.value):

@@ -102,7 +102,7 @@ def offline(run: trained_run.TrainedRun) -> float:
 @functools.partial(jax.jit, static_argnums=0)
 def forward(made: transformer.Transformer, params: transformer.Params, tokens_1L):
   """A bare one: the logits behind the last token."""
-  x_1LD, head_DV = transformer.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = transformer.logit_factors(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   return x_1LD[:, -1] @ head_DV
 
 

@@ -109,7 +109,7 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
   known = [(math.inf if loss is None else loss, tokens) for loss, tokens, held in pairs if held]
   loss = math.fsum(loss * n for loss, n in known) / max(1, sum(n for _, n in known)) if complete else math.inf
   seconds = stage_records.read_stages(workdir).get('train', {'wall_s': math.nan})['wall_s']
-  gap = averaging_gap.mean([row.get('averaging_gap') for row in rows])
+  gap = averaging_gap.mean_gap([row.get('averaging_gap') for row in rows])
   return Outcome(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds)
 
 

@@ -155,7 +155,7 @@ def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str
   rows = itertools.takewhile(lambda row: row['stage'] == 'train', rows_backwards(workdir))
   newest = next((row for row in rows if row['kind'] == 'phase'), {})
   gap = newest.get('averaging_gap')
-  return [] if gap is None else [f'phase {newest["phase"]}, {averaging_gap.words(gap)}']
+  return [] if gap is None else [f'phase {newest["phase"]}, {averaging_gap.describe(gap)}']
 
 
 def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:

@@ -1,30 +1,30 @@
-"""How far a measured perplexity is from chance: the bootstrap over documents. Pure.
+"""Confidence intervals of perplexities: the bootstrap over documents. Pure.
 
-Documents are drawn again with replacement, as many as there are, RESAMPLES times; each time the perplexity is that of
-the documents drawn. The middle LEVEL of those perplexities is the interval (percentile bootstrap; B. Efron, 1979).
+As many documents as there are get drawn with replacement, RESAMPLES times, and each draw has a perplexity. The interval
+is the middle LEVEL of those perplexities (percentile bootstrap; B. Efron, 1979).
 
     perplexity           exp(sum_i n_i / sum_i t_i)             n_i nats, t_i tokens of document i
     ratio of two models  exp(sum_i (n_i - m_i) / sum_i t_i)     on the same documents, which are drawn together
 
-Two models agree on which documents are hard: their ratio is known far better than either perplexity. An interval says
-what other documents of the same source would do; it knows nothing of other sources, nor of other seeds.
+Two models agree on which documents are hard, so that their ratio is known far better than either perplexity. An
+interval covers other documents of the same source, not other sources or other seeds.
 """
 
 import numpy as np
 
 RESAMPLES = 2000
 LEVEL = 0.95
-MIN_DOCUMENTS = 8  # of fewer, an interval would pretend
-CELLS = 1 << 20  # draws that are in memory at one time
+MIN_DOCUMENTS = 8  # an interval from fewer would be misleading
+CELLS = 1 << 20  # drawn indices in memory at one time
 
 
 def interval(nats_N: np.ndarray, tokens_N: np.ndarray, seed: int = 0) -> tuple[float, float] | None:
-  """Where exp(sum nats / sum tokens) lies; None for fewer than MIN_DOCUMENTS, or where a document is not finite.
+  """Returns the interval of exp(sum nats / sum tokens); None for fewer than MIN_DOCUMENTS, or nats that are not finite.
 
   Args:
-    nats_N: of each document; of a ratio, the difference of the two models'.
-    tokens_N: that count; documents without any are left out.
-    seed: of the draws.
+    nats_N: nats of each document; for a ratio, the difference between the two models.
+    tokens_N: tokens of each document that count; documents without any are left out.
+    seed: seed of the draws.
   """
   nats_N, tokens_N = (np.asarray(x, np.float64)[np.asarray(tokens_N) > 0] for x in (nats_N, tokens_N))
   count = len(tokens_N)

@@ -1,4 +1,4 @@
-"""Errors that a command ends with in one line, and what is behind an error."""
+"""Errors that end a command with one line, and the causes of an error."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
 class InputError(ValueError):
-  """Something that the user can mend: the message names the option, field or file, and the fix.
+  """A mistake that the user can mend: the message names the option, field or file, and the fix.
 
   Commands end with its message and status 2. Any other ValueError is a fault of the program.
   """
 
 
 class Diverged(Exception):
-  """Training cannot go on from where it is; what was saved before stays."""
+  """Training cannot continue from its current state; earlier checkpoints remain."""
 
 
 class Unavailable(Exception):
@@ -22,7 +22,7 @@ class Unavailable(Exception):
 
 
 def causes(error: BaseException) -> list[BaseException]:
-  """Returns an error, what it was raised from, and so on."""
+  """Returns an error, the error that it was raised from, and so on."""
   found = [error]
   while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
     found.append(cause)
@@ -30,7 +30,7 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def disk_is_full(error: BaseException) -> bool:
-  """Whether a full disk is behind an error; TensorStore says so in words only."""
+  """Returns whether an error was caused by a full disk; TensorStore reports that in its message only."""
   full = (errno.ENOSPC, errno.EDQUOT)
   words = [os.strerror(number) for number in full]
   return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in words) for e in causes(error))

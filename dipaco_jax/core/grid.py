@@ -23,13 +23,13 @@ Coordinates = tuple[int, ...]
 
 
 def largest_divisor(size: int, most: int) -> int:
-  """Of `size`, up to `most`."""
+  """Returns the largest divisor of `size` that is at most `most`."""
   return next(d for d in range(min(most, size), 0, -1) if size % d == 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """Parameters whose names `pattern` matches (re.search), one module per point of `axes`."""
+  """A set of parameters, those whose names `pattern` matches (re.search), with one module per point of `axes`."""
 
   name: str
   pattern: str
@@ -40,7 +40,7 @@ class Grid:
   """Named axes in the order of their names; paths count in row-major order, the last axis fastest."""
 
   def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = ()):
-    """Raises InputError for a size below 1 or a name that is no identifier, or 'data'."""
+    """Raises InputError for a size below 1, or a name that is 'data' or no identifier."""
     self.sizes = dict(sorted(dict(axes).items()))
     for name, size in self.sizes.items():
       if size < 1:
@@ -65,7 +65,7 @@ class Grid:
     return math.prod(self.shape)
 
   def coordinates(self, path: int) -> Coordinates:
-    """Path index in [0, P) to one coordinate per axis."""
+    """Converts a path's index in [0, P) to one coordinate per axis."""
     if not 0 <= path < self.num_paths:
       raise InputError(f'path {path} is not in the grid {self}: paths go from 0 to {self.num_paths - 1}')
     coords = []
@@ -75,7 +75,7 @@ class Grid:
     return tuple(reversed(coords))
 
   def path(self, coordinates: Coordinates) -> int:
-    """One coordinate per axis to the path's index; the inverse of `coordinates`."""
+    """Converts one coordinate per axis to the path's index; the inverse of `coordinates`."""
     index = 0
     for c, size in zip(coordinates, self.shape, strict=True):
       if not 0 <= c < size:
@@ -84,40 +84,40 @@ class Grid:
     return index
 
   def points(self) -> Iterator[Coordinates]:
-    """Coordinates of all paths, in the order of their indices."""
+    """Yields the coordinates of all paths, in the order of their indices."""
     return itertools.product(*map(range, self.shape))
 
   def positions(self, level: Level) -> tuple[int, ...]:
-    """Which of the grid's axes the level varies over, as positions in `names`."""
+    """Returns the positions in `names` of the axes that the level varies over."""
     return tuple(i for i, name in enumerate(self.names) if name in level.axes)
 
   def level_shape(self, level: Level) -> Coordinates:
-    """Sizes of the level's axes: the leading dimensions of its stacked parameters."""
+    """Returns the sizes of the level's axes: the leading dimensions of its stacked parameters."""
     return tuple(self.shape[i] for i in self.positions(level))
 
   def num_modules(self, level: Level) -> int:
-    """K_l."""
+    """K_l, the product of the sizes of the level's axes."""
     return math.prod(self.level_shape(level))
 
   def paths_through(self, level: Level) -> int:
-    """P_{l,e}: the product of the axes that the level lacks."""
+    """P_{l,e}, the product of the sizes of the axes that the level lacks."""
     return self.num_paths // self.num_modules(level)
 
   def module(self, level: Level, coordinates: Coordinates) -> Coordinates:
-    """The level's module that a path picks: the path's coordinates on the level's axes."""
+    """Returns the module that a path picks: the path's coordinates on the level's axes."""
     return tuple(coordinates[i] for i in self.positions(level))
 
   def modules(self, level: Level) -> Iterator[Coordinates]:
-    """All modules of a level, row-major."""
+    """Yields all modules of a level, row-major."""
     return itertools.product(*map(range, self.level_shape(level)))
 
   def lacking(self, level: Level) -> tuple[int, ...]:
-    """Positions of the axes over which a module's paths differ: those the outer gradient is averaged over."""
+    """Returns the positions of the other axes: those that the outer gradient is averaged over."""
     return tuple(i for i, name in enumerate(self.names) if name not in level.axes)
 
 
 def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Level, ...]:
-  """Levels from (name, pattern, axes).
+  """Makes levels from (name, pattern, axes).
 
   Raises:
     InputError: an axis is not in the grid, a name is used twice or unfit for a file, a pattern does not parse.
@@ -127,7 +127,7 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:
       raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
-    # Where files' names do not differ by case, or have 255 bytes at most, they are to be files' names, too.
+    # Names become file names, also where case is ignored and a name has 255 bytes at most.
     if not re.fullmatch(r'\w{1,60}', name) or name.casefold() in {level.name.casefold() for level in levels}:
       raise InputError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
     try:
@@ -138,8 +138,8 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   return tuple(levels)
 
 
-def assign(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
-  """Each parameter's level.
+def assign_levels(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
+  """Returns each parameter's level.
 
   Raises:
     InputError: a parameter matches no level or several, or a level matches nothing.

@@ -1,12 +1,12 @@
-"""The inner optimization: one path's AdamW, for tau steps on its own shard [2.5, 7.1]. Pure.
+"""The inner optimization: AdamW of one path, for tau steps on its own shard [2.5, 7.1]. Pure.
 
 With g the gradient clipped to norm c, and eta_s the learning rate of the global step s (pretraining included):
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
 
-t counts the path's own updates, s is passed in: the schedule belongs to the run, the moments to the path.
-A step whose loss or |g| is not finite is skipped, up to `inner.max_skipped` of them in a row: theta, m, v and t stay.
+t counts the path's own updates and s is an argument: the schedule belongs to the run, the moments to the path.
+A step whose loss or |g| is not finite is skipped, up to `inner.max_skipped` in a row: theta, m, v and t stay.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ Gradient = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any, jax.Array
 
 
 class InnerState(NamedTuple):
-  """What a path's optimizer keeps from step to step."""
+  """State of a path's optimizer between steps."""
 
   optimizer: Any  # of the Optax transformation
-  skipped: jax.Array  # steps in a row, up to the last, that were not finite; int32
+  skipped: jax.Array  # latest steps in a row that were not finite; int32
 
 
 class Inner(NamedTuple):
-  """A path's optimizer: an Optax transformation without its learning rate, and the learning rate by global step."""
+  """A path's optimizer: an Optax transformation without learning rate, and the learning rate by global step."""
 
   init: Callable[[Any], Any]
   update: Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -45,13 +45,17 @@ class Inner(NamedTuple):
 def learning_rate(
   config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0
 ) -> Callable[[jax.Array], jax.Array]:
-  """eta_s = eta min(1, (s+1)/warmup) (f + (1-f) (1 + cos(pi min(1, s/decay))) / 2), warmed up again after pretraining.
+  """Returns the cosine schedule of the global step s [7.1], warmed up again after pretraining.
+
+      eta_s = eta min(1, (s + 1) / warmup) (f + (1 - f) (1 + cos(pi min(1, s / decay))) / 2)
+
+  From s = pretrain_steps on it is multiplied by min(1, (s - pretrain_steps + 1) / rewarm_steps), if rewarm_steps > 0.
 
   Args:
-    config: eta, warmup_steps, rewarm_steps, f = final_fraction.
+    config: eta = learning_rate, warmup_steps, rewarm_steps, f = final_fraction.
     decay_steps: length of the cosine in global steps.
-    pretrain_steps: the first global step that is warmed up again, if rewarm_steps.
-    of_paths: eta from that step on; 0: the same.
+    pretrain_steps: the first global step of the paths.
+    of_paths: eta from that step on; 0 for the same eta.
   """
 
   def rate(step):
@@ -66,8 +70,8 @@ def learning_rate(
   return rate
 
 
-def make(config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0) -> Inner:
-  """AdamW, or plain SGD for checks against data-parallel training; arguments as of `learning_rate`."""
+def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0) -> Inner:
+  """Makes AdamW, or plain SGD for comparison with data-parallel training; for the arguments see `learning_rate`."""
   transformation = optax.identity()
   if config.optimizer == 'adamw':
     transformation = optax.chain(
@@ -83,12 +87,12 @@ def make(config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths
 
 
 def rows_at_once(size: int, rows: int) -> int:
-  """The largest divisor of so many rows up to `rows`; 0: all."""
+  """Returns the largest divisor of `size` that is at most `rows`; `size` if `rows` is 0."""
   return largest_divisor(size, rows or size)
 
 
 def in_parts(function: Callable, rows: int) -> Callable:
-  """The same function of arrays [B, ...], whose rows it treats alike, for `rows_at_once` of them at a time."""
+  """Makes a function of arrays [B, ...] that acts on each row alone compute `rows_at_once` of them at a time."""
 
   def compute(*arrays):
     size = arrays[0].shape[0]
@@ -102,11 +106,11 @@ def in_parts(function: Callable, rows: int) -> Callable:
 
 
 def summed_gradient(loss: Callable, rows: int = 0) -> Callable:
-  """`compute(params, tokens_BL, segments_BL) -> ((summed nll, number of targets), gradients of the sum)`.
+  """Returns `compute(params, tokens_BL, segments_BL) -> ((summed nll, number of targets), gradients of the sum)`.
 
   Args:
     loss: `(params, tokens, segments) -> (summed nll, number of targets)`.
-    rows: whose activations exist at one time: the largest divisor of B up to this; 0: all. Gradients of parts add up.
+    rows: microbatch, see `rows_at_once`: the gradients of its parts are added up.
   """
   both = jax.value_and_grad(loss, has_aux=True)
   if not rows:
@@ -125,7 +129,7 @@ def summed_gradient(loss: Callable, rows: int = 0) -> Callable:
 
 
 def gradient(loss: Callable, rows: int = 0) -> Gradient:
-  """The gradient of the mean loss over the targets that count; arguments as of `summed_gradient`."""
+  """Returns the `Gradient` of the mean loss over the targets that count; for the arguments see `summed_gradient`."""
   summed = summed_gradient(loss, rows)
 
   def compute(params, tokens_BL, segments_BL):
@@ -138,8 +142,7 @@ def gradient(loss: Callable, rows: int = 0) -> Gradient:
 
 
 def gradient_over_data(loss: Callable, dims: dict[str, int | None], rows: int = 0) -> Gradient:
-  """As `gradient`, with rows split over `data`, and parameters too along the dimensions `dims` (None: not)."""
-
+  """Returns a `Gradient` for rows split over the mesh axis `data`, and parameters split along `dims` (None: whole)."""
   summed = summed_gradient(loss, rows)
 
   def compute(shards, tokens_BL, segments_BL):
@@ -159,17 +162,17 @@ def gradient_over_data(loss: Callable, dims: dict[str, int | None], rows: int = 
 
 
 def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[str, jax.Array]:
-  """One path's parameters, whole on every device of its slice."""
+  """Gathers one path's parameters, so that every device of its slice has them whole."""
   return {
     n: x if dims[n] is None else jax.lax.all_gather(x, 'data', axis=dims[n], tiled=True) for n, x in shards.items()
   }
 
 
 def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL, global_step):
-  """One update. Returns (params, state, {name: value} of METRICS), the loss being that before the update.
+  """Makes one update: returns (params, state, {name: value} of METRICS), with the loss before the update.
 
-  Selected, not multiplied: 0 times NaN is NaN. After `max_skipped` in a row the update is made, whatever it is, and
-  screening finds the path when its phase ends.
+  After `max_skipped` skipped steps in a row the update is made even if it is not finite: screening then excludes the
+  path at the end of its phase.
   """
   loss, grads, norm = compute(params, tokens_BL, segments_BL)
   if inner.clip_norm:
@@ -179,6 +182,7 @@ def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL,
   rate = inner.learning_rate(global_step)
   finite = jnp.isfinite(loss) & jnp.isfinite(norm)
   skip = ~finite & (state.skipped < inner.max_skipped)
+  # Selected, not multiplied: 0 times NaN is NaN.
   params = jax.tree.map(lambda p, u: jnp.where(skip, p, p - rate * u), params, updates)
   optimizer = jax.tree.map(lambda new, old: jnp.where(skip, old, new), optimizer, state.optimizer)
   state = InnerState(optimizer, jnp.where(finite, 0, state.skipped + 1))
@@ -186,7 +190,7 @@ def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL,
 
 
 def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_KBL, first_step):
-  """K updates in one program (a scan). Metrics come back stacked, [K]."""
+  """Makes K updates in a scan; metrics are stacked, [K]."""
 
   def one(carry, xs):
     tokens_BL, segments_BL, offset = xs

@@ -18,18 +18,18 @@ Modules = dict[str, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Which level owns each parameter, on which grid."""
+  """The grid, its levels, and the level that owns each parameter."""
 
   grid: grid_lib.Grid
   levels: tuple[grid_lib.Level, ...]
   owner: Mapping[str, grid_lib.Level]
 
   def names(self, level: grid_lib.Level) -> tuple[str, ...]:
-    """The level's parameters, sorted."""
+    """Returns the names of the level's parameters, sorted."""
     return tuple(sorted(name for name, owner in self.owner.items() if owner == level))
 
   def models(self) -> list[list[int]]:
-    """Paths by what they are made of: replicas, which differ along axes that no level varies over, are one model."""
+    """Groups paths into models: replicas, which differ only along axes that no level varies over, are one model."""
     varied = [i for i, axis in enumerate(self.grid.names) if any(axis in level.axes for level in self.levels)]
     found: dict[grid_lib.Coordinates, list[int]] = {}
     for path, point in enumerate(self.grid.points()):
@@ -37,26 +37,21 @@ class Layout:
     return list(found.values())
 
   def num_parameters(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int:
-    """Of all modules together; one path's are those of `shapes`."""
+    """Returns the number of parameters of all modules together, from the shapes of one path's."""
     return sum(shapes[name].size * self.grid.num_modules(level) for name, level in self.owner.items())
 
 
 def make_layout(
   axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str]
 ) -> Layout:
-  """From the settings' `grid` and `levels` and the model's parameter names; raises InputError as `grid.assign` does."""
+  """Makes a layout from the settings' `grid` and `levels` and parameters' names; raises InputError as `grid` does."""
   grid = grid_lib.Grid(axes)
   levels = grid_lib.make_levels(grid, specs)
-  return Layout(grid, levels, grid_lib.assign(levels, names))
-
-
-def by_level(layout: Layout, params: Mapping[str, Any]) -> Modules:
-  """The same leaves, grouped by level."""
-  return {level.name: {name: params[name] for name in layout.names(level)} for level in layout.levels}
+  return Layout(grid, levels, grid_lib.assign_levels(levels, names))
 
 
 def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
-  """Every module a copy of its part of one path's parameters: how training starts from the base model."""
+  """Copies one path's parameters into every module: training starts from the base model [Algorithm 1]."""
   return {
     level.name: {
       name: jnp.broadcast_to(params[name], (*layout.grid.level_shape(level), *params[name].shape))
@@ -67,7 +62,7 @@ def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
 
 
 def take(layout: Layout, modules: Modules, coordinates: Sequence[Any]) -> dict[str, Any]:
-  """A path's parameters; its coordinates may be traced integers."""
+  """Returns a path's parameters; its coordinates may be traced integers."""
   params: dict[str, Any] = {}
   for level in layout.levels:
     index = layout.grid.module(level, tuple(coordinates))

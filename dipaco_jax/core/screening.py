@@ -1,16 +1,16 @@
-"""Screening of outer gradients: a path whose own is not finite, or far too long, takes no part in the outer step. Pure.
+"""Screening: paths whose outer gradient is not finite, or far too long, take no part in the outer step. Pure.
 
-With d_{i,l} = old - new of path i on level l after a phase whose inner steps had the learning rates eta_s, h_{l,e} how
-far module e has been moved by its paths so far, and f = `outer.exclude_above`:
+With d_{i,l} = old - new of path i on level l after a phase whose inner steps had the learning rates eta_s, h_{l,e} the
+usual move of module e, and f = `outer.exclude_above`:
 
     r_{i,l} = |d_{i,l}| / sum_s eta_s                               the move, per unit of learning rate
     path i takes part  <=>  r_{i,l} is finite and r_{i,l} <= f h_{l,e}, for every level l
-    h_{l,e} <- max((h_{l,e} + mean_i r_{i,l}) / 2, h_0 / 10)        over the paths that take part; as it is without any
+    h_{l,e} <- max((h_{l,e} + mean_i r_{i,l}) / 2, h_0 / 10)        over the paths that take part; unchanged without any
 
-Divided by the learning rates, moves compare over warm-up and decay. AdamW moves a parameter by about eta_s in a step at
-most: h begins at h_0, the square root of the module's number of parameters, and with f = 10 nothing that AdamW does is
-ever excluded. Of plain SGD nothing is known before the first phase: h begins at infinity, and has no lower bound. Not
-in the papers: there, one path that fails is in every module a few phases later.
+Division by the learning rates makes moves comparable over warm-up and decay. A step of AdamW moves a parameter by about
+eta_s at most: h_0 is the square root of the module's number of parameters, and with f = 10 nothing that AdamW does is
+ever excluded. For plain SGD no such bound is known: h_0 is infinite, and h has no lower bound. Screening is not in the
+papers; without it one path that fails reaches every module within a few phases.
 """
 
 import math
@@ -25,31 +25,31 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates, Grid, Level
 from dipaco_jax.core.modules import Layout
 
-MOST = 1e3  # root mean square of parameters or momentum; in models that work it is thousands of times less
+MAX_RMS = 1e3  # root mean square of parameters or momentum; thousands of times that of models that work
 
 
 def first_usual(num_parameters: int, optimizer: str) -> float:
-  """h before the first phase, of a module with so many parameters, by `inner.optimizer`."""
+  """Returns h_0 of a module with so many parameters, by `inner.optimizer`."""
   return math.sqrt(num_parameters) if optimizer == 'adamw' else math.inf
 
 
 def sum_of_rates(rate, first_step, num_steps) -> jax.Array:
-  """sum_s eta_s of the steps first_step, ..., first_step + num_steps - 1; at least 1e-30, since it divides."""
+  """Returns sum_s eta_s over `num_steps` steps from `first_step` on; at least 1e-30, as it is a divisor."""
   return jnp.maximum(jax.lax.fori_loop(0, num_steps, lambda i, total: total + rate(first_step + i), 0.0), 1e-30)
 
 
 def is_plausible(moved: jax.Array, usual: jax.Array, exclude_above: jax.Array) -> jax.Array:
-  """Whether r is finite, and at most `exclude_above` times h; 0: whether it is finite."""
+  """Returns whether r is finite and at most `exclude_above` times h; if that is 0, whether r is finite."""
   return jnp.isfinite(moved) & ((moved <= exclude_above * usual) | (exclude_above == 0))
 
 
 def next_usual(usual: jax.Array, moved: jax.Array, paths: jax.Array, first: float) -> jax.Array:
-  """h after a phase, of one module.
+  """Returns h of one module after a phase.
 
   Args:
-    usual: h before it.
+    usual: h before the phase.
     moved: the sum of r over the paths that took part.
-    paths: how many these were; 0: h stays as it is.
+    paths: the number of those paths; 0 leaves h unchanged.
     first: h_0.
   """
   mean = moved / jnp.maximum(paths, 1)
@@ -59,13 +59,13 @@ def next_usual(usual: jax.Array, moved: jax.Array, paths: jax.Array, first: floa
 
 
 def is_sound(tree: Any) -> jax.Array:
-  """Whether a module and the state of its OuterOpt are finite, with no array whose root mean square is above `MOST`."""
+  """Returns whether all arrays of a module and its OuterOpt state have a root mean square up to MAX_RMS."""
   leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-  return jnp.all(jnp.stack([jnp.sqrt(jnp.mean(jnp.square(x))) <= MOST for x in leaves]))
+  return jnp.all(jnp.stack([jnp.sqrt(jnp.mean(jnp.square(x))) <= MAX_RMS for x in leaves]))
 
 
-def why(moved: Mapping[str, float], usual: Mapping[str, float], exclude_above: float) -> str:
-  """Words for a path that takes no part, from its r and its modules' h by level."""
+def exclusion_reason(moved: Mapping[str, float], usual: Mapping[str, float], exclude_above: float) -> str:
+  """Returns why a path is excluded, from its r and its modules' h by level."""
   for level, r in moved.items():
     if not math.isfinite(r):
       return f'its outer gradient is not finite (level {level})'
@@ -77,71 +77,71 @@ def why(moved: Mapping[str, float], usual: Mapping[str, float], exclude_above: f
   )
 
 
-def takes_no_part(grid: Grid, path: int, why: str, worker: str = '') -> str:
-  """Words of logs for a path that is left out of an outer step; `worker`: who trained it, where that is known."""
+def exclusion_message(grid: Grid, path: int, why: str, worker: str = '') -> str:
+  """Returns the log message for a path that is left out of an outer step; `worker` trained it, if that is known."""
   where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
   who = f'path {path}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
   return f'{who} takes no part in the outer step: {why}; it goes on from the new modules, with a fresh optimizer state'
 
 
 def count_in_a_row(before: Sequence[int], trained: np.ndarray, excluded: np.ndarray) -> list[int]:
-  """In how many phases in a row each path has been excluded, after one more; phases that it sits out do not count."""
+  """Counts the phases in a row in which each path has been excluded; phases in which it does not train do not count."""
   return [n if not t else n + 1 if e else 0 for n, t, e in zip(before, trained.flat, excluded.flat, strict=True)]
 
 
-def named(level: Level, module: Coordinates) -> str:
-  """A module, for messages: as 'low/0-1', or the level alone where it has one module."""
+def module_name(level: Level, module: Coordinates) -> str:
+  """Returns a module's name, such as 'low/0-1'; the level's name if it has one module."""
   return f'{level.name}/{"-".join(map(str, module))}' if module else level.name
 
 
 def module_without_paths(layout: Layout, heard: np.ndarray, excluded: np.ndarray) -> str | None:
-  """A module that several paths were to move and none did, by its level and coordinates; None where there is none.
+  """Returns the name of a module that several paths should have moved and none did, or None.
 
-  A module of one path alone rests instead: that path tries again, until it has been excluded too often in a row.
+  A module of one path stays as it is instead, and the path tries again until it has been excluded too often in a row.
 
   Args:
     layout: grid and levels.
-    heard: which paths were to take part in the outer step, bool, shaped like the grid.
-    excluded: which of them did not.
+    heard: paths that should take part in the outer step, bool, shaped like the grid.
+    excluded: those of them that are excluded, alike.
   """
   for level in layout.levels:
     wanted, left = (np.sum(x, axis=layout.grid.lacking(level)) for x in (heard, heard & ~excluded))
     for module in layout.grid.modules(level):
       if wanted[module] > 1 and not left[module]:
-        return named(level, module)
+        return module_name(level, module)
   return None
 
 
-def without_paths(module: str) -> Diverged:
-  """What to raise where a module is to be moved by several paths, and is by none."""
+def no_path_left(module: str) -> Diverged:
+  """Makes the error for a module that several paths should have moved and none did."""
   return Diverged(f'no path of module {module} has an outer gradient that is finite and plausible')
 
 
-def check(layout: Layout, heard: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int):
-  """Raises Diverged where it is no use to go on: in all paths of a module, in all there are, or too often in one path.
+def check_paths(layout: Layout, heard: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int):
+  """Raises Diverged if all paths, all paths of a module, or one path too often in a row are excluded.
 
   Args:
-    layout, heard, excluded: as of `module_without_paths`.
-    in_a_row: as `count_in_a_row` counts, this phase included.
-    most: phases in a row that a path may be excluded.
+    layout, heard, excluded: see `module_without_paths`.
+    in_a_row: see `count_in_a_row`; includes this phase.
+    most: phases in a row in which a path may be excluded.
   """
   if heard.any() and not (heard & ~excluded).any():
     raise Diverged('no path has an outer gradient that is finite and plausible')
   if module := module_without_paths(layout, heard, excluded):
-    raise without_paths(module)
+    raise no_path_left(module)
   for path, n in enumerate(in_a_row):
     if n > most:
       raise Diverged(f'path {path} was excluded in {n} phases in a row, more than config.outer.max_excluded={most}')
 
 
 def check_modules(layout: Layout, sound: Mapping[str, np.ndarray]):
-  """Raises Diverged where an outer step has made what is not sound; `sound` is bool by level, [K_a, ...]."""
+  """Raises Diverged if an outer step made a module that is not sound; `sound` is bool by level, [K_a, ...]."""
   for level in layout.levels:
     for module in layout.grid.modules(level):
       if not sound[level.name][module]:
-        raise unsound(named(level, module))
+        raise module_too_large(module_name(level, module))
 
 
-def unsound(module: str) -> Diverged:
-  """What to raise where an outer step has made what is not sound."""
+def module_too_large(module: str) -> Diverged:
+  """Makes the error for a module that is not sound after an outer step."""
   return Diverged(f'the outer step makes module {module} as large as no model that works is')

@@ -1,4 +1,4 @@
-"""Hashes that draw: the same numbers and names give the same draw, on every machine. Nothing here is cryptographic."""
+"""Hashes for random draws: equal numbers or names give equal draws on every machine. Not cryptographic."""
 
 import hashlib
 from typing import Literal
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def of_integers(*numbers: int | np.ndarray) -> np.ndarray:
-  """Hashes any integers, elementwise, to uint64."""
+  """Hashes tuples of integers to uint64, elementwise over arrays."""
   x: np.ndarray = np.zeros(1, np.uint64)
   for number in numbers:
     x = mix((x ^ np.asarray(number).astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15))
@@ -15,7 +15,7 @@ def of_integers(*numbers: int | np.ndarray) -> np.ndarray:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-  """The finalizer of SplitMix64."""
+  """Applies the finalizer of SplitMix64 to uint64."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> np.uint64(31))

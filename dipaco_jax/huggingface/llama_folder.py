@@ -73,7 +73,7 @@ def check_config(s: settings.Settings):
   vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
   _fitting_config(folder, s.model, vocab_size)
   there = {name for file in _weight_files(folder) for name in _weight_names(folder, file)}
-  _check_missing(folder, there, transformer.make(s.model, vocab_size))
+  _check_missing(folder, there, transformer.make_model(s.model, vocab_size))
 
 
 def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):

@@ -141,7 +141,7 @@ def _advance(model: Transformer, params: Params, texts: decoding.Texts):
 def _rearrange(texts: decoding.Texts, rows, S: int, cache_rows: int) -> decoding.Texts:
   """Returns the rows `rows` of a batch, with S positions; a lone one `cache_rows` times in the cache."""
   in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
-  resized = decoding.extend(decoding.truncate(texts.cache, S), S)
+  resized = decoding.pad(decoding.truncate(texts.cache, S), S)
   cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), resized)
   others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
   return decoding.Texts(cache, *others)

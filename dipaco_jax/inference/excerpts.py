@@ -40,7 +40,7 @@ def _make_reader(run: TrainedRun, routes: bool, version: int | None) -> Reader:
   _ = run.best_versions  # raises where no path is there yet
   base: Any = run.router.base if routes else jax.device_put(run.base)
   return Reader(
-    transformer.make(run.settings.model, len(base['embed/tokens'])),
+    transformer.make_model(run.settings.model, len(base['embed/tokens'])),
     base,
     lambda path: run.path(path, version).params,
     run.router.fitted if routes else None,

@@ -164,7 +164,7 @@ def _scores(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns (nats, whether likeliest) of every token but the first, [B, L - 1] each."""
   read_BL, targets_BL = tokens_BL[:, :-1], tokens_BL[:, 1:]
-  x_BLD, head_DV = transformer.normed_and_head(model, params, read_BL, jnp.ones_like(read_BL))
+  x_BLD, head_DV = transformer.logit_factors(model, params, read_BL, jnp.ones_like(read_BL))
   x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
   found = loss.token_scores(x_ND, head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
   return jax.tree.map(lambda x_N: x_N.reshape(targets_BL.shape), found)

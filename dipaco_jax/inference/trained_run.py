@@ -136,7 +136,7 @@ class TrainedRun:
 
   @functools.cached_property
   def layout(self) -> modules.Layout:
-    shapes = transformer.shapes(transformer.make(self.settings.model, 1))
+    shapes = transformer.shapes(transformer.make_model(self.settings.model, 1))
     return modules.make_layout(self.settings.grid, self.settings.levels, shapes)
 
   @property
@@ -167,7 +167,7 @@ class TrainedRun:
     coordinates = self.layout.grid.coordinates(number)
     found = {level: self._module(*place) for level, place in self.module_files(number, version).items()}
     vocab_size = next(m['embed/tokens'].shape[0] for m in found.values() if 'embed/tokens' in m)
-    return Path(number, coordinates, version, transformer.make(self.settings.model, vocab_size), found, self)
+    return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), found, self)
 
   def number(self, path: int | Sequence[int]) -> int:
     """Returns the number of a path given by number or coordinates; raises InputError where there is no such path."""
@@ -211,7 +211,7 @@ class TrainedRun:
       return None
     fitted = router.Router(**{name: jnp.asarray(x) for name, x in arrays.items()})
     base = self.base
-    model = transformer.make(s.model, len(base['embed/tokens']))
+    model = transformer.make_model(s.model, len(base['embed/tokens']))
     return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 
   @property
@@ -246,7 +246,7 @@ class TrainedRun:
   def _module(self, name: str, sha256: str) -> Module:
     if (module := self._loaded.get(sha256)) is None:
       arrays = self.files.read_arrays(name, sha256)
-      module = Module(_on_device(arrays, transformer.make(self.settings.model, 1)))
+      module = Module(_on_device(arrays, transformer.make_model(self.settings.model, 1)))
       module.sha256 = sha256
       self._loaded[sha256] = module
     return module
@@ -273,5 +273,5 @@ def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) ->
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(model: transformer.Transformer, params: transformer.Params, tokens_BL: jax.Array) -> jax.Array:
-  x_BLD, head_DV = transformer.normed_and_head(model, params, tokens_BL, jnp.ones_like(tokens_BL))
+  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, jnp.ones_like(tokens_BL))
   return jnp.einsum('BLD,DV->BLV', x_BLD, head_DV, preferred_element_type=jnp.float32)

@@ -131,7 +131,7 @@ class Islands:
   def shapes(self) -> dict[str, Any]:
     """One path's parameters."""
     s = self.run.settings
-    return transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
+    return transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
 
   def modules_of(self, path: int) -> dict[str, str]:
     """{level: key of the module that the path picks}."""

@@ -189,7 +189,7 @@ def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
   if not is_sound:
-    words = str(screening.unsound(screening.named(*islands.parse(task.key))))
+    words = str(screening.module_too_large(screening.module_name(*islands.parse(task.key))))
     screening_facts.end(islands, task.number - 1, words)
   name, sha256 = islands.write(f'modules/{task.number}/{task.key}', island.join(new, moved))
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
@@ -207,7 +207,7 @@ def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], me
 
   A state is by place in Optax's tree; {} for a new one.
   """
-  transformation = outer.make(config)
+  transformation = outer.make_optimizer(config)
   init = transformation.init
   there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
   new, moved, norm, is_sound = _compiled(config)(params, there, mean, factor)
@@ -217,7 +217,7 @@ def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], me
 @functools.cache
 def _compiled(config):
   """OuterOpt of one module; compiled once for all modules of a level."""
-  transformation = outer.make(config)
+  transformation = outer.make_optimizer(config)
 
   def update(params, state, mean, factor):
     delta = jax.tree.map(lambda m: m * factor, mean)

@@ -131,7 +131,7 @@ def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str
     'phase': phase + 1, 'step': after, 'inner_s': seconds(found.checkpoints),
     'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
     'holdout_loss_before_by_path': before,
-    'averaging_gap': averaging_gap.mean(averaging_gap.gaps(before, found.losses)),
+    'averaging_gap': averaging_gap.mean_gap(averaging_gap.gaps(before, found.losses)),
     'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip
 

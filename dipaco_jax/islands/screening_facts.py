@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
     """Why a path with these r, by level, is to take no part; '' if it does."""
     f = number(self.exclude_above)
     plausible = (screening.is_plausible(number(r), number(self.usual[level]), f) for level, r in moved.items())
-    return '' if all(map(bool, plausible)) else screening.why(moved, self.usual, self.exclude_above)
+    return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
 
 
 def bounds(islands: Islands, modules: Iterable[Fact], phase: int) -> Bounds:
@@ -112,7 +112,7 @@ def judge(
 def exclusion(islands: Islands, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
   """That a path takes no part in an outer step, which is also said in the log; `executor`: by whose judgement."""
   step = first_step(islands, phase + 1)
-  words = screening.takes_no_part(islands.layout.grid, path, why, worker)
+  words = screening.exclusion_message(islands.layout.grid, path, why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   return Fact('excluded', str(path), phase, '', '', about)
@@ -141,10 +141,10 @@ def check(islands: Islands, module: str, phase: int, weights: np.ndarray, left_o
   paths = whole | {*map(int, left_out)}
   in_a_row = [1 + excluded_before(islands, path, phase) if path in paths else 0 for path in range(weights.size)]
   try:
-    screening.check(layout, weights.reshape(layout.grid.shape) > 0, excluded, in_a_row, most)
+    screening.check_paths(layout, weights.reshape(layout.grid.shape) > 0, excluded, in_a_row, most)
     wanted = {path for path in islands.paths_through(module) if weights[path] > 0}
     if len(wanted) > 1 and wanted <= paths:
-      raise screening.without_paths(screening.named(*islands.parse(module)))
+      raise screening.no_path_left(screening.module_name(*islands.parse(module)))
   except Diverged as e:
     end(islands, phase, str(e), left_out)
 

@@ -1,6 +1,6 @@
-"""What a path is: a decoder-only transformer, its loss, and how it writes a text token by token.
+"""The model of a path: a decoder-only transformer, its loss, and decoding token by token.
 
-Read `transformer`, then `loss`; `attention` chooses a kernel, `decoding` is for serving. Pure.
+Read `transformer`, then `loss`. `attention` chooses a kernel, `decoding` is for serving. Pure.
 
 Imports from `core`.
 """

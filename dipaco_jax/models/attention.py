@@ -1,10 +1,8 @@
-"""softmax(q k^T / sqrt(K)) v over the tokens before in the same segment, and which kernel computes it.
+"""Causal attention within segments, softmax(q k^T / sqrt(K)) v, by one of three kernels:
 
-The kernels:
-
-    splash   Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
-    cudnn    on GPU, in 16 bits
-    xla      anywhere
+splash   Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
+cudnn    on GPU, in 16 bits
+xla      anywhere
 """
 
 import functools
@@ -13,13 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-LANES = 128  # of a TPU; splash takes lengths that are multiples of it
-KEPT = 'attention'  # the name of what splash's gradient needs beside q, k and v
-BLOCKS = (512, 256, LANES)  # of tokens at one time; the first that divides the length
+LANES = 128  # of a TPU; splash takes multiples of it as lengths
+RESIDUALS = 'attention'  # name of the residuals that splash's gradient needs beside q, k and v
+BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
 
 
 def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL: jax.Array, kernel: str) -> jax.Array:
-  """The product, [B, L, H, K]; `kernel` is settings.Model.attention. Lengths that splash does not take are xla's."""
+  """Returns attention, [B, L, H, K].
+
+  Args:
+    q_BLHK, k_BLHK, v_BLHK: queries, keys and values.
+    segments_BL: segment ids; tokens attend to earlier ones of their own segment.
+    kernel: `attention` of settings.Model; 'splash' falls back to 'xla' for lengths that it does not take.
+  """
   length = q_BLHK.shape[1]
   if kernel == 'splash' and length % LANES == 0:
     return splash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
@@ -29,17 +33,17 @@ def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL:
   return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
 
 
-def attend_one(q_B1HK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, place_B: jax.Array) -> jax.Array:
-  """Attention of one token of each text to places 0 to `place` of a cache, [B, 1, H, K]."""
+def attend_to_cache(q_B1HK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, position_B: jax.Array) -> jax.Array:
+  """Returns attention of one token of each text to positions 0 to `position` of a cache, [B, 1, H, K]."""
   q_B1HK = q_B1HK * q_B1HK.shape[-1] ** -0.5
   scores_BHS = jnp.einsum('BLHK,BHSK->BHS', q_B1HK, k_BHSK, preferred_element_type=jnp.float32)
-  seen_B1S = jnp.arange(k_BHSK.shape[2]) <= place_B[:, None, None]
+  seen_B1S = jnp.arange(k_BHSK.shape[2]) <= position_B[:, None, None]
   weights_BHS = jax.nn.softmax(jnp.where(seen_B1S, scores_BHS, -jnp.inf)).astype(v_BHSK.dtype)
   return jnp.einsum('BHS,BHSK->BHK', weights_BHS, v_BHSK)[:, None]
 
 
 def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.Array:
-  """As `attend`, by JAX's kernel; `interpret`: as plain operations, where there is no TPU."""
+  """Returns attention by JAX's splash kernel; `interpret` runs it as plain operations, without a TPU."""
   from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
   _, length, heads, size = q_BLHK.shape
@@ -48,8 +52,8 @@ def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.
   return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, SegmentIds(segments_BL, segments_BL)).swapaxes(1, 2)
 
 
-def size_of_block(length: int) -> int:
-  """Tokens that splash takes at one time."""
+def block_size(length: int) -> int:
+  """Returns the number of tokens in a block of splash."""
   return next(b for b in BLOCKS if length % b == 0)
 
 
@@ -58,14 +62,11 @@ def _splash_kernel(length: int, heads: int, interpret: bool):
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as lib
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-  block = size_of_block(length)
-  minor = lib.QKVLayout.SEQ_MINOR
-  sizes = lib.BlockSizes(
-    block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True,
-    q_layout=minor, k_layout=minor, v_layout=minor,
-  )  # fmt: skip
+  options: Any = dict.fromkeys(('block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv'), block_size(length))
+  options |= dict.fromkeys(('q_layout', 'k_layout', 'v_layout'), lib.QKVLayout.SEQ_MINOR)
+  sizes = lib.BlockSizes(**options, use_fused_bwd_kernel=True)
   mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
-  with jax.ensure_compile_time_eval():  # what is kept must not be a tracer
+  with jax.ensure_compile_time_eval():  # a cached kernel must not hold tracers
     return lib.make_splash_mha_single_device(
-      mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=KEPT
+      mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=RESIDUALS
     )

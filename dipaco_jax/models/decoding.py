@@ -1,45 +1,42 @@
-"""Decoding with one path, token by token: the cache of keys and values, and how a next token is sampled. Pure.
+"""Decoding of one path token by token: the key-value cache, and sampling of the next token. Pure.
 
-A token's keys and values depend on it and on those before it only: they are computed once and kept [arXiv 1911.02150].
-Where the path may change [2.4.3] the hidden states that enter some blocks are kept too: two paths whose first different
-block is n agree on all that lies below n, and the cache of the one becomes that of the other by computing blocks n and
-up once for all tokens.
+A token's keys and values depend only on it and on earlier tokens: they are computed once and kept [arXiv 1911.02150].
+Where the path may change [2.4.3], the hidden states that enter some blocks are kept too. If two paths first differ in
+block n, then all below n is the same, and computing blocks n and up once for all tokens turns the cache of one path
+into that of the other.
 
-A cache may have a second row for a lone text: XLA for CPU copies a cache of one row at every step, as it fuses the
-update into what reads it. (Two rows of everything would be slower still: a matrix times one row is fastest.)
-
-A text's tokens have positions 0, 1...; `position` counts those in its cache, so that the next token goes there.
+A cache may have a second row for a single text: XLA for CPU copies a cache of one row at every step, as it fuses the
+update into its readers. (Two rows of everything would be slower still: a matrix times one row is fastest.)
 
 Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, H heads, K head size, V vocabulary.
 """
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
 from dipaco_jax.models import attention
-from dipaco_jax.models.transformer import Block, Params, Transformer, rotary_angles
+from dipaco_jax.models.transformer import Block, Params, Transformer, rotary_angles, variables
 
 
 class Cache(NamedTuple):
-  """Keys and values of the tokens of B texts, each at its position; or of one text, in both of two rows."""
+  """Keys, values and hidden states of earlier tokens, for B texts; or for one text, in both of two rows."""
 
-  keys: tuple[jax.Array, ...]  # of every block, [B, H, S, K]
+  keys: tuple[jax.Array, ...]  # by block, [B, H, S, K]
   values: tuple[jax.Array, ...]
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
 
 
 class SamplingParams(NamedTuple):
-  """How the next token of each of B texts is sampled."""
+  """Sampling parameters of each of B texts."""
 
-  seed: jax.Array  # [B] uint32: the token at position n depends on (seed, n), whatever the batch and the path
-  temperature: jax.Array  # [B]; 0: the likeliest token
-  top_k: jax.Array  # [B] int32: among so many of the likeliest; 0: all
-  top_p: jax.Array  # [B]: among the fewest of the likeliest that have this probability together
+  seed: jax.Array  # [B] uint32: the token at position n is drawn by (seed, n), whatever the batch and the path
+  temperature: jax.Array  # [B]; 0 takes the likeliest token
+  top_k: jax.Array  # [B] int32: sample among so many likeliest tokens; 0 for all
+  top_p: jax.Array  # [B]: sample among the fewest likeliest tokens of this total probability
 
 
 class Texts(NamedTuple):
@@ -47,8 +44,8 @@ class Texts(NamedTuple):
 
   cache: Cache
   token: jax.Array  # [B] int32: the newest, not yet in the cache
-  position: jax.Array  # [B] int32: of that token
-  end: jax.Array  # [B] int32: no token is sampled for this position
+  position: jax.Array  # [B] int32: that token's, from 0; also the number of tokens in the cache
+  end: jax.Array  # [B] int32: the position where the text ends
   sampling: SamplingParams
 
 
@@ -69,17 +66,20 @@ def prefill(
   """Computes blocks `first` and up for tokens 0 to L - 1 of each text at one time.
 
   Args:
-    x_BLD: what enters block `first`: from `embed`, or kept in a cache.
-    length: int32, how many of the L tokens count; those after them are ignored, and written over later.
-    below: the cache of the blocks under `first`, with S = L; None where first = 0.
+    model: the transformer.
+    params: its parameters.
+    x_BLD: hidden state that enters block `first`; from `embed`, or kept in a cache.
+    length: number of the L tokens that count, int32; later ones are padding, to be overwritten.
+    first: the lowest block to compute.
+    below: the cache of the blocks below `first`, with S = L; None if first = 0.
     keep: blocks whose input is kept.
 
   Returns:
-    A cache with S = L, and the logits [B, V] of the token after the last, float32.
+    A cache with S = L, and the logits of the next token, float32 [B, V].
   """
-  keys, values, entering = (list(below.keys[:first]), list(below.values[:first]), {}) if below else ([], [], {})
-  if below:
-    entering = {n: x for n, x in below.entering.items() if n < first}
+  below = below or Cache((), (), {})
+  keys, values = list(below.keys[:first]), list(below.values[:first])
+  entering = {n: x for n, x in below.entering.items() if n < first}
   segments_BL = jnp.broadcast_to((jnp.arange(x_BLD.shape[1]) < length).astype(jnp.int32), x_BLD.shape[:2])
   angles_BLK2 = rotary_angles(jnp.arange(x_BLD.shape[1])[None], model.config.head_dim, model.config.rope_base)
   for n in range(first, model.config.num_layers):
@@ -95,7 +95,7 @@ def prefill(
 
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
-  """Puts the newest token of each text into the cache; returns it and the logits [B, V] of the token after, float32."""
+  """Puts the newest token of each text into the cache: returns it, and the logits of the next token, float32 [B, V]."""
   cache, position_B, B = texts.cache, texts.position, len(texts.token)
   keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
   x_B1D = embed(model, params, texts.token[:, None])
@@ -107,29 +107,30 @@ def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.A
     q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
     keys.append(_put_heads(cache.keys[n], rows(k_B1HK), rows(position_B)))
     values.append(_put_heads(cache.values[n], rows(v_B1HK), rows(position_B)))
-    x_B1D = block('out', x_B1D, attention.attend_one(rows(q_B1HK), keys[n], values[n], rows(position_B))[:B])
+    x_B1D = block('out', x_B1D, attention.attend_to_cache(rows(q_B1HK), keys[n], values[n], rows(position_B))[:B])
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
 
 
 def sample(logits_BV: jax.Array, sampling: SamplingParams, position_B: jax.Array) -> jax.Array:
-  """Samples the token of each text at `position_B`, [B] int32.
+  """Draws the token at `position` of each text, [B] int32.
 
-  p_v = softmax(logits / temperature) over the tokens that top_k and top_p leave; the likeliest token at temperature 0
+  p_v = softmax_v(logits / temperature) over the tokens that top_k and top_p leave; the likeliest at temperature 0
   """
-  likeliest_B, is_sampled_B = logits_BV.argmax(-1).astype(jnp.int32), sampling.temperature > 0
+  likeliest_B = logits_BV.argmax(-1).astype(jnp.int32)
 
-  def sample_each():
+  def draw():
     return jax.vmap(_sample_one)(logits_BV, sampling, position_B)
 
-  sampled_B = jax.lax.cond(is_sampled_B.any(), sample_each, lambda: likeliest_B)
-  return jnp.where(is_sampled_B, sampled_B, likeliest_B)
+  is_random_B = sampling.temperature > 0
+  drawn_B = jax.lax.cond(is_random_B.any(), draw, lambda: likeliest_B)
+  return jnp.where(is_random_B, drawn_B, likeliest_B)
 
 
 def _sample_one(logits_V: jax.Array, sampling: SamplingParams, position: jax.Array) -> jax.Array:
   scaled_V = logits_V / jnp.maximum(sampling.temperature, 1e-6)
   falling_V = jnp.sort(scaled_V, descending=True)
   p_V = jax.nn.softmax(falling_V)
-  before_V = jnp.cumsum(p_V) - p_V  # the probability of those that are likelier
+  before_V = jnp.cumsum(p_V) - p_V  # probability of the likelier tokens
   ranks_V = jnp.arange(len(logits_V))
   kept_V = (before_V < sampling.top_p) & ((sampling.top_k == 0) | (ranks_V < sampling.top_k)) | (ranks_V == 0)
   least = jnp.min(jnp.where(kept_V, falling_V, jnp.inf))
@@ -138,54 +139,52 @@ def _sample_one(logits_V: jax.Array, sampling: SamplingParams, position: jax.Arr
 
 
 def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) -> tuple[Texts, jax.Array]:
-  """Adds `num_steps` tokens to each text, fewer at its end; returns the texts and the tokens [num_steps, B]."""
+  """Adds `num_steps` tokens to each text, or fewer up to its end: returns the texts and the tokens [num_steps, B]."""
 
   def add_token(texts, _):
     cache, logits_BV = step(model, params, texts)
-    grows_B = texts.position + 1 < texts.end
-    token_B = jnp.where(grows_B, sample(logits_BV, texts.sampling, texts.position + 1), texts.token)
-    texts = texts._replace(cache=cache, token=token_B, position=texts.position + grows_B)
+    going_B = texts.position + 1 < texts.end
+    token_B = jnp.where(going_B, sample(logits_BV, texts.sampling, texts.position + 1), texts.token)
+    texts = texts._replace(cache=cache, token=token_B, position=texts.position + going_B)
     return texts, token_B
 
   return jax.lax.scan(add_token, texts, length=num_steps)
 
 
-def truncate(cache: Cache, S: int) -> Cache:
-  """Returns a cache of the first S positions."""
+def truncate(cache: Cache, num_positions: int) -> Cache:
+  """Returns the first positions of a cache."""
   return Cache(
-    tuple(x[:, :, :S] for x in cache.keys),
-    tuple(x[:, :, :S] for x in cache.values),
-    {n: x[:, :S] for n, x in cache.entering.items()},
+    tuple(x[:, :, :num_positions] for x in cache.keys),
+    tuple(x[:, :, :num_positions] for x in cache.values),
+    {n: x[:, :num_positions] for n, x in cache.entering.items()},
   )
 
 
-def extend(cache: Cache, S: int) -> Cache:
-  """Pads a cache to S positions, which are no fewer than it has."""
+def pad(cache: Cache, num_positions: int) -> Cache:
+  """Returns a cache with at least as many positions, the new ones 0."""
 
-  def pad(x, axis):
-    return jnp.pad(x, [(0, S - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
+  def pad_axis(x, axis):
+    return jnp.pad(x, [(0, num_positions - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
-  keys, values = (tuple(pad(x, 2) for x in of) for of in (cache.keys, cache.values))
-  return Cache(keys, values, {n: pad(x, 1) for n, x in cache.entering.items()})
+  keys, values = (tuple(pad_axis(x, 2) for x in blocks) for blocks in (cache.keys, cache.values))
+  return Cache(keys, values, {n: pad_axis(x, 1) for n, x in cache.entering.items()})
 
 
 def _block(model: Transformer, params: Params, n: int):
   """Returns a function that calls a method of block n: (name, arguments...)."""
   prefix = f'block_{n}/'
-  mine = {name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)}
-  nested: Any = {'params': traverse_util.unflatten_dict(mine, sep='/')}
+  found = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})
   block = Block(model.config, model.dtype, parent=None)
-  return lambda method, *args: block.apply(nested, *args, method=method)
+  return lambda method, *args: block.apply(found, *args, method=method)
 
 
 def _logits(model: Transformer, params: Params, x_B1D: jax.Array) -> jax.Array:
-  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
-  x_B1D, head_DV = model.apply(nested, x_B1D, method=Transformer.norm_and_head)
+  x_B1D, head_DV = model.apply(variables(params), x_B1D, method=Transformer.norm_and_head)
   return jnp.einsum('BLD,DV->BLV', x_B1D, head_DV, preferred_element_type=jnp.float32)[:, 0]
 
 
 def _rows(count: int, x: jax.Array) -> jax.Array:
-  """Repeats a lone text's row as often as the cache has it."""
+  """Repeats a single row to the number of rows in the cache."""
   return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 

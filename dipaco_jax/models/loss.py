@@ -1,6 +1,6 @@
-"""Cross-entropy in chunks of tokens, so that the [B, L, V] logits never exist; what counts and what doesn't [2.4].
+"""Cross-entropy in chunks of tokens, so that the [B, L, V] logits never exist; and which targets count [2.4].
 
-Only targets after a sequence's first 32 tokens count, for every method: the prefix is the router's.
+Only targets after a sequence's first 32 tokens count, for every method: the prefix is for the router.
 """
 
 import functools
@@ -13,9 +13,9 @@ from dipaco_jax.models import transformer as model_lib
 
 
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:
-  """The token that follows each one [B, L], and whether it counts [B, L] float32.
+  """Returns the next token of each token, [B, L], and whether it counts, float32 [B, L].
 
-  It counts when it is in the same segment, is not padding, and is at place `prefix_tokens` or later of its sequence.
+  It counts if it is in the same segment, no padding, and at position `prefix_tokens` or later of its sequence.
   """
   follow_BL, next_segment_BL = (jnp.pad(x_BL, ((0, 0), (0, 1)))[:, 1:] for x_BL in (tokens_BL, segments_BL))
   late_BL = model_lib.positions(segments_BL) + 1 >= prefix_tokens
@@ -23,8 +23,8 @@ def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) ->
   return follow_BL, counts_BL.astype(jnp.float32)
 
 
-def chunks(x: jax.Array, chunk: int) -> jax.Array:
-  """[N, ...] to [N / c, c, ...], c the largest divisor of N up to `chunk`."""
+def into_chunks(x: jax.Array, chunk: int) -> jax.Array:
+  """Reshapes [N, ...] to [N / c, c, ...], c being the largest divisor of N that is at most `chunk`."""
   return x.reshape(-1, largest_divisor(x.shape[0], chunk), *x.shape[1:])
 
 
@@ -35,27 +35,30 @@ def _chunk_nll(x_CD, head_DV, targets_C):
 
 
 def token_nll(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> jax.Array:
-  """-log p(target) of every token, [N] float32 nats."""
-  pieces = jax.lax.map(lambda xt: _chunk_nll(xt[0], head_DV, xt[1])[0], (chunks(x_ND, chunk), chunks(targets_N, chunk)))
+  """Returns -log p(target) of every token, float32 nats [N]."""
+  pieces = jax.lax.map(
+    lambda xt: _chunk_nll(xt[0], head_DV, xt[1])[0], (into_chunks(x_ND, chunk), into_chunks(targets_N, chunk))
+  )
   return pieces.reshape(-1)
 
 
 def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-  """-log p(target) of every token, [N] float32 nats, and whether no token was likelier, [N] bool."""
+  """Returns -log p(target) of every token, float32 nats [N], and whether no token was likelier, bool [N]."""
 
   def one(xt):
     nll_C, logits_CV, _ = _chunk_nll(xt[0], head_DV, xt[1])
     return nll_C, logits_CV.argmax(-1) == xt[1]
 
-  return jax.tree.map(jnp.ravel, jax.lax.map(one, (chunks(x_ND, chunk), chunks(targets_N, chunk))))
+  return jax.tree.map(jnp.ravel, jax.lax.map(one, (into_chunks(x_ND, chunk), into_chunks(targets_N, chunk))))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def summed_nll(x_ND, head_DV, targets_N, weights_N, chunk: int) -> jax.Array:
-  """sum_n weights_n * -log p(target_n).
+  """Returns sum_n weights_n * -log p(target_n).
 
-  Its gradients are made chunk by chunk along with the loss, while the logits are at hand:
-  dx = w (softmax - onehot) head^T, dhead = x^T w (softmax - onehot).
+  The gradients are computed chunk by chunk along with the loss, from the same logits:
+
+      dx = w (softmax - onehot) head^T        dhead = x^T w (softmax - onehot)
   """
   return jnp.sum(token_nll(x_ND, head_DV, targets_N, chunk) * weights_N)
 
@@ -72,7 +75,7 @@ def _forward(x_ND, head_DV, targets_N, weights_N, chunk):
     return (loss + jnp.sum(nll_C * weights_C), dhead_DV), dx_CD
 
   start = (jnp.zeros((), jnp.float32), jnp.zeros(head_DV.shape, jnp.float32))
-  pieces = tuple(chunks(a, chunk) for a in (x_ND, targets_N, weights_N))
+  pieces = tuple(into_chunks(a, chunk) for a in (x_ND, targets_N, weights_N))
   (loss, dhead_DV), dx = jax.lax.scan(one, start, pieces)
   return loss, (dx.reshape(x_ND.shape), dhead_DV.astype(head_DV.dtype))
 
@@ -86,10 +89,10 @@ summed_nll.defvjp(_forward, _backward)
 
 
 def path_loss(model: model_lib.Transformer, prefix_tokens: int):
-  """`loss(params, tokens_BL, segments_BL) -> (summed nll in nats, number of targets that count)`."""
+  """Returns `loss(params, tokens_BL, segments_BL) -> (summed nll in nats, number of targets that count)`."""
 
   def loss(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
+    x_BLD, head_DV = model_lib.logit_factors(model, params, tokens_BL, segments_BL)
     targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
     x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
     nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), model.config.loss_chunk)
@@ -99,24 +102,24 @@ def path_loss(model: model_lib.Transformer, prefix_tokens: int):
 
 
 def token_losses(model: model_lib.Transformer):
-  """`losses(params, tokens_BL, segments_BL) -> nats_BL` of the token that follows each one in its segment, else 0."""
+  """Returns `losses(params, tokens_BL, segments_BL) -> nats_BL`, see `following_nll`."""
 
   def losses(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = model_lib.normed_and_head(model, params, tokens_BL, segments_BL)
+    x_BLD, head_DV = model_lib.logit_factors(model, params, tokens_BL, segments_BL)
     return following_nll(x_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
 
   return losses
 
 
 def following_nll(x_BLD: jax.Array, head_DV: jax.Array, tokens_BL, segments_BL, chunk: int) -> jax.Array:
-  """-log p of the token that follows each one in its segment, else 0: [B, L] float32 nats."""
+  """Returns -log p of the token that follows each token in its segment, else 0: float32 nats [B, L]."""
   targets_BL, inside_BL = targets(tokens_BL, segments_BL, 0)
   nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), chunk)
   return nll_N.reshape(tokens_BL.shape) * inside_BL
 
 
 def row_losses(model: model_lib.Transformer, prefix_tokens: int):
-  """`losses(params, tokens_BL, segments_BL) -> (nll_B in nats, number of targets that count_B)`, for evaluation."""
+  """Returns `losses(params, tokens_BL, segments_BL) -> (nll_B in nats, number of targets that count_B)`."""
 
   def losses(params, tokens_BL, segments_BL):
     _, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)

@@ -1,7 +1,7 @@
-"""The transformer that a path is: decoder-only, in Llama's shape, so that any Llama engine can load a trained path.
+"""The transformer of a path: decoder-only, in Llama's shape, so that any Llama engine can load a trained path.
 
-RMSNorm, rotary embedding, SwiGLU, no biases, tied or untied head. Parameters are float32, computing is in `dtype`.
-Their names are stable; they are what the patterns of the levels match:
+RMSNorm, rotary embedding, SwiGLU, no biases, tied or untied head. Parameters are float32, computation is in `dtype`.
+The patterns of levels match the parameters' names, which are stable:
 
     embed/tokens                 [V, D]
     block_<n>/attention_norm/scale [D]     block_<n>/attention/{q,k,v} [D, H, K]     block_<n>/attention/o [H, K, D]
@@ -27,8 +27,8 @@ from dipaco_jax.models import attention
 Params = dict[str, jax.Array]  # flat: name to array
 
 
-def matrix(scale: float, fan_in: int) -> nn.initializers.Initializer:
-  """Normal with standard deviation scale / sqrt(fan_in)."""
+def scaled_normal(scale: float, fan_in: int) -> nn.initializers.Initializer:
+  """Returns a normal initializer of standard deviation scale / sqrt(fan_in)."""
   return nn.initializers.normal(scale / math.sqrt(fan_in))
 
 
@@ -46,14 +46,14 @@ class RMSNorm(nn.Module):
 
 
 def positions(segments_BL: jax.Array) -> jax.Array:
-  """Place of every token in its own segment, from 0: [B, L]."""
+  """Returns the position of every token in its own segment, from 0: [B, L]."""
   index_BL = jax.lax.broadcasted_iota(jnp.int32, segments_BL.shape, 1)
   previous_BL = jnp.pad(segments_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
   return index_BL - jax.lax.cummax(jnp.where(segments_BL != previous_BL, index_BL, 0), axis=1)
 
 
 def rotate(x_BLHK: jax.Array, angles_BLK2: jax.Array) -> jax.Array:
-  """Rotary embedding in Llama's layout: dimension i of a head turns with dimension i + K/2 (arXiv 2104.09864)."""
+  """Applies the rotary embedding (arXiv 2104.09864) in Llama's layout: it rotates dimensions i and i + K/2 together."""
   sin_BL1K2, cos_BL1K2 = jnp.sin(angles_BLK2)[:, :, None], jnp.cos(angles_BLK2)[:, :, None]
   a_BLHK2, b_BLHK2 = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
   turned = (a_BLHK2 * cos_BL1K2 - b_BLHK2 * sin_BL1K2, b_BLHK2 * cos_BL1K2 + a_BLHK2 * sin_BL1K2)
@@ -61,32 +61,32 @@ def rotate(x_BLHK: jax.Array, angles_BLK2: jax.Array) -> jax.Array:
 
 
 def rotary_angles(positions_BL: jax.Array, head_dim: int, base: float) -> jax.Array:
-  """position * base^(-2i/K) for i in [0, K/2): [B, L, K/2] float32."""
+  """Returns position * base^(-2i/K) for i in [0, K/2): float32 [B, L, K/2]."""
   inverse_K2 = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
   return positions_BL[..., None].astype(jnp.float32) * inverse_K2
 
 
 class Attention(nn.Module):
-  """What goes into attention and what comes of it; between them, `attend` or a cache."""
+  """Projections before and after attention; between them stands `attention.attend` or a cache."""
 
   config: settings.Model
   dtype: jnp.dtype
 
   def setup(self):
     c, D = self.config, self.config.width
-    self.q, self.k, self.v = (self.param(n, matrix(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
+    self.q, self.k, self.v = (self.param(n, scaled_normal(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
     residual = 1 / math.sqrt(2 * c.num_layers)
-    self.o = self.param('o', matrix(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
+    self.o = self.param('o', scaled_normal(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
 
   def qkv(self, x_BLD, angles_BLK2):
-    """Queries, keys and values [B, L, H, K], the first two turned to their positions."""
+    """Returns queries, keys and values, [B, L, H, K] each, the first two with rotary embedding."""
     q_BLHK, k_BLHK, v_BLHK = (
       jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (self.q, self.k, self.v)
     )
     return rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK
 
   def out(self, attended_BLHK):
-    """[B, L, D]."""
+    """Returns the output projection, [B, L, D]."""
     return jnp.einsum('BLHK,HKD->BLD', attended_BLHK, self.o.astype(self.dtype))
 
 
@@ -99,8 +99,8 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x_BLD):
     c, D, F = self.config, self.config.width, self.config.mlp_dim
-    gate_DF, up_DF = (self.param(name, matrix(1, D), (D, F)).astype(self.dtype) for name in ('gate', 'up'))
-    down_FD = self.param('down', matrix(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(self.dtype)
+    gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)).astype(self.dtype) for name in ('gate', 'up'))
+    down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(self.dtype)
     h_BLF = nn.silu(jnp.einsum('BLD,DF->BLF', x_BLD, gate_DF)) * jnp.einsum('BLD,DF->BLF', x_BLD, up_DF)
     return jnp.einsum('BLF,FD->BLD', h_BLF, down_FD)
 
@@ -121,11 +121,11 @@ class Block(nn.Module):
     return self.out(x_BLD, attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, self.config.attention))
 
   def qkv(self, x_BLD, angles_BLK2):
-    """What attention is made of, [B, L, H, K] each."""
+    """Returns queries, keys and values, [B, L, H, K] each."""
     return self.attention.qkv(self.attention_norm(x_BLD), angles_BLK2)
 
   def out(self, x_BLD, attended_BLHK):
-    """The hidden state after the block, [B, L, D]."""
+    """Returns the hidden state after the block, [B, L, D]."""
     x_BLD = x_BLD + self.attention.out(attended_BLHK)
     return x_BLD + self.mlp(self.mlp_norm(x_BLD))
 
@@ -134,13 +134,13 @@ REMAT_POLICIES = {
   'full': jax.checkpoint_policies.nothing_saveable,
   'dots': jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(attention.KEPT),
+    jax.checkpoint_policies.save_only_these_names(attention.RESIDUALS),
   ),
 }
 
 
 class Transformer(nn.Module):
-  """Tokens to the hidden state after the last block, which features [2.4] and logits are made from."""
+  """Maps tokens to the hidden state after the last block, from which features [2.4] and logits are computed."""
 
   config: settings.Model
   vocab_size: int
@@ -155,7 +155,7 @@ class Transformer(nn.Module):
     self.head = None if c.tied else Head(self.vocab_size, c.width)
 
   def __call__(self, tokens_BL, segments_BL):
-    """`segments` number the packed sequences of a row from 1; 0 is padding. Returns x_BLD, before the final norm."""
+    """Returns x_BLD, before the final norm; `segments` number a row's packed sequences from 1, and 0 is padding."""
     angles_BLK2 = rotary_angles(positions(segments_BL), self.config.head_dim, self.config.rope_base)
     x_BLD = self.embed(tokens_BL)
     if self.config.layers == 'scanned' and not self.is_initializing():
@@ -165,7 +165,7 @@ class Transformer(nn.Module):
     return x_BLD
 
   def _scanned(self, x_BLD, angles_BLK2, segments_BL):
-    """One program that runs N times, which compiles N times faster than N blocks; copies their matrices together."""
+    """Scans one block over stacked matrices, which compiles N times faster than N blocks but copies the matrices."""
     c, block = self.config, Block(self.config, self.dtype, parent=None)
     params = (self.variables['params'][f'block_{n}'] for n in range(c.num_layers))
     stacked = jax.tree.map(lambda *xs: jnp.stack([x.astype(self.dtype) if x.ndim > 1 else x for x in xs]), *params)
@@ -177,26 +177,26 @@ class Transformer(nn.Module):
       one = jax.checkpoint(one, policy=REMAT_POLICIES[c.remat], prevent_cse=False)  # a scan's body is compiled alone
     return jax.lax.scan(one, x_BLD, stacked)[0]
 
-  def normed_and_head(self, tokens_BL, segments_BL):
-    """What logits are the product of: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
+  def logit_factors(self, tokens_BL, segments_BL):
+    """Returns the factors of the logits: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
     return self.norm_and_head(self(tokens_BL, segments_BL))
 
   def norm_and_head(self, x_BLD):
-    """The same of the hidden state after the last block."""
+    """Returns the factors of the logits, from the hidden state after the last block."""
     x_BLD = self.final_norm(x_BLD)
     head_DV = self.embed.tokens.T if self.head is None else self.head.kernel
     return x_BLD, head_DV.astype(self.dtype)
 
 
 class Embedding(nn.Module):
-  """Rows of a [V, D] table."""
+  """A [V, D] table of embeddings."""
 
   vocab_size: int
   width: int
   dtype: jnp.dtype
 
   def setup(self):
-    self.tokens = self.param('tokens', matrix(1, self.width), (self.vocab_size, self.width))
+    self.tokens = self.param('tokens', scaled_normal(1, self.width), (self.vocab_size, self.width))
 
   def __call__(self, tokens_BL):
     return jnp.take(self.tokens, tokens_BL, axis=0).astype(self.dtype)
@@ -209,17 +209,17 @@ class Head(nn.Module):
   width: int
 
   def setup(self):
-    self.kernel = self.param('kernel', matrix(1, self.width), (self.width, self.vocab_size))
+    self.kernel = self.param('kernel', scaled_normal(1, self.width), (self.width, self.vocab_size))
 
 
-def make(config: settings.Model, vocab_size: int) -> Transformer:
-  """The model, its compute dtype and its attention chosen by device where the config leaves them open."""
+def make_model(config: settings.Model, vocab_size: int) -> Transformer:
+  """Makes the model; settings that are 'auto' are chosen by the device at hand."""
   config = for_device(config, jax.default_backend())
   return Transformer(config, vocab_size, jnp.dtype(config.dtype))
 
 
 def for_device(config: settings.Model, platform: str) -> settings.Model:
-  """The config with what 'auto' means on 'cpu', 'gpu' or 'tpu'."""
+  """Replaces 'auto' in a config by what it means on 'cpu', 'gpu' or 'tpu'."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
   kernel, layers = ('splash', 'scanned') if platform == 'tpu' else ('auto', 'unrolled')
   chosen = {'dtype': dtype, 'attention': kernel, 'layers': layers}
@@ -228,30 +228,33 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 
 
 def init(model: Transformer, key: jax.Array) -> Params:
-  """Fresh parameters, flat and in the order of their names."""
+  """Returns fresh parameters, flat and in the order of their names."""
   blank = jnp.zeros((1, 8), jnp.int32)
-  init_all = jax.jit(functools.partial(model.init, method=Transformer.normed_and_head))
+  init_all = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))
   nested = init_all(key, blank, blank)['params']
   return dict(sorted(traverse_util.flatten_dict(nested, sep='/').items()))
 
 
 def shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
-  """What `init` would return, without computing it."""
+  """Returns the shapes and dtypes of the parameters, without computing them."""
   return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 
+def variables(params: Params) -> Any:
+  """Nests flat parameters into the variables that Flax's `apply` takes."""
+  return {'params': traverse_util.unflatten_dict(params, sep='/')}
+
+
 def hidden(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
-  """The hidden state after the last block, [B, L, D]."""
-  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
-  return jnp.asarray(model.apply(nested, tokens_BL, segments_BL))
+  """Returns the hidden state after the last block, [B, L, D]."""
+  return jnp.asarray(model.apply(variables(params), tokens_BL, segments_BL))
 
 
-def normed_and_head(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array):
-  """(normed hidden state [B, L, D], head [D, V]): their product is the logits."""
-  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
-  return model.apply(nested, tokens_BL, segments_BL, method=Transformer.normed_and_head)
+def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array):
+  """Returns the normed hidden state [B, L, D] and the head [D, V], whose product is the logits."""
+  return model.apply(variables(params), tokens_BL, segments_BL, method=Transformer.logit_factors)
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
-  """z = g(x) [2.4]: the last block's output, averaged over the prefix that the router sees: [B, D] float32."""
+  """Returns z = g(x), the mean of the last block's output over the router's prefix [2.4]: float32 [B, D]."""
   return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)

@@ -40,7 +40,7 @@ class Text(NamedTuple):
 
 def every(s: settings.Settings) -> int:
   """Tokens in a chunk, as the run is evaluated."""
-  return min(s.evaluate.reroute_every, default=chunk_losses.EVERY)
+  return min(s.evaluate.reroute_every, default=chunk_losses.DEFAULT_CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Reader:
   def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
     """See `chunks.read`; None: under the base model; `size` rows at one time."""
     params = self.base if path is None else self.params(path)
-    read = functools.partial(chunk_losses.read, self.model, self.prefix_tokens, params, self.fitted)
+    read = functools.partial(chunk_losses.losses_and_routes, self.model, self.prefix_tokens, params, self.fitted)
     return chunk_losses.in_batches(read, size, *rows)
 
 
@@ -91,10 +91,10 @@ def read(
       return known(path)[chosen]
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
-  found, words, documents = chunk_losses.losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
+  found, words, documents = chunk_losses.gather_losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
   for n, text in enumerate(texts):
-    mine, length = chunk_losses.Losses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
-    documents.append(chunk_losses.excerpt(text.name, words[n], length, W, reader.prefix_tokens, paths[n], mine))
+    mine, length = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
+    documents.append(chunk_losses.make_excerpt(text.name, words[n], length, W, reader.prefix_tokens, paths[n], mine))
   return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 
@@ -107,7 +107,7 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
     seen = [
       chunk_losses.windows(text.tokens, W, reader.prefix_tokens)[:n] for text, n in zip(texts, asked, strict=True)
     ]
-    packed = chunk_losses.packed(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
+    packed = chunk_losses.pack_windows(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
     flat = iter(reader.read(None, packed, size)[1].reshape(-1).tolist())
     routed = [list(itertools.islice(flat, n)) for n in asked]
   first = [mine[0] for mine in routed] if first is None else first

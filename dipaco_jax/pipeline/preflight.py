@@ -77,7 +77,7 @@ def check_model(settings: settings_lib.Settings):
   """Patterns against the model's parameters, devices against batches: before any work."""
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
     raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
-  shapes = transformer.shapes(transformer.make(settings.model, settings.tokenizer.vocab_size))
+  shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch
   for stage, grid in (('train', layout.grid), ('pretrain', modules.grid_lib.Grid())):

@@ -104,7 +104,7 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
     drawn = np.random.default_rng([s.seed, step]).integers(len(indices), size=s.train.batch_size)
     return *rows(data, indices[drawn], s.model.seq_len), labels_NL[drawn]
 
-  start = chunk_router.make(run.base(), run.layout.grid.num_paths)
+  start = chunk_router.init_params(run.base(), run.layout.grid.num_paths)
   params, _ = chunk_router.train(run.model, start, batch, s.evaluate.chunk_router_steps, s.inner)
   found = {name: np.asarray(x) for name, x in params.items()}
   if not all(np.isfinite(x).all() for x in found.values()):

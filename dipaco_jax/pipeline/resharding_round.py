@@ -149,7 +149,7 @@ def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, in
   scores_NP = np.concatenate([np.asarray(chunk) for chunk in chunks])
   quota = max(1, math.floor(GIVEN * paths_NT.shape[1] * len(drawn) / len(count_P)))
   lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
-  found = balanced_assignment.give(lack_NE, paths_NT[drawn, -1], count_P, quota)
+  found = balanced_assignment.fill_empty_paths(lack_NE, paths_NT[drawn, -1], count_P, quota)
   return [(path, drawn[mine]) for path, mine in zip(empty, found, strict=True)]
 
 

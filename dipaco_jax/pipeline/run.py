@@ -53,7 +53,7 @@ class Run:
 
   @functools.cached_property
   def model(self) -> transformer.Transformer:
-    return transformer.make(self.settings.model, self.result('tokenize')['vocab_size'])
+    return transformer.make_model(self.settings.model, self.result('tokenize')['vocab_size'])
 
   @property
   def layout(self) -> modules.Layout:

@@ -68,7 +68,7 @@ def fits(memory: dict[str, Any], topology: Topology) -> bool:
 
 def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
   """Returns the run's programs on the devices of a topology."""
-  made = transformer.make(s.model, s.tokenizer.vocab_size)
+  made = transformer.make_model(s.model, s.tokenizer.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
   return programs.make(s, placement, layout, made)

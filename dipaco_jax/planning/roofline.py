@@ -27,9 +27,9 @@ from dipaco_jax.training.performance import Chip
 
 def flops_of_step(s: settings_lib.Settings) -> float:
   """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
-  made = transformer.make(without_loops(s.model, s.train.batch_size), s.tokenizer.vocab_size)
+  made = transformer.make_model(without_loops(s.model, s.train.batch_size), s.tokenizer.vocab_size)
   compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
-  optimizer = inner.make(s.inner, s.decay_steps, s.pretrain.steps)
+  optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps)
   params = transformer.shapes(made)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
   step = functools.partial(inner.step, optimizer, compute)
@@ -52,7 +52,7 @@ def extra_splash_flops(config: settings_lib.Model) -> float:
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES:
     return 0
-  blocks = length // attention.size_of_block(length)
+  blocks = length // attention.block_size(length)
   done = PRODUCTS['splash'][config.remat] * (blocks + 1) / (2 * blocks) - PRODUCTS['xla'][config.remat]
   return 2 * config.num_layers * length * config.num_heads * config.head_dim * done
 

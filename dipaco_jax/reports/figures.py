@@ -201,7 +201,7 @@ def _averaging_gap(run: Run) -> Picture | None:
     return None
   before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
   words = 'The mean over the paths, on what their shards hold back: what lies between is what averaging takes '
-  words += f'away again. The last phase has an {averaging_gap.words(after[-1] - before[-1])}.'
+  words += f'away again. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
   return Picture(plots.by_level('Loss around the outer step', 'nats per token', h.phases, curves, [*curves]), words)
 

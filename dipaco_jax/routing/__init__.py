@@ -1,8 +1,10 @@
-"""Which path a text takes, and when it may change paths [2.4].
+"""Routing: which path a text takes, and when it may change paths [2.4].
 
-Read `router` first: r(x), from a feature z of the text's beginning. `kmeans` makes the generative router,
-`classifier` the discriminative one, from `path_labels`; `arrangement` places clusters on the grid; `chunk_router` and
-`chunk_policies` choose again every W tokens. Pure.
+Read `router` first: r(x), from a feature z of the text's beginning. `kmeans` makes the generative router, whose
+clusters `arrangement` places on the grid; `classifier` makes the discriminative one, from `path_labels`.
+`balanced_assignment` limits the size of shards, `agreement` compares labels. With routing every W tokens,
+`chunk_router` learns to choose, `chunk_policies` compares ways to choose, and `chunk_losses` shows texts chunk by
+chunk. Pure.
 
 Imports from `core` and `models`.
 """

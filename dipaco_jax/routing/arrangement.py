@@ -1,25 +1,25 @@
-"""Which cluster of text takes which place in the grid [2.3, 2.4.1]. Pure.
+"""Arrangement of clusters of text on the grid, so that paths that share modules read similar text [2.3, 2.4.1]. Pure.
 
-k-means numbers its clusters as they come, and a path's number is its place: paths of near numbers share modules,
-whatever they read. With D_cd the squared distance between centroids c and d, and M_ij on how many axes the places i and
-j have the same coordinate, which is how many modules their paths share where a level varies over one axis,
+k-means numbers its clusters arbitrarily, while a path's number decides with which paths it shares modules. With D_cd
+the squared distance between centroids c and d, and M_ij the number of axes on which places i and j of the grid have the
+same coordinate (the number of modules that their paths share, where each level varies over one axis),
 
     cost(pi) = sum_{i < j} M_ij D_{pi(i) pi(j)}
 
-is least where paths that meet in a module read what is alike. That is a quadratic assignment: we swap the two clusters
-that lower the cost the most until none do, from the given order and from random ones, and keep the best.
+is least if paths that share modules read similar text. This is a quadratic assignment problem. Local search swaps the
+two clusters that lower the cost the most until no swap does, from the given order and from random ones.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-MOST = 2048  # paths; above, M and D would not fit, and the order stays
+MAX_PATHS = 2048  # with more paths M and D would not fit in memory, and the order stays
 STARTS = 8
 
 
 def meetings(shape: Sequence[int]) -> np.ndarray:
-  """M [P, P]: on how many axes of more than one module two places agree; 0 for a place with itself."""
+  """Returns M [P, P]: the number of axes of size above 1 on which two places agree; 0 for a place with itself."""
   places = np.indices(shape).reshape(len(shape), -1)[[size > 1 for size in shape]]
   shared = (places[:, :, None] == places[:, None, :]).sum(0)
   np.fill_diagonal(shared, 0)
@@ -27,18 +27,18 @@ def meetings(shape: Sequence[int]) -> np.ndarray:
 
 
 def distances(centroids_PX: np.ndarray) -> np.ndarray:
-  """D [P, P], squared."""
+  """Returns D [P, P], the squared distances between centroids."""
   squares = (centroids_PX**2).sum(1)
   return np.maximum(squares[:, None] + squares[None] - 2 * centroids_PX @ centroids_PX.T, 0)
 
 
 def cost(shared: np.ndarray, apart: np.ndarray, order: np.ndarray) -> float:
-  """cost(pi) of cluster order[i] in place i."""
+  """Returns cost(pi), with cluster order[i] in place i."""
   return float((shared * apart[np.ix_(order, order)]).sum() / 2)
 
 
 def descend(shared: np.ndarray, apart: np.ndarray, order: np.ndarray) -> np.ndarray:
-  """Swaps pairs of clusters, the one that lowers the cost the most at a time, until no swap does."""
+  """Swaps the pair of clusters that lowers the cost the most, until no swap does."""
   order = order.copy()
   least = 1e-9 * (1 + abs(cost(shared, apart, order)))
   while True:
@@ -52,16 +52,16 @@ def descend(shared: np.ndarray, apart: np.ndarray, order: np.ndarray) -> np.ndar
 
 
 def arrange(centroids_PX: np.ndarray, shape: Sequence[int], seed: int, unlike: bool = False) -> np.ndarray:
-  """The cluster of every place, a permutation [P]; as they come where no two paths share one module of several.
+  """Returns the cluster of every place, a permutation [P]; the given order if fewer than two axes have several modules.
 
   Args:
-    centroids_PX: of the clusters.
+    centroids_PX: the clusters' centroids.
     shape: sizes of the grid's axes, whose product is P.
-    seed: of the random orders.
-    unlike: the highest cost instead of the lowest, for comparisons.
+    seed: seed of the random orders.
+    unlike: look for the highest cost instead of the lowest, for comparison.
   """
   num_paths, several = len(centroids_PX), sum(size > 1 for size in shape)
-  if several < 2 or num_paths > MOST:
+  if several < 2 or num_paths > MAX_PATHS:
     return np.arange(num_paths)
   shared, apart = meetings(shape).astype(float), distances(np.asarray(centroids_PX, float))
   apart = -apart if unlike else apart

@@ -1,12 +1,12 @@
-"""Texts in chunks of W tokens, each under the path that is chosen before it is read [2.4.3]. Pure.
+"""Losses of texts in chunks of W tokens, each under the path that was chosen before the chunk [2.4.3]. Pure.
 
-Chunk i of a text is its tokens at places iW to (i+1)W - 1, and its path is
+Chunk i of a text is its tokens at positions iW to (i+1)W - 1, and its path is
 
     r_i = router(first tokens)                     iW <= prefix
-          chooser(tokens before iW)                i > 0, where there is the learned one (chunk_router.py)
-          router(the last tokens before iW)        else
+          chooser(tokens before iW)                i > 0, with a learned chooser (chunk_router.py)
+          router(the last tokens before iW)        otherwise
 
-the router looking at `prefix` tokens, or at all where a text has fewer.
+where the router sees `prefix` tokens, or the whole text if it is shorter.
 
 Dimensions: N texts, B rows, L length, D width, P paths, X windows of T tokens in a row.
 """
@@ -18,32 +18,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import router
 
-FILE = 'evaluation/excerpts.json'  # a run's Excerpts
-EVERY = 32  # tokens in a chunk, where nobody has said how many
+FILE = 'evaluation/excerpts.json'  # in a run's folder: its Excerpts
+DEFAULT_CHUNK = 32  # tokens in a chunk, by default
 
 
 class Chunk(NamedTuple):
-  """A chunk of a text; nats are means over its tokens, None where there is nothing to predict."""
+  """A chunk of a text; nats are means over its tokens, None if there is nothing to predict."""
 
-  start: int  # place of its first token
+  start: int  # position of its first token
   text: str
   path: int
   nats: float | None  # under its path
   base: float | None  # under the base model
-  counted: int  # tokens that a perplexity counts: those after the prefix
+  counted: int  # tokens after the prefix, which a perplexity counts
 
 
 class Excerpt(NamedTuple):
-  """A text; nats are means over the tokens that are counted."""
+  """A text in chunks; nats are means over the tokens that are counted."""
 
   name: str
-  path: int  # that the router chooses by its first tokens
+  path: int  # chosen by the router from the first tokens
   counted: int
   nats: float | None  # under that path
   rerouted: float | None  # under the path of each chunk
@@ -52,41 +51,41 @@ class Excerpt(NamedTuple):
 
 
 class Excerpts(NamedTuple):
-  """Texts that were cut and read in the same way."""
+  """Texts that were cut and scored in the same way."""
 
   every: int  # W
   prefix_tokens: int
-  by: str  # what chooses on the way: 'chooser', 'router', or '': nothing does
+  by: str  # what chooses after the first chunk: 'chooser', 'router' or '' for nothing
   documents: list[Excerpt]
 
   def to_dict(self) -> dict[str, Any]:
-    """What JSON can hold."""
+    """Returns the excerpts as JSON values."""
     documents = [d._asdict() | {'chunks': [part._asdict() for part in d.chunks]} for d in self.documents]
     return self._asdict() | {'documents': documents}
 
   @classmethod
   def from_dict(cls, found: dict[str, Any]) -> 'Excerpts':
-    """The inverse."""
+    """Restores excerpts from `to_dict`."""
     documents = [Excerpt(**d | {'chunks': [Chunk(**part) for part in d['chunks']]}) for d in found['documents']]
     return cls(**found | {'documents': documents})
 
 
-class Losses(NamedTuple):
-  """Nats of the token after each of N texts' tokens, [N, L]."""
+class TextLosses(NamedTuple):
+  """Nats of the next token after each token of N texts, [N, L]."""
 
-  rerouted: np.ndarray  # under the path of the chunk that the token is in
+  rerouted: np.ndarray  # under the path of the chunk that holds the next token
   routed: np.ndarray  # under the path of chunk 0
   base: np.ndarray
 
 
 def windows(tokens: np.ndarray, W: int, prefix: int) -> list[np.ndarray]:
-  """What the router sees of a text before it chooses for each chunk."""
+  """Returns the tokens of a text that the router sees to choose for each chunk."""
   begins = (max(0, start - prefix) for start in range(0, len(tokens), W))
   return [tokens[begin : begin + prefix] for begin in begins]
 
 
-def packed(seen: Sequence[np.ndarray], prefix: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-  """Windows in rows for `read`, as segments of their own: tokens and segment ids, int32 [B, L] each."""
+def pack_windows(seen: Sequence[np.ndarray], prefix: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """Packs windows into rows, as separate segments: tokens and segment ids, int32 [B, L] each."""
   X = length // prefix
   rows = np.zeros((2, -(-len(seen) // X), length), np.int32)
   for n, tokens in enumerate(seen):
@@ -96,16 +95,17 @@ def packed(seen: Sequence[np.ndarray], prefix: int, length: int) -> tuple[np.nda
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'prefix'))
-def read(model: model_lib.Transformer, prefix: int, params: model_lib.Params, fitted, tokens_BL, segments_BL):
-  """Nats of the token that follows each one [B, L], 0 where none does; the router's path of each window [B, X] int32.
+def losses_and_routes(
+  model: model_lib.Transformer, prefix: int, params: model_lib.Params, fitted, tokens_BL, segments_BL
+):
+  """Returns `loss.following_nll` [B, L], and the router's path of each window, int32 [B, X], or None without router.
 
-  One program for both, as compiling it takes longest. The path means something where the parameters are the base's;
-  ties go to the lower.
+  One program computes both, since compilation takes longest. Paths are meaningful for the base model's parameters only;
+  ties go to the lower one.
   """
-  nested: Any = {'params': traverse_util.unflatten_dict(params, sep='/')}
-  x_BLD: Any = model.apply(nested, tokens_BL, segments_BL)
-  normed_and_head: Any = model.apply(nested, x_BLD, method=model_lib.Transformer.norm_and_head)
-  normed_BLD, head_DV = normed_and_head
+  x_BLD = model_lib.hidden(model, params, tokens_BL, segments_BL)
+  factors: Any = model.apply(model_lib.variables(params), x_BLD, method=model_lib.Transformer.norm_and_head)
+  normed_BLD, head_DV = factors
   nats_BL = loss_lib.following_nll(normed_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
   if fitted is None:
     return nats_BL, None
@@ -118,7 +118,7 @@ def read(model: model_lib.Transformer, prefix: int, params: model_lib.Params, fi
 
 
 def in_batches(function: Callable[..., Any], size: int, *arrays: np.ndarray) -> Any:
-  """`function` of so many rows at one time, the last ones filled up with zeros: it is compiled once."""
+  """Applies a function to `size` rows at a time, the last ones padded with zeros so that it is compiled once."""
   found = []
   for start in range(0, len(arrays[0]), size):
     parts = [x[start : start + size] for x in arrays]
@@ -127,17 +127,19 @@ def in_batches(function: Callable[..., Any], size: int, *arrays: np.ndarray) -> 
   return jax.tree.map(lambda *x: np.concatenate(x), *found)
 
 
-def losses(paths: Sequence[Sequence[int]], W: int, nats: Callable[[int | None, np.ndarray], np.ndarray]) -> Losses:
-  """What each text's chunks cost, asking for each path once.
+def gather_losses(
+  paths: Sequence[Sequence[int]], W: int, nats: Callable[[int | None, np.ndarray], np.ndarray]
+) -> TextLosses:
+  """Collects the losses of texts under their chunks' paths, asking for each path once.
 
   Args:
-    paths: of every text's chunks.
+    paths: the path of each chunk, by text.
     W: tokens in a chunk.
-    nats: (path, or None for the base model; which texts [B]) -> nats of the token after each, [B, L].
+    nats: (path, or None for the base model; indices of texts [B]) -> nats of the next token after each token, [B, L].
   """
   base_NL = nats(None, np.arange(len(paths)))
   rerouted_NL, routed_NL = np.zeros_like(base_NL), np.zeros_like(base_NL)
-  chunk_L = (np.arange(base_NL.shape[1]) + 1) // W  # of the token that follows
+  chunk_L = (np.arange(base_NL.shape[1]) + 1) // W  # of the next token
   path_NL = np.array([np.asarray(mine)[np.minimum(chunk_L, len(mine) - 1)] for mine in paths])
   for path in sorted({path for mine in paths for path in mine}):
     rows = np.array([n for n, mine in enumerate(paths) if path in mine])
@@ -145,17 +147,22 @@ def losses(paths: Sequence[Sequence[int]], W: int, nats: Callable[[int | None, n
     rerouted_NL[rows] = np.where(path_NL[rows] == path, found_BL, rerouted_NL[rows])
     first_B1 = np.array([[paths[n][0]] for n in rows])
     routed_NL[rows] = np.where(first_B1 == path, found_BL, routed_NL[rows])
-  return Losses(rerouted_NL, routed_NL, base_NL)
+  return TextLosses(rerouted_NL, routed_NL, base_NL)
 
 
-def excerpt(name: str, texts: Sequence[str], length: int, W: int, prefix: int, paths: Sequence[int], nats) -> Excerpt:
-  """A text of `length` tokens.
+def make_excerpt(
+  name: str, texts: Sequence[str], length: int, W: int, prefix: int, paths: Sequence[int], nats
+) -> Excerpt:
+  """Makes the excerpt of a text of `length` tokens.
 
   Args:
-    texts: of its chunks.
-    W, prefix: tokens in a chunk; tokens that no loss counts.
-    paths: of its chunks.
-    nats: Losses of this text, [L] each.
+    name: the text's name.
+    texts: the chunks as text.
+    length: tokens in the text.
+    W: tokens in a chunk.
+    prefix: first tokens, which no loss counts.
+    paths: the path of each chunk.
+    nats: TextLosses of this text, [L] each.
   """
 
   def mean(nats_L: np.ndarray, start: int, stop: int) -> float | None:

@@ -1,24 +1,23 @@
-"""Routing more frequently at test time, and the mixture of paths: what every path's token losses are made into [2.4.3].
+"""Losses of routing more frequently at test time, and of mixtures of paths, from all paths' token losses [2.4.3]. Pure.
 
-A sequence is cut into chunks of W tokens from its first token on: chunk i is the tokens at places iW to (i+1)W - 1. A
-path is chosen for each chunk and scores all of it; the choice for chunk i + 1 sees the tokens of chunks 0 to i only:
+A sequence is cut into chunks of W tokens: chunk i is the tokens at positions iW to (i+1)W - 1. One path scores all of
+a chunk. The path of chunk 0 is the prefix router's. That of chunk i + 1 depends on chunks 0 to i, but for the bound:
 
     oracle       the path with the least nats on chunk i
     history      the path with the least nats on chunks 0 to i; not in the paper
     by_chooser   the path that the learned chooser (chunk_router.py) prefers at the last token of chunk i
-    hindsight    the path with the least nats on chunk i + 1 itself: no choice of paths for chunks of W does better
+    hindsight    the path with the least nats on chunk i + 1 itself: a bound for all choices of paths for chunks
 
-Chunk 0 is scored by the sequence's routed path, the prefix router's. The prefix, whose targets do not count, is cut
-like all else: the oracle looks at its nats too. So with W = 16 the first token that counts, at place 32, is scored by
-the path that chunk 1 chooses; with W = 64 the routed path scores the tokens to place 63.
+The prefix, whose targets do not count, is cut likewise, and the oracle looks at its nats too. With W = 16 the first
+token that counts, at position 32, is scored by the path that chunk 1 chooses; with W = 64 by the prefix router's path.
 
-The nats of the token at place t are at position t - 1, that of the token that predicts it; the first token has none.
+Arrays hold the nats of token t at index t - 1, that of the token that predicts it; the first token has none.
 
-Token losses are a list of P arrays [N, L], one per path, that may be memory maps: sequences are read a block at a time.
-Nats beyond a sequence's end are 0; those that are not finite, of a path that has diverged, are inf: such a path is not
-chosen where another is left, and has no part in a posterior. Results are sums over the targets that count, [N] float64.
+Token losses are a list of P arrays [N, L], which may be memory maps: sequences are read a block at a time. Nats beyond
+a sequence's end are 0. Nats that are not finite, from a path that has diverged, become inf: such a path is not chosen
+while another is left, and has weight 0 in a posterior. Results are sums over the targets that count, float64 [N].
 
-Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T of the top paths.
+Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T top paths.
 """
 
 import math
@@ -26,23 +25,23 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-BLOCK_BYTES = 1 << 26  # of all paths' token losses, float32, that are in memory at one time
+BLOCK_BYTES = 1 << 26  # of all paths' token losses, float32, in memory at one time
 
 
 def oracle(
   nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray, history: bool = False
 ) -> np.ndarray:
-  """Nats of every sequence, [N], where chunk i + 1 has the path with the least nats on chunk i; ties to the lower.
+  """Returns the nats of every sequence, [N], with oracle routing: by the nats on chunk i; ties go to the lower path.
 
   Args:
-    nll: nats at every target inside a sequence, those of the prefix too.
+    nll: nats of every target inside a sequence, including the prefix.
     counts_NL: which targets count.
     W: tokens in a chunk, 2 or more.
     first_N: the path of chunk 0.
-    history: choose by chunks 0 to i.
+    history: choose by chunks 0 to i instead.
 
   Raises:
-    ValueError: W is below 2: the first token has no nats to choose by.
+    ValueError: W is below 2, so that chunk 0 has no nats to choose by.
   """
   total_N = np.zeros(len(counts_NL))
   for rows, nll_BPL in blocks(nll):
@@ -55,23 +54,23 @@ def oracle(
 def by_chooser(
   nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray, chosen_NL: np.ndarray
 ) -> np.ndarray:
-  """Nats of every sequence, [N], where chunk i + 1 has the path chosen at the last token of chunk i.
+  """Returns the nats of every sequence, [N], with the path of chunk i + 1 chosen at the last token of chunk i.
 
   Args:
-    nll, counts_NL, W, first_N: as of `oracle`.
+    nll, counts_NL, W, first_N: see `oracle`.
     chosen_NL: the path that the chooser prefers for what follows each token, see `chunk_router.choose`.
   """
   total_N = np.zeros(len(counts_NL))
-  before = _starts(W, counts_NL.shape[1])[1:]  # what predicts a chunk's first token is the last token before it
+  before = _starts(W, counts_NL.shape[1])[1:]  # the last token before a chunk predicts its first
   for rows, nll_BPL in blocks(nll):
     total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], chosen_NL[rows][:, before])
   return total_N
 
 
 def hindsight(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int) -> np.ndarray:
-  """Nats of every sequence, [N], where every chunk has the path that is best on it: a bound, which nothing can choose.
+  """Returns the nats of every sequence, [N], with the best path for every chunk: a bound for any choice of paths.
 
-  A chunk as long as the sequence bounds what routing once can reach.
+  With chunks as long as a sequence it is the bound for routing once.
   """
   total_N = np.zeros(len(counts_NL))
   for rows, nll_BPL in blocks(nll):
@@ -80,14 +79,14 @@ def hindsight(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int) -> np.nd
 
 
 def mixture(nll: Sequence[np.ndarray], counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int) -> np.ndarray:
-  """Nats of every sequence, [N], under the mixture of its `top_n` best paths' next-token distributions.
+  """Returns the nats of every sequence, [N], under the mixture of its `top_n` best paths' next-token distributions.
 
       -sum_j log sum_p w_p exp(-nll_pj)        w = softmax of the top_n highest scores
 
   Args:
-    nll, counts_NL: as of `oracle`.
-    scores_NP: the router's, of each path for each sequence: log weights, up to a constant.
-    top_n: paths that a sequence's mixture is of; 1 is the routed path alone. Ties go to the lower index.
+    nll, counts_NL: see `oracle`.
+    scores_NP: the router's scores: log weights, up to a constant.
+    top_n: number of paths in a mixture; 1 is the routed path alone. Ties go to the lower index.
   """
   total_N = np.zeros(len(counts_NL))
   for rows, nll_BPL in blocks(nll):
@@ -101,20 +100,19 @@ def mixture(nll: Sequence[np.ndarray], counts_NL: np.ndarray, scores_NP: np.ndar
 
 
 def posterior(nll: Sequence[np.ndarray], counts_NL: np.ndarray) -> np.ndarray:
-  """Nats of every sequence, [N], under the mixture of all paths by what they have predicted so far; not in the paper.
+  """Returns the nats of every sequence, [N], under the posterior mixture of all paths; not in the paper.
 
       -sum_j log sum_p w_pj exp(-nll_pj)       w_pj = softmax_p(-sum_{i < j} nll_pi)
 
-  The weights are the posterior of the path that the sequence is from, all paths being as likely before it begins; the
-  prefix's nats are in it.
+  The weights are the posterior of the path given the tokens so far, including the prefix, from a uniform prior.
 
   Args:
-    nll, counts_NL: as of `oracle`.
+    nll, counts_NL: see `oracle`.
   """
   total_N = np.zeros(len(counts_NL))
   for rows, nll_BPL in blocks(nll):
     so_far_BPL = -np.cumsum(nll_BPL, axis=-1, dtype=np.float64)
-    log_p_BL = np.logaddexp.reduce(so_far_BPL, axis=1)  # of all tokens up to here
+    log_p_BL = np.logaddexp.reduce(so_far_BPL, axis=1)  # of all tokens so far
     before_BL = np.pad(log_p_BL[:, :-1], ((0, 0), (1, 0)), constant_values=math.log(len(nll)))
     gone_BL = np.isneginf(log_p_BL)  # no path is left
     nats_BL = np.where(gone_BL, np.inf, before_BL - np.where(gone_BL, 0, log_p_BL))
@@ -123,7 +121,7 @@ def posterior(nll: Sequence[np.ndarray], counts_NL: np.ndarray) -> np.ndarray:
 
 
 def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-  """(which sequences, all paths' token losses on them [B, P, L] float32, inf for any that is not finite), in order."""
+  """Yields slices of sequences with all paths' token losses on them, float32 [B, P, L], inf where not finite."""
   N, L = nll[0].shape
   size = max(1, BLOCK_BYTES // (4 * len(nll) * L))
   for start in range(0, N, size):
@@ -134,24 +132,24 @@ def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
 
 
 def _counted(nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """0 for targets that do not count."""
+  """Replaces nats by 0 at targets that do not count."""
   return np.where(counts, nats, 0)
 
 
 def _starts(W: int, L: int) -> list[int]:
-  """The positions whose targets are the first of each chunk, [C]; the last position has no target."""
+  """Returns the indices whose targets are the first of each chunk, [C]; the last index has no target."""
   if W < 2:
     raise ValueError(f'chunks of {W} tokens: the first token has no nats to choose by; use 2 or more')
   return [0, *range(W - 1, L - 1, W)]
 
 
 def _by_chunk(nll_BPL: np.ndarray, W: int) -> np.ndarray:
-  """Nats of every chunk, [B, P, C] float64."""
+  """Returns the nats of every chunk, float64 [B, P, C]."""
   return np.add.reduceat(nll_BPL, _starts(W, nll_BPL.shape[-1]), axis=-1, dtype=np.float64)
 
 
 def _scored(nll_BPL, counts_BL, W: int, first_B, later_BC) -> np.ndarray:
-  """Nats that count, [B], of the chunks under their paths: `first_B`'s on chunk 0, `later_BC`'s on those after it."""
+  """Returns the nats that count, [B], with path `first_B` on chunk 0 and `later_BC` on the chunks after it."""
   paths_BC = np.concatenate([first_B[:, None], later_BC], axis=1)
   nats_BPC = _by_chunk(_counted(nll_BPL, counts_BL[:, None]), W)
   return np.take_along_axis(nats_BPC, paths_BC[:, None], 1).sum(axis=(1, 2))

@@ -4,10 +4,11 @@ A transformer fine-tuned from the base language model, with a head of P classes 
 
     T[n, j] = argmin_p sum_{k = j}^{j + H - 1} nll[n, p, k]       loss = -mean_{n, j} log softmax(x[n, j] head)[T[n, j]]
 
-nll[n, p, k] being the nats of token k + 1 under path p: the label at token j looks at the H tokens after it, and the
-chooser at the tokens up to it. H to the end of the sequence works about as well as H = W, and serves every W.
+with nll[n, p, k] the nats of token k + 1 under path p: the label of token j depends on the H tokens after it, and the
+chooser's input is the tokens up to it. The paper's W' is H; H to the end of the sequence works about as well as H = W,
+and serves every W.
 
-Parameters are the base model's, without the language model's own head, and `chooser/kernel` [D, P].
+Parameters are the base model's, without the language model's head, and `chooser/kernel` [D, P].
 
 Dimensions: N sequences, B batch, L length, D width, P paths.
 """
@@ -20,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from dipaco_jax.core import inner, settings
 from dipaco_jax.models import loss as loss_lib
@@ -28,24 +28,24 @@ from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.routing import chunk_policies
 
 KERNEL = 'chooser/kernel'
-NONE = -1  # the label of a token where no path has finite losses, which is not learned from
+NONE = -1  # the label of a token without finite losses, which has no part in training
 
 
-def make(base: Mapping[str, Any], num_paths: int) -> model_lib.Params:
-  """The chooser's parameters before training: the base model's, and a head of zeros: all paths are as likely."""
+def init_params(base: Mapping[str, Any], num_paths: int) -> model_lib.Params:
+  """Returns the chooser's parameters before training: the base model's, and a head of zeros (uniform over paths)."""
   width = base['final_norm/scale'].shape[0]
   kept = {name: jnp.asarray(x) for name, x in base.items() if name != 'head/kernel'}
   return dict(sorted((kept | {KERNEL: jnp.zeros((width, num_paths), jnp.float32)}).items()))
 
 
 def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
-  """T: the best path for what follows each token, ties to the lower; [N, L] int32.
+  """Returns T, the best path for the tokens after each token, ties to the lower: int32 [N, L].
 
-  A path that has a loss among these that is not finite is never the best; where all have, it is NONE.
+  A path with a loss among these that is not finite is never the best; NONE if that is so for all paths.
 
   Args:
-    nll: nats at every target inside a sequence, those of the prefix too; P arrays [N, L] that may be memory maps.
-    horizon: H, the targets that a label looks at; 0: to the sequence's end.
+    nll: nats of every target inside a sequence, including the prefix; P arrays [N, L] that may be memory maps.
+    horizon: H, the targets that decide a label; 0 for all to the sequence's end.
   """
   L = nll[0].shape[1]
   found_NL = np.zeros(nll[0].shape, np.int32)
@@ -59,28 +59,29 @@ def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
 
 
 def _following(x_BPL: np.ndarray, ends_L: np.ndarray, dtype) -> np.ndarray:
-  """Sums from each target to before its end."""
+  """Returns the sums over targets from each index up to its end, exclusive."""
   upto_BPL = np.pad(x_BPL.cumsum(axis=-1, dtype=dtype), ((0, 0), (0, 0), (1, 0)))
   return upto_BPL[..., ends_L] - upto_BPL[..., :-1]
 
 
 def logits(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
-  """How well each path suits what follows each token, [B, L, P] float32."""
-  nested: Any = {'params': traverse_util.unflatten_dict({n: x for n, x in params.items() if n != KERNEL}, sep='/')}
-  x_BLD: Any = model.apply(nested, tokens_BL, segments_BL, method=lambda m, *rows: m.final_norm(m(*rows)))
+  """Returns the logits of the best path for the tokens after each token, float32 [B, L, P]."""
+  trunk = model_lib.variables({name: x for name, x in params.items() if name != KERNEL})
+  x_BLD: Any = model.apply(trunk, tokens_BL, segments_BL, method=lambda m, *rows: m.final_norm(m(*rows)))
   return jnp.einsum('BLD,DP->BLP', x_BLD, params[KERNEL].astype(x_BLD.dtype), preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames='model')
 def choose(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
-  """The preferred path for what follows each token, ties to the lower: [B, L] int32."""
+  """Returns the preferred path for the tokens after each token, ties to the lower: int32 [B, L]."""
   return logits(model, params, tokens_BL, segments_BL).argmax(axis=-1).astype(jnp.int32)
 
 
 def loss(model: model_lib.Transformer, params: model_lib.Params, rows: tuple, labels_BL) -> tuple[jax.Array, jax.Array]:
-  """(Summed cross-entropy in nats, number of tokens that another of their sequence follows and that have a label).
+  """Returns (summed cross-entropy in nats, number of tokens that have a label and a next token in their sequence).
 
   Args:
+    model, params: the chooser.
     rows: tokens and segment ids, [B, L] each.
     labels_BL: T.
   """
@@ -98,21 +99,21 @@ def train(
   num_steps: int,
   config: settings.Inner,
 ) -> tuple[model_lib.Params, np.ndarray]:
-  """AdamW from `params`, by the same rule as a path's inner steps, without warm-up; the cosine ends with the last step.
+  """Trains the chooser with AdamW, as a path's inner steps but without warm-up; the cosine ends with the last step.
 
-  Equal arguments give equal bits, so that what was stopped is made again from the start.
+  Equal arguments give equal bits, so that a run that was stopped can train again from the start.
 
   Args:
-    model: whose parameters the base's are.
-    params: see `make`; not donated.
-    batch: step -> tokens, segment ids, labels, [B, L] each, on the host or laid out over devices.
+    model: the base model.
+    params: initial parameters, see `init_params`; not donated.
+    batch: maps a step to tokens, segment ids and labels, [B, L] each, on the host or laid out over devices.
     num_steps: about 2,000 in the paper.
-    config: of AdamW; its warm-ups and decay_steps are not looked at.
+    config: AdamW's settings; its warm-ups and decay_steps are ignored.
 
   Returns:
-    Parameters, and the mean loss before each step in nats, [num_steps].
+    The parameters, and the mean loss before each step in nats, [num_steps].
   """
-  made = inner.make(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0)
+  made = inner.make_optimizer(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0)
   compute = inner.gradient(functools.partial(loss, model))
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -125,5 +126,5 @@ def train(
   for i in range(num_steps):
     params, state, metrics = step(params, state, *batch(i), jnp.int32(i))
     losses.append(metrics['loss'])
-    jax.block_until_ready(losses[-2:][0])  # the step before: batches do not pile up on the device
+    jax.block_until_ready(losses[-2:][0])  # wait for the step before, so that batches do not pile up on the device
   return params, np.array(losses)

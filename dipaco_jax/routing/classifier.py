@@ -2,8 +2,9 @@
 
     label_n = argmax_p sum_j S[n, j, p]        prob(p | z_n) = softmax_p score_p(z_n)
 
-is trained by cross-entropy, then biased so that the predicted document-to-path distribution matches a target one.
-Everything is full-batch L-BFGS: no learning rate, no batches, and it says when it has converged.
+with S[n, j, p] the log-likelihood of token j of document n under path p. The classifier is trained by cross-entropy,
+and then a bias makes the predicted document-to-path distribution match a target. Both use full-batch L-BFGS: no
+learning rate, no batches, and a test of convergence.
 
 Dimensions: N documents, D width, H hidden units, X = H or D, P paths.
 """
@@ -19,9 +20,14 @@ import optax
 from dipaco_jax.routing import router as router_lib
 
 T = TypeVar('T')
+L2 = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # candidates for the decay
+HELD_FRACTION = 0.2  # of the documents, to choose among candidates
+ITERATIONS, TOLERANCE = 500, 1e-5  # of L-BFGS, see `minimize`
 
 
 class Weights(NamedTuple):
+  """Parameters of the classifier: logits are x w^T + b, with the hidden layer of router.py."""
+
   hidden: jax.Array  # [D, H]
   hidden_bias: jax.Array  # [H]
   w: jax.Array  # [P, X]
@@ -29,35 +35,22 @@ class Weights(NamedTuple):
 
 
 def fit_classifier(
-  key: jax.Array,
-  z_ND: jax.Array,
-  labels_N: jax.Array,
-  num_paths: int,
-  *,
-  hidden: int = 0,
-  l2: Sequence[float] = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
-  held_fraction: float = 0.2,
-  weight_N: jax.Array | None = None,
-  iterations: int = 500,
-  tolerance: float = 1e-5,
+  key: jax.Array, z_ND: jax.Array, labels_N: jax.Array, num_paths: int, hidden: int = 0, l2: Sequence[float] = L2
 ) -> router_lib.Router:
-  """P-class logistic regression on standardized features [7.2.1], or behind a hidden layer, which the paper has not.
+  """Fits a P-class logistic regression on standardized features [2.4.2, 7.2.1].
 
-      minimize  sum_n weight_n nats_n / sum_n weight_n + l2 / 2 (|w|^2 + |hidden|^2)
+      minimize  mean_n -log prob(label_n | z_n) + l2 / 2 (|w|^2 + |hidden|^2)
 
-  nats_n = -log prob(label_n | z_n). Of several l2 the one that does best on held-out documents is used on all of them.
-  scikit-learn's C is 1 / (N l2).
+  Of several l2 the one that does best on held-out documents is used on all of them. scikit-learn's C is 1 / (N l2). A
+  hidden layer is not in the paper.
 
   Args:
-    key: of the held-out documents, and of the hidden layer's start.
+    key: draws the held-out documents and the initial hidden layer.
     z_ND: features, float32.
     labels_N: paths, integers.
-    hidden: units of the hidden layer; 0: none.
+    num_paths: P.
+    hidden: units of the hidden layer; 0 for none.
     l2: candidates.
-    held_fraction: of the documents, to choose among candidates by; of no use with one.
-    weight_N: of each document; none: all equal.
-    iterations: of L-BFGS, at most.
-    tolerance: of the gradient's largest entry.
 
   Raises:
     ValueError: a label is no path, or a feature is not finite.
@@ -67,43 +60,47 @@ def fit_classifier(
   router_lib.check_features(z_ND)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND, labels_N = (jnp.asarray(z_ND) - mean_D) / scale_D, jnp.asarray(labels_N)
-  weight_N = jnp.ones(len(x_ND)) if weight_N is None else jnp.asarray(weight_N, jnp.float32)
   start_key, split_key = jax.random.split(key)
-  start = _start(start_key, x_ND.shape[1], hidden, num_paths)
-
-  def train(weight_N, l2):
-    return _train(start, x_ND, labels_N, weight_N, l2, iterations, tolerance)
-
-  best = l2[0]
-  if len(l2) > 1:
-    is_held_N = jnp.zeros(len(x_ND)).at[split(split_key, len(x_ND), held_fraction)[1]].set(1.0)
-    candidates = [train(weight_N * (1 - is_held_N), value) for value in l2]
-    held_nats = np.array([nats(c, x_ND, labels_N, weight_N * is_held_N) for c in candidates])
-    best = l2[int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())]
-  fitted = train(weight_N, best)
-  centroids_PX = fitted.w / 2
-  bias_P = fitted.b + jnp.sum(centroids_PX**2, axis=-1)
-  return router_lib.Router(mean_D, scale_D, fitted.hidden, fitted.hidden_bias, centroids_PX, bias_P)
+  start = init_weights(start_key, x_ND.shape[1], hidden, num_paths)
+  best = choose_l2(split_key, start, x_ND, labels_N, l2) if len(l2) > 1 else l2[0]
+  return as_router(train(start, x_ND, labels_N, jnp.ones(len(x_ND)), best), mean_D, scale_D)
 
 
-def _start(key: jax.Array, width: int, hidden: int, num_paths: int) -> Weights:
-  """A random hidden layer; all else is 0."""
+def choose_l2(key: jax.Array, start: Weights, x_ND: jax.Array, labels_N: jax.Array, candidates: Sequence[float]):
+  """Returns the candidate that has the lowest loss on HELD_FRACTION of the documents, trained on the others."""
+  is_held_N = jnp.zeros(len(x_ND)).at[split(key, len(x_ND), HELD_FRACTION)[1]].set(1.0)
+  fitted = [train(start, x_ND, labels_N, 1 - is_held_N, l2) for l2 in candidates]
+  held_nats = np.array([mean_nats(weights, x_ND, labels_N, is_held_N) for weights in fitted])
+  return candidates[int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())]
+
+
+def as_router(weights: Weights, mean_D: jax.Array, scale_D: jax.Array) -> router_lib.Router:
+  """Returns the router whose scores are the classifier's logits: c_p = w_p / 2, bias_p = b_p + |c_p|^2."""
+  centroids_PX = weights.w / 2
+  bias_P = weights.b + jnp.sum(centroids_PX**2, axis=-1)
+  return router_lib.Router(mean_D, scale_D, weights.hidden, weights.hidden_bias, centroids_PX, bias_P)
+
+
+def init_weights(key: jax.Array, width: int, hidden: int, num_paths: int) -> Weights:
+  """Returns weights of 0, but for a random hidden layer."""
   hidden_DH = jax.random.normal(key, (width, hidden)) * width**-0.5
   return Weights(hidden_DH, jnp.zeros(hidden), jnp.zeros((num_paths, hidden or width)), jnp.zeros(num_paths))
 
 
 @jax.jit
-def _train(start: Weights, x_ND, labels_N, weight_N, l2, iterations, tolerance) -> Weights:
+def train(start: Weights, x_ND, labels_N, weight_N, l2, iterations=ITERATIONS, tolerance=TOLERANCE) -> Weights:
+  """Minimizes the weighted mean loss plus decay by L-BFGS; for the last two arguments see `minimize`."""
+
   def loss(weights: Weights):
     decay = jnp.sum(weights.w**2) + jnp.sum(weights.hidden**2)
-    return nats(weights, x_ND, labels_N, weight_N) + l2 / 2 * decay
+    return mean_nats(weights, x_ND, labels_N, weight_N) + l2 / 2 * decay
 
   return minimize(loss, start, iterations, tolerance)
 
 
 @jax.jit
-def nats(weights: Weights, x_ND: jax.Array, labels_N: jax.Array, weight_N: jax.Array) -> jax.Array:
-  """Weighted mean of -log prob(label)."""
+def mean_nats(weights: Weights, x_ND: jax.Array, labels_N: jax.Array, weight_N: jax.Array) -> jax.Array:
+  """Returns the weighted mean of -log prob(label | z), nats."""
   x_NX = router_lib.hidden_layer(x_ND, weights.hidden, weights.hidden_bias)
   logits_NP = jnp.einsum('NX,PX->NP', x_NX, weights.w, precision='highest') + weights.b
   nats_N = optax.softmax_cross_entropy_with_integer_labels(logits_NP, labels_N)
@@ -111,7 +108,7 @@ def nats(weights: Weights, x_ND: jax.Array, labels_N: jax.Array, weight_N: jax.A
 
 
 def minimize(loss: Callable[[T], jax.Array], start: T, iterations: int, tolerance: float) -> T:
-  """L-BFGS from `start` until no entry of the gradient exceeds `tolerance`, or for so many iterations."""
+  """Runs L-BFGS until no entry of the gradient exceeds `tolerance`, for at most so many iterations."""
   optimizer = optax.lbfgs()
   value_and_grad = optax.value_and_grad_from_state(loss)
 
@@ -130,41 +127,42 @@ def minimize(loss: Callable[[T], jax.Array], start: T, iterations: int, toleranc
 
 
 def split(key: jax.Array, num: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-  """Indices 0..num-1 in two parts, each rising: those kept, and round(fraction * num) of them drawn to be held out."""
+  """Splits 0..num-1 into indices to keep and round(fraction * num) random ones to hold out, both ascending."""
   drawn, held = np.asarray(jax.random.permutation(key, num)), round(fraction * num)
   return np.sort(drawn[held:]), np.sort(drawn[:held])
 
 
 def accuracy(router: router_lib.Router, z_ND: jax.Array, labels_N: jax.Array) -> float:
-  """Fraction of the documents whose route is their label."""
+  """Returns the fraction of the documents whose route is their label."""
   return float(np.mean(np.asarray(router_lib.route(router, z_ND))[:, 0] == np.asarray(labels_N)))
 
 
 def calibrate(router: router_lib.Router, z_ND: jax.Array, target_P: jax.Array | np.ndarray) -> router_lib.Router:
-  """The router with the bias by which routes of documents like these are distributed as the target: see below."""
+  """Biases a router so that routes of documents like these are distributed as the target, see `calibration`."""
   return router._replace(bias=router.bias + calibration(router_lib.scores(router, jnp.asarray(z_ND)), target_P))
 
 
 def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray, iterations: int = 50) -> jax.Array:
-  """A bias [P] such that argmax_p (score_np + bias_p) is p for a share target_p of the documents [2.4.2, 7.2.1].
+  """Returns a bias [P] by which argmax_p (score_np + bias_p) is p for a share target_p of the documents [2.4.2, 7.2.1].
 
-  The paper doesn't say how. With one temperature after another, from the spread of the scores down to 10^-4 of it,
+  The paper does not say how. At falling temperatures T, from the spread of the scores down to 10^-4 of it,
 
-      minimize over b  sum_n temperature logsumexp_p((score_np + b_p) / temperature) / N - sum_p target_p b_p
+      minimize over b  mean_n T logsumexp_p((score_np + b_p) / T) - sum_p target_p b_p
 
-  a convex function whose gradient is the softened frequencies less the target: where it is 0 they are equal, and as the
-  temperature falls a softened route becomes the route. It is the dual of optimal transport from documents to paths: of
-  all assignments with these frequencies the routes are the one of the highest total score. Of the biases of all
-  temperatures, and of none, the result is the one whose routes have the lowest total variation from the target.
+  The function is convex, and its gradient is the softened frequencies minus the target; as T falls, a softened route
+  becomes the route. It is the dual of optimal transport from documents to paths: of all assignments with these
+  frequencies, the routes have the highest total score. Of the biases at all temperatures, and no bias, the result is
+  the one whose routes have the lowest total variation from the target.
 
   Args:
+    scores_NP: the router's scores.
     target_P: shares, above 0, of any sum.
-    iterations: of L-BFGS at each temperature, at most.
+    iterations: at most so many of L-BFGS at each temperature.
 
   Raises:
     ValueError: a share is not above 0.
   """
-  share_P = np.asarray(target_P, np.float64)  # before the sum, which an array of JAX would make in float32
+  share_P = np.asarray(target_P, np.float64)  # first, as JAX would sum in float32
   share_P = share_P / share_P.sum()
   if not (share_P > 0).all():
     raise ValueError(f'shares of paths {np.flatnonzero(~(share_P > 0)).tolist()} are not above 0: give each path one')
@@ -186,7 +184,7 @@ def _calibration(scores_NP, share_P, iterations) -> jax.Array:
 
   def cool(carry, temperature):
     bias_P, best_P, lowest = carry
-    # In these units the Hessian's diagonal is that of equal shares, whatever the shares.
+    # In these units the diagonal of the Hessian does not depend on the shares.
     unit_P = temperature * jax.lax.rsqrt(P * share_P)
 
     def dual(u_P):
@@ -194,7 +192,7 @@ def _calibration(scores_NP, share_P, iterations) -> jax.Array:
       return softened_N.mean() - jnp.sum(share_P * u_P * unit_P) / temperature
 
     bias_P = minimize(dual, bias_P / unit_P, iterations, 0.5 / N) * unit_P
-    bias_P -= bias_P.mean()  # which changes no route
+    bias_P -= bias_P.mean()  # changes no route
     now = variation(bias_P)
     return (bias_P, jnp.where(now < lowest, bias_P, best_P), jnp.minimum(now, lowest)), None
 

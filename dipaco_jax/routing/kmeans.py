@@ -1,4 +1,4 @@
-"""k-means on features: the clusters that a generative router sends to its paths [2.4.1]. Pure.
+"""k-means on features: the clusters of the generative router, one per path [2.4.1]. Pure.
 
 Greedy k-means++, restarts, Lloyd's iterations. Dimensions: N points, D width, K clusters, R rows at one time, T trials.
 """
@@ -9,22 +9,22 @@ import math
 import jax
 import jax.numpy as jnp
 
-ROWS = 4096  # whose distances exist at one time
+ROWS = 4096  # rows of distances in memory at one time
 
 
 @functools.partial(jax.jit, static_argnames=('k', 'iterations', 'restarts'))
-def kmeans(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: int) -> jax.Array:
-  """Centroids [K, D] of the restart with the lowest inertia, sum_n min_k |z_n - c_k|^2.
+def fit(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: int) -> jax.Array:
+  """Returns the centroids [K, D] of the restart with the lowest inertia, sum_n min_k |z_n - c_k|^2.
 
-  Greedy k-means++ and then Lloyd's iterations until nothing moves. Distances are made `ROWS` at a time: beside z,
-  memory is that of [ROWS, K], [T, N] and the centroids.
+  Each restart seeds by greedy k-means++ and runs Lloyd's iterations until nothing moves. Distances are computed `ROWS`
+  at a time: beside z and the centroids, memory is that of [ROWS, K] and [T, N].
 
   Args:
-    key: of the seeding.
-    z_ND: points, float32, centred or nearly so: distances come from products, and far from 0 they cancel.
+    key: draws the seedings.
+    z_ND: points, float32, centred or nearly so: distances are computed from products, which cancel far from 0.
     k: number of clusters, at most N.
-    iterations: of Lloyd, at most, in each restart.
-    restarts: how often to start from a new seeding.
+    iterations: at most so many of Lloyd's in each restart.
+    restarts: number of seedings.
   """
 
   def once(key):
@@ -37,15 +37,15 @@ def kmeans(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: i
 
 @jax.jit
 def inertia(z_ND: jax.Array, centroids_KD: jax.Array) -> jax.Array:
-  """Sum of the squared distances to the nearest centroid, a scalar."""
+  """Returns the sum of the squared distances to the nearest centroid."""
   return _assign(z_ND, centroids_KD)[2].sum()
 
 
 @functools.partial(jax.jit, static_argnames='k')
 def seed(key: jax.Array, z_ND: jax.Array, k: int) -> jax.Array:
-  """Greedy k-means++ (Arthur and Vassilvitskii, 2007): centroids [K, D] among the points.
+  """Chooses centroids [K, D] among the points by greedy k-means++ (Arthur and Vassilvitskii, 2007).
 
-  Each next one is the best of 2 + log(k) candidates, drawn in proportion to the squared distance from those chosen.
+  Each is the best of 2 + log(k) candidates, drawn in proportion to the squared distance from the centroids so far.
   """
   trials = 2 + int(math.log(k))
   square_N = jnp.sum(z_ND**2, axis=-1)
@@ -66,7 +66,7 @@ def seed(key: jax.Array, z_ND: jax.Array, k: int) -> jax.Array:
 
 
 def draw(key: jax.Array, weight_N: jax.Array, num: int) -> jax.Array:
-  """Indices [num] drawn in proportion to their weights, with replacement; a weight of 0 is not drawn."""
+  """Draws indices [num] in proportion to their weights, with replacement; never one of weight 0."""
   cumulative_N = jnp.cumsum(weight_N)
   places = jax.random.uniform(key, (num,)) * cumulative_N[-1]
   return jnp.minimum(jnp.searchsorted(cumulative_N, places, side='right'), weight_N.shape[0] - 1)
@@ -74,7 +74,7 @@ def draw(key: jax.Array, weight_N: jax.Array, num: int) -> jax.Array:
 
 @jax.jit
 def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Array:
-  """Moves every centroid to the mean of its points, until none moves; one without points goes to the farthest one."""
+  """Moves every centroid to the mean of its points until none moves; one without points takes the farthest point."""
 
   def unsettled(carry):
     i, _, moved = carry
@@ -94,13 +94,13 @@ def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Arra
 
 
 def _assign(z_ND, centroids_KD):
-  """One pass over all points: (sum [K, D] and number [K] of each cluster's points, squared distance [N] of each)."""
+  """Returns the sum [K, D] and number [K] of each cluster's points, and the squared distance [N] of each point."""
   N, D = z_ND.shape
   K, R = centroids_KD.shape[0], min(ROWS, N)
 
   def rows(carry, first):
     sums_KD, counts_K, distance_N = carry
-    start = jnp.minimum(first, N - R)  # the last rows overlap those before: they count once
+    start = jnp.minimum(first, N - R)  # the last rows overlap earlier ones, which count once
     z_RD = jax.lax.dynamic_slice_in_dim(z_ND, start, R)
     closeness_RK = closeness(z_RD, centroids_KD)
     fresh_R = (start + jnp.arange(R) >= first).astype(jnp.float32)
@@ -116,6 +116,6 @@ def _assign(z_ND, centroids_KD):
 
 
 def closeness(z_ND: jax.Array, centroids_KD: jax.Array) -> jax.Array:
-  """2 z c - |c|^2, which is |z|^2 - |z - c|^2: [N, K]. In full precision: accelerators would round the products."""
+  """Returns 2 z c - |c|^2 = |z|^2 - |z - c|^2, [N, K]; in full precision, as accelerators would round the products."""
   products_NK = jnp.einsum('ND,KD->NK', z_ND, centroids_KD, precision='highest')
   return 2 * products_NK - jnp.sum(centroids_KD**2, axis=-1)

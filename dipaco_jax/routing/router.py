@@ -1,18 +1,17 @@
-"""The router r(x): which path a sequence takes, from its feature z alone [2.4, 7.2, 7.3]. Pure.
+"""The router r(x), which chooses a sequence's path from its feature z alone [2.4, 7.2, 7.3]. Pure.
 
-z is the mean over the first 32 tokens of the last block's output of the base model.
+z is the mean over the first 32 tokens of the base model's last hidden state.
 
-    x = (z - mean) / scale, and then x = gelu(x hidden + hidden_bias) where there is a hidden layer
+    x = (z - mean) / scale, and then x = gelu(x hidden + hidden_bias) if there is a hidden layer
     score_p(z) = 2 x c_p - |c_p|^2 + bias_p
     r(z) = argmax_p score_p(z); the top n where shards overlap [2.4.4]
 
-One shape for every router. k-means is its centroids and no bias: the score is |x|^2 - |x - c_p|^2, and |x|^2 is left
-out, being the same for all paths. Product k-means [7.3] is the centroids that all combinations of its groups' centroids
-make. A logistic classifier x w_p + b_p [7.2.1] is c_p = w_p / 2, bias_p = b_p + |c_p|^2: its scores are its logits. So
-callers know `scores` and `route`, whatever was fitted.
+Every router has this form. k-means has centroids c_p and no bias: the score is |x|^2 - |x - c_p|^2, where |x|^2 changes
+no argmax. In product k-means [7.3] the c_p are all combinations of the groups' centroids. A logistic classifier
+x w_p + b_p [7.2.1] has c_p = w_p / 2 and bias_p = b_p + |c_p|^2, so that its scores are its logits.
 
-Features are standardized per dimension: a few dimensions of a language model's hidden state are hundreds of times
-larger than the rest (massive activations, arXiv 2402.17762) and would alone decide every distance. The paper is silent.
+Features are standardized per dimension, on which the paper is silent: a few dimensions of a language model's hidden
+state are hundreds of times larger than the rest (massive activations, arXiv 2402.17762) and would decide all distances.
 
 Dimensions: N sequences, D width, H hidden units, X = H or D, P paths, K clusters, G groups.
 """
@@ -32,7 +31,7 @@ from dipaco_jax.routing import arrangement, kmeans
 
 
 class Router(NamedTuple):
-  """Self-contained: `router._asdict()` is what a file holds, and `Router(**arrays)` is back."""
+  """The arrays of a router, as a file holds them: `router._asdict()` and `Router(**arrays)`."""
 
   mean: jax.Array  # [D]
   scale: jax.Array  # [D]
@@ -43,18 +42,18 @@ class Router(NamedTuple):
 
 
 def linear(mean_D: jax.Array, scale_D: jax.Array, centroids_PD: jax.Array, bias_P: jax.Array) -> Router:
-  """A router without a hidden layer."""
+  """Makes a router without a hidden layer."""
   return Router(mean_D, scale_D, jnp.zeros((len(mean_D), 0)), jnp.zeros(0), centroids_PD, bias_P)
 
 
 def scores(router: Router, z_ND: jax.Array) -> jax.Array:
-  """How well each path suits each sequence, higher is better: [N, P] float32. See the equation above."""
+  """Returns score_p(z) of each path for each sequence, higher is better: float32 [N, P]."""
   x_ND = (z_ND - router.mean) / router.scale
   return kmeans.closeness(hidden_layer(x_ND, router.hidden, router.hidden_bias), router.centroids) + router.bias
 
 
 def hidden_layer(x_ND: jax.Array, hidden_DH: jax.Array, hidden_bias_H: jax.Array) -> jax.Array:
-  """gelu(x hidden + hidden_bias): [N, H]; x itself where H = 0."""
+  """Returns gelu(x hidden + hidden_bias), [N, H]; x itself if H = 0."""
   if not hidden_DH.shape[1]:
     return x_ND
   return jax.nn.gelu(jnp.einsum('ND,DH->NH', x_ND, hidden_DH, precision='highest') + hidden_bias_H)
@@ -62,7 +61,7 @@ def hidden_layer(x_ND: jax.Array, hidden_DH: jax.Array, hidden_bias_H: jax.Array
 
 @functools.partial(jax.jit, static_argnames='top_n')
 def route(router: Router, z_ND: jax.Array, top_n: int = 1) -> jax.Array:
-  """The `top_n` best paths of each sequence, best first, ties to the lower index: [N, top_n] int32."""
+  """Returns the `top_n` best paths of each sequence, best first, ties to the lower index: int32 [N, top_n]."""
 
   def best(z_D):
     return jax.lax.top_k(scores(router, z_D[None])[0], top_n)[1]
@@ -71,11 +70,11 @@ def route(router: Router, z_ND: jax.Array, top_n: int = 1) -> jax.Array:
 
 
 def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:
-  """A router fitted on the features of a sample of training sequences.
+  """Fits a router on the features of a sample of training sequences.
 
   Args:
-    method: a key of `FITS`; the other methods of the settings look at no feature, see `random_assignment`.
-    key: the same key gives the same router.
+    method: a key of `FITS`; the other methods of the settings use no features, see `random_assignment`.
+    key: equal keys give equal routers.
     z_ND: features, float32.
     grid_shape: sizes of the grid's axes; their product is P.
     config: restarts and iterations of k-means.
@@ -94,17 +93,17 @@ def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int],
 
 
 def check_features(z_ND):
-  """Raises InputError where one is not finite."""
+  """Raises InputError if a feature is not finite."""
   if not np.isfinite(z_ND).all():
     raise InputError('the features of the base model are not finite: did it diverge? lower config.inner.learning_rate')
 
 
 def fit_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:
-  """One centroid per path [2.4.1], arranged on the grid as `arrangement` says where the config asks for it."""
+  """Fits one centroid per path [2.4.1], in the order that `config.arrange` asks for, see `arrangement`."""
   num_paths = math.prod(grid_shape)
   mean_D, scale_D = standardization(z_ND)
   x_ND = (z_ND - mean_D) / scale_D
-  centroids_PD = kmeans.kmeans(key, x_ND, num_paths, config.iterations, config.restarts)
+  centroids_PD = kmeans.fit(key, x_ND, num_paths, config.iterations, config.restarts)
   if config.arrange != 'none':
     seed = int(jax.random.bits(key))
     order = arrangement.arrange(np.asarray(centroids_PD), grid_shape, seed, config.arrange == 'unlike')
@@ -113,21 +112,21 @@ def fit_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], confi
 
 
 def fit_product_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:
-  """k-means of its own on each group of dimensions; the groups' clusters are the grid's coordinates [7.3].
+  """Fits k-means on each group of dimensions; a path's coordinates are its groups' clusters [7.3].
 
-  x is cut into as many contiguous groups as there are axes of more than one module, the first groups one dimension
-  wider where that does not come out even. With c^a_k the k-th of the K_a centroids of axis a's group,
+  x is split into as many contiguous groups as there are axes of size above 1, of equal width but for rounding. With
+  c^a_k the k-th of the K_a centroids of axis a's group,
 
       c_p = (c^a_i, c^b_j, ...) for the path p of coordinates (i, j, ...)
 
-  and as a squared distance is a sum over groups, the nearest c_p is each group's own nearest centroid.
+  A squared distance is a sum over groups, so that the nearest c_p consists of each group's nearest centroid.
   """
   sizes = [size for size in grid_shape if size > 1] or [1]
   mean_D, scale_D = standardization(z_ND)
   groups = jnp.array_split((z_ND - mean_D) / scale_D, len(sizes), axis=1)
   keys = jax.random.split(key, len(sizes))
   centroids = [
-    kmeans.kmeans(key, x, size, config.iterations, config.restarts)
+    kmeans.fit(key, x, size, config.iterations, config.restarts)
     for key, x, size in zip(keys, groups, sizes, strict=True)
   ]
   coordinates = np.indices(sizes).reshape(len(sizes), -1)  # [G, P], paths in row-major order
@@ -140,20 +139,20 @@ FITS = {'kmeans': fit_kmeans, 'product_kmeans': fit_product_kmeans}
 
 
 def standardization(z_ND: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Mean and standard deviation of each dimension; 1 for one that is constant but for rounding."""
+  """Returns the mean and standard deviation of each dimension; 1 for a dimension that is constant up to rounding."""
   mean_D, std_D = z_ND.mean(axis=0), z_ND.std(axis=0)
   return mean_D, jnp.where(std_D > 1e-6 * jnp.abs(mean_D), std_D, 1.0)
 
 
 def random_assignment(seed: int, ids: Iterable[str], num_paths: int, top_n: int = 1) -> np.ndarray:
-  """The control that looks at no feature: `top_n` different paths per id, uniform, by hash: [N, top_n] int32.
+  """Draws `top_n` different paths for each id, uniformly and by hash, as a control: int32 [N, top_n].
 
-  An id goes to the same paths in every order, subset and process. With one path this is routing.method 'single'.
+  An id gets the same paths in every order, subset and process. With one path this is routing.method 'single'.
   """
   ids = list(ids)
   paths = np.empty((len(ids), top_n), np.int64)
   for n in range(top_n):
-    # The n-th draw is among the paths not yet drawn: count past those that were, from the lowest.
+    # The n-th draw is among the remaining paths: skip those already drawn, from the lowest.
     paths[:, n] = [seeded_hash.of_name(f'{seed}/{n}/{name}', 'little') % (num_paths - n) for name in ids]
     for drawn in np.sort(paths[:, :n], axis=1).T:
       paths[:, n] += paths[:, n] >= drawn

@@ -148,7 +148,7 @@ class Programs:
       w, counts = weights[turn], ok & (weights[turn] > 0)
       sums, squares, masses = {}, {}, {}
       for level, at in module.items():
-        moves = {name: d * outer_lib.by_row(rows[name], d) if rows else d for name, d in delta[level].items()}
+        moves = {name: d * outer_lib.broadcast_rows(rows[name], d) if rows else d for name, d in delta[level].items()}
         part = {name: jnp.where(counts, w * d, 0) for name, d in moves.items()}
         sums[level] = {name: gathered.sums[level][name].at[0, *at].add(d) for name, d in part.items()}
         of_part = self._square(moves) if rows else square[level]
@@ -194,7 +194,7 @@ class Programs:
 
   @functools.cached_property
   def transformation(self) -> optax.GradientTransformation:
-    return outer_lib.make(self.settings.outer)
+    return outer_lib.make_optimizer(self.settings.outer)
 
   @functools.cached_property
   def outer(self):
@@ -212,13 +212,15 @@ class Programs:
         totals[level.name] = {name: x.sum(0) for name, x in gathered.sums[level.name].items()}
         square = gathered.squares[level.name].sum(0)
         of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
-        paths = outer_lib.over_lacking(self.layout, level, (weights > 0).astype(jnp.float32))
+        paths = outer_lib.num_active(self.layout, level, weights)
         cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
-      before = usual(state)
+      before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
       modules, state, norms = outer_lib.update(
-        self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, gathered.moved,
-        self.settings.inner.optimizer, jax.tree.map(lambda x: x.sum(0), gathered.masses),
-      )  # fmt: skip
+        self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, masses
+      )
+      state = outer_lib.update_usual(
+        self.layout, modules, state, weights, gathered.moved, self.settings.inner.optimizer
+      )
       of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
       return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
@@ -285,5 +287,5 @@ def usual(outer_state) -> dict[str, Any]:
 def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:
   """Programs of a run."""
   s = settings
-  inner = inner_lib.make(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  inner = inner_lib.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   return Programs(placement, layout, model, settings, inner)

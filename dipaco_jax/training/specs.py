@@ -118,7 +118,7 @@ class Specs:
 
   def first_outer_state(self, modules: modules_lib.Modules) -> Any:
     """The outer state before the first step."""
-    transformation = outer_lib.make(self.settings.outer)
+    transformation = outer_lib.make_optimizer(self.settings.outer)
     return outer_lib.init(self.layout, transformation, modules, self.settings.inner.optimizer)
 
   @functools.cached_property

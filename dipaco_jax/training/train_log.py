@@ -121,7 +121,7 @@ class Journal:
 
   def excluded(self, phase: int, step: int, path: int, why: str):
     """Says that a path takes no part in an outer step, and why."""
-    words = screening.takes_no_part(self._programs.layout.grid, path, why)
+    words = screening.exclusion_message(self._programs.layout.grid, path, why)
     logging.warning('%s, phase %d, step %d: %s', self._name, phase + 1, step, words)
 
   def _count(self, steps: int, tokens: int) -> float | None:
@@ -147,7 +147,7 @@ class Journal:
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
-    gap = averaging_gap.mean(averaging_gap.gaps(record.own_loss, holdout))
+    gap = averaging_gap.mean_gap(averaging_gap.gaps(record.own_loss, holdout))
     self._tell_gap(gap)
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
@@ -168,7 +168,7 @@ class Journal:
     """Once, where the outer step costs the paths much."""
     if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
       self._told_gap = True
-      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging_gap.words(gap))
+      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging_gap.describe(gap))
 
   def _compare_with_guessing(self, means: list[float]):
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""

@@ -209,10 +209,10 @@ class Trainer:
       path = layout.grid.path(point)
       moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
       usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
-      found[path] = screening.why(moved, usual, config.exclude_above)
+      found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
       self.journal.excluded(phase, job.global_step(phase + 1, 0), path, found[path])
     try:
-      screening.check(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
+      screening.check_paths(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
     except Diverged as e:
       self.run_state.set_aside(job.updates(phase, 0, 0), 'diverged')

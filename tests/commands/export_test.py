@@ -73,7 +73,7 @@ def test_what_was_not_measured_has_no_figure(undisturbed, run, tmp_path):
 def test_an_export_that_is_read_and_exported_again_is_the_same(undisturbed, run, exported):
   folder = exported / '1'
   params = module_store.load_path(undisturbed, run.layout, 1)
-  made = model_lib.make(run.settings.model, run.tokenizer.vocab_size)
+  made = model_lib.make_model(run.settings.model, run.tokenizer.vocab_size)
   found, about = llama_folder.load_params(str(folder), made)
   assert found.keys() == params.keys() and all((found[name] == params[name]).all() for name in params)
   assert about['sha256'].keys() == {'model.safetensors'} and not about['vocabulary_left_out']
@@ -86,7 +86,7 @@ def test_an_export_that_is_read_and_exported_again_is_the_same(undisturbed, run,
 def test_weights_are_in_the_layout_of_llama():
   """Theirs are [out, in], and heads follow one another."""
   model = Model(width=6, num_layers=1, num_heads=2, head_dim=4, mlp_dim=5, seq_len=40, tied=False, rope_base=5e3)
-  shapes = model_lib.shapes(model_lib.make(model, 7))
+  shapes = model_lib.shapes(model_lib.make_model(model, 7))
   ours = {name: np.random.default_rng(0).normal(size=x.shape) for name, x in shapes.items()}
   theirs = llama_weights.to_theirs(ours)
   block, of = {n.removeprefix('block_0/'): x for n, x in ours.items()}, 'model.layers.0'
@@ -206,10 +206,10 @@ def test_an_export_from_a_bucket_is_the_same_and_can_be_a_base(undisturbed, run,
       tokenizer=dataclasses.replace(s.tokenizer, model_file=f'{url}/llama/tokenizer.model'),
     )
     llama_folder.check_config(s)
-    found, _ = llama_folder.load_params(s.pretrain.init, model_lib.make(s.model, run.tokenizer.vocab_size))
+    found, _ = llama_folder.load_params(s.pretrain.init, model_lib.make_model(s.model, run.tokenizer.vocab_size))
     assert (found['block_0/mlp/up'] == module_store.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
     with pytest.raises(ValueError, match=r'nowhere: config\.json: '):
-      llama_folder.load_params(f'{url}/nowhere', model_lib.make(s.model, 7))
+      llama_folder.load_params(f'{url}/nowhere', model_lib.make_model(s.model, 7))
 
 
 # -- beside transformers

@@ -10,12 +10,12 @@ from dipaco_jax.core import averaging_gap
 def test_what_is_not_known_on_either_side_has_no_gap():
   found = averaging_gap.gaps([1.0, None, 2.0, math.nan, 1.0], [1.5, 1.0, None, 1.0, math.inf])
   assert found == [0.5, None, None, None, None]
-  assert averaging_gap.mean(found) == 0.5 and averaging_gap.mean([None, None]) is None
-  assert averaging_gap.mean([0.5, None, -0.25]) == pytest.approx(0.125)
+  assert averaging_gap.mean_gap(found) == 0.5 and averaging_gap.mean_gap([None, None]) is None
+  assert averaging_gap.mean_gap([0.5, None, -0.25]) == pytest.approx(0.125)
 
 
 def test_advice_is_given_where_the_gap_is_large_alone():
-  assert averaging_gap.words(0.05) == 'averaging gap of +0.050 nats a token, a perplexity +5.1% by the outer step'
-  large = averaging_gap.words(0.6)
+  assert averaging_gap.describe(0.05) == 'averaging gap of +0.050 nats a token, a perplexity +5.1% by the outer step'
+  large = averaging_gap.describe(0.6)
   assert large.startswith('averaging gap of +0.600 nats a token, a perplexity +82.2% by the outer step; ')
   assert '--config.train.steps_per_phase' in large

@@ -142,7 +142,7 @@ def levels_of(*patterns: str) -> list[Level]:
 
 def test_every_parameter_in_its_level():
   one, two = levels_of('embed|block_1/', 'block_0/|block_10/')
-  owner = grids.assign([one, two], PARAMETERS)
+  owner = grids.assign_levels([one, two], PARAMETERS)
   assert owner == {'embed/tokens': one, 'block_1/w': one, 'block_0/w': two, 'block_10/w': two}
   assert list(owner) == sorted(PARAMETERS)
 
@@ -158,7 +158,7 @@ def test_every_parameter_in_its_level():
 )
 def test_parameters_that_fit_no_level_or_two(patterns, message):
   with pytest.raises(ValueError, match=message):
-    grids.assign(levels_of(*patterns), PARAMETERS)
+    grids.assign_levels(levels_of(*patterns), PARAMETERS)
 
 
 @given(st.lists(st.sampled_from(PARAMETERS), unique=True, min_size=1), st.lists(st.sampled_from('ebt01w'), max_size=4))
@@ -168,7 +168,7 @@ def test_assignment_succeeds_exactly_when_it_is_a_partition(names, patterns):
   partition = all(len(found) == 1 for found in matches.values())
   every_level_used = {level.name for found in matches.values() for level in found} == {level.name for level in levels}
   if partition and every_level_used:
-    assert grids.assign(levels, names) == {name: found[0] for name, found in matches.items()}
+    assert grids.assign_levels(levels, names) == {name: found[0] for name, found in matches.items()}
   else:
     with pytest.raises(ValueError):
-      grids.assign(levels, names)
+      grids.assign_levels(levels, names)

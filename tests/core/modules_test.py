@@ -47,11 +47,6 @@ def test_stack_gives_every_path_the_base():
     small.assert_close(modules.take(LAYOUT, stacked, point), params, 0)
 
 
-def test_by_level_is_a_partition():
-  grouped = modules.by_level(LAYOUT, SHAPES)
-  assert grouped == {'shared': {'x': (3, 2)}, 'low': {'y': (4,)}, 'high': {'w': (2,)}, 'own': {'z': ()}}
-
-
 def test_number_of_parameters():
   shapes = {name: jax.ShapeDtypeStruct(shape, 'f') for name, shape in SHAPES.items()}
   assert LAYOUT.num_parameters(shapes) == 6 + 2 * 4 + 3 * 2 + 6

@@ -14,7 +14,7 @@ PARAMS = {'x': jnp.zeros(4), 'y': jnp.zeros((2, 2)), 'z': jnp.zeros(1)}
 
 def step(weights, deltas, state=None, old=None, rescale=False, **config):
   """deltas: {name: [2, 3]} old - new of every element of a path's parameter, by path."""
-  transformation = outer.make(settings.Outer(**config))
+  transformation = outer.make_optimizer(settings.Outer(**config))
   old = old or modules.stack(LAYOUT, PARAMS)
   state = state or outer.init(LAYOUT, transformation, old)
   sums = {}

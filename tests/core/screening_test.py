@@ -46,8 +46,11 @@ def test_the_sum_of_rates_is_that_of_the_steps_of_the_phase():
 
 def test_why_names_the_level_and_how_far_it_went():
   usual = {'low': 1.0, 'high': 2.0}
-  assert screening.why({'low': 1.0, 'high': math.nan}, usual, 10) == 'its outer gradient is not finite (level high)'
-  words = screening.why({'low': 30.0, 'high': 80.0}, usual, 10)
+  assert (
+    screening.exclusion_reason({'low': 1.0, 'high': math.nan}, usual, 10)
+    == 'its outer gradient is not finite (level high)'
+  )
+  words = screening.exclusion_reason({'low': 30.0, 'high': 80.0}, usual, 10)
   assert '40 times as long' in words and 'level high' in words and 'config.outer.exclude_above=10' in words
 
 
@@ -59,7 +62,7 @@ def test_phases_in_a_row_are_counted_over_those_that_a_path_trains_in():
 
 def test_training_goes_on_while_every_shared_module_has_a_path_left():
   for excluded in (NOBODY, ~but(0), ~but(0, 1, 5)):
-    screening.check(LAYOUT, EVERYONE, excluded, [0] * 6, 3)
+    screening.check_paths(LAYOUT, EVERYONE, excluded, [0] * 6, 3)
   assert screening.module_without_paths(LAYOUT, EVERYONE, ~but(0)) is None, "a path's own module rests"
 
 
@@ -75,7 +78,7 @@ def test_training_goes_on_while_every_shared_module_has_a_path_left():
 )
 def test_training_stops_where_it_is_no_use_to_go_on(heard, excluded, in_a_row, words):
   with pytest.raises(Diverged, match=words):
-    screening.check(LAYOUT, heard, excluded, [0] * 4 + [in_a_row, 0], 3)
+    screening.check_paths(LAYOUT, heard, excluded, [0] * 4 + [in_a_row, 0], 3)
 
 
 @pytest.mark.parametrize('x, sound', [(1.0, True), (900.0, True), (1100.0, False), (1e38, False), (math.nan, False)])

@@ -268,5 +268,5 @@ def test_levels_of_every_config_catch_all_parameters(name, variants):
     values = (get_config(variant) if variant else get_config()).to_dict()
     values['data']['train'] = ('some.txt',)
     s = from_dict(values)
-    shapes = transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
+    shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
     assert modules.make_layout(s.grid, s.levels, shapes).owner.keys() == shapes.keys()

@@ -16,5 +16,5 @@ def tolerance(model: settings_lib.Model, length: int, logits: np.ndarray) -> flo
 
 def logits(made: model_lib.Transformer, params, tokens_BL: np.ndarray) -> np.ndarray:
   """Ours, of whole rows."""
-  x_BLD, head_DV = model_lib.normed_and_head(made, params, tokens_BL, np.ones_like(tokens_BL))
+  x_BLD, head_DV = model_lib.logit_factors(made, params, tokens_BL, np.ones_like(tokens_BL))
   return np.einsum('BLD,DV->BLV', np.asarray(x_BLD), np.asarray(head_DV))

@@ -39,7 +39,7 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   """Every module drawn by itself, at version 2; the last path points at version 1, whose modules are others."""
   rng = np.random.default_rng(seed)
   vocab_size = tokenizer.Tokenizer(tokenizer_bytes()).vocab_size
-  made = transformer.make(s.model, vocab_size)
+  made = transformer.make_model(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   publishing.write_json(workdir / 'config.json', s.to_dict())
   publishing.write_sealed(workdir / 'tokenizer.model', tokenizer_bytes())
@@ -68,7 +68,7 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   versions = [2] * (num_paths - 1) + [1]
   publishing.write_json(workdir / 'paths' / 'best.json', {'version': versions})
   if chooser:
-    drawn = {name: np.asarray(x) for name, x in chunk_router.make(base, num_paths).items()}
+    drawn = {name: np.asarray(x) for name, x in chunk_router.init_params(base, num_paths).items()}
     drawn[chunk_router.KERNEL] = rng.normal(size=drawn[chunk_router.KERNEL].shape).astype('f')
     publishing.write_sealed(workdir / 'evaluation' / 'chooser.safetensors', tensors.to_bytes(drawn))
   return str(workdir)
@@ -78,5 +78,5 @@ def parameters(workdir: str, path: int) -> dict[str, np.ndarray]:
   """One path's, by the function that training itself uses."""
   folder = pathlib.Path(workdir)
   s = settings_lib.from_dict(json.loads((folder / 'config.json').read_text()))
-  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(transformer.make(s.model, 1)))
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(transformer.make_model(s.model, 1)))
   return module_store.load_path(folder, layout, path)

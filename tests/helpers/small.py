@@ -47,7 +47,7 @@ def on_2x2(**changes) -> settings_lib.Settings:
 
 def make_programs(s: settings_lib.Settings, devices: int = 1) -> programs.Programs:
   """On the first so many of the fake devices."""
-  made = transformer.make(s.model, VOCAB)
+  made = transformer.make_model(s.model, VOCAB)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), jax.devices()[:devices])
   return programs.make(s, placement, layout, made)

@@ -72,7 +72,7 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
   if P > 8:
     by_path[5] = None  # no validation sequence went there
   names = parameter_shapes(config)
-  owners = grids.assign(grids.make_levels(grid, config.levels), names)
+  owners = grids.assign_levels(grids.make_levels(grid, config.levels), names)
   size = {name: math.prod(shape) for name, shape in names.items()}
   control = {
     'control_perplexity': 11.47, 'control_perplexity_interval': [11.15, 11.79], 'ratio_to_control': 10.31 / 11.47,
@@ -124,7 +124,7 @@ def write_modules(workdir, config, grid, version, rng):
   (workdir / 'base').mkdir()
   safetensors.save_file(base, workdir / 'base' / 'params.safetensors')
   levels = grids.make_levels(grid, config.levels)
-  owners, index = grids.assign(levels, shapes), {}
+  owners, index = grids.assign_levels(levels, shapes), {}
   for level in levels:
     folder = workdir / 'modules' / str(version) / level.name
     folder.mkdir(parents=True)

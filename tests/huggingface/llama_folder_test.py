@@ -29,7 +29,7 @@ MODEL = settings.Model(
 
 @functools.cache
 def shapes_of(vocab_size: int):
-  return model_lib.shapes(model_lib.make(MODEL, vocab_size))
+  return model_lib.shapes(model_lib.make_model(MODEL, vocab_size))
 
 
 def write(folder: pathlib.Path, vocab_size: int = V, kv_heads: int = 4, **changes) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers(tmp_path, kv_heads, dtype, tied):
   theirs = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
   theirs.save_pretrained(tmp_path, max_shard_size='20KB' if kv_heads == 2 else '1GB')
   assert (tmp_path / 'model.safetensors.index.json').exists() == (kv_heads == 2)
-  made = model_lib.make(dataclasses.replace(MODEL, tied=tied), V)
+  made = model_lib.make_model(dataclasses.replace(MODEL, tied=tied), V)
   params, about = llama_folder.load_params(str(tmp_path), made)
   assert about['key_value_heads'] == kv_heads and len(about['sha256']) == len([*tmp_path.glob('*.safetensors')])
   tokens = np.random.default_rng(0).integers(0, V, (2, L)).astype(np.int32)
@@ -86,7 +86,7 @@ def test_logits_are_those_of_transformers(tmp_path, kv_heads, dtype, tied):
 
 def test_shared_keys_and_values_are_repeated(tmp_path, caplog):
   weights = write(tmp_path, kv_heads=2)
-  params, about = llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
+  params, about = llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   k_DHK = params['block_1/attention/k']
   assert k_DHK.shape == (32, 4, 8) and about['key_value_heads'] == 2
   for head in range(4):
@@ -97,7 +97,7 @@ def test_shared_keys_and_values_are_repeated(tmp_path, caplog):
 
 def test_rows_behind_the_tokenizers_last_are_left_out(tmp_path, caplog):
   weights = write(tmp_path, vocab_size=V + 10)
-  params, about = llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
+  params, about = llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   assert (params['embed/tokens'] == weights['model.embed_tokens.weight'][:V]).all()
   assert (params['head/kernel'] == weights['lm_head.weight'][:V].T).all()
   assert about['vocabulary_left_out'] == 10 and '10 rows' in caplog.text
@@ -112,7 +112,7 @@ def test_shards_are_all_read(tmp_path):
   (tmp_path / 'model.safetensors').unlink()
   index = {'weight_map': {name: f'{i % 2}.safetensors' for i, name in enumerate(names)}}
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
-  params, about = llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
+  params, about = llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   expected = weights['model.layers.0.mlp.up_proj.weight'].T.astype(jnp.bfloat16)
   assert (params['block_0/mlp/up'] == expected).all() and params['block_0/mlp/up'].dtype == np.float32
   assert about['sha256'].keys() == {'0.safetensors', '1.safetensors'}
@@ -191,11 +191,11 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, 
   whole = file.read_bytes()
   file.unlink() if data is None else file.write_bytes(data)
   with pytest.raises(ValueError, match=words):
-    llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
+    llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   if name == 'model.safetensors':
     file.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match='not whole'):
-      llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
+      llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path):
@@ -206,7 +206,7 @@ def test_a_weight_of_another_shape_is_named(tmp_path):
     wrong = weights | {name: weights[name][:-1]}
     safetensors.numpy.save_file(wrong, tmp_path / 'model.safetensors')
     with pytest.raises(ValueError, match=rf'{name} is of shape'):
-      llama_folder.load_params(str(tmp_path), model_lib.make(MODEL, V))
+      llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
 
 
 def test_a_run_starts_from_it(undisturbed, tmp_path):

@@ -15,7 +15,7 @@ V = 30
 
 @pytest.mark.parametrize('tied', [True, False])
 def test_weights_converted_and_back_are_the_same(tied):
-  shapes = transformer.shapes(transformer.make(dataclasses.replace(MODEL, tied=tied), V))
+  shapes = transformer.shapes(transformer.make_model(dataclasses.replace(MODEL, tied=tied), V))
   rng = np.random.default_rng(0)
   params = {name: rng.normal(size=x.shape).astype('f') for name, x in shapes.items()}
   theirs = llama_weights.to_theirs(params)

@@ -25,7 +25,7 @@ def test_three_lines_give_logits(workdir):
   tokens_1L = path.tokenizer.encode('The lazy dog', eos=False)[None]
   found = path.logits('The lazy dog')
   params = made_run.parameters(workdir, 3)
-  x_1LD, head_DV = transformer.normed_and_head(path.model, params, tokens_1L, np.ones_like(tokens_1L))
+  x_1LD, head_DV = transformer.logit_factors(path.model, params, tokens_1L, np.ones_like(tokens_1L))
   np.testing.assert_allclose(found, (x_1LD @ head_DV)[0], atol=1e-4)
   assert (path.number, path.coordinates, path.version) == (3, (1, 1), 1)
 

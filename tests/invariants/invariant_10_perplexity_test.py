@@ -29,7 +29,7 @@ class Direct:
     self.settings = settings.from_dict(json.loads((workdir / 'config.json').read_text()))
     self.report = json.loads((workdir / 'report.json').read_text())
     s, pieces = self.settings, sentencepiece.SentencePieceProcessor(model_file=str(workdir / 'tokenizer.model'))
-    made = transformer.make(s.model, pieces.vocab_size())
+    made = transformer.make_model(s.model, pieces.vocab_size())
     self.layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
     domains = json.loads((workdir / 'sequences' / 'meta.json').read_text())['domains']
     paths = np.load(workdir / 'routing' / '0' / 'validation.npy')

@@ -1,4 +1,4 @@
-"""One token at a time, against the whole text at one time; how tokens are sampled, against numpy."""
+"""One token at a time, against the whole text at one time; how tokens are drawn, against numpy."""
 
 import functools
 
@@ -21,17 +21,17 @@ PROMPTS = (3, 17, 32)
 
 @pytest.fixture(scope='module')
 def made():
-  return transformer.make(CONFIG, small.VOCAB)
+  return transformer.make_model(CONFIG, small.VOCAB)
 
 
-sample = jax.jit(decoding.sample)
+drawn = jax.jit(decoding.sample)
 step = jax.jit(decoding.step, static_argnums=0)
 advance = jax.jit(decoding.advance, static_argnums=(0, 3))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits_of(made, params, tokens_1L):
-  x_1LD, head_DV = transformer.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = transformer.logit_factors(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   return (x_1LD @ head_DV)[0]
 
 
@@ -58,8 +58,8 @@ def begun(made, params, tokens, keep=()) -> tuple[decoding.Cache, np.ndarray]:
 def texts_of(caches, tokens, places) -> decoding.Texts:
   cache = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
   B = len(tokens)
-  sampling = decoding.SamplingParams(jnp.zeros(B, jnp.uint32), jnp.zeros(B), jnp.zeros(B, jnp.int32), jnp.ones(B))
-  return decoding.Texts(cache, jnp.asarray(tokens), jnp.asarray(places), jnp.full(B, S), sampling)
+  draw = decoding.SamplingParams(jnp.zeros(B, jnp.uint32), jnp.zeros(B), jnp.zeros(B, jnp.int32), jnp.ones(B))
+  return decoding.Texts(cache, jnp.asarray(tokens), jnp.asarray(places), jnp.full(B, S), draw)
 
 
 def test_steps_give_the_logits_of_the_whole_text(made):
@@ -118,24 +118,24 @@ def allowed(logits, temperature, top_k, top_p) -> np.ndarray:
 
 @settings(max_examples=20, deadline=None)  # the first one compiles
 @given(st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0, 1, 3, 8]), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
-def test_tokens_are_sampled_as_often_as_their_probability_says(temperature, top_k, top_p):
+def test_tokens_are_drawn_as_often_as_they_should(temperature, top_k, top_p):
   n, logits = 4000, np.random.default_rng(0).normal(size=8).astype('f')
-  sampling = decoding.SamplingParams(
+  draw = decoding.SamplingParams(
     jnp.arange(n, dtype=jnp.uint32), jnp.full(n, temperature), jnp.full(n, top_k), jnp.full(n, top_p)
   )
-  found = np.bincount(sample(jnp.tile(logits, (n, 1)), sampling, jnp.zeros(n, jnp.int32)), minlength=8)
+  found = np.bincount(drawn(jnp.tile(logits, (n, 1)), draw, jnp.zeros(n, jnp.int32)), minlength=8)
   expected = allowed(logits.astype('d'), temperature, top_k, top_p)
   assert not found[expected == 0].any()
   deviation = np.sqrt(n * expected * (1 - expected))
   assert (abs(found - n * expected) <= 5 * deviation + 1e-9).all()  # 1 in 10^6 for each of some hundred counts
 
 
-def test_a_sampled_token_depends_on_seed_and_position_only():
+def test_a_draw_depends_on_seed_and_place_only():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
   one = decoding.SamplingParams(jnp.full(1, 7, jnp.uint32), jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
   three = decoding.SamplingParams(*(jnp.concatenate([x, x, x]) for x in one))._replace(
     seed=jnp.asarray([1, 7, 2], jnp.uint32)
   )
-  tokens = [int(sample(logits[1:2], one, jnp.full(1, position))[0]) for position in range(20)]
-  assert tokens == [int(sample(logits, three, jnp.full(3, position))[1]) for position in range(20)]
-  assert len(set(tokens)) > 5
+  places = [int(drawn(logits[1:2], one, jnp.full(1, place))[0]) for place in range(20)]
+  assert places == [int(drawn(logits, three, jnp.full(3, place))[1]) for place in range(20)]
+  assert len(set(places)) > 5

@@ -63,7 +63,7 @@ def test_logits_of_all_tokens_never_exist():
 
 @pytest.mark.parametrize('size, chunk, expected', [(24, 8, 8), (24, 7, 6), (7, 4, 1), (3, 10, 3)])
 def test_chunks_divide(size, chunk, expected):
-  pieces = loss.chunks(jnp.arange(2 * size).reshape(size, 2), chunk)
+  pieces = loss.into_chunks(jnp.arange(2 * size).reshape(size, 2), chunk)
   assert pieces.shape == (size // expected, expected, 2)
   np.testing.assert_array_equal(pieces.reshape(size, 2), np.arange(2 * size).reshape(size, 2))
 

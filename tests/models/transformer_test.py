@@ -23,7 +23,7 @@ def tokens_of(num, length, seed=0):
 
 @pytest.fixture(scope='module')
 def made():
-  return transformer.make(CONFIG, small.VOCAB)
+  return transformer.make_model(CONFIG, small.VOCAB)
 
 
 @pytest.fixture(scope='module')
@@ -78,10 +78,10 @@ def test_features_are_the_mean_of_the_last_block(made, params):
 
 @pytest.mark.parametrize('tied', [True, False])
 def test_logits_are_those_of_numpy(tied):
-  made = transformer.make(dataclasses.replace(CONFIG, tied=tied, num_layers=1), small.VOCAB)
+  made = transformer.make_model(dataclasses.replace(CONFIG, tied=tied, num_layers=1), small.VOCAB)
   params, tokens = small.base(made), tokens_of(1, 16)
   assert ('head/kernel' in params) != tied
-  x_BLD, head_DV = jax.jit(functools.partial(transformer.normed_and_head, made))(params, tokens, np.ones_like(tokens))
+  x_BLD, head_DV = jax.jit(functools.partial(transformer.logit_factors, made))(params, tokens, np.ones_like(tokens))
   log_p = jax.nn.log_softmax(x_BLD[0] @ head_DV)
   expected = plain_transformer.nll(params, tokens[0], made.config)
   np.testing.assert_allclose(-log_p[np.arange(15), tokens[0, 1:]], expected, atol=10 * CLOSE)
@@ -98,7 +98,7 @@ def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
     square = lambda params: (transformer.hidden(made, params, tokens, np.ones_like(tokens)) ** 2).mean()  # noqa: E731
     return jax.jit(jax.grad(square))
 
-  again = transformer.make(dataclasses.replace(CONFIG, **changes), small.VOCAB)
+  again = transformer.make_model(dataclasses.replace(CONFIG, **changes), small.VOCAB)
   for word in ('scan[', 'remat'):
     assert (word in str(jax.make_jaxpr(gradient(again))(params))) == (word in words)
     assert word not in str(jax.make_jaxpr(gradient(made))(params))
@@ -106,7 +106,7 @@ def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
 
 
 def test_bfloat16_computes_in_it_and_keeps_parameters(made, params, hidden):
-  half = transformer.make(dataclasses.replace(CONFIG, dtype='bfloat16'), small.VOCAB)
+  half = transformer.make_model(dataclasses.replace(CONFIG, dtype='bfloat16'), small.VOCAB)
   assert {x.dtype for x in transformer.shapes(half).values()} == {jnp.dtype('float32')}
   tokens = tokens_of(1, 16)
   found = jax.jit(functools.partial(transformer.hidden, half))(params, tokens, np.ones_like(tokens))

@@ -60,7 +60,7 @@ def check_scores(workdir, number, version):
   s = settings.from_dict(json.loads((workdir / 'config.json').read_text()))
   sequences = Sequences(workdir / 'sequences', 'train')
   indices = np.flatnonzero(router_data(workdir))
-  made = transformer.make(s.model, tiny_run.record(workdir, 'tokenize')['result']['vocab_size'])
+  made = transformer.make_model(s.model, tiny_run.record(workdir, 'tokenize')['result']['vocab_size'])
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   for path in range(4):
     scores = np.load(workdir / 'routing' / f'{number}-scores' / f'{path}.npy')

@@ -36,7 +36,7 @@ PLANNED = [(size, table, row) for size in config.SIZES for table in readme.TABLE
 
 @functools.cache
 def shapes(of: settings.Model, vocab_size: int):
-  return transformer.shapes(transformer.make(of, vocab_size))
+  return transformer.shapes(transformer.make_model(of, vocab_size))
 
 
 def made(size: str, method: str, **changes) -> settings.Settings:

@@ -86,7 +86,7 @@ def test_configs(kind):
   c = space['get_config']()
   exec(kind, space | {'c': c})
   s = settings.from_dict(c.to_dict())
-  shapes = transformer.shapes(transformer.make(s.model, s.tokenizer.vocab_size))
+  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
   assert len(modules.make_layout(s.grid, s.levels, shapes).levels) == len(c.levels)
   if not kind:
     shown = README.split('Parameters are called')[1].split('\n\n')[0]

@@ -28,7 +28,7 @@ def test_assignment_is_the_papers(seed, num, num_paths, slack, tied):
   rng = np.random.default_rng(seed)
   scores_NP = rng.normal(size=(num, num_paths)) + 2 * rng.normal(size=num_paths)
   scores_NP = np.round(scores_NP) if tied else scores_NP
-  capacity_P = balanced_assignment.quotas(num + slack, rng.dirichlet(np.full(num_paths, 0.5)))
+  capacity_P = rng.multinomial(num + slack, rng.dirichlet(np.full(num_paths, 0.5)))
   found_N = balanced_assignment.assign(scores_NP, capacity_P)
   assert found_N.dtype == np.int32 and (np.bincount(found_N, minlength=num_paths) <= capacity_P).all()
   np.testing.assert_array_equal(found_N, by_the_paper(scores_NP, capacity_P))
@@ -37,7 +37,7 @@ def test_assignment_is_the_papers(seed, num, num_paths, slack, tied):
 def test_assignment_in_blocks_is_the_papers():
   rng = np.random.default_rng(0)
   scores_NP = rng.normal(size=(2 * balanced_assignment.BLOCK + 5, 6)) + 2 * rng.normal(size=6)
-  capacity_P = balanced_assignment.quotas(len(scores_NP), np.arange(1, 7))
+  capacity_P = rng.multinomial(len(scores_NP), np.arange(1, 7) / 21)
   found_N = balanced_assignment.assign(scores_NP, capacity_P)
   np.testing.assert_array_equal(np.bincount(found_N), capacity_P)
   np.testing.assert_array_equal(found_N, by_the_paper(scores_NP, capacity_P))
@@ -50,10 +50,10 @@ def loglikelihoods(seed: int, num=256, num_paths=8) -> np.ndarray:
   return rng.normal(size=(num, num_paths)) + rng.normal(size=num_paths) + topics - 60 * rng.lognormal(0, 0.3, (num, 1))
 
 
-def test_total_score_beside_the_best_there_is():
+def test_the_total_score_is_near_the_optimum_and_nearer_with_calibration():
   for seed in range(5):
     scores_NP = loglikelihoods(seed)
-    capacity_P = balanced_assignment.quotas(256, np.ones(8))
+    capacity_P = np.full(8, 256 // 8)
     slots = np.repeat(np.arange(8), capacity_P)
     rows, columns = optimize.linear_sum_assignment(scores_NP[:, slots], maximize=True)
     best = scores_NP[rows, slots[columns]].mean()
@@ -67,43 +67,27 @@ def test_total_score_beside_the_best_there_is():
     assert best - total(scores_NP + bias_P) < 1e-3 * (best - scores_NP.mean())
 
 
-@given(st.integers(0, 10**6), st.lists(st.floats(0.01, 1e3), min_size=1, max_size=9))
-def test_quotas_are_whole_and_near(num, share):
-  exact_P = num * np.array(share) / np.sum(share)
-  quota_P = balanced_assignment.quotas(num, np.array(share))
-  assert quota_P.sum() == num and (abs(quota_P - exact_P) < 1 + 1e-6).all()
-
-
-def test_quotas_by_hand():
-  assert balanced_assignment.quotas(10, [1, 1, 1]).tolist() == [4, 3, 3]
-  assert balanced_assignment.quotas(10, [0.26, 0.49, 0.25]).tolist() == [3, 5, 2]
-  assert balanced_assignment.quotas(3, [1, 0, 1]).tolist() == [2, 0, 1]
-
-
-def test_too_little_room():
+def test_too_few_places_are_refused():
   with pytest.raises(ValueError, match='5 sequences exceed the capacities, 4 in all'):
     balanced_assignment.assign(np.zeros((5, 2)), np.array([2, 2]))
 
 
-def test_a_score_that_is_no_number():
+def test_a_score_that_is_nan_is_refused():
   with pytest.raises(ValueError, match='NaN'):
     balanced_assignment.assign(np.array([[0, 1], [np.nan, 0]]), np.array([2, 2]))
-
-
-def test_shares_may_be_an_array_of_jax():
-  assert balanced_assignment.quotas(10, jax.numpy.array([1.0, 2.0, 7.0])).tolist() == [1, 2, 7]
 
 
 def test_empty_paths_are_given_what_suits_them_best():
   owner_N = np.array([0, 0, 0, 0, 1, 1, 1, 3])
   count_P = np.bincount(owner_N, minlength=5)  # 2 and 4 are empty
   lack_NE = np.array([[5, 1], [1, 2], [2, 3], [3, 9], [9, 9], [4, 8], [8, 9], [0, 0]], float)
-  found = balanced_assignment.give(lack_NE, owner_N, count_P, 2)
+  found = balanced_assignment.fill_empty_paths(lack_NE, owner_N, count_P, 2)
   # The last one suits both best, but its owner has no more; of path 0's four, two are given, and then of path 1's.
   assert [mine.tolist() for mine in found] == [[1, 2], [5]]
-  assert [mine.tolist() for mine in balanced_assignment.give(lack_NE, owner_N, count_P, 1)] == [[1], [0]]
+  assert [mine.tolist() for mine in balanced_assignment.fill_empty_paths(lack_NE, owner_N, count_P, 1)] == [[1], [0]]
   assert [
-    mine.tolist() for mine in balanced_assignment.give(lack_NE[7:], owner_N[7:], np.array([0, 0, 0, 1, 0]), 1)
+    mine.tolist()
+    for mine in balanced_assignment.fill_empty_paths(lack_NE[7:], owner_N[7:], np.array([0, 0, 0, 1, 0]), 1)
   ] == [[], []]
 
 
@@ -119,7 +103,7 @@ def test_no_path_stays_empty_where_there_is_a_sequence_for_each(seed, more, num_
   )
   count_P = np.bincount(owner_N, minlength=num_paths)
   quota = max(1, num // (10 * num_paths))
-  found = balanced_assignment.give(rng.normal(size=(num, num_empty)), owner_N, count_P, quota)
+  found = balanced_assignment.fill_empty_paths(rng.normal(size=(num, num_empty)), owner_N, count_P, quota)
   assert [len(mine) for mine in found] == [quota] * num_empty
   given = np.concatenate(found)
   assert len(set(given)) == len(given)

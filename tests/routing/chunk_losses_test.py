@@ -153,7 +153,7 @@ def test_each_path_is_asked_once_and_for_its_texts_alone():
     asked.append((path, rows.tolist()))
     return table[4 if path is None else path][rows]
 
-  found = chunk_losses.losses(paths, 4, nats)
+  found = chunk_losses.gather_losses(paths, 4, nats)
   assert sorted(asked[1:]) == [(0, [0]), (1, [1, 2]), (2, [0, 2])] and asked[0] == (None, [0, 1, 2])
   for n, mine in enumerate(paths):
     for place in range(1, 12):

@@ -14,7 +14,7 @@ CONFIG = settings.Inner(learning_rate=0.01, weight_decay=0.01, warmup_steps=1000
 
 
 def make(tied: bool = True) -> transformer.Transformer:
-  return transformer.make(settings.Model(32, 2, 2, 16, 48, LENGTH, tied), small.VOCAB)
+  return transformer.make_model(settings.Model(32, 2, 2, 16, 48, LENGTH, tied), small.VOCAB)
 
 
 def draw(seed: int, rows: int = ROWS):
@@ -62,7 +62,7 @@ def test_a_path_that_has_diverged_is_no_label(horizon):
 def test_what_has_no_label_has_no_loss():
   made = make()
   tokens, segments, nll = draw(0)
-  params, labels = chunk_router.make(small.base(made), PATHS), chunk_router.labels(nll)
+  params, labels = chunk_router.init_params(small.base(made), PATHS), chunk_router.labels(nll)
   _, count = chunk_router.loss(made, params, (tokens, segments), labels)
   labels[:, :3] = chunk_router.NONE
   nats, fewer = chunk_router.loss(made, params, (tokens, segments), labels)
@@ -73,7 +73,7 @@ def test_what_has_no_label_has_no_loss():
 def test_a_new_chooser_likes_all_paths_as_well():
   made = make()
   tokens, segments, nll = draw(0)
-  params = chunk_router.make(small.base(made), PATHS)
+  params = chunk_router.init_params(small.base(made), PATHS)
   logits = chunk_router.logits(made, params, tokens, segments)
   assert logits.shape == (ROWS, LENGTH, PATHS) and not logits.any()
   nats, count = chunk_router.loss(made, params, (tokens, segments), chunk_router.labels(nll))
@@ -86,9 +86,9 @@ def test_logits_are_the_head_on_the_normed_hidden_state(tied):
   made = make(tied)
   base = small.base(made)
   tokens, segments, _ = draw(0)
-  x_BLD, _ = transformer.normed_and_head(made, base, tokens, segments)
+  x_BLD, _ = transformer.logit_factors(made, base, tokens, segments)
   kernel_DP = np.random.default_rng(0).normal(size=(32, PATHS)).astype('f')
-  params = chunk_router.make(base, PATHS) | {chunk_router.KERNEL: kernel_DP}
+  params = chunk_router.init_params(base, PATHS) | {chunk_router.KERNEL: kernel_DP}
   assert 'head/kernel' not in params
   expected = np.asarray(x_BLD) @ kernel_DP
   # Sums over width, of products of a few times 1.
@@ -101,7 +101,7 @@ def test_padding_has_no_loss():
   tokens, segments, nll = draw(0)
   labels = chunk_router.labels(nll)
   kernel_DP = np.random.default_rng(0).normal(size=(32, PATHS)).astype('f')
-  params = chunk_router.make(small.base(made), PATHS) | {chunk_router.KERNEL: kernel_DP}
+  params = chunk_router.init_params(small.base(made), PATHS) | {chunk_router.KERNEL: kernel_DP}
   nats, _ = chunk_router.loss(made, params, (tokens, segments), labels)
   others = np.where(segments == 0, (labels + 1) % PATHS, labels)
   assert float(chunk_router.loss(made, params, (tokens, segments), others)[0]) == float(nats)
@@ -116,7 +116,7 @@ def batch(step: int):
 @pytest.mark.slow
 def test_it_learns_what_the_last_tokens_tell():
   made = make()
-  start = chunk_router.make(transformer.init(made, jax.random.key(0)), PATHS)
+  start = chunk_router.init_params(transformer.init(made, jax.random.key(0)), PATHS)
   params, losses = chunk_router.train(made, start, batch, 110, CONFIG)
   assert losses.shape == (110,) and losses[0] == pytest.approx(np.log(PATHS), rel=1e-5)
   tokens, segments, nll = draw(1000, 200)
@@ -130,7 +130,7 @@ def test_it_learns_what_the_last_tokens_tell():
 
 def test_equal_arguments_give_equal_bits_and_are_not_used_up():
   made = make()
-  start = chunk_router.make(small.base(made), PATHS)
+  start = chunk_router.init_params(small.base(made), PATHS)
   one, two = (chunk_router.train(made, start, batch, 3, CONFIG) for _ in range(2))
   small.assert_close(one, two, 0)
   assert all((one[0][name] != x).any() for name, x in start.items())

@@ -22,6 +22,14 @@ def fit(z_ND, labels_N, num_paths, key=0, **kwargs) -> router.Router:
   return classifier.fit_classifier(jax.random.key(key), z_ND, labels_N, num_paths, **kwargs)
 
 
+def fit_weighted(z_ND, labels_N, num_paths, weight_N, l2, tolerance=classifier.TOLERANCE) -> router.Router:
+  """Linear, with a weight for each document."""
+  mean_D, scale_D = router.standardization(jax.numpy.asarray(z_ND))
+  start = classifier.init_weights(jax.random.key(0), z_ND.shape[1], 0, num_paths)
+  fitted = classifier.train(start, (z_ND - mean_D) / scale_D, labels_N, weight_N, l2, tolerance=tolerance)
+  return classifier.as_router(fitted, mean_D, scale_D)
+
+
 def nats(fitted, z_ND, labels_N) -> np.ndarray:
   return -np.asarray(jax.nn.log_softmax(router.scores(fitted, z_ND)))[np.arange(len(z_ND)), labels_N]
 
@@ -31,7 +39,7 @@ def nats(fitted, z_ND, labels_N) -> np.ndarray:
 def test_logistic_regression_is_that_of_sklearn(l2, weighted):
   z_ND, labels_N = labelled(500, 10, 4)
   weight_N = np.random.default_rng(1).uniform(0, 2, 500) if weighted else np.ones(500)
-  ours = fit(z_ND, labels_N, 4, l2=[l2], weight_N=weight_N, tolerance=1e-6)
+  ours = fit_weighted(z_ND, labels_N, 4, weight_N, l2, 1e-6)
   x_ND = ((z_ND - z_ND.mean(0)) / z_ND.std(0)).astype('d')
   theirs = linear_model.LogisticRegression(C=1 / (l2 * weight_N.sum()), tol=1e-8, max_iter=2000)
   theirs.fit(x_ND, labels_N, weight_N)
@@ -59,8 +67,8 @@ def test_candidates_are_chosen_by_held_out_documents():
   z_ND, labels_N = labelled(300, 60, 3)
   noisy_ND = np.concatenate([z_ND, np.random.default_rng(1).normal(size=(300, 540))], 1).astype('f')
   l2 = [100.0, 0.1, 1e-6]
-  chosen = fit(noisy_ND, labels_N, 3, l2=l2, held_fraction=0.3)
-  held = classifier.split(jax.random.split(jax.random.key(0))[1], 300, 0.3)[1]
+  chosen = fit(noisy_ND, labels_N, 3, l2=l2)
+  held = classifier.split(jax.random.split(jax.random.key(0))[1], 300, classifier.HELD_FRACTION)[1]
   weight_N = np.ones(300)
   weight_N[held] = 0
   by_hand = [

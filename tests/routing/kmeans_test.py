@@ -17,7 +17,7 @@ ODD = (kmeans.ROWS + 1, 24)  # one more point than are looked at together
   'z_ND', [blobs(*ODD, 12, 0.1), blobs(*ODD, 20, 1.0), hidden_like(*ODD)], ids=['apart', 'overlapping', 'hidden-like']
 )
 def test_inertia_is_that_of_sklearn(z_ND):
-  ours = squared_distances(z_ND, kmeans.kmeans(jax.random.key(0), z_ND, 12, 50, 5)).min(1).sum()
+  ours = squared_distances(z_ND, kmeans.fit(jax.random.key(0), z_ND, 12, 50, 5)).min(1).sum()
   theirs = cluster.KMeans(12, n_init=5, max_iter=50, random_state=0).fit(z_ND).inertia_
   assert ours < 1.01 * theirs
 
@@ -88,14 +88,14 @@ def test_best_restart_wins():
   z_ND = hidden_like(200, 8)
   keys = jax.random.split(jax.random.key(3), 4)
   alone = [kmeans.inertia(z_ND, kmeans.lloyd(z_ND, kmeans.seed(key, z_ND, 9), 30)) for key in keys]
-  best = kmeans.inertia(z_ND, kmeans.kmeans(jax.random.key(3), z_ND, 9, 30, 4))
+  best = kmeans.inertia(z_ND, kmeans.fit(jax.random.key(3), z_ND, 9, 30, 4))
   assert min(alone) < max(alone)
   assert float(best) == pytest.approx(float(min(alone)), rel=1e-5)
 
 
 def test_one_compilation_for_given_shapes():
   z_ND = blobs(300, 5, 4, 0.3)
-  before = kmeans.kmeans._cache_size()
+  before = kmeans.fit._cache_size()
   for key in range(3):
-    kmeans.kmeans(jax.random.key(key), z_ND + key, 4, 10, 2)
-  assert kmeans.kmeans._cache_size() == before + 1
+    kmeans.fit(jax.random.key(key), z_ND + key, 4, 10, 2)
+  assert kmeans.fit._cache_size() == before + 1
