@@ -218,9 +218,8 @@ class Programs:
       modules, state, norms = outer_lib.update(
         self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, masses
       )
-      state = outer_lib.update_usual(
-        self.layout, modules, state, weights, gathered.moved, self.settings.inner.optimizer
-      )
+      inner = self.settings.inner.optimizer
+      state = outer_lib.update_usual(self.layout, modules, state, weights, gathered.moved, inner)
       of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
       return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
