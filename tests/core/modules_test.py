@@ -47,7 +47,7 @@ def test_stack_gives_every_path_the_base():
     small.assert_close(modules.take(LAYOUT, stacked, point), params, 0)
 
 
-def test_number_of_parameters():
+def test_parameters_of_all_modules_are_counted():
   shapes = {name: jax.ShapeDtypeStruct(shape, 'f') for name, shape in SHAPES.items()}
   assert LAYOUT.num_parameters(shapes) == 6 + 2 * 4 + 3 * 2 + 6
   assert sum(x.size for x in jax.tree.leaves(numbered())) == LAYOUT.num_parameters(shapes)

@@ -61,6 +61,36 @@ def test_a_module_without_active_paths_keeps_its_parameters_and_momentum():
   np.testing.assert_array_equal(new['own']['z'][0, 1:], later['own']['z'][0, 1:])
 
 
+def test_with_row_weights_every_row_is_divided_by_its_own_weight():
+  old, one = modules.stack(LAYOUT, PARAMS), np.ones((2, 3), 'f')
+  transformation = outer.make_optimizer(settings.Outer(optimizer='sgd', learning_rate=1.0))
+  sums = jax.tree.map(lambda x: jnp.full(x.shape, 6.0), old)
+  masses = {name: {n: jnp.ones(x.shape) for n, x in level.items()} for name, level in old.items()}
+  masses['low']['y'] = jnp.array([[1.0, 2], [3, 0]])  # [K_a, rows]; no path has a weight for the last
+  state = outer.init(LAYOUT, transformation, old)
+  new, _, _ = outer.update(LAYOUT, transformation, True, old, state, sums, one, masses)
+  np.testing.assert_allclose(new['low']['y'][:, :, 0], [[-6, -3], [-2, 0]], rtol=1e-6)
+  assert (new['shared']['x'] == -6).all(), 'row weights come without rescaling'
+
+
+def test_the_usual_move_follows_the_paths_that_took_part():
+  old, weights = modules.stack(LAYOUT, PARAMS), jnp.array([[1.0, 1, 0], [0, 0, 0]])
+  state = outer.init(LAYOUT, outer.make_optimizer(settings.Outer()), old)
+  assert state['low'].usual.tolist() == [2, 2], 'the square root of 4 parameters'
+  moved = {level.name: jnp.array([[1.0, 5, 100], [7, 7, 7]]) for level in LAYOUT.levels}
+  found = outer.update_usual(LAYOUT, old, state, weights, moved, 'adamw')
+  assert found['shared'].usual == (2 + 3) / 2 and found['low'].usual.tolist() == [(2 + 3) / 2, 2]
+  assert found['own'].usual.tolist() == [[1, 3, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize('angle', [0, 1, 2])
+def test_the_cosine_is_that_of_outer_gradients_of_one_length(angle):
+  one, other = np.array([3.0, 0]), 3 * np.array([np.cos(angle), np.sin(angle)])
+  square_of_sum, sum_of_squares = ((one + other) ** 2).sum(), (one**2).sum() + (other**2).sum()
+  assert float(outer.cosine(jnp.array(2.0), square_of_sum, sum_of_squares)) == pytest.approx(np.cos(angle), abs=1e-6)
+  assert jnp.isnan(outer.cosine(jnp.array(1.0), square_of_sum, square_of_sum))
+
+
 def test_nesterov_is_its_equation():
   ones, momentum, at = np.ones((2, 3), 'f'), 0.0, 0.0
   state = old = None
@@ -72,7 +102,7 @@ def test_nesterov_is_its_equation():
     np.testing.assert_allclose(old['shared']['x'], at, rtol=1e-6)
 
 
-def test_path_weights():
+def test_paths_weigh_by_their_shards_tokens_or_alike_and_nothing_if_not_active():
   active = np.array([True, True, False, True])
   found = outer.path_weights(active, [10, 20, 30, 40], True, (2, 2))
   np.testing.assert_allclose(found, [[0.4, 0.8], [0, 1.6]])
@@ -80,7 +110,7 @@ def test_path_weights():
   np.testing.assert_array_equal(outer.path_weights(active, [10, 20, 30, 40], False, (2, 2)), [[1, 1], [0, 1]])
 
 
-def test_active_paths():
+def test_paths_are_sampled_by_seed_and_phase_or_follow_the_schedule():
   everyone = outer.active_paths(settings.Train(), 4, 0, 3)
   assert everyone.dtype == bool and everyone.all()
   sampled = settings.Train(paths_per_phase=3)

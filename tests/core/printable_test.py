@@ -87,14 +87,14 @@ def test_a_report_of_any_names_and_without_what_cannot_be_drawn(hostile, caplog)
   assert set(found['perplexity_by_domain']) == set(map(printable.name, HOSTILE))
 
 
-def test_a_comparison_of_any_names(hostile, tmp_path):
+def test_a_comparison_with_any_names_obeys_nothing(hostile, tmp_path):
   other = tmp_path / ('\x1b[2J' + 'x' * 200)
   synthetic.make(other, **SMALL)
   table = report.compare([hostile, other], tmp_path / 'out')
   assert not OBEYED.search(table) and not OBEYED.search((tmp_path / 'out' / 'compare.html').read_text())
 
 
-def test_pictures_of_any_names():
+def test_pictures_with_any_names_are_well_formed():
   tasks = [timeline_plot.Task(name, 'train', 1, 0.0, 1.0) for name in HOSTILE]
   grid = grids.Grid({'a' * 60: 2, 'b' * 60: 2})
   storey = grid_plot.Storey(grids.Level('x' * 60, '', ('a' * 60,)), 'part', np.array([1.0, 2.0]))

@@ -44,7 +44,7 @@ def test_the_sum_of_rates_is_that_of_the_steps_of_the_phase():
   assert screening.sum_of_rates(lambda s: 0.0 * s, jnp.int32(3), jnp.int32(4)) > 0, 'it divides'
 
 
-def test_why_names_the_level_and_how_far_it_went():
+def test_the_reason_names_the_level_and_how_far_it_went():
   usual = {'low': 1.0, 'high': 2.0}
   assert (
     screening.exclusion_reason({'low': 1.0, 'high': math.nan}, usual, 10)

@@ -38,12 +38,12 @@ KERNELS = {
 
 
 @pytest.mark.parametrize('kernel', KERNELS)
-def test_kernels_are_what_is_written(kernel):
+def test_kernels_follow_the_equation(kernel):
   qkv, segments_BL, _ = inputs()
   np.testing.assert_allclose(KERNELS[kernel](*qkv, segments_BL), plain(*qkv, segments_BL), atol=2e-5)
 
 
-def test_gradients_agree():
+def test_gradients_of_the_kernels_agree():
   qkv, segments_BL, weight = inputs()
   found = [
     jax.jit(jax.grad(lambda q, k, v, f=f: jnp.sum(weight * f(q, k, v, segments_BL)), (0, 1, 2)))(*qkv)

@@ -130,7 +130,7 @@ def test_tokens_are_drawn_as_often_as_they_should(temperature, top_k, top_p):
   assert (abs(found - n * expected) <= 5 * deviation + 1e-9).all()  # 1 in 10^6 for each of some hundred counts
 
 
-def test_a_draw_depends_on_seed_and_place_only():
+def test_a_sample_depends_on_seed_and_position_only():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
   one = decoding.SamplingParams(jnp.full(1, 7, jnp.uint32), jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
   three = decoding.SamplingParams(*(jnp.concatenate([x, x, x]) for x in one))._replace(

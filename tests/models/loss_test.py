@@ -68,7 +68,7 @@ def test_chunks_divide(size, chunk, expected):
   np.testing.assert_array_equal(pieces.reshape(size, 2), np.arange(2 * size).reshape(size, 2))
 
 
-def test_what_counts():
+def test_targets_count_inside_a_segment_and_after_the_prefix():
   tokens = np.arange(10, 20)[None]
   segments = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 0, 0]])
   follow, counts = loss.targets(tokens, segments, 2)

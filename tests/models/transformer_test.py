@@ -121,7 +121,7 @@ def test_auto_is_float32_on_a_cpu(made):
   assert made.dtype == jnp.float32 and CONFIG.dtype == 'auto'
 
 
-def test_fresh_parameters(made):
+def test_fresh_parameters_have_the_documented_shapes_and_scales(made):
   params = transformer.init(made, jax.random.key(0))
   assert list(params) == sorted(params) == list(transformer.shapes(made))
   assert {n: x.shape for n, x in params.items()} == {n: x.shape for n, x in transformer.shapes(made).items()}

@@ -77,7 +77,7 @@ def mean(nats_L, start: int, stop: int) -> object:
 
 
 @pytest.mark.parametrize('W', [1, 5, 16, 200])
-def test_a_text_by_hand(by_hand, W):
+def test_chunks_of_a_text_have_the_losses_found_by_hand(by_hand, W):
   run = by_hand.run
   found = excerpts.of_text(run, WORDS, W, None, None)
   assert (found.every, found.prefix_tokens) == (W, PREFIX) and found.by == ('chooser' if run.chooser else 'router')
@@ -111,7 +111,7 @@ def test_one_path_and_another_version(run):
 
 
 @pytest.mark.parametrize('words', ['a', 'x y', '漢', 'fox', 'dog.', 'Viktor', '12.3', 'def f'])
-def test_texts_without_a_loss(run, words):
+def test_texts_too_short_for_a_loss_have_none(run, words):
   (document,) = excerpts.of_text(run, words, 32, None, None).documents
   assert document.counted == 0 and document.nats is document.rerouted is document.base is None
   assert ''.join(chunk.text for chunk in document.chunks) == words
@@ -139,7 +139,7 @@ def test_a_text_that_ends_within_a_character(run):
     ('x', None, 9, 'there is no version 9'),
   ],
 )
-def test_wrong_input(run, words, path, version, said):
+def test_wrong_input_is_refused(run, words, path, version, said):
   with pytest.raises(ValueError, match=said):
     excerpts.of_text(run, words, 32, path, version)
 
@@ -163,7 +163,7 @@ def test_each_path_is_asked_once_and_for_its_texts_alone():
       assert found.base[n, place - 1] == table[4, n, place - 1]
 
 
-def test_json_and_back():
+def test_excerpts_survive_json():
   chunk = chunk_losses.Chunk(0, 'x\n', 1, 2.5, None, 0)
   found = chunk_losses.Excerpts(32, 8, 'router', [chunk_losses.Excerpt('a', 1, 0, None, 0.5, 1.5, [chunk, chunk])])
   assert chunk_losses.Excerpts.from_dict(json.loads(json.dumps(found.to_dict()))) == found

@@ -55,7 +55,7 @@ def nats(drawn: Drawn, n: int, path: int, places) -> float:
 
 
 @pytest.mark.parametrize('W', WS)
-def test_oracle(W):
+def test_the_oracle_takes_the_best_path_on_the_chunk_before(W):
   drawn = Drawn()
 
   def choose(n, before, chunk):
@@ -66,7 +66,7 @@ def test_oracle(W):
 
 
 @pytest.mark.parametrize('W', WS)
-def test_history(W):
+def test_history_takes_the_best_path_on_all_chunks_before(W):
   drawn = Drawn()
 
   def choose(n, before, chunk):
@@ -77,7 +77,7 @@ def test_history(W):
   np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_posterior():
+def test_the_posterior_is_its_equation():
   drawn, expected = Drawn(), []
   for n, length in enumerate(LENGTHS):
     weights, total = [1 / PATHS] * PATHS, 0.0
@@ -90,7 +90,7 @@ def test_posterior():
 
 
 @pytest.mark.parametrize('W', WS)
-def test_by_chooser(W):
+def test_the_chooser_decides_at_the_last_token_before_a_chunk(W):
   drawn = Drawn()
   expected = by_hand(drawn, W, lambda n, before, chunk: drawn.chosen[n, before[-1]])
   found = chunk_policies.by_chooser(drawn.nll, drawn.counts, W, drawn.first, drawn.chosen)
@@ -123,7 +123,7 @@ def test_ties_go_to_the_lower_path():
 
 
 @pytest.mark.parametrize('top_n', [1, 2, PATHS])
-def test_mixture(top_n):
+def test_the_mixture_is_its_equation(top_n):
   drawn = Drawn()
   expected = []
   for n, length in enumerate(LENGTHS):
@@ -160,7 +160,7 @@ def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
   assert np.concatenate([np.arange(len(LENGTHS))[rows] for rows, _ in found]).tolist() == list(range(len(LENGTHS)))
 
 
-def test_a_chunk_of_one_token():
+def test_chunks_of_one_token_are_refused():
   drawn = Drawn()
   with pytest.raises(ValueError, match='use 2 or more'):
     chunk_policies.oracle(drawn.nll, drawn.counts, 1, drawn.first)

@@ -54,7 +54,7 @@ def test_logistic_regression_is_that_of_sklearn(l2, weighted):
   assert loss(nats(ours, z_ND, labels_N), 2 * ours.centroids) == pytest.approx(best, rel=1e-5)
 
 
-def test_accuracy_by_hand():
+def test_accuracy_is_the_fraction_of_best_scores_that_are_labels():
   z_ND, labels_N = labelled(500, 10, 4)
   fitted = fit(z_ND, labels_N, 4, l2=[0.01])
   by_hand = np.mean(np.asarray(router.scores(fitted, z_ND)).argmax(1) == labels_N)
@@ -94,7 +94,7 @@ def test_a_hidden_layer_learns_what_no_line_tells():
   assert nats(curve, z_ND, labels_N).mean() < 0.8 * nats(without, z_ND, labels_N).mean()
 
 
-def test_same_key_same_bits():
+def test_equal_keys_give_equal_bits():
   z_ND, labels_N = crossed(100, 0)
   one, two, other = (fit(z_ND, labels_N, 4, key, hidden=16, l2=[0.1]) for key in (0, 0, 1))
   for a, b in zip(one, two, strict=True):
@@ -102,7 +102,7 @@ def test_same_key_same_bits():
   assert (np.asarray(one.hidden) != np.asarray(other.hidden)).any()
 
 
-def test_labels_are_paths():
+def test_labels_that_are_no_paths_are_refused():
   with pytest.raises(ValueError, match='labels go from 0 to 3; paths from 0 to 2'):
     fit(np.zeros((4, 2), 'f'), np.arange(4), 3)
 
@@ -163,7 +163,7 @@ def test_one_path_needs_no_bias():
   np.testing.assert_array_equal(classifier.calibration(np.ones((5, 1)), np.ones(1)), [0])
 
 
-def test_a_share_of_nothing():
+def test_a_share_of_0_is_refused():
   with pytest.raises(ValueError, match=r'shares of paths \[1\] are not above 0'):
     classifier.calibration(np.ones((5, 3)), np.array([1, 0, 2]))
 
@@ -175,7 +175,7 @@ def test_shares_are_summed_in_float64():
   np.testing.assert_array_equal(*found)
 
 
-def test_features_that_are_not_finite():
+def test_features_that_are_not_finite_are_refused():
   z_ND = np.ones((4, 2), 'f')
   z_ND[1, 1] = np.nan
   with pytest.raises(ValueError, match='features of the base model are not finite'):

@@ -37,7 +37,7 @@ def test_lloyd_stops_where_nothing_moves():
   np.testing.assert_array_equal(kmeans.lloyd(z_ND, settled_KD, 1), settled_KD)
 
 
-def test_inertia_by_hand():
+def test_inertia_is_the_sum_of_squares_to_the_nearest_centroid():
   z_ND, centroids_KD = blobs(kmeans.ROWS + 7, 8, 4, 0.5), blobs(6, 8, 6, 0.1, seed=1)
   by_hand = squared_distances(z_ND, centroids_KD).min(1).sum()
   assert float(kmeans.inertia(z_ND, centroids_KD)) == pytest.approx(by_hand, rel=1e-5)

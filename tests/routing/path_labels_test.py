@@ -134,12 +134,6 @@ def test_groups_of_documents_have_the_same_labels(monkeypatch):
   np.testing.assert_array_equal(found.paths, whole.paths)
 
 
-def test_regret_and_agreement():
-  scores_NP = np.array([[-5.0, -3, -4], [-1, -9, -2]])
-  assert agreement.regret(scores_NP, np.array([2, 0])) == 0.5
-  assert agreement.agreement(np.array([2, 0]), path_labels.exact(scores_NP).paths) == 0.5
-
-
 BAD = [np.nan, np.inf, -np.inf]
 
 

@@ -19,7 +19,7 @@ def fit(z_ND, shape=(2, 3), key=0, **changes) -> router.Router:
   return router.fit('kmeans', jax.random.key(key), z_ND, shape, settings.Routing(**changes))
 
 
-def test_same_key_same_bits():
+def test_equal_keys_give_equal_bits():
   z_ND = hidden_like(200, 8)
   for one, two in zip(fit(z_ND), fit(z_ND), strict=True):
     np.testing.assert_array_equal(one, two)
@@ -100,7 +100,7 @@ def test_a_logistic_classifiers_scores_are_its_logits():
   np.testing.assert_allclose(router.scores(as_router, z_ND), z_ND @ w_PD.T + b_P, atol=1e-5)
 
 
-def test_scores_behind_a_hidden_layer():
+def test_scores_behind_a_hidden_layer_are_their_equation():
   fitted, z_ND = random_mlp(8, 5, 6), hidden_like(50, 8)
   u_NH = (z_ND - fitted.mean) / fitted.scale @ fitted.hidden + fitted.hidden_bias
   x_NH = u_NH / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (u_NH + 0.044715 * u_NH**3)))
@@ -143,12 +143,12 @@ def test_product_kmeans_has_its_own_randomness_in_each_group():
   assert (np.sort(centroids[::4, :4], 0) != np.sort(centroids[::4, 4:], 0)).any()
 
 
-def test_fewer_sequences_than_paths():
+def test_fewer_sequences_than_paths_are_refused():
   with pytest.raises(ValueError, match=r'5 sequences .* fewer than the 6 paths of config\.grid'):
     fit(hidden_like(5, 4))
 
 
-def test_features_that_are_not_finite():
+def test_features_that_are_not_finite_are_refused():
   z_ND = hidden_like(50, 4)
   z_ND[7, 2] = np.nan
   with pytest.raises(ValueError, match='not finite'):
