@@ -59,7 +59,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()},
   }
   files = llama_folder.make_files(params, run.settings.model, run.tokenizer_model, dtype, about)
-  files['README.md'] = model_card.make(facts).encode()
+  files['README.md'] = model_card.render(facts).encode()
   try:
     with publishing.publish_directory(out, sealed=False) as aside:
       for name, data in files.items():

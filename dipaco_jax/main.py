@@ -267,7 +267,7 @@ def finish(workdir: pathlib.Path):
     f'next          python -m dipaco_jax.generate --workdir={workdir} --prompt=TEXT',
   ]
   with contextlib.suppress(OSError):  # nobody reads it any more
-    print('\n'.join([*lines, *failures.words(failures.read(workdir))]), flush=True)
+    print('\n'.join([*lines, *failures.in_words(failures.read_failures(workdir))]), flush=True)
 
 
 if __name__ == '__main__':

@@ -19,23 +19,23 @@ from dipaco_jax.training import display
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   """Writes compare.html and compare.png into `out`; returns the table as text."""
   from dipaco_jax.pipeline import stage_records
-  from dipaco_jax.reports import comparison, history, plot_style, plots
+  from dipaco_jax.reports import comparison, curve_plots, history, plot_style
   from dipaco_jax.storage import files
 
-  reports = {str(workdir): run_report.build(workdir) for workdir in workdirs}
+  reports = {str(workdir): run_report.make_report(workdir) for workdir in workdirs}
   configs = {str(workdir): stage_records.read_settings(workdir) for workdir in workdirs}
   names = comparison.short_names(list(reports))
-  curves = [history.read(w, reports[str(w)]['paths']).validation for w in workdirs]
+  curves = [history.read_history(w, reports[str(w)]['paths']).validation for w in workdirs]
   rows = comparison.table(reports, configs)
   bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
-  figure = plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)
+  figure = curve_plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)
   files.write_file(out / 'compare.png', plot_style.to_png(figure))
-  files.write_file(out / 'compare.html', comparison.make(rows, figure))
+  files.write_file(out / 'compare.html', comparison.render(rows, figure))
   return comparison.text(rows)
 
 
-def check(workdirs: list[str], out: str | None):
-  """Raises InputError where what is named cannot be reported of, or put there."""
+def check_options(workdirs: list[str], out: str | None):
+  """Raises InputError where a report of the workdirs cannot be made, or not be written to `out`."""
   for name in workdirs:
     if '://' in name:
       raise InputError(f'--workdir={name}: a report is made in a folder; one of islands is in their bucket at the end')
@@ -53,7 +53,7 @@ def main():
   workdirs = [pathlib.Path(name) for name in flags.FLAGS.workdir]
   if not workdirs:
     raise InputError('name a run with --workdir=DIR, or several to compare them')
-  check(flags.FLAGS.workdir, flags.FLAGS.out)
+  check_options(flags.FLAGS.workdir, flags.FLAGS.out)
   command.quiet()
   if len(workdirs) == 1:
     with display.doing('writing the report', tells=False):

@@ -50,7 +50,7 @@ def status(workdir: pathlib.Path) -> str:
   elif stage == 'evaluate' and config.evaluate.control and (workdir / CONTROL).exists():
     lines += ['first the dense control:', *_training(workdir, CONTROL, config, holder is not None)]
   lines += _quality(workdir, complete) + (_averaging_gap(workdir, config) if stage == 'train' else [])
-  lines += failures.words(failures.read(workdir)) + _checkpoint(workdir, stage)
+  lines += failures.in_words(failures.read_failures(workdir)) + _checkpoint(workdir, stage)
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:

@@ -47,7 +47,7 @@ def main():
     from dipaco_jax.inference import excerpts
     from dipaco_jax.inference.trained_run import TrainedRun
     from dipaco_jax.pipeline import excerpt_choice
-    from dipaco_jax.reports import excerpts_html, excerpts_text, html_page
+    from dipaco_jax.reports import excerpts_html, excerpts_text
     from dipaco_jax.storage import files
 
     run = TrainedRun(options.workdir)
@@ -58,10 +58,8 @@ def main():
   found = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
-    title = f'Which path reads what: {options.workdir}'
-    parts = [html_page.element('h1', 'Which path reads what'), html_page.element('p', options.workdir, 'quiet')]
-    files.write_file(pathlib.Path(options.html), html_page.page(title, [*parts, excerpts_html.make(found, grid)]))
-  print(excerpts_text.make(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
+    files.write_file(pathlib.Path(options.html), excerpts_html.render(found, grid, options.workdir))
+  print(excerpts_text.render(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
 
 
 if __name__ == '__main__':

@@ -1,14 +1,14 @@
-"""Several runs side by side: a table, their curves in one picture, and what their configs differ in."""
+"""Several runs side by side: a table, their curves in one picture, and where their configs differ."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.core import printable, settings
-from dipaco_jax.reports import headline, html_page, plot_style
-from dipaco_jax.reports.figures import count, size
-from dipaco_jax.reports.report_page import fields
-from dipaco_jax.training.progress import duration
+from dipaco_jax.reports import headline, pages, report_page
+from dipaco_jax.reports.amounts import count, size
+from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.training.display import duration
 
 Rows = list[list[str]]
 
@@ -35,13 +35,13 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settings.Settings]) -> Rows:
-  """A row of names, a row per figure, a row per config field that is not the same in all runs."""
+  """Returns a row of names, a row per figure, and a row per config field that is not the same in all runs."""
   rows = [['', *short_names(list(reports))]]
   for words, name, form in FIGURES:
     values = [_value(report, name) for report in reports.values()]
     rows.append([words, *('-' if v is None else form(v) for v in values)])
   rows[2:2] = rerouted(list(reports.values()))
-  flat = [fields(config) for config in configs.values()]
+  flat = [report_page.settings_in_words(config) for config in configs.values()]
   for name in flat[0]:
     values = [config[name] for config in flat]
     if len(set(values)) > 1:
@@ -50,7 +50,7 @@ def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settin
 
 
 def rerouted(reports: Sequence[Mapping[str, Any]]) -> Rows:
-  """A row of perplexities for each chooser and each W that some run has evaluated, the longest W first [2.4.3]."""
+  """Returns a row of perplexities for each chooser and W that some run has evaluated, the longest W first [2.4.3]."""
   found = [report['reroute'] or {} for report in reports]
   rows = []
   for chooser in sorted({chooser for one in found for chooser in one}):
@@ -71,7 +71,7 @@ def _value(report: Mapping[str, Any], name: str):
 
 
 def short_names(workdirs: Sequence[str]) -> list[str]:
-  """Last parts of the directories' names, as long as they need be to differ."""
+  """Returns the last parts of the directories' names, as many as they need to differ."""
   parts = [os.path.abspath(w).split(os.sep) for w in workdirs]
   for length in range(1, max(map(len, parts)) + 1):
     names = [os.sep.join(p[-length:]) for p in parts]
@@ -81,25 +81,18 @@ def short_names(workdirs: Sequence[str]) -> list[str]:
 
 
 def text(rows: Rows) -> str:
-  """In columns, for a terminal; long cells are cut."""
+  """Returns the rows in columns, for a terminal; long cells are cut."""
   rows = [[printable.name(cell, 40) for cell in row] for row in rows]
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   form = '  '.join(f'{{:{"<" if i == 0 else ">"}{width}}}' for i, width in enumerate(widths))
   return '\n'.join(form.format(*row) for row in rows)
 
 
-def make(rows: Rows, figure) -> str:
-  """The page."""
+def render(rows: Rows, figure) -> str:
+  """Returns the page."""
   split = next((i for i, row in enumerate(rows) if row[0].startswith('config.')), len(rows))
   same_base = any(row[0] == 'base perplexity' and len(set(row[1:])) == 1 for row in rows)
   caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
-  parts = [
-    html_page.element('h1', f'{len(rows[0]) - 1} runs side by side'),
-    html_page.figure(plot_style.to_svg(figure, 'compare'), 'compare', plot_style.title(figure), caption + (
-      ' They start from equally good base models.' if same_base else ''), 'wide'),
-    html_page.section('Figures'),
-    html_page.box(html_page.table(rows[1:split], rows[0])),
-  ]  # fmt: skip
-  if rows[split:]:
-    parts += [html_page.section('What differs in their configs'), html_page.box(html_page.table(rows[split:], rows[0]))]
-  return html_page.page('Runs side by side', parts)
+  caption += ' They start from equally good base models.' if same_base else ''
+  picture = report_page.Figure.of('compare', Picture(figure, caption))
+  return pages.render('compare.html', head=rows[0], picture=picture, figures=rows[1:split], configs=rows[split:])

@@ -9,14 +9,14 @@ MARKS = b'"excluded": {', b'"skipped_by_path": ['
 
 
 class Failures(NamedTuple):
-  """Those of training."""
+  """What failed while a run trained on."""
 
   excluded: list[dict[str, Any]]  # phase (from 1), step, path, why, and in islands worker; in the order of phases
   skipped: dict[int, int]  # inner steps that were not finite, by path
 
 
-def read(workdir: pathlib.Path) -> Failures:
-  """From the rows of phases in metrics.jsonl."""
+def read_failures(workdir: pathlib.Path) -> Failures:
+  """Reads the rows of phases in metrics.jsonl."""
   excluded, skipped = [], dict[int, int]()
   for row in metrics_log.rows_with(workdir, *MARKS):
     about = {'phase': row['phase'], 'step': row['step']}
@@ -29,8 +29,8 @@ def read(workdir: pathlib.Path) -> Failures:
   return Failures(excluded, skipped)
 
 
-def words(found: Failures, most: int = 5) -> list[str]:
-  """A line for each failure, for people; the last ones, with how many there were before."""
+def in_words(found: Failures, most: int = 5) -> list[str]:
+  """Returns a line for each failure; of many, the last ones, with how many there were."""
   lines = [
     f'path {x["path"]} was left out of the outer step of phase {x["phase"]} (step {x["step"]:,}'
     + (f', worker {x["worker"]}' if x.get('worker') else '')

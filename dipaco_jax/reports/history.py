@@ -1,4 +1,4 @@
-"""What a workdir tells of its run: its settings, the results of complete stages, and curves from metrics.jsonl."""
+"""The history of a run: curves from the rows of metrics.jsonl, and what workers of islands did when."""
 
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -35,18 +35,18 @@ class History(NamedTuple):
 
 
 def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
-  """Who did what when, in an islands run."""
+  """Reads the tasks of an islands run; there are none in other runs."""
   file = workdir / 'timeline.json'
   return [timeline_plot.Task(*task) for task in seals.read_json(file, 'tasks')['tasks']] if file.exists() else []
 
 
-def read(workdir: pathlib.Path, num_paths: int) -> History:
-  """Curves from metrics.jsonl; empty ones where there are no rows yet."""
-  return of_rows(metrics_log.read_rows(workdir), num_paths)
+def read_history(workdir: pathlib.Path, num_paths: int) -> History:
+  """Reads the curves from metrics.jsonl; empty ones where there are no rows yet."""
+  return make_curves(metrics_log.read_rows(workdir), num_paths)
 
 
-def of_rows(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
-  """Curves from rows as metrics.jsonl has them."""
+def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
+  """Returns the curves of rows as in metrics.jsonl."""
   stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths)}
   phases: dict[int, Mapping[str, Any]] = {}
   evaluations: dict[int, Mapping[str, Any]] = {}
@@ -81,7 +81,7 @@ def of_rows(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
 
 
 class _Steps:
-  """Figures of a stage's steps; paths that take turns have a row each for the same step."""
+  """Collects the figures of a stage's steps; paths that take turns have a row each for the same step."""
 
   def __init__(self, num_paths: int):
     self.by_path: dict[str, dict[int, np.ndarray]] = {'loss': {}, 'grad_norm': {}}  # by name and step, [P]
@@ -98,14 +98,14 @@ class _Steps:
         found.setdefault(row['step'], []).append(row[name])
 
   def curve(self, name: str) -> Curve:
-    """[T, P], or [T, 1] of what is no path's."""
+    """Returns values [T, P], or [T, 1] for what all paths share."""
     if name in self.by_path:
       return _curve(self.by_path[name], self.num_paths)
     return _curve({step: np.array([np.mean(turns)]) for step, turns in self.of_all[name].items()}, 1)
 
 
 def _only(curve: Curve) -> Curve:
-  """Of one line."""
+  """Returns a curve of one column as one of [T]."""
   return Curve(curve.steps, curve.values[:, 0])
 
 
@@ -114,7 +114,7 @@ def _array(values: Iterable[float | None]) -> np.ndarray:
 
 
 def _curve(rows: Mapping[int, np.ndarray], width: int) -> Curve:
-  """At most POINTS points: means of stretches of steps, over the values that there are."""
+  """Returns at most POINTS points: means over stretches of steps, of the finite values."""
   if not rows:
     return Curve(np.zeros(0, int), np.zeros((0, width)))
   order = sorted(rows)
@@ -134,7 +134,7 @@ def _by_path(phases: Iterable[Mapping[str, Any]], name: str, num_paths: int) -> 
 
 
 def _by_level(phases: Iterable[Mapping[str, Any]], name: str) -> dict[str, np.ndarray]:
-  """{level: [T]}, medians over modules where a row has a number for each of them."""
+  """Returns {level: [T]}, with medians over modules where a row has a number for each of them."""
   rows = [row.get(name) or {} for row in phases]
   found = {}
   for level in dict.fromkeys(level for row in rows for level in row):

@@ -1,56 +1,17 @@
-"""The page that goes with an exported path: how it was trained, what was measured, how to load it. Markdown."""
+"""The card of an exported path: how it was trained, what was measured, how to load it (templates/model_card.md)."""
 
 import dataclasses
 import math
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import outer, printable, settings
-from dipaco_jax.reports import headline
-
-PAGE = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- dipaco
-- llama
----
-
-# {title}
-
-A language model of {parameters} parameters, in the layout of Hugging Face's Llama: {one_of}, trained with
-dipaco_jax {version} as DiPaCo ([arXiv 2403.10616](https://arxiv.org/abs/2403.10616)) describes.
-{others}
-## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = '.'  # this one
-tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-inputs = tokenizer('The first words of a text', return_tensors='pt')
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
-```
-
-It continues text, and has no chat template. No token goes before a text, and the end-of-text token behind it. Its rows
-of training had {seq_len} tokens: of longer texts it has seen none. `tokenizer.json` gives the ids that it was trained
-on; `tokenizer.model` is the same as a SentencePiece model. Weights are {dtype}.
-
-## Training
-
-| | |
-|---|---|
-{training}
-
-## Evaluation
-
-{evaluation}
-"""
+from dipaco_jax.core import outer, settings
+from dipaco_jax.reports import headline, pages
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """Of one path at one version."""
+  """What a card says of one path at one version."""
 
   settings: settings.Settings
   number: int
@@ -63,33 +24,16 @@ class Facts:
   parameters: int
 
 
-def make(f: Facts) -> str:
-  """README.md, with the heading that model hubs read."""
-  paths = math.prod(size for _, size in f.settings.grid)
-  return PAGE.format(
-    title=f'Path {f.number} of {paths}' if paths > 1 else 'A model of one path',
+def render(facts: Facts) -> str:
+  """Returns README.md, with the heading that model hubs read."""
+  return pages.render(
+    'model_card.md',
+    facts=facts,
+    settings=facts.settings,
+    paths=math.prod(size for _, size in facts.settings.grid),
     version=dipaco_jax.__version__,
-    parameters=f'{f.parameters:,}',
-    one_of=f'one of {paths} paths' if paths > 1 else 'the only path of a run',
-    others=_others(f) if paths > 1 else '',
-    seq_len=f'{f.settings.model.seq_len:,}',
-    dtype=f.dtype,
-    training='\n'.join(f'| {name} | {_cell(value)} |' for name, value in _training(f).items()),
-    evaluation=_evaluation(f),
-  )
-
-
-def _cell(value: str) -> str:
-  return printable.name(value, 1000).replace('|', '\\|')
-
-
-def _others(f: Facts) -> str:
-  if f.settings.routing.method == 'random':
-    return '\nText was dealt out to the paths at random, so that any of them serves for any text.\n'
-  return (
-    '\nEach path was trained on its own kind of text, and is meant for it. Which path a text belongs to, a router '
-    f'decides\nby its first {f.settings.routing.prefix_tokens} tokens; it is not in this folder: '
-    '`dipaco_jax.load_router` reads it from the run.\n'
+    training=_training(facts),
+    evaluation=_evaluation(facts),
   )
 
 
@@ -127,25 +71,21 @@ def _routing(s: settings.Settings) -> str:
   return f'{s.routing.method}, by the first {s.routing.prefix_tokens} tokens, which no loss counts'
 
 
-def _evaluation(f: Facts) -> str:
+def _evaluation(f: Facts) -> dict[str, str]:
+  """Returns perplexities by what they are of; {} where nothing was measured yet."""
   report = f.report
   if report.get('perplexity') is None:
-    return 'Nothing was measured yet when this was exported.'
-  own = report['perplexity_by_path'][f.number]
+    return {}
+  own = _perplexity(report['perplexity_by_path'][f.number], 'none was')
   rows = {
-    'this path, on the documents routed to it': _figure(own, 'none was'),
-    'all paths, each document under its own': _figure(report['perplexity']),
-    'the base model, on all documents': _figure(report['base_perplexity']),
+    'this path, on the documents routed to it': own if f.measured else 'measured of another version only',
+    'all paths, each document under its own': _perplexity(report['perplexity']),
+    'the base model, on all documents': _perplexity(report['base_perplexity']),
   }
   if report.get('control_perplexity') is not None:
-    rows[f'{headline.DENSE}, on all documents'] = _figure(report['control_perplexity'])
-  if not f.measured:
-    rows['this path, on the documents routed to it'] = 'measured of another version only'
-  table = '\n'.join(f'| {name} | {x} |' for name, x in rows.items())
-  about = f'on {report["validation_tokens"]:,} tokens of text held back, without the first '
-  about += f'{f.settings.routing.prefix_tokens} of each document'
-  return f'Perplexity {about}:\n\n| | perplexity |\n|---|---|\n{table}'
+    rows[f'{headline.DENSE}, on all documents'] = _perplexity(report['control_perplexity'])
+  return rows
 
 
-def _figure(x: float | None, instead: str = 'not measured') -> str:
+def _perplexity(x: float | None, instead: str = 'not measured') -> str:
   return instead if x is None else f'{x:.2f}'

@@ -1,48 +1,86 @@
 """Colours of pages and pictures, each for a light and for a dark screen.
 
 Pictures are drawn in the light ones. A page names them as CSS variables, which change with the reader's preference.
-Text has a contrast of 4.5 at least on what it stands on, in both, as WCAG AA asks; a test looks.
+Text has a contrast of at least 4.5 with its background, in both, as WCAG AA asks; tests check it.
 """
 
 import re
 
+from dipaco_jax.core.grid import Grid
+
 INK, GREY, FAINT, RULE = '#243b53', '#566b80', '#cbd6e2', '#e6ecf2'  # text, lesser text, stems, lines behind pictures
 PAPER = '#ffffff'  # what pictures and boxes stand on
 BLUE, ORANGE = '#0068a3', '#b34700'  # this run; the base model and other things it is compared with
-COLOURS = (BLUE, '#8f5a00', '#00734f', '#a33b78', '#5a49b8', '#00707c', '#882255', '#5f6a14', '#7a3ea8', '#6d4c41',
-           '#2f6b1f', '#555f6b')  # fmt: skip
+COLOURS = (
+  *(BLUE, '#8f5a00', '#00734f', '#a33b78', '#5a49b8', '#00707c'),
+  *('#882255', '#5f6a14', '#7a3ea8', '#6d4c41', '#2f6b1f', '#555f6b'),
+)
 PALE = {'blue': '#63abd9', 'orange': '#ef9d60', 'green': '#5cc09a'}  # the strongest shade that ink is legible on
 
-DARK = {
-  INK: '#e3eaf2', GREY: '#a3b4c6', FAINT: '#40566c', RULE: '#263645', PAPER: '#17222d',
-  BLUE: '#62b6f0', ORANGE: '#f59a58',
-  **dict(zip(COLOURS[1:], ('#e0b04a', '#46c99a', '#ea8fc3', '#a99cf5', '#45c4d0', '#e8799f', '#bfc95c', '#cf9af0',
-                           '#cfa594', '#8fcf7a', '#b3bcc7'), strict=True)),
-  PALE['blue']: '#2a6c9e', PALE['orange']: '#9c5314', PALE['green']: '#1d7757',
+DARK_COLOURS = (
+  *('#62b6f0', '#e0b04a', '#46c99a', '#ea8fc3', '#a99cf5', '#45c4d0'),
+  *('#e8799f', '#bfc95c', '#cf9af0', '#cfa594', '#8fcf7a', '#b3bcc7'),
+)
+DARK_PALE = {'blue': '#2a6c9e', 'orange': '#9c5314', 'green': '#1d7757'}
+DARK = dict(zip(COLOURS, DARK_COLOURS, strict=True)) | {
+  INK: '#e3eaf2', GREY: '#a3b4c6', FAINT: '#40566c', RULE: '#263645', PAPER: '#17222d', ORANGE: '#f59a58'
 }  # fmt: skip
+PAGE = {  # names of a page's own colours
+  'ground': ('#f5f7fa', '#0e161e'),
+  'ink': (INK, DARK[INK]),
+  'strong': ('#102a43', '#f5f8fb'),
+  'quiet': (GREY, DARK[GREY]),
+  'accent': (BLUE, DARK[BLUE]),
+  'paper': (PAPER, DARK[PAPER]),
+  'edge': ('#dfe6ee', '#2b3b4b'),
+  'notice': ('#fff4e5', '#33261a'),
+}
 SHADES = 50  # steps from paper to the strongest of a colour
+
+# From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two are alike,
+# whatever the eyes' cones lack; ink is legible on all of them.
+HUES = (
+  ('#d1dbff', '#7f93f8'), ('#f6e277', '#b9a21c'), ('#b3febf', '#67ce7d'), ('#fff1f5', '#de6d9d'),
+  ('#d3f3f8', '#54bfd6'), ('#f8dcc8', '#df8650'), ('#ecdffb', '#b58ae8'), ('#e8eaed', '#a3a9b3'),
+)  # fmt: skip
 
 
 def mix(start: str, end: str, share: float) -> str:
-  """'#rrggbb' that is so far on the way from one colour to another."""
+  """Returns the '#rrggbb' that lies a `share` of the way from one colour to another."""
   ends = (bytes.fromhex(colour[1:]) for colour in (start, end))
   return '#' + bytes(round(a + (b - a) * share) for a, b in zip(*ends, strict=True)).hex()
 
 
 def shade(name: str, share: float) -> str:
-  """A shade of 'blue', 'orange' or 'green': 0 is paper, 1 the strongest that ink is legible on."""
+  """Returns a shade of 'blue', 'orange' or 'green': 0 is paper, 1 the strongest that ink is legible on."""
   return mix(PAPER, PALE[name], round(min(max(share, 0), 1) * SHADES) / SHADES)
 
 
 DARK |= {
-  shade(name, k / SHADES): mix(DARK[PAPER], DARK[pale], k / SHADES)
-  for name, pale in PALE.items()
-  for k in range(SHADES)
+  shade(name, k / SHADES): mix(DARK[PAPER], DARK_PALE[name], k / SHADES) for name in PALE for k in range(SHADES + 1)
 }
 
 
+def path_colours(grid: Grid, path: int) -> tuple[str, str]:
+  """Returns the '#rrggbb' that a path's text stands on, light and dark.
+
+  It is the colour of the path's line in pictures, thinned. Where lines have none, the first axis chooses the hue and
+  the others the shade; where it is longer than HUES, it goes through them again in other shades.
+  """
+  if grid.num_paths <= len(COLOURS):
+    line = COLOURS[path]
+    return mix(PAPER, line, 0.3), mix(DARK[PAPER], DARK[line], 0.3)
+  first = grid.shape[0] if grid.shape else 1
+  along, other = divmod(path, grid.num_paths // first)
+  hues = min(first, len(HUES))
+  shades = -(-first // hues) * (grid.num_paths // first)
+  strength = (along // hues * (grid.num_paths // first) + other) / (shades - 1) if shades > 1 else 0.5
+  pale, strong = HUES[along % hues]
+  return mix(pale, strong, strength), mix(DARK[PAPER], strong, 0.14 + 0.33 * strength)
+
+
 def themed(svg: str) -> str:
-  """An svg whose colours are the page's variables; those in its texts stay."""
+  """Returns an SVG whose colours are a page's variables; its texts stay as they are."""
 
   def variables(style: re.Match[str]) -> str:
     return re.sub(r'#[0-9a-f]{6}', lambda m: f'var(--c{m[0][1:]})' if m[0] in DARK else m[0], style[0])
@@ -50,24 +88,7 @@ def themed(svg: str) -> str:
   return re.sub(r'\b(style|fill|stroke)="[^"]*"', variables, svg)
 
 
-def variables(page: str) -> str:
-  """CSS that gives the variables of a page their colours."""
-  names = sorted(set(re.findall(r'var\(--c([0-9a-f]{6})\)', page)))
-  light, dark = (
-    ''.join(f'--c{name}:{colour};' for name, colour in pairs)
-    for pairs in (((n, f'#{n}') for n in names), ((n, DARK[f'#{n}']) for n in names))
-  )
-  return f':root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n'
-
-
-def luminance(colour: str) -> float:
-  """Relative luminance, as WCAG has it."""
-  parts = [c / 255 for c in bytes.fromhex(colour[1:])]
-  linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-  return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(one: str, other: str) -> float:
-  """From 1 to 21."""
-  low, high = sorted((luminance(one), luminance(other)))
-  return (high + 0.05) / (low + 0.05)
+def page_colours(page: str) -> dict[str, tuple[str, str]]:
+  """Returns the light and the dark colour of each CSS variable that a page may use, by name."""
+  used = sorted(set(re.findall(r'var\(--c([0-9a-f]{6})\)', page)))
+  return PAGE | {f'c{name}': (f'#{name}', DARK[f'#{name}']) for name in used}

@@ -13,7 +13,7 @@ import numpy as np
 
 from dipaco_jax.core import printable
 from dipaco_jax.reports import palette
-from dipaco_jax.reports.palette import BLUE, COLOURS, FAINT, GREY, INK, ORANGE, PAPER  # noqa: F401 for whoever draws
+from dipaco_jax.reports.palette import BLUE, COLOURS, GREY, INK, PAPER  # noqa: F401 for whoever draws
 from dipaco_jax.storage import seals
 
 # Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.
@@ -21,6 +21,7 @@ WIDE, HALF, HEIGHT = 9.6, 4.5, 3.2
 SMALL = 8.5  # points, of the smallest text
 NAMED = 32  # paths that an axis has room to name
 MAX_NAME = 32  # characters
+DASHED = (0, (5, 3))
 MAX_COLOURED = len(COLOURS)  # more paths are thin grey lines around their median
 STYLE: dict[Any, Any] = {
   'font.family': 'sans-serif',
@@ -60,8 +61,15 @@ class Curve(NamedTuple):
   values: np.ndarray  # [T], or [T, P] with nan where a path has none
 
 
+class Picture(NamedTuple):
+  """A matplotlib Figure and the words below it."""
+
+  figure: Any
+  caption: str
+
+
 def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-  """Draws in the report's style."""
+  """Makes a function draw in the report's style."""
 
   @functools.wraps(draw)
   def wrapper(*args, **kwargs):
@@ -77,17 +85,21 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def left_out(name: str) -> Iterator[None]:
-  """A picture that cannot be drawn is left out: no run goes without a report for it."""
+  """Leaves a picture out that cannot be drawn, with a log: no run goes without a report for it.
+
+  Raises:
+    seals.Damaged: a file is not what was written, so the report would show what never happened.
+  """
   try:
     yield
   except seals.Damaged:
-    raise  # what it would show is not what there was
+    raise
   except Exception:
     logging.exception('the picture %s is left out of the report, for it cannot be drawn', name)
 
 
 def short(name: str, most: int = MAX_NAME) -> str:
-  """What others have named, so that the picture beside it has room."""
+  """Returns a name from outside, cut so that the picture beside it has room."""
   return printable.name(name, most)
 
 
@@ -107,7 +119,7 @@ def to_png(figure) -> bytes:
 
 @styled
 def to_svg(figure, name: str) -> str:
-  """One <svg> element, to stand in a page beside others: its references are its own, its colours the page's."""
+  """Returns one <svg> element for a page with others: its references are unique to it, its colours the page's."""
   import matplotlib
 
   data = io.StringIO()
@@ -121,7 +133,7 @@ def to_svg(figure, name: str) -> str:
 
 
 def title(figure) -> str:
-  """What a picture is called: that of its first axes."""
+  """Returns the title of a picture's first axes that have one."""
   return next((words for ax in figure.axes if (words := ax.get_title(loc='left'))), '')
 
 
@@ -129,7 +141,7 @@ def title(figure) -> str:
 
 
 def tick_words(ticks: Sequence[float]) -> list[str]:
-  """Evenly spaced numbers as words, with so many decimals that none is rounded; large ones in thousands, millions."""
+  """Returns evenly spaced numbers with so many decimals that none is rounded; large ones in thousands or millions."""
   largest, gap = max(map(abs, ticks), default=0.0), abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
   scale, unit = next(((s, u) for s, u in ((1e9, ' B'), (1e6, ' M'), (1e3, ' K')) if largest >= 10 * s), (1, ''))
   if largest < 1e5:
@@ -140,7 +152,7 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
 
 
 def numbers(axis, whole: bool = False, ticks: int = 5):
-  """Ticks that read as they are; `whole` ones of what is counted."""
+  """Sets ticks at round numbers, written out; whole ones for what is counted."""
   from matplotlib import ticker
 
   class Plain(ticker.Formatter):
@@ -154,8 +166,17 @@ def numbers(axis, whole: bool = False, ticks: int = 5):
   axis.set_major_formatter(Plain())
 
 
+def path_ticks(ax, labels: Sequence[str], order: str = ''):
+  """Names the paths under an axis; where there is no room, says how many there are, and in which order."""
+  few = len(labels) <= NAMED
+  ax.set_xticks(range(len(labels)) if few else [], labels if few else [])
+  ax.tick_params(axis='x', length=0, labelsize=SMALL, rotation=90 if len(labels) > 20 else 0)
+  ax.grid(axis='x', visible=False)
+  ax.set_xlabel('path' if few else f'{len(labels)} paths{order}')
+
+
 def steps(axis):
-  """Of training steps, or phases."""
+  """Sets ticks at training steps, or phases."""
   numbers(axis, whole=True)
 
 
@@ -175,7 +196,7 @@ def _spread(positions: Sequence[float], gap: float) -> np.ndarray:
 
 
 def label_ends(ax, ends: Sequence[tuple[float, str, str]], size: float = SMALL):
-  """Writes (y, text, colour) right of the axes, where lines end, none over another, each with a line to its own."""
+  """Writes (y, text, colour) to the right of the axes, where lines end, without overlaps, each with a line to its y."""
   if not ends:
     return
   low, high = ax.get_ylim()

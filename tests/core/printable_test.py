@@ -16,7 +16,7 @@ from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, tokenizer
 from dipaco_jax.islands import registry, status_table
-from dipaco_jax.reports import grid_plot, plot_style, plots, run_report, timeline_plot
+from dipaco_jax.reports import curve_plots, grid_plot, plot_style, run_report, timeline_plot
 from dipaco_jax.training import metrics_log
 
 HOSTILE = (
@@ -101,7 +101,7 @@ def test_pictures_with_any_names_are_well_formed():
   curve = plot_style.Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
   for figure in (
     timeline_plot.draw(timeline_plot.rows(tasks)),
-    plots.perplexity_curves(dict.fromkeys(HOSTILE, curve), {}),
+    curve_plots.perplexity_curves(dict.fromkeys(HOSTILE, curve), {}),
     grid_plot.draw(grid, [storey], 'title', 'blue'),
   ):
     plot_style.to_png(figure)

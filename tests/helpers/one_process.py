@@ -28,7 +28,7 @@ from dipaco_jax.islands import (
   worker,
 )
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import figures
+from dipaco_jax.reports import cost_figures, figures
 from dipaco_jax.storage import object_store
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
@@ -162,7 +162,7 @@ def one_device() -> Iterator[None]:
     for name, seconds in waits.items():
       patch.setattr(role_loop, name, seconds)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
-    patch.setattr(figures, 'PICTURES', {'timeline': figures.PICTURES['timeline']})
+    patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': cost_figures.timeline}})
     yield
 
 

@@ -13,6 +13,13 @@ from dipaco_jax.core import settings
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 
+RUNS = {  # arguments of `make`, by name
+  'grid': {},
+  'one_path': {'axes': (), 'domains': ('stdlib',), 'phases': 3},
+  'diloco': {'axes': (('a', 8),), 'phases': 1, 'domains': ()},
+  'half': {'stages': 3},
+  '256_paths': {'axes': (('a', 16), ('b', 16)), 'phases': 2, 'tau': 10},
+}
 DOMAINS = ('encyclopedia', 'fiction', 'law', 'medicine', 'news', 'patents', 'python', 'speech')
 
 

@@ -125,7 +125,7 @@ def check_page(made: island.Islands, run):
   rows = page.read()
   assert page.phases == s.train.phases
   num_paths = run.layout.grid.num_paths
-  first, expected = history.of_rows(rows, num_paths), {path: [] for path in range(num_paths)}
+  first, expected = history.make_curves(rows, num_paths), {path: [] for path in range(num_paths)}
   for row in metrics_log.read_rows(run.workdir):
     if (row['kind'], row['stage'], row.get('phase')) == ('step', 'train', 0):
       for path, loss in zip(row['paths'], row['loss'], strict=True):

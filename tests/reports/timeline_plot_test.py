@@ -8,7 +8,7 @@ import synthetic
 from dipaco_jax.islands import island, role_loop, run_history
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.reports import figures, run_report, timeline_plot
+from dipaco_jax.reports import cost_figures, run_data, run_report, timeline_plot
 from dipaco_jax.reports.timeline_plot import Task
 from dipaco_jax.storage import object_store as storage_lib
 
@@ -53,7 +53,7 @@ def test_a_fact_tells_of_the_bytes_since_the_one_before(islands):
   assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
 
 
-def test_rows():
+def test_rows_are_workers_then_executors_by_number():
   tasks = [
     Task('outer-0', 'outer', 1, 3, 5),
     Task('worker-10', 'train', 1, 0, 4),
@@ -67,13 +67,13 @@ def test_rows():
   assert list(timeline_plot.shown(many)) == [f'w{i}' for i in range(timeline_plot.MAX_ROWS)] + ['outer-0']
 
 
-def test_phases_at_once():
+def test_phases_at_once_are_those_of_one_moment():
   barrier = [Task('a', 'train', 1, 0, 9), Task('b', 'train', 1, 0, 4), Task('b', 'train', 2, 9, 12)]
   assert timeline_plot.phases_at_once(barrier) == 1
   assert timeline_plot.phases_at_once([*barrier, Task('b', 'train', 2, 5, 8), Task('c', 'outer', 3, 1, 2)]) == 2
 
 
-def test_pictures(tmp_path):
+def test_a_report_of_islands_has_their_pictures(tmp_path):
   synthetic.make(tmp_path, phases=2)
   file = tmp_path / 'stages' / 'train.json'
   record = json.loads(file.read_text())
@@ -90,7 +90,7 @@ def test_pictures(tmp_path):
 def test_the_caption_says_what_waits_for_all(tmp_path):
   synthetic.make(tmp_path, axes=(('a', 2),), phases=1)
   (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': [Task('w', 'train', 1, 0, 2)]}))
-  run = run_report.read_run(tmp_path, run_report.build(tmp_path))
+  run = run_data.read_run(tmp_path, run_report.make_report(tmp_path))
   shared = [level.name for level in run.levels if not level.axes]
-  caption = figures.make(run)['timeline'].caption
+  caption = cost_figures.timeline(run).caption
   assert shared and f'{shared[0]} is a module of all paths' in caption and 'different phases' not in caption

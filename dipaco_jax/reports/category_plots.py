@@ -1,0 +1,111 @@
+"""Pictures with a row or a column for each path, stage or kind of text: plain data in, a matplotlib Figure out."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dipaco_jax.reports import plot_style
+from dipaco_jax.reports.palette import BLUE, FAINT, GREY, INK, ORANGE, PAPER
+from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, NAMED, SMALL, styled
+
+
+@styled
+def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None], limit: int = 30):
+  """Of each kind of text, from the base model's perplexity to the paths'."""
+  known = [(name, before, after) for name, after in run.items() if after and (before := base.get(name))]
+  known = sorted(sorted(known, key=lambda k: -k[1])[:limit], key=lambda k: k[2])
+  figure, ax = plot_style.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
+  for y, (_, before, after) in enumerate(known):
+    ax.plot([before, after], [y, y], color=FAINT, lw=3.5, solid_capstyle='butt')
+    ax.annotate(f'{100 * (after / before - 1):+.0f}%', (max(before, after), y), (7, 0), textcoords='offset points',
+                va='center', size=SMALL, color=GREY)  # fmt: skip
+  rows = np.arange(len(known))
+  ax.plot([k[1] for k in known], rows, 's', color=ORANGE, ms=5.5, label='base')
+  ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
+  ax.set_yticks(rows, [plot_style.short(k[0], 20) for k in known])
+  ax.set_ylim(-0.7, len(known) - 0.3)
+  ax.margins(x=0.16)
+  ax.grid(axis='y', visible=False)
+  plot_style.numbers(ax.xaxis, ticks=4)
+  ax.set(xlabel='perplexity', title='By kind of text')
+  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
+  return figure
+
+
+@styled
+def by_path(values: Sequence[float | None], base: Sequence[float | None], labels: Sequence[str]):
+  """Perplexity of each path, and of the base, on the validation text routed to it, from the lowest to the highest."""
+  known = sorted((v, b or np.nan, label) for v, b, label in zip(values, base, labels, strict=True) if v is not None)
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  x, size = np.arange(len(known)), 6 if len(known) <= NAMED else 3
+  ax.vlines(x, [b for _, b, _ in known], [v for v, *_ in known], color=FAINT, lw=min(3.5, 150 / max(len(known), 1)))
+  if any(base):
+    ax.plot(x, [b for _, b, _ in known], 's', color=ORANGE, ms=size - 0.5, label='base')
+  ax.plot(x, [v for v, *_ in known], 'o', color=BLUE, ms=size, label='path')
+  ax.set_xlim(-0.7, len(known) - 0.3)
+  ax.margins(y=0.12)
+  plot_style.numbers(ax.yaxis)
+  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
+  plot_style.path_ticks(ax, [label for *_, label in known])
+  ax.set(ylabel='perplexity', title='By path')
+  return figure
+
+
+@styled
+def shard_sizes(tokens: Sequence[int], labels: Sequence[str]):
+  """Tokens in each path's shard."""
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  sizes = np.asarray(tokens)
+  ax.bar(range(len(sizes)), sizes, color=BLUE, width=min(0.78, 0.2 * len(sizes)) if len(sizes) <= 64 else 1)
+  ax.axhline(sizes.mean(), color=INK, lw=1, ls=DASHED)
+  ax.set_xlim(-0.7, len(sizes) - 0.3)
+  plot_style.numbers(ax.yaxis)
+  plot_style.label_ends(ax, [(sizes.mean(), 'mean', INK)])
+  plot_style.path_ticks(ax, labels)
+  ax.set(ylabel='tokens', title='Shard sizes')
+  return figure
+
+
+@styled
+def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
+  """After which phase each path was at its best on its hold-out; many paths as a histogram."""
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  if len(versions) <= 64:
+    x = np.arange(len(versions))
+    ax.vlines(x, versions, last, color=FAINT, lw=min(3.5, 150 / len(versions)))
+    ax.plot(x, versions, 'o', color=BLUE, ms=6 if len(versions) <= NAMED else 4, clip_on=False, zorder=3)
+    ax.axhline(last, color=INK, lw=1, ls=DASHED)
+    ax.set_xlim(-0.7, len(versions) - 0.3)
+    ax.set_ylim(0, last * 1.08)
+    plot_style.steps(ax.yaxis)
+    plot_style.label_ends(ax, [(last, 'last', INK)])
+    plot_style.path_ticks(ax, labels)
+    ax.set_ylabel('phase of the best hold-out loss')
+  else:
+    ax.hist(versions, bins=np.linspace(-0.5, last + 0.5, min(last + 1, 40) + 1), color=BLUE, rwidth=0.92)
+    plot_style.steps(ax.xaxis)
+    plot_style.steps(ax.yaxis)
+    ax.set(xlabel='phase of the best hold-out loss', ylabel='paths')
+  ax.set_title('Where early stopping points')
+  return figure
+
+
+@styled
+def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]], unit: str = ''):
+  """Horizontal bars, the first row on top: (name, [(length, colour), ...] end to end, words at the end)."""
+  figure, ax = plot_style.axes(HALF, max(2.4, 0.95 + 0.4 * len(rows)))
+  longest = max(sum(length for length, _ in parts) for _, parts, _ in rows) or 1
+  for y, (_, parts, words) in enumerate(reversed(rows)):
+    left = 0.0
+    for i, (length, colour) in enumerate(parts):
+      ax.barh(y, max(length, longest * 0.002), left=left, height=min(0.62, 0.16 * len(rows)), color=colour,
+              hatch='////' if i else None, edgecolor=PAPER if i else colour, lw=0)  # fmt: skip
+      left += length
+    ax.annotate(words, (max(left, longest * 0.002), y), (5, 0), textcoords='offset points', va='center', size=9)
+  ax.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
+  ax.set(xlim=(0, longest * 1.32), ylim=(-0.6, len(rows) - 0.4))
+  ax.spines[['left', 'bottom']].set_visible(False)
+  ax.grid(visible=False)
+  ax.set_xticks([])
+  ax.set_title(f'{title} ({unit})' if unit else title)
+  return figure

@@ -1,0 +1,124 @@
+"""Pictures of curves over training steps or phases: plain data in, a matplotlib Figure out."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dipaco_jax.reports import plot_style
+from dipaco_jax.reports.palette import BLUE, COLOURS, GREY, INK, ORANGE, PAPER
+from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, MAX_COLOURED, WIDE, Curve, styled
+
+STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))  # of lines in turn, for eyes that see no colours
+
+
+@styled
+def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True):
+  """A figure of the base model's training, then of the paths'.
+
+  Args:
+    settled: the axis leaves out what only the base's first third has: its loss begins far above. Else it shows all
+      from zero.
+  """
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  ax.margins(x=0.02)
+  ends = _paths(ax, paths, labels)
+  first = len(base.steps) // 3
+  if len(base.steps):
+    ax.plot(base.steps, base.values, color=ORANGE, lw=1.6, ls=DASHED, label='base')
+    ax.legend(loc='lower right', bbox_to_anchor=(1, 1), frameon=False, handlelength=2.6, labelcolor=ORANGE)
+  if limits := _seen([paths.values, base.values[first if settled else 0 :]]):
+    ax.set_ylim(limits if settled else (0, limits[1]))
+  _finish(ax, ends, title, ylabel)
+  return figure
+
+
+@styled
+def holdout(curve: Curve, labels: Sequence[str]):
+  """Each path's loss on its own hold-out."""
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  ax.margins(x=0.03, y=0.08)
+  _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token')
+  return figure
+
+
+@styled
+def perplexity_curves(
+  runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False
+):
+  """Validation perplexity against steps; the base model's as a line across, that with early stopping as a ring."""
+  figure, ax = plot_style.axes(WIDE, 4.4) if wide else plot_style.axes(HALF, HEIGHT)
+  ends = []
+  for i, (name, curve) in enumerate(runs.items()):
+    if len(curve.steps):
+      colour = COLOURS[i % MAX_COLOURED]
+      ax.plot(curve.steps, curve.values, color=colour, lw=2, ls=STRIPES[i % 4], marker='o',
+              ms=3.5 if len(curve.steps) < 60 else 0)  # fmt: skip
+      ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.2f}', colour))
+  for value in sorted({v for v in base.values() if v}):
+    ax.axhline(value, color=ORANGE, lw=1.4, ls=DASHED)
+    ends.append((value, f'base {value:.2f}', ORANGE))
+  if stopped:
+    ax.plot(max(curve.steps[-1] for curve in runs.values()), stopped, 'o', color=PAPER, mec=BLUE, mew=1.6, ms=6)
+    ends.append((stopped, f'stopped\nearly {stopped:.2f}', BLUE))
+  ax.margins(x=0.03, y=0.12)
+  _finish(ax, ends, 'Validation perplexity', 'perplexity')
+  return figure
+
+
+@styled
+def by_level(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], levels: Sequence[str]):
+  """A curve over phases for each level that has one, in the level's colour."""
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  ends = []
+  for i, name in enumerate(levels):
+    if name in series:
+      colour = COLOURS[i % MAX_COLOURED]
+      ax.plot(phases, series[name], color=colour, lw=1.8, ls=STRIPES[i % 4], marker='o' if len(phases) < 3 else None)
+      ends.append((series[name][-1], plot_style.short(name, 20), colour))
+  ax.margins(x=0.03, y=0.1)
+  _finish(ax, [e for e in ends if np.isfinite(e[0])], title, ylabel, 'phase')
+  return figure
+
+
+def _paths(ax, curve: Curve, labels: Sequence[str]):
+  """A line for each path, labelled at its end; many paths are thin and grey, and their median is labelled."""
+  num_paths = curve.values.shape[1]
+  ends = []
+  for p in range(num_paths):
+    known = np.isfinite(curve.values[:, p])
+    x, y = curve.steps[known], curve.values[known, p]
+    if not len(x):
+      continue
+    if num_paths > MAX_COLOURED:
+      ax.plot(x, y, color=GREY, lw=0.6, alpha=max(0.12, min(0.55, 10 / num_paths)), rasterized=num_paths > 64)
+    else:
+      ax.plot(x, y, color=COLOURS[p], lw=1.4, ls=STRIPES[p % 4], marker='o' if len(x) < 3 else None, ms=3)
+      ends.append((y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p]))
+  if num_paths > 1 and len(curve.steps):
+    middle, colour = _median(curve.values), BLUE if num_paths > MAX_COLOURED else INK
+    ax.plot(curve.steps, middle, color=colour, lw=2)
+    ends += [(middle[-1], 'median', colour)]
+  return [end for end in ends if np.isfinite(end[0])]
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+  with warnings.catch_warnings():  # of steps where no path has a value
+    warnings.simplefilter('ignore', RuntimeWarning)
+    return np.nanmedian(values, axis=-1)
+
+
+def _seen(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:
+  """Limits of an axis that shows all of them."""
+  known = np.concatenate([np.ravel(c)[np.isfinite(np.ravel(c))] for c in curves])
+  if not len(known):
+    return None
+  room = margin * (known.max() - known.min() or abs(known.max()) or 1)
+  return known.min() - room, known.max() + room
+
+
+def _finish(ax, ends, title: str, ylabel: str, xlabel: str = 'training step'):
+  plot_style.steps(ax.xaxis)
+  plot_style.numbers(ax.yaxis)
+  plot_style.label_ends(ax, ends)
+  ax.set(xlabel=xlabel, ylabel=ylabel, title=title)

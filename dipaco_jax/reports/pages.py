@@ -1,0 +1,39 @@
+"""Pages and cards from the templates in the folder beside this file.
+
+An HTML page stands alone: one file with its style and pictures inside, nothing fetched, for light and dark screens.
+Whatever it is given is escaped; only pictures, which matplotlib made, are marked as HTML.
+"""
+
+import functools
+from typing import Any
+
+import jinja2
+
+from dipaco_jax.core import printable
+from dipaco_jax.reports import palette
+
+
+def render(template: str, **values: Any) -> str:
+  """Returns the text of a template, such as 'report.html', without characters that a terminal or a page obeys."""
+  return printable.text(environment().get_template(template).render(values))
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+  """Returns the templates; only HTML is escaped, and a value that a template lacks is an error."""
+  made = jinja2.Environment(
+    loader=jinja2.PackageLoader('dipaco_jax.reports'),
+    autoescape=jinja2.select_autoescape(),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+  )
+  made.globals['page_colours'] = palette.page_colours
+  made.filters['cell'] = table_cell
+  return made
+
+
+def table_cell(words: str) -> str:
+  """Returns words as one cell of a Markdown table."""
+  return printable.name(words, 1000).replace('|', '\\|')

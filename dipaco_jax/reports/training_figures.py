@@ -1,0 +1,111 @@
+"""Pictures of training: losses, gradients, speed, and how far paths agree."""
+
+import numpy as np
+
+from dipaco_jax.core import averaging_gap
+from dipaco_jax.reports import curve_plots, quality_figures
+from dipaco_jax.reports.history import History
+from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.run_data import Run, path_names
+
+GREAT_GAP = 0.3  # nats between training and held-back loss, that are explained
+
+
+def losses(run: Run) -> Picture | None:
+  h = run.history
+  who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
+  words = f'The base model first, then {who}, going on from the base’s step.'  # noqa: RUF001
+  return _training(run, 'Training loss', 'nats per token', h.base, h.training, words)
+
+
+def holdout(run: Run) -> Picture | None:
+  curve = run.history.holdout
+  if not np.isfinite(curve.values).any():
+    return None
+  words = 'On text of the same shard that the path never trains on: where it rises, the path overfits.'
+  if (pointers := quality_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
+    words += ' All paths were best after the last phase: none is taken from before it.'
+  if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > GREAT_GAP:
+    words += (
+      f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
+      'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
+      'fewer steps would bring the two together.'
+    )
+  return Picture(curve_plots.holdout(curve, path_names(run.grid)), words)
+
+
+def overfitting(history: History, steps: int) -> float | None:
+  """How far held-back loss lies above the training loss of the last so many steps: the median over the paths, nats."""
+  held, training = history.holdout, history.training
+  if not len(held.steps) or not len(training.steps):
+    return None
+  last = training.values[training.steps > held.steps[-1] - steps]
+  known = np.isfinite(last)
+  means = np.where(known, last, 0).sum(0) / np.maximum(known.sum(0), 1)
+  apart = (held.values[-1] - means)[known.any(0) & np.isfinite(held.values[-1])]
+  return float(np.median(apart)) if len(apart) else None
+
+
+def learning_rate(run: Run) -> Picture | None:
+  words = 'Of the inner optimizer: one schedule over the base model’s steps and the paths’.'  # noqa: RUF001
+  return _training(run, 'Learning rate', 'learning rate', *run.history.learning_rate, words, by_path=False)
+
+
+def gradient_norm(run: Run) -> Picture | None:
+  h, clip = run.history, run.settings.inner.clip_norm
+  words = f'Before it is clipped to {clip:g}.' if clip else 'It is not clipped.'
+  return _training(run, 'Norm of the inner gradient', 'L2 norm', h.base_norm, h.norm, words)
+
+
+def tokens_per_s(run: Run) -> Picture | None:
+  of = 'a worker, in the mean' if run.report['island_bytes'] else 'all devices together'
+  words = f'Trained tokens a second, of {of}; what lies between dispatches counts.'
+  return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
+
+
+def _training(
+  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path: bool = True
+) -> Picture | None:
+  """A figure of the inner steps; none where there is no step yet."""
+  if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
+    return None
+  if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():
+    words += ' One thin line per path; the thick one is their median.'
+  names = path_names(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
+  return Picture(curve_plots.training(title, ylabel, base, paths, names, settled=by_path), words)
+
+
+def outer_gradients(run: Run) -> Picture | None:
+  h = run.history
+  if len(h.phases) < 2 or not h.norms:
+    return None
+  words = 'How far a phase moved a module, averaged over its paths: of each level the median of its modules.'
+  return Picture(
+    curve_plots.by_level('Norm of the outer gradients', 'L2 norm', h.phases, h.norms, list(h.norms)), words
+  )
+
+
+def cosines(run: Run) -> Picture | None:
+  h = run.history
+  if len(h.phases) < 2 or not h.cosines:
+    return None
+  words = '1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common.'
+  if len(h.cosines) < len(h.norms):
+    words += ' A level with one module per path has nothing to agree on.'
+  return Picture(
+    curve_plots.by_level('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms)), words
+  )
+
+
+def averaging(run: Run) -> Picture | None:
+  h = run.history
+  both = np.isfinite(h.before.values) & np.isfinite(h.holdout.values)
+  if len(h.phases) < 2 or run.grid.num_paths < 2 or not both.any(axis=1).all():
+    return None
+  before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
+  words = 'The mean over the paths, on what their shards hold back: what lies between is what averaging takes '
+  words += f'away again. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
+  curves = {'before': before, 'after': after}
+  return Picture(
+    curve_plots.by_level('Loss around the outer step', 'nats per token', h.phases, curves, [*curves]), words
+  )

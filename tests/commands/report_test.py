@@ -1,0 +1,48 @@
+"""The command `report`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import repository
+import synthetic
+
+
+def command(*args) -> subprocess.CompletedProcess[str]:
+  """Runs the command."""
+  env = os.environ | {'PYTHONPATH': str(repository.ROOT)}
+  return subprocess.run(
+    [sys.executable, '-m', 'dipaco_jax.report', *args], capture_output=True, text=True, env=env, timeout=60
+  )
+
+
+@pytest.mark.parametrize(
+  ('args', 'words'),
+  [
+    ([], '--workdir=DIR'),
+    (['--workdir=/nowhere'], 'there is no run here'),
+    (['--workdri=x'], '--workdri: there is no such option; did you mean --workdir?'),
+    (['x'], "'x' is not an option"),
+    (['--workdir=gs://b/x'], '--workdir=gs://b/x: a report is made in a folder'),
+    (['--workdir=x', '--workdir=x'], '--workdir=x is named twice'),
+    (['--workdir=x,y'], 'name each run by a --workdir of its own'),
+    (['--workdir=x', '--out=y'], '--out=y is for several runs'),
+  ],
+)
+def test_wrong_input_is_one_line(args, words):
+  done = command(*args)
+  assert done.returncode == 2 and words in done.stderr and not done.stdout
+  assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_it_writes_the_page_of_a_run(tmp_path):
+  synthetic.make(tmp_path / 'run', **synthetic.RUNS['one_path'])
+  done = command(f'--workdir={tmp_path / "run"}')
+  assert done.returncode == 0, done.stderr
+  assert 'report.html' in done.stdout and (tmp_path / 'run' / 'report.html').exists()
+
+
+def test_help_names_its_options():
+  done = command('--help')
+  assert done.returncode == 0 and '--workdir' in done.stdout

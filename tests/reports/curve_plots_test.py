@@ -1,0 +1,21 @@
+"""Curves over steps, also of runs that have none yet."""
+
+import numpy as np
+
+from dipaco_jax.reports import curve_plots, plot_style
+
+
+def test_phases_and_steps_are_whole():
+  curve = plot_style.Curve(np.array([100, 101]), np.array([[3.0], [2.0]]))
+  ax = curve_plots.holdout(curve, ['path']).axes[0]
+  ax.figure.canvas.draw()
+  shown = [t.get_text() for t in ax.get_xticklabels()]
+  assert len({*shown}) == len(shown) and all(word.isdigit() for word in shown) and {'100', '101'} <= {*shown}
+
+
+def test_a_run_without_steps_can_be_drawn():
+  nothing = plot_style.Curve(np.zeros(0, int), np.zeros(0))
+  nowhere = plot_style.Curve(np.zeros(0, int), np.zeros((0, 2)))
+  plot_style.to_png(curve_plots.training('Loss', 'nats', nothing, nowhere, ['0', '1']))
+  drawn = curve_plots.perplexity_curves({'a': nothing}, {'a': None})
+  assert not [line for line in drawn.axes[0].lines if len(line.get_xdata())]

@@ -1,0 +1,28 @@
+"""The style of pictures: ticks as numbers that are not rounded, labels that do not overlap."""
+
+import numpy as np
+import pytest
+
+from dipaco_jax.reports import plot_style
+
+
+@pytest.mark.parametrize(
+  ('ticks', 'words'),
+  [
+    ([40, 42.5, 45, 47.5], ['40.0', '42.5', '45.0', '47.5']),
+    ([0, 500, 1000], ['0', '500', '1,000']),
+    ([0, 0.0005, 0.001], ['0.0000', '0.0005', '0.0010']),
+    ([0, 250_000, 500_000], ['0', '250 K', '500 K']),
+    ([1e6, 1.5e6], ['1,000 K', '1,500 K']),
+    ([2e7, 2.5e7], ['20 M', '25 M']),
+    ([3.0], ['3']),
+    ([], []),
+  ],
+)
+def test_ticks_neither_repeat_nor_round(ticks, words):
+  assert plot_style.tick_words(ticks) == words
+
+
+def test_labels_do_not_overlap():
+  places = plot_style._spread([1.0, 1.01, 5.0, 1.02], 0.5)
+  assert np.diff(np.sort(places)).min() > 0.499 and np.argsort(places).tolist() == [0, 1, 3, 2]
