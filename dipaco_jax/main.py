@@ -257,7 +257,7 @@ def finish(workdir: pathlib.Path):
   if r['perplexity'] is None:
     raise errors.Diverged(errors.NO_PERPLEXITY)
   lines = [
-    f'perplexity    {headline.figure(r["perplexity"], r["perplexity_interval"])}',
+    f'perplexity    {headline.with_interval(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.changes(r)),
     f'bits per byte {r["bits_per_byte"]:.3f}',
     f'validated on  {r["validation_tokens"]:,} tokens of {r["validation_documents"]:,} documents',

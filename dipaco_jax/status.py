@@ -74,7 +74,7 @@ def of_islands(workdir: str, url: str) -> str:
   tasks = registry.Registry(url, patience_s=5)
   lines = status_table.lines(tasks)
   for fact in tasks.facts('finished'):
-    words, *more = headline.finished(fact.meta)
+    words, *more = headline.outcome(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
 
@@ -133,7 +133,7 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
   if result.get('perplexity') is not None:
     of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.DENSE}')]
     found = [
-      f'{words} {headline.figure(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
+      f'{words} {headline.with_interval(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
       for name, words in of
       if result.get(f'{name}perplexity') is not None
     ]

@@ -172,7 +172,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
       if found[0].meta['perplexity'] is None:
         status = diverged(errors.NO_PERPLEXITY)
       else:
-        print('\n'.join(headline.finished(found[0].meta)), flush=True)
+        print('\n'.join(headline.outcome(found[0].meta)), flush=True)
         status = 0
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
       return status

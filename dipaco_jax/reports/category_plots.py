@@ -11,14 +11,21 @@ from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, NAMED, SMALL, st
 
 @styled
 def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None], limit: int = 30):
-  """Of each kind of text, from the base model's perplexity to the paths'."""
+  """Draws a row for each kind of text, from the base model's perplexity to that of the paths."""
   known = [(name, before, after) for name, after in run.items() if after and (before := base.get(name))]
   known = sorted(sorted(known, key=lambda k: -k[1])[:limit], key=lambda k: k[2])
   figure, ax = plot_style.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
   for y, (_, before, after) in enumerate(known):
     ax.plot([before, after], [y, y], color=FAINT, lw=3.5, solid_capstyle='butt')
-    ax.annotate(f'{100 * (after / before - 1):+.0f}%', (max(before, after), y), (7, 0), textcoords='offset points',
-                va='center', size=SMALL, color=GREY)  # fmt: skip
+    ax.annotate(
+      f'{100 * (after / before - 1):+.0f}%',
+      (max(before, after), y),
+      (7, 0),
+      textcoords='offset points',
+      va='center',
+      size=SMALL,
+      color=GREY,
+    )
   rows = np.arange(len(known))
   ax.plot([k[1] for k in known], rows, 's', color=ORANGE, ms=5.5, label='base')
   ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
@@ -34,7 +41,7 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
 
 @styled
 def by_path(values: Sequence[float | None], base: Sequence[float | None], labels: Sequence[str]):
-  """Perplexity of each path, and of the base, on the validation text routed to it, from the lowest to the highest."""
+  """Draws the perplexity of each path and of the base on the text routed to it, from the lowest to the highest."""
   known = sorted((v, b or np.nan, label) for v, b, label in zip(values, base, labels, strict=True) if v is not None)
   figure, ax = plot_style.axes(HALF, HEIGHT)
   x, size = np.arange(len(known)), 6 if len(known) <= NAMED else 3
@@ -53,7 +60,7 @@ def by_path(values: Sequence[float | None], base: Sequence[float | None], labels
 
 @styled
 def shard_sizes(tokens: Sequence[int], labels: Sequence[str]):
-  """Tokens in each path's shard."""
+  """Draws the number of tokens in each path's shard."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   sizes = np.asarray(tokens)
   ax.bar(range(len(sizes)), sizes, color=BLUE, width=min(0.78, 0.2 * len(sizes)) if len(sizes) <= 64 else 1)
@@ -68,7 +75,7 @@ def shard_sizes(tokens: Sequence[int], labels: Sequence[str]):
 
 @styled
 def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
-  """After which phase each path was at its best on its hold-out; many paths as a histogram."""
+  """Draws the phase after which each path's hold-out loss was lowest; many paths as a histogram."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   if len(versions) <= 64:
     x = np.arange(len(versions))
@@ -92,14 +99,26 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
 
 @styled
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]], unit: str = ''):
-  """Horizontal bars, the first row on top: (name, [(length, colour), ...] end to end, words at the end)."""
+  """Draws horizontal bars, the first on top.
+
+  Args:
+    rows: (name, [(length, colour), ...], words), the parts end to end, the words behind them.
+  """
   figure, ax = plot_style.axes(HALF, max(2.4, 0.95 + 0.4 * len(rows)))
   longest = max(sum(length for length, _ in parts) for _, parts, _ in rows) or 1
   for y, (_, parts, words) in enumerate(reversed(rows)):
     left = 0.0
     for i, (length, colour) in enumerate(parts):
-      ax.barh(y, max(length, longest * 0.002), left=left, height=min(0.62, 0.16 * len(rows)), color=colour,
-              hatch='////' if i else None, edgecolor=PAPER if i else colour, lw=0)  # fmt: skip
+      ax.barh(
+        y,
+        max(length, longest * 0.002),
+        left=left,
+        height=min(0.62, 0.16 * len(rows)),
+        color=colour,
+        hatch='////' if i else None,
+        edgecolor=PAPER if i else colour,
+        lw=0,
+      )
       left += length
     ax.annotate(words, (max(left, longest * 0.002), y), (5, 0), textcoords='offset points', va='center', size=9)
   ax.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])

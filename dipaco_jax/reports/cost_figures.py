@@ -5,7 +5,7 @@ from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.palette import BLUE, ORANGE
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run
-from dipaco_jax.training.progress import duration
+from dipaco_jax.training.display import duration
 
 
 def time_by_stage(run: Run) -> Picture | None:

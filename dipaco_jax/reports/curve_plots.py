@@ -14,11 +14,11 @@ STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))  # of lines in 
 
 @styled
 def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True):
-  """A figure of the base model's training, then of the paths'.
+  """Draws the base model's training, then that of the paths.
 
   Args:
-    settled: the axis leaves out what only the base's first third has: its loss begins far above. Else it shows all
-      from zero.
+    settled: whether the y axis leaves out what only the first third of the base's steps reaches, as its loss begins far
+      above; else it shows all values from zero.
   """
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.02)
@@ -35,7 +35,7 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
 
 @styled
 def holdout(curve: Curve, labels: Sequence[str]):
-  """Each path's loss on its own hold-out."""
+  """Draws each path's loss on its own hold-out."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.03, y=0.08)
   _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token')
@@ -46,14 +46,21 @@ def holdout(curve: Curve, labels: Sequence[str]):
 def perplexity_curves(
   runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False
 ):
-  """Validation perplexity against steps; the base model's as a line across, that with early stopping as a ring."""
+  """Draws validation perplexity against steps; the base model's as a line across, early stopping's as a ring."""
   figure, ax = plot_style.axes(WIDE, 4.4) if wide else plot_style.axes(HALF, HEIGHT)
   ends = []
   for i, (name, curve) in enumerate(runs.items()):
     if len(curve.steps):
       colour = COLOURS[i % MAX_COLOURED]
-      ax.plot(curve.steps, curve.values, color=colour, lw=2, ls=STRIPES[i % 4], marker='o',
-              ms=3.5 if len(curve.steps) < 60 else 0)  # fmt: skip
+      ax.plot(
+        curve.steps,
+        curve.values,
+        color=colour,
+        lw=2,
+        ls=STRIPES[i % 4],
+        marker='o',
+        ms=3.5 if len(curve.steps) < 60 else 0,
+      )
       ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.2f}', colour))
   for value in sorted({v for v in base.values() if v}):
     ax.axhline(value, color=ORANGE, lw=1.4, ls=DASHED)
@@ -68,7 +75,7 @@ def perplexity_curves(
 
 @styled
 def by_level(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], levels: Sequence[str]):
-  """A curve over phases for each level that has one, in the level's colour."""
+  """Draws a curve over phases for each level that has one, in the level's colour."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
   for i, name in enumerate(levels):
@@ -82,7 +89,7 @@ def by_level(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, n
 
 
 def _paths(ax, curve: Curve, labels: Sequence[str]):
-  """A line for each path, labelled at its end; many paths are thin and grey, and their median is labelled."""
+  """Draws a line for each path and their median; returns the labels at their ends, of many paths only the median's."""
   num_paths = curve.values.shape[1]
   ends = []
   for p in range(num_paths):
@@ -109,7 +116,7 @@ def _median(values: np.ndarray) -> np.ndarray:
 
 
 def _seen(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:
-  """Limits of an axis that shows all of them."""
+  """Returns the limits of an axis that shows all curves; None where they have no values."""
   known = np.concatenate([np.ravel(c)[np.isfinite(np.ravel(c))] for c in curves])
   if not len(known):
     return None

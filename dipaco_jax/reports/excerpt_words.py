@@ -26,6 +26,6 @@ def nats(loss: float | None) -> str:
 
 
 def new_path(document: Excerpt) -> list[bool]:
-  """Whether each chunk has another path than the one before it; the first has."""
+  """Returns whether each chunk has another path than the one before it; the first has."""
   paths = [chunk.path for chunk in document.chunks]
   return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]

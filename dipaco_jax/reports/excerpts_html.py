@@ -47,7 +47,7 @@ def _chunks(document: Excerpt, grid: Grid) -> list[dict[str, Any]]:
 
 
 def _is_worse(chunk: Chunk) -> bool:
-  """Whether the base model does better."""
+  """Returns whether the base model does better."""
   return chunk.nats is not None and chunk.base is not None and chunk.nats > chunk.base
 
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run that went on: paths that were left out of outer steps, and steps that were skipped."""
+"""Failures that a run survived: paths left out of outer steps, and inner steps that were skipped."""
 
 import pathlib
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ MARKS = b'"excluded": {', b'"skipped_by_path": ['
 
 
 class Failures(NamedTuple):
-  """What failed while a run trained on."""
+  """The failures that a run survived."""
 
   excluded: list[dict[str, Any]]  # phase (from 1), step, path, why, and in islands worker; in the order of phases
   skipped: dict[int, int]  # inner steps that were not finite, by path

@@ -1,4 +1,4 @@
-"""The grid, drawn: the network's storeys from bottom to top, each cut into the modules of its level.
+"""A picture of the grid: the network's storeys from bottom to top, each cut into the modules of its level.
 
 Every storey shows all paths, as points of the same plane; a module is the patch of paths that share it. So a level over
 one axis is cut into strips, a shared one is whole, a path-specific one is cut into single paths [2.3].
@@ -31,18 +31,18 @@ class Storey(NamedTuple):
 
 
 class Plane(NamedTuple):
-  """Where a storey is: its depth on the page, and the height of its front edge."""
+  """The place of a storey: its depth on the page, and the height of its front edge."""
 
   depth: float
   height: float
 
   def place(self, v, u):
-    """A point, v to the back and u to the right in [0, 1], to x and y."""
+    """Returns x and y of the point v to the back and u to the right, both in [0, 1]."""
     return u + v * SLANT, v * self.depth + self.height
 
 
 def modules_of_paths(grid: Grid, level: Level) -> np.ndarray:
-  """Row-major index of the module that each path picks, [rows, columns]: the first axis by all others."""
+  """Returns the row-major index of the module that each path picks, [rows, columns]: the first axis by all others."""
   shape = grid.level_shape(level)
   index = [int(np.ravel_multi_index(grid.module(level, c), shape)) if shape else 0 for c in grid.points()]
   rows = grid.shape[0] if len(grid.shape) > 1 else 1
@@ -51,7 +51,7 @@ def modules_of_paths(grid: Grid, level: Level) -> np.ndarray:
 
 @styled
 def draw(grid: Grid, storeys: Sequence[Storey], title: str, colour: str):
-  """The storeys, each module in a shade of 'blue' or 'orange'."""
+  """Draws the storeys, each module in a shade of the colour, 'blue' or 'orange'."""
   depth = 0.36 if len(storeys) <= 5 else 0.24
   planes = [Plane(depth, k * (depth + 0.08)) for k in range(len(storeys))]
   wide, high = LEFT + 1 + SLANT + 0.04, planes[-1].height + depth + 0.18
@@ -60,18 +60,18 @@ def draw(grid: Grid, storeys: Sequence[Storey], title: str, colour: str):
   ax.set(aspect='equal', xlim=(-LEFT, 1 + SLANT + 0.04), ylim=(-0.15, planes[-1].height + depth + 0.03), title=title)
   largest = float(np.nanmax(np.concatenate([[0.0], *(storey.values for storey in storeys)]))) or 1.0
   for storey, plane in zip(storeys, planes, strict=True):
-    _storey(ax, modules_of_paths(grid, storey.level), storey.values, plane, colour, largest)
-    _name(ax, storey, plane)
-    _cut(ax, grid, storey, plane)
+    _draw_storey(ax, modules_of_paths(grid, storey.level), storey.values, plane, colour, largest)
+    _write_name(ax, storey, plane)
+    _write_count(ax, grid, storey, plane)
   shape = modules_of_paths(grid, storeys[0].level).shape
-  _one_path(ax, shape, planes)
-  _axis_names(ax, grid, planes[0])
+  _draw_path(ax, shape, planes)
+  _draw_axes(ax, grid, planes[0])
   if not _written(shape):
-    _scale(ax, colour, largest)
+    _draw_legend(ax, colour, largest)
   return figure
 
 
-def _storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, colour: str, largest: float):
+def _draw_storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, colour: str, largest: float):
   from matplotlib.collections import LineCollection, PolyCollection
 
   rows, columns = index.shape
@@ -99,7 +99,7 @@ def _storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, colour: st
 
 
 def _written(shape: tuple[int, int]) -> bool:
-  """Whether there is room for a number in each module."""
+  """Returns whether there is room for a number in each module."""
   return max(shape) <= 4
 
 
@@ -111,8 +111,8 @@ def _write_values(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane):
     ax.text(x, y, text, ha='center', va='center', size=SMALL)
 
 
-def _scale(ax, colour: str, largest: float):
-  """What the shades mean, at the lower right."""
+def _draw_legend(ax, colour: str, largest: float):
+  """Draws a legend of the shades at the lower right."""
   from matplotlib.collections import PolyCollection
 
   left, width, parts = 0.86, 0.3, 12
@@ -124,28 +124,43 @@ def _scale(ax, colour: str, largest: float):
   ax.text(left + width + 0.01, -0.11, f'{largest:.3g}%', va='center', size=SMALL)
 
 
-def _name(ax, storey: Storey, plane: Plane):
-  """In the corner that the slant leaves at its upper left: which level, and what of the network."""
+def _write_name(ax, storey: Storey, plane: Plane):
+  """Names the level and its parts of the network in the corner that the slant leaves at the upper left."""
   top, corner = plane.height + plane.depth, {'textcoords': 'offset points', 'va': 'top'}
   ax.annotate(short(storey.level.name, 24), (-LEFT, top), (0, -1), weight='bold', size=9, **corner)
   parts = textwrap.fill(storey.parts, CORNER)
   ax.annotate(parts, (-LEFT, top), (0, -13), size=SMALL, color=GREY, **corner)
 
 
-def _cut(ax, grid: Grid, storey: Storey, plane: Plane):
-  """In the corner at its lower right: how many modules it is cut into."""
+def _write_count(ax, grid: Grid, storey: Storey, plane: Plane):
+  """Writes into how many modules the storey is cut, at its lower right."""
   count, shared = grid.num_modules(storey.level), grid.paths_through(storey.level)
   right = 1 + SLANT + 0.03
   if grid.num_paths > 1:
     words = f'in {shared} paths' if count == 1 else f'each in {shared} paths' if shared > 1 else 'one per path'
-    ax.annotate(words, (right, plane.height), textcoords='offset points', xytext=(0, 0), ha='right', va='bottom',
-                size=SMALL, color=GREY)  # fmt: skip
-  ax.annotate(f'{count} module{"s" if count > 1 else ""}', (right, plane.height), textcoords='offset points',
-              xytext=(0, 11 if grid.num_paths > 1 else 0), ha='right', va='bottom', size=SMALL)  # fmt: skip
+    ax.annotate(
+      words,
+      (right, plane.height),
+      textcoords='offset points',
+      xytext=(0, 0),
+      ha='right',
+      va='bottom',
+      size=SMALL,
+      color=GREY,
+    )
+  ax.annotate(
+    f'{count} module{"s" if count > 1 else ""}',
+    (right, plane.height),
+    textcoords='offset points',
+    xytext=(0, 11 if grid.num_paths > 1 else 0),
+    ha='right',
+    va='bottom',
+    size=SMALL,
+  )
 
 
-def _one_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):
-  """An example of a path: up through one module of every storey, hidden where a storey is in front of it."""
+def _draw_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):
+  """Draws one path as an example: up through a module of every storey, hidden where a storey is in front of it."""
   rows, columns = shape
   if rows * columns == 1:
     return
@@ -156,8 +171,8 @@ def _one_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):
   ax.plot(*np.array(places).T, 'o', color=PAPER, mec=INK, mew=1, ms=4.5, zorder=4)
 
 
-def _axis_names(ax, grid: Grid, plane: Plane):
-  """Which way the axes go, along the lowest storey's front and right edges."""
+def _draw_axes(ax, grid: Grid, plane: Plane):
+  """Draws the directions of the axes along the front and right edges of the lowest storey."""
   arrow = {'arrowstyle': '->', 'color': GREY, 'lw': 1}
   rows, columns = (grid.shape[0] if len(grid.shape) > 1 else 1), grid.num_paths
   columns //= rows

@@ -1,4 +1,4 @@
-"""What a report leads with, in words that its figures bear out: no difference is claimed that chance may have made.
+"""The lead of a report: it claims no difference that chance may have made.
 
 A figure is compared on the same documents (`bootstrap`): with the base that the paths started from, and with one dense
 model trained for as many steps more (`evaluate.control`), as paths that train longer than their base beat it anyway.
@@ -19,18 +19,18 @@ DENSE = 'one dense model trained for as many steps'
 
 
 def held_back(tokenized: Mapping[str, Any]) -> str:
-  """What validation text is, by the record of tokenizing."""
+  """Says how validation text was chosen, by the record of tokenizing."""
   share = f'{100 * tokenized.get("validation_fraction", 0):.2g}%'
   return HELD_BACK.get(tokenized.get('held_back', ''), '').format(share=share)
 
 
-def figure(value: float, interval: Sequence[float] | None) -> str:
-  """'17.25 (16.80 to 17.71)'."""
+def with_interval(value: float, interval: Sequence[float] | None) -> str:
+  """Returns '17.25 (16.80 to 17.71)'."""
   return f'{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})' if interval else f'{value:.2f}'
 
 
 def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> str:
-  """'9% lower (7 to 11%) than the base', or that no difference is shown."""
+  """Returns '9% lower (7 to 11%) than the base', or that no difference is shown."""
   than, off = (f' than {whom}', f' from {whom}') if whom else ('', '')
   if interval is None:
     return f'too few documents to tell a difference{off}'
@@ -43,15 +43,18 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
   return f'{abs(100 * (ratio - 1)):.{digits}f}% {"lower" if high < 0 else "higher"} ({nearer} to {further}%){than}'
 
 
-def finished(about: Mapping[str, Any]) -> list[str]:
-  """What islands say at their end, by the fact of it."""
+def outcome(about: Mapping[str, Any]) -> list[str]:
+  """Returns the result of islands in words, by the fact of their end."""
   if about['perplexity'] is None:
     return ['training diverged']
-  return [f'perplexity {figure(about["perplexity"], about.get("perplexity_interval"))}', *about.get('changes', [])]
+  return [
+    f'perplexity {with_interval(about["perplexity"], about.get("perplexity_interval"))}',
+    *about.get('changes', []),
+  ]
 
 
 def changes(report: Mapping[str, Any]) -> list[str]:
-  """The comparisons that were made, the fairest first."""
+  """Returns the comparisons that were made, the fairest first."""
   started = 'the base that they started from' if report['paths'] > 1 else 'the base that it started from'
   return [
     change(report[f'ratio_to_{name}'], report[f'ratio_to_{name}_interval'], whom)
@@ -61,7 +64,7 @@ def changes(report: Mapping[str, Any]) -> list[str]:
 
 
 def lead(report: Mapping[str, Any]) -> str:
-  """Of a run that has come to its end: one sentence, with what it does not compare."""
+  """Returns the lead of a finished run: one sentence, which also says what was not compared."""
   paths, who = report['paths'], 'one path, trained on from the base, reaches'
   who = f'{paths} paths, each as small as the base model, reach' if paths > 1 else who
   found = '; '.join(changes(report))

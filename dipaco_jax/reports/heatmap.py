@@ -14,7 +14,7 @@ BESIDE = 8  # paths that a picture of half the width has room to write numbers i
 
 @styled
 def kinds_by_paths(counts: np.ndarray, kinds: Sequence[str], labels: Sequence[str], limit: int = 24):
-  """What each path reads: the share of each kind of text among its sequences. counts: [P, D]."""
+  """Draws the share of each kind of text among each path's sequences. counts: [P, D]."""
   order = np.argsort(-counts.sum(0), kind='stable')
   shown, rest = order[:limit], order[limit:]
   table = np.concatenate([counts[:, shown], counts[:, rest].sum(1, keepdims=True)[:, : len(rest)]], axis=1)
@@ -33,7 +33,11 @@ def kinds_by_paths(counts: np.ndarray, kinds: Sequence[str], labels: Sequence[st
 
 @styled
 def loss_matrix(matrix: np.ndarray, labels: Sequence[str]):
-  """Every path on every shard's hold-out: loss above the own path's, in nats. matrix: [P path, P shard]."""
+  """Draws how far every path's loss on every shard lies above that of the shard's own path.
+
+  Args:
+    matrix: [P path, P shard] nats per token on the shards' hold-outs.
+  """
   above = matrix - np.diag(matrix)
   few = len(labels) <= BESIDE
   figure, ax = plot_style.axes(HALF if few else WIDE * 0.7, HEIGHT if few else WIDE * 0.6)
@@ -49,7 +53,7 @@ def loss_matrix(matrix: np.ndarray, labels: Sequence[str]):
 
 
 def _heat(ax, shares: np.ndarray, colour: str, form: str, scale: float, written: bool, below: str = ''):
-  """Cells, the stronger the more: shares in [0, 1], those below 0 in another colour."""
+  """Draws cells, the stronger the larger: shares in [-1, 1], those below 0 in the colour `below`."""
   from matplotlib.collections import PolyCollection
 
   places = [(i, j) for i, j in np.ndindex(shares.shape) if np.isfinite(shares[i, j])]

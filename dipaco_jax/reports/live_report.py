@@ -13,11 +13,11 @@ import time
 PAGE = 'report.html'
 EVERY_S = 30.0  # at most: there are runs whose phases take a second
 SHARE = 0.05  # of a processor's time, that drawing may take
-PROGRAM = 'import sys; from dipaco_jax.reports import live_report; live_report.write(sys.argv[1])'
+PROGRAM = 'import sys; from dipaco_jax.reports import live_report; live_report.write_page(sys.argv[1])'
 
 
 class LiveReport:
-  """Of the run in a workdir, for one process of a job. Nothing here raises, and nothing waits but `close`."""
+  """Writes the page of the run in a workdir from time to time. Nothing here raises, and only `close` waits."""
 
   def __init__(self, workdir: pathlib.Path, every_s: float = EVERY_S):
     self._workdir, self._every_s = workdir, every_s
@@ -25,7 +25,7 @@ class LiveReport:
     self._began, self._failed = time.time(), False
 
   def due(self):
-    """There is something new to be seen: begins to write, unless that is being done, or was just now."""
+    """Starts to write the page, unless it is being written or was just now. Call it where there is something new."""
     if self._child and self._child.poll() is None:
       return
     self._settle()
@@ -33,12 +33,12 @@ class LiveReport:
       return
     self._began = time.time()
     try:
-      self._child = start(self._workdir)
+      self._child = start_child(self._workdir)
     except OSError as e:
       self._warn(str(e))
 
   def _settle(self):
-    """Looks how the last child did; what takes long is done less often."""
+    """Reads how the last child ended; pages that take long to draw are drawn less often."""
     if not self._child:
       return
     if self._child.returncode:
@@ -59,7 +59,7 @@ class LiveReport:
     self._failed = True
 
   def close(self):
-    """No child writes any more."""
+    """Ends the child that writes, if there is one."""
     if self._child:
       self._child.kill()
       self._child.wait()
@@ -72,8 +72,8 @@ class LiveReport:
     self.close()
 
 
-def start(workdir: pathlib.Path) -> subprocess.Popen:
-  """A process that writes the page. Ctrl-C is not for it, nor are the devices."""
+def start_child(workdir: pathlib.Path) -> subprocess.Popen:
+  """Starts a process that writes the page, without the devices; Ctrl-C does not reach it."""
   package = str(pathlib.Path(__file__).parent.parent)
   path = os.pathsep.join(filter(None, [package, os.environ.get('PYTHONPATH')]))
   return subprocess.Popen(
@@ -86,8 +86,8 @@ def start(workdir: pathlib.Path) -> subprocess.Popen:
   )
 
 
-def write(workdir: str):
-  """Writes the page; what that process runs."""
+def write_page(workdir: str):
+  """Writes the page at a low priority: the program of the child."""
   os.nice(19)
   from dipaco_jax.reports import run_report
   from dipaco_jax.storage import files

@@ -11,7 +11,7 @@ from dipaco_jax.reports import headline, pages
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What a card says of one path at one version."""
+  """The facts about one path at one version."""
 
   settings: settings.Settings
   number: int

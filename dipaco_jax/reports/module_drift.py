@@ -1,6 +1,6 @@
-"""How far modules have gone from the base model they started as, and from their siblings, the level's other modules.
+"""The drift of modules from the base model that they started as, and from the other modules of their level.
 
-Read from the published files a parameter at a time, so that the whole grid is never in memory [3].
+It is read from the published files a parameter at a time, so that the whole grid is never in memory [3].
 """
 
 import itertools
@@ -27,15 +27,15 @@ class Slab(NamedTuple):
 
 
 class Drift(NamedTuple):
-  """Of each module of a slab, row-major, relative to the norm of the base's parameters."""
+  """The drift of each module of a slab, row-major, relative to the norm of the base's parameters."""
 
   from_base: np.ndarray  # [K] |module - base| / |base|
   from_siblings: np.ndarray  # [K] |module - mean of modules| / |base|; nan where the level has one module
 
 
 def slabs(levels: Sequence[Level], names: Iterable[str]) -> list[Slab]:
-  """The network from its bottom to its top, cut where the levels change."""
-  owners = grids.assign_levels(levels, names)
+  """Cuts the network where the levels change; returns its slabs from the bottom to the top."""
+  owners = grids.assign(levels, names)
   parts: dict[str, list[str]] = {}
   for name in sorted(owners, key=_height):
     parts.setdefault(name.split('/')[0], []).append(name)
@@ -65,7 +65,7 @@ def _words(parts: Sequence[str]) -> str:
 
 
 def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Level]) -> list[tuple[Slab, Drift]]:
-  """Every slab's drift at a published version. Raises seals.Damaged."""
+  """Returns every slab's drift at a published version. Raises seals.Damaged."""
   base = workdir / 'base' / 'params.safetensors'
   with seals.reading(base), safetensors.safe_open(base, 'np') as f:
     names = list(f.keys())

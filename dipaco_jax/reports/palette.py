@@ -23,8 +23,13 @@ DARK_COLOURS = (
 )
 DARK_PALE = {'blue': '#2a6c9e', 'orange': '#9c5314', 'green': '#1d7757'}
 DARK = dict(zip(COLOURS, DARK_COLOURS, strict=True)) | {
-  INK: '#e3eaf2', GREY: '#a3b4c6', FAINT: '#40566c', RULE: '#263645', PAPER: '#17222d', ORANGE: '#f59a58'
-}  # fmt: skip
+  INK: '#e3eaf2',
+  GREY: '#a3b4c6',
+  FAINT: '#40566c',
+  RULE: '#263645',
+  PAPER: '#17222d',
+  ORANGE: '#f59a58',
+}
 PAGE = {  # names of a page's own colours
   'ground': ('#f5f7fa', '#0e161e'),
   'ink': (INK, DARK[INK]),
@@ -40,9 +45,15 @@ SHADES = 50  # steps from paper to the strongest of a colour
 # From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two are alike,
 # whatever the eyes' cones lack; ink is legible on all of them.
 HUES = (
-  ('#d1dbff', '#7f93f8'), ('#f6e277', '#b9a21c'), ('#b3febf', '#67ce7d'), ('#fff1f5', '#de6d9d'),
-  ('#d3f3f8', '#54bfd6'), ('#f8dcc8', '#df8650'), ('#ecdffb', '#b58ae8'), ('#e8eaed', '#a3a9b3'),
-)  # fmt: skip
+  ('#d1dbff', '#7f93f8'),
+  ('#f6e277', '#b9a21c'),
+  ('#b3febf', '#67ce7d'),
+  ('#fff1f5', '#de6d9d'),
+  ('#d3f3f8', '#54bfd6'),
+  ('#f8dcc8', '#df8650'),
+  ('#ecdffb', '#b58ae8'),
+  ('#e8eaed', '#a3a9b3'),
+)
 
 
 def mix(start: str, end: str, share: float) -> str:

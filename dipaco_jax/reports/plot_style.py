@@ -62,9 +62,9 @@ class Curve(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """A matplotlib Figure and the words below it."""
+  """A picture with its caption."""
 
-  figure: Any
+  figure: Any  # matplotlib's
   caption: str
 
 
@@ -207,5 +207,14 @@ def label_ends(ax, ends: Sequence[tuple[float, str, str]], size: float = SMALL):
   across = ax.get_yaxis_transform()
   for (_, text, colour), y, place in zip(ends, true, places, strict=True):
     ax.plot((1, 1.035), (y, place), transform=across, color=colour, lw=0.7, clip_on=False, scalex=False, scaley=False)
-    ax.annotate(text, (1.035, place), (3, 0), xycoords=across, textcoords='offset points', va='center', color=colour,
-                size=size, annotation_clip=False)  # fmt: skip
+    ax.annotate(
+      text,
+      (1.035, place),
+      (3, 0),
+      xycoords=across,
+      textcoords='offset points',
+      va='center',
+      color=colour,
+      size=size,
+      annotation_clip=False,
+    )

@@ -1,4 +1,4 @@
-"""What a run's page is made from, read from its workdir; with the figures so far where the run is not finished."""
+"""The data of a run's page, read from its workdir; the figures so far where the run is not finished."""
 
 import pathlib
 import time
@@ -19,7 +19,7 @@ DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate':
 
 
 class Run(NamedTuple):
-  """What a page is made from."""
+  """The data of a page."""
 
   workdir: pathlib.Path
   settings: settings.Settings
@@ -39,7 +39,7 @@ def path_names(grid: Grid) -> list[str]:
 
 
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None) -> Run:
-  """Reads what the page is made from.
+  """Reads the data of a page.
 
   Args:
     report: what report.json holds.

@@ -1,4 +1,4 @@
-"""The timeline of an islands run: a row for every worker and executor, a bar for every task [3]."""
+"""A picture of an islands run: a row for every worker and executor, a bar for every task [3]."""
 
 import itertools
 import re
@@ -25,17 +25,17 @@ class Task(NamedTuple):
 
 
 def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
-  """By owner: workers first, then executors and evaluators, worker-10 after worker-9; tasks in the order of starts.
+  """Returns tasks by owner: workers, then executors and evaluators, worker-10 after worker-9; in the order of starts.
 
   A task that was published while its owner was at the next one ends where that begins.
   """
 
-  def place(task: Task) -> tuple[Any, ...]:
+  def sort_key(task: Task) -> tuple[Any, ...]:
     parts = re.split(r'(\d+)', task.owner)
     return list(COLOURS).index(task.kind), [(int(part) if part.isdigit() else -1, part) for part in parts]
 
   found = {}
-  for _, group in itertools.groupby(sorted(tasks, key=place), place):
+  for _, group in itertools.groupby(sorted(tasks, key=sort_key), sort_key):
     mine = sorted(group, key=lambda task: task.start)
     ends = [min(task.end, later.start) for task, later in itertools.pairwise(mine)] + [mine[-1].end]
     found[mine[0].owner] = [task._replace(end=end) for task, end in zip(mine, ends, strict=True)]
@@ -43,7 +43,7 @@ def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def phases_at_once(tasks: Sequence[Task]) -> int:
-  """The most phases that were trained at one moment."""
+  """Returns the largest number of phases that were trained at one moment."""
   most = 0
   running: list[Task] = []
   for task in sorted((task for task in tasks if task.kind == 'train'), key=lambda task: task.start):
@@ -53,14 +53,14 @@ def phases_at_once(tasks: Sequence[Task]) -> int:
 
 
 def shown(found: dict[str, list[Task]]) -> dict[str, list[Task]]:
-  """As many rows of each kind as a picture has room for."""
+  """Returns as many rows of each kind as a picture has room for."""
   kinds = itertools.groupby(found.items(), lambda row: row[1][0].kind)
   return dict(itertools.chain.from_iterable(itertools.islice(group, MAX_ROWS) for _, group in kinds))
 
 
 @plot_style.styled
 def draw(found: dict[str, list[Task]]):
-  """The first row on top; a bar that has room for it says its phase."""
+  """Draws the rows, the first on top; bars show their phase where there is room."""
   figure, ax = plot_style.axes(plot_style.WIDE, 1.3 + 0.3 * len(found))
   span = max(row[-1].end for row in found.values())
   scale, unit = next((s, u) for s, u in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds')) if span >= 5 * s or s == 1)

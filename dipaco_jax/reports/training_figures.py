@@ -35,7 +35,11 @@ def holdout(run: Run) -> Picture | None:
 
 
 def overfitting(history: History, steps: int) -> float | None:
-  """How far held-back loss lies above the training loss of the last so many steps: the median over the paths, nats."""
+  """Returns how far held-back loss lies above training loss, in nats: the median over the paths.
+
+  Args:
+    steps: how many of the last training steps are averaged.
+  """
   held, training = history.holdout, history.training
   if not len(held.steps) or not len(training.steps):
     return None
@@ -66,7 +70,7 @@ def tokens_per_s(run: Run) -> Picture | None:
 def _training(
   run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path: bool = True
 ) -> Picture | None:
-  """A figure of the inner steps; none where there is no step yet."""
+  """Draws figures of the inner steps; None where there is no step yet."""
   if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
     return None
   if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():

@@ -1,6 +1,7 @@
 """setup.cfg says from which version on, and constraints.txt with which version, for each of what is installed."""
 
 import configparser
+import subprocess
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -35,3 +36,12 @@ def test_constraints_have_every_requirement_within_its_bounds():
 
 def test_what_a_requirement_needs_by_extra_is_pinned():
   assert {'jax-cuda12-plugin', 'libtpu', 'psycopg-binary', 'jaxlib', 'h11'} <= {*pinned()}
+
+
+def test_wheels_take_the_files_that_are_not_python():
+  config = configparser.ConfigParser()
+  config.read(ROOT / 'setup.cfg')
+  folders = {name: ROOT.joinpath(*name.split('.')) for name in config['options.package_data']}
+  taken = {file for name, folder in folders.items() for file in folder.glob(config['options.package_data'][name])}
+  tracked = subprocess.run(['git', 'ls-files', 'dipaco_jax'], cwd=ROOT, capture_output=True, text=True, check=True)
+  assert not {ROOT / line for line in tracked.stdout.splitlines() if not line.endswith(('.py', 'configs'))} - taken
