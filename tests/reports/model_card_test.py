@@ -1,0 +1,59 @@
+"""The card of an exported path says what its run was, in Markdown that no name breaks."""
+
+from dipaco_jax.core import settings
+from dipaco_jax.reports import model_card
+
+REPORT = {
+  'perplexity': 10.0,
+  'perplexity_by_path': [9.0, None],
+  'base_perplexity': 13.5,
+  'control_perplexity': 11.5,
+  'validation_tokens': 12_345,
+}
+
+
+def card(values: dict, number: int = 0, measured: bool = True, report: dict = REPORT) -> str:
+  s = settings.from_dict({'grid': {'a': 2}, 'levels': (('all', '.*', ('a',)),)} | values)
+  coordinates = (number,) if s.grid else ()
+  return model_card.render(
+    model_card.Facts(s, number, coordinates, 2, {'all': f'all/{number}'}, measured, report, 'float32', 1234)
+  )
+
+
+def rows(text: str) -> dict[str, str]:
+  """Returns the second cell of each row of two by its first."""
+  return dict(line[2:-2].split(' | ', 1) for line in text.splitlines() if line.startswith('| ') and line[2] != '|')
+
+
+def test_a_path_of_several_names_its_place_and_its_router():
+  text = card({'routing': {'method': 'kmeans', 'prefix_tokens': 16}}, number=1)
+  assert '# Path 1 of 2\n\nA language model of 1,234 parameters' in text
+  assert 'by its first 16 tokens; it is not in this folder' in text
+  assert rows(text)['this path'] == '1, at a=1' and rows(text)['modules'] == '`all/1`'
+
+
+def test_random_paths_have_no_router():
+  text = card({'routing': {'method': 'random'}})
+  assert 'dealt out to the paths at random' in text and 'load_router' not in text
+
+
+def test_the_only_path_of_a_run_has_no_place():
+  text = card({'grid': {}, 'levels': (('all', '.*', ()),), 'routing': {'method': 'single'}})
+  assert '# A model of one path\n' in text and 'this path' not in rows(text.split('## Evaluation')[0])
+
+
+def test_perplexities_are_those_that_were_measured():
+  assert rows(card({}).split('## Evaluation')[1]) == {
+    'this path, on the documents routed to it': '9.00',
+    'all paths, each document under its own': '10.00',
+    'the base model, on all documents': '13.50',
+    'one dense model trained for as many steps, on all documents': '11.50',
+  }
+  assert 'on 12,345 tokens of text held back' in card({})
+  assert '| none was |' in card({}, number=1) and '| measured of another version only |' in card({}, measured=False)
+  assert 'Nothing was measured yet' in card({}, report={}) and 'perplexity |' not in card({}, report={})
+
+
+def test_a_name_is_one_cell_and_is_not_escaped_as_html():
+  text = card({'data': {'source': 'files', 'train': ('a|b.txt', 'c&d.txt')}})
+  assert '| text | `a\\|b.txt`, `c&d.txt` |' in text

@@ -1,0 +1,36 @@
+"""The pictures of what paths read say how far paths and kinds of text go together."""
+
+import pytest
+
+from dipaco_jax.reports import path_figures, run_data, run_report
+
+
+@pytest.fixture(scope='module')
+def run(runs):
+  return run_data.read_run(runs('grid'), run_report.make_report(runs('grid')))
+
+
+def with_route(run, **figures):
+  return run._replace(results=run.results | {'route': run.results['route'] | figures})
+
+
+def test_paths_that_read_mostly_one_kind_are_counted(run):
+  kinds = run.results['tokenize']['domains']
+  pure = [[100 * (kind == path % 2) for kind in range(len(kinds))] for path in range(16)]
+  mixed = [[1] * len(kinds) for _ in range(15)] + pure[:1]
+  caption = path_figures.kinds_by_paths(with_route(run, sequences_by_path_and_domain=pure)).caption
+  assert '16 of 16 paths read mostly one.' in caption
+  assert caption.endswith('between paths and kinds: 0.40.')  # 2 I / (H + H), with 16 paths and 2 kinds: 2 / (4 + 1)
+  caption = path_figures.kinds_by_paths(with_route(run, sequences_by_path_and_domain=mixed)).caption
+  assert '1 of 16 paths reads mostly one.' in caption
+
+
+def test_the_largest_and_the_smallest_shard_are_named(run):
+  caption = path_figures.shard_sizes(with_route(run, shard_tokens=[1_000_000, 20, 500])).caption
+  assert 'the largest shard has 1 M, the smallest 20.' in caption
+
+
+def test_a_run_without_the_data_has_no_picture(run):
+  assert path_figures.loss_matrix(run) is None
+  assert path_figures.kinds_by_paths(with_route(run, sequences_by_path_and_domain=None)) is None
+  assert path_figures.distance_from_base(run._replace(drifts=[])) is None
