@@ -17,15 +17,8 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
   figure, ax = plot_style.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
   for y, (_, before, after) in enumerate(known):
     ax.plot([before, after], [y, y], color=FAINT, lw=3.5, solid_capstyle='butt')
-    ax.annotate(
-      f'{100 * (after / before - 1):+.0f}%',
-      (max(before, after), y),
-      (7, 0),
-      textcoords='offset points',
-      va='center',
-      size=SMALL,
-      color=GREY,
-    )
+    change = f'{100 * (after / before - 1):+.0f}%'
+    plot_style.write(ax, change, (max(before, after), y), (7, 0), va='center', size=SMALL, color=GREY)
   rows = np.arange(len(known))
   ax.plot([k[1] for k in known], rows, 's', color=ORANGE, ms=5.5, label='base')
   ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
@@ -35,7 +28,7 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
   ax.grid(axis='y', visible=False)
   plot_style.numbers(ax.xaxis, ticks=4)
   ax.set(xlabel='perplexity', title='By kind of text')
-  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
+  plot_style.legend(ax, ncols=2, handletextpad=0.1, columnspacing=1)
   return figure
 
 
@@ -52,7 +45,7 @@ def by_path(values: Sequence[float | None], base: Sequence[float | None], labels
   ax.set_xlim(-0.7, len(known) - 0.3)
   ax.margins(y=0.12)
   plot_style.numbers(ax.yaxis)
-  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, frameon=False, handletextpad=0.1, columnspacing=1)
+  plot_style.legend(ax, ncols=2, handletextpad=0.1, columnspacing=1)
   plot_style.path_ticks(ax, [label for *_, label in known])
   ax.set(ylabel='perplexity', title='By path')
   return figure
@@ -98,7 +91,7 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
 
 
 @styled
-def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]], unit: str = ''):
+def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]]):
   """Draws horizontal bars, the first on top.
 
   Args:
@@ -109,22 +102,15 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]
   for y, (_, parts, words) in enumerate(reversed(rows)):
     left = 0.0
     for i, (length, colour) in enumerate(parts):
-      ax.barh(
-        y,
-        max(length, longest * 0.002),
-        left=left,
-        height=min(0.62, 0.16 * len(rows)),
-        color=colour,
-        hatch='////' if i else None,
-        edgecolor=PAPER if i else colour,
-        lw=0,
-      )
+      width, height = max(length, longest * 0.002), min(0.62, 0.16 * len(rows))
+      hatched = {'hatch': '////', 'edgecolor': PAPER} if i else {'edgecolor': colour}
+      ax.barh(y, width, left=left, height=height, color=colour, lw=0, **hatched)
       left += length
-    ax.annotate(words, (max(left, longest * 0.002), y), (5, 0), textcoords='offset points', va='center', size=9)
+    plot_style.write(ax, words, (max(left, longest * 0.002), y), (5, 0), va='center', size=9)
   ax.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
   ax.set(xlim=(0, longest * 1.32), ylim=(-0.6, len(rows) - 0.4))
   ax.spines[['left', 'bottom']].set_visible(False)
   ax.grid(visible=False)
   ax.set_xticks([])
-  ax.set_title(f'{title} ({unit})' if unit else title)
+  ax.set_title(title)
   return figure

@@ -26,7 +26,7 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
   first = len(base.steps) // 3
   if len(base.steps):
     ax.plot(base.steps, base.values, color=ORANGE, lw=1.6, ls=DASHED, label='base')
-    ax.legend(loc='lower right', bbox_to_anchor=(1, 1), frameon=False, handlelength=2.6, labelcolor=ORANGE)
+    plot_style.legend(ax, handlelength=2.6, labelcolor=ORANGE)
   if limits := _seen([paths.values, base.values[first if settled else 0 :]]):
     ax.set_ylim(limits if settled else (0, limits[1]))
   _finish(ax, ends, title, ylabel)
@@ -52,15 +52,8 @@ def perplexity_curves(
   for i, (name, curve) in enumerate(runs.items()):
     if len(curve.steps):
       colour = COLOURS[i % MAX_COLOURED]
-      ax.plot(
-        curve.steps,
-        curve.values,
-        color=colour,
-        lw=2,
-        ls=STRIPES[i % 4],
-        marker='o',
-        ms=3.5 if len(curve.steps) < 60 else 0,
-      )
+      dots = {'marker': 'o', 'ms': 3.5 if len(curve.steps) < 60 else 0}
+      ax.plot(curve.steps, curve.values, color=colour, lw=2, ls=STRIPES[i % 4], **dots)
       ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.2f}', colour))
   for value in sorted({v for v in base.values() if v}):
     ax.axhline(value, color=ORANGE, lw=1.4, ls=DASHED)

@@ -126,37 +126,20 @@ def _draw_legend(ax, colour: str, largest: float):
 
 def _write_name(ax, storey: Storey, plane: Plane):
   """Names the level and its parts of the network in the corner that the slant leaves at the upper left."""
-  top, corner = plane.height + plane.depth, {'textcoords': 'offset points', 'va': 'top'}
-  ax.annotate(short(storey.level.name, 24), (-LEFT, top), (0, -1), weight='bold', size=9, **corner)
-  parts = textwrap.fill(storey.parts, CORNER)
-  ax.annotate(parts, (-LEFT, top), (0, -13), size=SMALL, color=GREY, **corner)
+  corner = -LEFT, plane.height + plane.depth
+  plot_style.write(ax, short(storey.level.name, 24), corner, (0, -1), va='top', weight='bold', size=9)
+  plot_style.write(ax, textwrap.fill(storey.parts, CORNER), corner, (0, -13), va='top', size=SMALL, color=GREY)
 
 
 def _write_count(ax, grid: Grid, storey: Storey, plane: Plane):
   """Writes into how many modules the storey is cut, at its lower right."""
   count, shared = grid.num_modules(storey.level), grid.paths_through(storey.level)
-  right = 1 + SLANT + 0.03
+  corner = 1 + SLANT + 0.03, plane.height
   if grid.num_paths > 1:
     words = f'in {shared} paths' if count == 1 else f'each in {shared} paths' if shared > 1 else 'one per path'
-    ax.annotate(
-      words,
-      (right, plane.height),
-      textcoords='offset points',
-      xytext=(0, 0),
-      ha='right',
-      va='bottom',
-      size=SMALL,
-      color=GREY,
-    )
-  ax.annotate(
-    f'{count} module{"s" if count > 1 else ""}',
-    (right, plane.height),
-    textcoords='offset points',
-    xytext=(0, 11 if grid.num_paths > 1 else 0),
-    ha='right',
-    va='bottom',
-    size=SMALL,
-  )
+    plot_style.write(ax, words, corner, (0, 0), ha='right', va='bottom', size=SMALL, color=GREY)
+  words, above = f'{count} module{"s" if count > 1 else ""}', 11 if grid.num_paths > 1 else 0
+  plot_style.write(ax, words, corner, (0, above), ha='right', va='bottom', size=SMALL)
 
 
 def _draw_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):

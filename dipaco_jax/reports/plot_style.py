@@ -195,7 +195,17 @@ def _spread(positions: Sequence[float], gap: float) -> np.ndarray:
   return result
 
 
-def label_ends(ax, ends: Sequence[tuple[float, str, str]], size: float = SMALL):
+def legend(ax, **options):
+  """Draws a legend above the axes, at their right end."""
+  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), frameon=False, **options)
+
+
+def write(ax, words: str, place: tuple[float, float], offset: tuple[float, float], **options):
+  """Writes words at a place of the axes, `offset` points to the right and up."""
+  ax.annotate(words, place, offset, textcoords='offset points', **options)
+
+
+def label_ends(ax, ends: Sequence[tuple[float, str, str]]):
   """Writes (y, text, colour) to the right of the axes, where lines end, without overlaps, each with a line to its y."""
   if not ends:
     return
@@ -203,18 +213,9 @@ def label_ends(ax, ends: Sequence[tuple[float, str, str]], size: float = SMALL):
   height = ax.figure.get_figheight() * 0.75 * 72
   lines = max(1 + text.count('\n') for _, text, _ in ends)
   true = [min(max(y, low), high) for y, *_ in ends]
-  places = _spread(true, (high - low) * size * 1.3 * lines / height)
+  places = _spread(true, (high - low) * SMALL * 1.3 * lines / height)
   across = ax.get_yaxis_transform()
   for (_, text, colour), y, place in zip(ends, true, places, strict=True):
     ax.plot((1, 1.035), (y, place), transform=across, color=colour, lw=0.7, clip_on=False, scalex=False, scaley=False)
-    ax.annotate(
-      text,
-      (1.035, place),
-      (3, 0),
-      xycoords=across,
-      textcoords='offset points',
-      va='center',
-      color=colour,
-      size=size,
-      annotation_clip=False,
-    )
+    beside = {'xycoords': across, 'annotation_clip': False}
+    write(ax, text, (1.035, place), (3, 0), va='center', color=colour, size=SMALL, **beside)

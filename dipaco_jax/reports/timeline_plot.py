@@ -85,5 +85,5 @@ def draw(found: dict[str, list[Task]]):
   plot_style.numbers(ax.xaxis, ticks=8)
   ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Who was at what')
   ax.grid(axis='y', visible=False)
-  ax.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, handlelength=1, fontsize=9)
+  plot_style.legend(ax, ncols=len(COLOURS), handlelength=1, fontsize=9)
   return figure
