@@ -35,7 +35,7 @@ class Drift(NamedTuple):
 
 def slabs(levels: Sequence[Level], names: Iterable[str]) -> list[Slab]:
   """Cuts the network where the levels change; returns its slabs from the bottom to the top."""
-  owners = grids.assign(levels, names)
+  owners = grids.assign_levels(levels, names)
   parts: dict[str, list[str]] = {}
   for name in sorted(owners, key=_height):
     parts.setdefault(name.split('/')[0], []).append(name)
