@@ -5,11 +5,8 @@ Both answer to the same statements; what differs compiles per dialect here.
 
 import contextlib
 import fcntl
-import logging
 import pathlib
-import random
 import re
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,11 +16,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import retry
 
 T = TypeVar('T')
 Row = dict[str, Any]
 
-PAUSE_S = 0.1, 10.0  # the first and the longest before another try
 SQLITE_PASSING = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
 IDLE_S = 5  # PostgreSQL ends a transaction whose client has been silent for so long: nobody waits for the stopped
 
@@ -178,38 +175,36 @@ class Database:
     return self._run(self._reads, lambda connection: _rows(connection.execute(query, parameters)))
 
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
-    """work(connection) in a transaction; again while the database is busy or away."""
-    until, pause = time.monotonic() + self._patience_s, PAUSE_S[0]
-    while True:
-      try:
-        with _turn(engine), engine.begin() as connection:
-          return work(connection)
-      except (sa.exc.DBAPIError, OSError) as e:
-        words = str(e).split('\n')[0]
-        if is_refused(e):
-          raise InputError(f'the registry refuses us ({words}): see to its user, password and database') from e
-        if not is_passing(e) or time.monotonic() > until:
-          raise
-        logging.warning('the registry does not answer and is tried again: %s', words)
-      time.sleep(random.uniform(0, pause))  # at random, or all who wait would knock together
-      pause = min(2 * pause, PAUSE_S[1])
+    """Returns work(connection) in a transaction, which is tried again while the database is busy or away."""
+
+    def transaction() -> T:
+      with _turn(engine), engine.begin() as connection:
+        return work(connection)
+
+    try:
+      return retry.patiently('the registry does not answer', transaction, is_passing, self._patience_s)
+    except sa.exc.OperationalError as e:
+      if is_refused(e):
+        words = retry.first_line(e)
+        raise InputError(f'the registry refuses us ({words}): see to its user, password and database') from e
+      raise
 
 
 def _rows(result: sa.Result) -> list[Row]:
   return [dict(row) for row in result.mappings()]
 
 
-def is_passing(error: sa.exc.DBAPIError | OSError) -> bool:
+def is_passing(error: Exception) -> bool:
   """Whether the same call may succeed later: the database is away, starts, is full, or chose us in a deadlock."""
-  if isinstance(error, OSError):
-    return True
+  if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
+    return isinstance(error, OSError)
   code = getattr(error.orig, 'sqlite_errorcode', None)
   if code is not None:
     return code & 0xFF in SQLITE_PASSING
-  return error.connection_invalidated or (isinstance(error, sa.exc.OperationalError) and not is_refused(error))
+  return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
 
 
-def is_refused(error: sa.exc.DBAPIError | OSError) -> bool:
-  """Whether a connection was refused for what it asked for; it has no code, but says so."""
+def is_refused(error: sa.exc.DBAPIError) -> bool:
+  """Whether a connection was refused for its user, password or database; such an error has no code, only words."""
   refusals = 'authentication failed', 'does not exist'
   return isinstance(error, sa.exc.OperationalError) and any(words in str(error.orig) for words in refusals)

@@ -9,23 +9,18 @@ A tree is a directory published as objects: its files, then an index, {name: sha
 import concurrent.futures
 import errno
 import hashlib
-import itertools
 import json
-import logging
-import random
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import files, lock, publishing
+from dipaco_jax.storage import files, lock, publishing, retry, trees
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
 PATIENCE_S = 600
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20
 EXTRAS = {'s3': 's3', 'gs': 'gcs'}
 
 
@@ -159,21 +154,29 @@ class Storage:
   def retry(self, name: str, action: Callable[[], Any]) -> Any:
     """Returns what `action` returns, called again with growing waits while its errors are transient.
 
-    Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object.
-    """
-    deadline = time.monotonic() + self.patience_s
-    for attempt in itertools.count():
-      try:
-        return action()
-      except (ValueError, FileNotFoundError):
-        raise
-      except Exception as e:
-        wait_s = random.uniform(0.5, 1) * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
-        why = str(e).split('\n', 1)[0]
-        if not self.backend.is_transient(e) or time.monotonic() + wait_s > deadline:
-          raise OSError(getattr(e, 'errno', None) or errno.EIO, f'{self.url_of(name)}: {why}') from e
-      logging.warning('%s: %s; the next attempt is in %.1f s', self.url_of(name), why, wait_s)
-      time.sleep(wait_s)
+  @contextlib.contextmanager
+  def naming_missing(self, name: str) -> Iterator[None]:
+    try:
+      yield
+    except FileNotFoundError as e:
+      raise Missing(f'{self.where(name)} is missing') from e
+
+  def where(self, name: str) -> str:
+    return f'{self.url}/{name}'
+
+  def patiently(self, name: str, action: Callable[[], Any]) -> Any:
+    """Calls `action` until it returns, while its errors are of those that pass; the last is raised as an OSError."""
+
+    def passes(e: Exception) -> bool:
+      return not isinstance(e, (ValueError, FileNotFoundError)) and self.place.passes(e)
+
+    try:
+      return retry.patiently(self.where(name), action, passes, self.patience_s)
+    except (ValueError, FileNotFoundError):
+      raise
+    except Exception as e:
+      words = f'{self.where(name)}: {retry.first_line(e)}'
+      raise OSError(getattr(e, 'errno', None) or errno.EIO, words) from e
 
 
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:

@@ -1,0 +1,40 @@
+"""Calls that are repeated while their errors pass: to a disk, a bucket or a database that is away for a while."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar('T')
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20.0
+
+
+def patiently(name: str, action: Callable[[], T], passes: Callable[[Exception], bool], patience_s: float) -> T:
+  """Calls `action` until it returns, with waits that double from one attempt to the next.
+
+  The waits are random, or all processes that lost the same server would return to it at the same moments.
+
+  Args:
+    name: what is called, for the log.
+    passes: whether the same call may succeed later, from its error.
+    patience_s: how long after the first call the last one may begin.
+  Raises:
+    Exception: the last error, where it does not pass or the time is over.
+  """
+  deadline, longest_s = time.monotonic() + patience_s, FIRST_WAIT_S
+  while True:
+    try:
+      return action()
+    except Exception as e:
+      wait_s = random.uniform(0.5, 1) * longest_s
+      if not passes(e) or time.monotonic() + wait_s > deadline:
+        raise
+      logging.warning('%s: %s; the next attempt is in %.1f s', name, first_line(e), wait_s)
+    time.sleep(wait_s)
+    longest_s = min(LONGEST_WAIT_S, 2 * longest_s)
+
+
+def first_line(error: Exception) -> str:
+  return str(error).split('\n', 1)[0]

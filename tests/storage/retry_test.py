@@ -1,0 +1,60 @@
+"""Repeated calls: as long as their errors pass and patience lasts, and no longer."""
+
+import pytest
+
+from dipaco_jax.storage import retry
+
+
+class Clock:
+  """Time that passes while somebody sleeps."""
+
+  def __init__(self):
+    self.now, self.waits = 0.0, []
+
+  def monotonic(self) -> float:
+    return self.now
+
+  def sleep(self, seconds: float):
+    self.waits.append(seconds)
+    self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+  made = Clock()
+  monkeypatch.setattr(retry, 'time', made)
+  return made
+
+
+def failing(*errors: Exception):
+  """A call that raises these one after another, then returns how often it was made."""
+  made = []
+
+  def action() -> int:
+    made.append(0)
+    if len(made) <= len(errors):
+      raise errors[len(made) - 1]
+    return len(made)
+
+  return action
+
+
+def test_waits_double_up_to_the_longest(clock, caplog):
+  errors = [OSError(f'away\nand more {i}') for i in range(12)]
+  assert retry.patiently('the place', failing(*errors), lambda e: True, 600) == 13
+  for attempt, wait_s in enumerate(clock.waits):
+    longest = min(retry.LONGEST_WAIT_S, retry.FIRST_WAIT_S * 2**attempt)
+    assert longest / 2 <= wait_s <= longest
+  assert caplog.messages[0].startswith('the place: away; the next attempt is in 0.')
+
+
+def test_an_error_that_does_not_pass_is_raised_at_once(clock):
+  with pytest.raises(KeyError):
+    retry.patiently('x', failing(OSError(), KeyError('k')), lambda e: isinstance(e, OSError), 600)
+  assert len(clock.waits) == 1
+
+
+def test_the_last_error_is_raised_when_patience_is_over(clock):
+  with pytest.raises(OSError, match='still away'):
+    retry.patiently('x', failing(*[OSError('still away')] * 100), lambda e: True, 60)
+  assert 30 < clock.now <= 60
