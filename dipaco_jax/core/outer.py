@@ -79,9 +79,9 @@ def init(layout: Layout, transformation: optax.GradientTransformation, modules: 
 
 
 def step(transformation: optax.GradientTransformation, module, state, delta):
-  """Applies OuterOpt to one module: returns the new module and the optimizer's new state [Algorithm 1]."""
+  """Applies OuterOpt to one module: returns the module, the optimizer's state and |Delta| [Algorithm 1]."""
   updates, state = transformation.update(delta, state, module)
-  return optax.apply_updates(module, updates), state
+  return optax.apply_updates(module, updates), state, optax.tree.norm(delta)
 
 
 def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: bool, shape: Sequence[int]) -> np.ndarray:
@@ -172,9 +172,9 @@ def _update_module(transformation, module, state, sums, masses, factor, is_activ
     delta = {name: divide_by_rows(s, masses[name]) for name, s in sums.items()}
   else:
     delta = jax.tree.map(lambda s: s * factor, sums)
-  new = step(transformation, module, state, delta)
-  kept = jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, (module, state))
-  return *kept, optax.tree.norm(delta)
+  *new, norm = step(transformation, module, state, delta)
+  kept = jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, [module, state])
+  return *kept, norm
 
 
 def num_active(layout: Layout, level: Level, weights: jax.Array) -> jax.Array:
@@ -200,13 +200,15 @@ def update_usual(layout: Layout, modules: Modules, state: dict[str, OuterState],
   return found
 
 
-def cosine(paths: jax.Array, square_of_sum: jax.Array, sum_of_squares: jax.Array) -> jax.Array:
+def cosine(paths: Any, square_of_sum: Any, sum_of_squares: Any, xp: Any = jnp) -> Any:
   """Returns the mean cosine between the outer gradients d_i of n paths; NaN where n = `paths` is below 2.
 
   (|sum_i d_i|^2 - sum_i |d_i|^2) / ((n - 1) sum_i |d_i|^2)       exact where the d_i are equally long
+
+  `xp`: jax.numpy, or numpy for numbers in float64.
   """
-  mean = (square_of_sum - sum_of_squares) / jnp.maximum((paths - 1) * sum_of_squares, 1e-30)
-  return jnp.where(paths > 1, mean, jnp.nan)
+  mean = (square_of_sum - sum_of_squares) / xp.maximum((paths - 1) * sum_of_squares, 1e-30)
+  return xp.where(paths > 1, mean, xp.nan)
 
 
 def exchanged_bytes(layout: Layout, shapes, active: float, row_weights: bool = False) -> int:

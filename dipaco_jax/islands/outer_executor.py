@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from dipaco_jax.core import exact_sum, outer, screening
 from dipaco_jax.data import prefetching
@@ -221,8 +220,8 @@ def _compiled(config):
 
   def update(params, state, mean, factor):
     delta = jax.tree.map(lambda m: m * factor, mean)
-    new = outer.step(transformation, params, state, delta)
-    return *new, optax.tree.norm(delta), screening.is_sound(new)
+    *new, norm = outer.step(transformation, params, state, delta)
+    return *new, norm, screening.is_sound(new)
 
   return jax.jit(update, donate_argnums=(0, 1))  # of JAX's copies
 

@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax.core import averaging_gap
+import numpy as np
+
+from dipaco_jax.core import averaging_gap, outer
 from dipaco_jax.islands.island import Islands
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, resharding_round, stages
@@ -120,9 +122,7 @@ def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str
     norms[level.name] = {module: meta['norm'] for module, meta in mine.items()}
     several = [m for m in mine.values() if m['paths'] > 1]
     if several:
-      each = [
-        (m['square_of_sum'] - m['sum_of_squares']) / max((m['paths'] - 1) * m['sum_of_squares'], 1e-30) for m in several
-      ]
+      each = [outer.cosine(m['paths'], m['square_of_sum'], m['sum_of_squares'], np) for m in several]
       cosines[level.name] = math.fsum(each) / len(each)
   excluded = {f.key: f'{f.meta["why"]}; trained by {f.meta["worker"]}' for f in found.excluded}
   failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
