@@ -36,7 +36,7 @@ PLACE = flags.DEFINE_string('place', '', 'of the objects; none: a temporary fold
 ROUNDS = flags.DEFINE_integer('rounds', 3, 'of each')
 
 
-def make(folder: pathlib.Path) -> island.Islands:
+def make(folder: pathlib.Path) -> island.Island:
   """A module of its own level, shared by all paths; the rest is path-specific."""
   mine = f'block_({"|".join(map(str, range(BLOCKS.value)))})/'
   rest = f'^(?!{mine})'
@@ -52,30 +52,30 @@ def make(folder: pathlib.Path) -> island.Islands:
   place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
   facts.put([Fact('prepared', '', 0, '', '', {'trees': {}})])
-  return island.Islands(run.unattended(folder, s), facts, place, 'benchmark')
+  return island.Island(run.unattended(folder, s), facts, place, 'benchmark')
 
 
-def publish(of: island.Islands):
+def publish(of: island.Island):
   """Version 0 of the module, and every path's checkpoint of phase 0."""
   s, rng = of.run.settings, np.random.default_rng(0)
   level = of.layout.levels[0]
   shapes = model_lib.shapes(model_lib.make_model(s.model, s.tokenizer.vocab_size))
   old = {name: rng.standard_normal(shapes[name].shape, np.float32) * 0.02 for name in of.layout.names(level)}
-  of.registry.put([Fact('module', 'mine/shared', 0, *of.write('modules/0/mine', old), {})])
+  of.registry.put([Fact('module', 'mine/shared', 0, *of.write_object('modules/0/mine', old), {})])
   for path in range(PATHS.value):
     new = {name: x + rng.standard_normal(x.shape, np.float32) * 1e-3 for name, x in old.items()}
-    of.registry.put([schedule.checkpoint_fact(path, 0, {'mine': of.write(f'paths/0/{path}-mine', new)}, {})])
+    of.registry.put([schedule.checkpoint_fact(path, 0, {'mine': of.write_object(f'paths/0/{path}-mine', new)}, {})])
   of.registry.add_tasks([NewTask('outer', 'mine/shared', 1)])
 
 
-def read_once(of: island.Islands) -> float:
+def read_once(of: island.Island) -> float:
   started = time.perf_counter()
   for fact in of.registry.facts('checkpoint', number=0):
     of.storage.read(*fact.meta['objects']['mine'])
   return time.perf_counter() - started
 
 
-def outer_round(of: island.Islands, folder: pathlib.Path) -> float:
+def outer_round(of: island.Island, folder: pathlib.Path) -> float:
   """The task, up to its fact; then it is given back."""
   task = of.registry.claim(of.name, ['outer'])
   assert task
@@ -112,7 +112,7 @@ def main(argv):
       found['read_once_seconds'].append(read_once(of))
       found['seconds'].append(outer_round(of, folder))
     medians = {name: statistics.median(values) for name, values in found.items()}
-    size = sum(x.nbytes for x in of.read(*of.registry.facts('checkpoint')[0].meta['objects']['mine']).values())
+    size = sum(x.nbytes for x in of.read_object(*of.registry.facts('checkpoint')[0].meta['objects']['mine']).values())
     peak = peak_bytes() - before
   print(
     f'{PATHS.value} checkpoints of {size / 1e6:.0f} MB: read once {medians["read_once_seconds"]:.2f} s, '

@@ -28,7 +28,7 @@ flags.DEFINE_integer('phases', 2, 'Of every run.')
 flags.DEFINE_string('registry', '', 'postgresql://... of an empty database, for one grid; none: SQLite.')
 
 
-def make(folder: pathlib.Path, sizes: list[int]) -> island.Islands:
+def make(folder: pathlib.Path, sizes: list[int]) -> island.Island:
   """A level over each axis, and one over all: path-specific."""
   axes = 'abcdef'[: len(sizes)]
   levels = [('ends', 'embed|final', tuple(axes)), *((f'level_{x}', f'block_{i}/', (x,)) for i, x in enumerate(axes))]
@@ -44,10 +44,10 @@ def make(folder: pathlib.Path, sizes: list[int]) -> island.Islands:
   publishing.write_json(folder / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
   url = FLAGS.registry or f'sqlite:///{folder}/registry.db'
   place = object_store.open_storage(str(folder))
-  return island.Islands(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')
+  return island.Island(run.unattended(folder, s), registry.Registry(url), place, 'benchmark')
 
 
-def begin(of: island.Islands):
+def begin(of: island.Island):
   """As a worker's `prepare` ends."""
   of.registry.add_tasks([NewTask('prepare', '', 0)])
   task = of.registry.claim(of.name, ['prepare'])
@@ -57,7 +57,7 @@ def begin(of: island.Islands):
   schedule.schedule(of, facts)
 
 
-def simulate(of: island.Islands) -> int:
+def simulate(of: island.Island) -> int:
   """All tasks, one after another; how many."""
   levels, count = [level.name for level in of.run.layout.levels], 0
   while task := of.registry.claim(of.name, ['train', 'outer']):

@@ -8,7 +8,7 @@ import statistics
 import time
 
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
 LOOK_S = 10.0  # between looks: what is ready at two of them was left lying
@@ -20,8 +20,8 @@ COPY = 'copy of '
 class Backup:
   """What one backup worker is to do next."""
 
-  def __init__(self, islands: Islands, kinds: tuple[str, ...]):
-    self.islands, self.kinds = islands, kinds
+  def __init__(self, island: Island, kinds: tuple[str, ...]):
+    self.island, self.kinds = island, kinds
     self.looked = -1e9
     self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
 
@@ -30,26 +30,26 @@ class Backup:
     if time.monotonic() - self.looked < LOOK_S:
       return None
     self.looked, before = time.monotonic(), self.ready
-    running = self.islands.registry.tasks('running')
-    ready = self.islands.registry.tasks('ready') + [row for row in running if row['lease_left_s'] < 0]
+    running = self.island.registry.tasks('running')
+    ready = self.island.registry.tasks('ready') + [row for row in running if row['lease_left_s'] < 0]
     mine = [row for row in ready if row['kind'] in self.kinds]
     self.ready = {(row['id'], row['fence']) for row in mine}
     for row in mine:
       if (row['id'], row['fence']) in before:
-        return self.islands.registry.claim(self.islands.name, [row['kind']], [row['key']])
-    others = [row for row in running if row['owner'] != self.islands.name and row['lease_left_s'] >= 0]
+        return self.island.registry.claim(self.island.name, [row['kind']], [row['key']])
+    others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
     return self.copy([row for row in others if row['kind'] == 'train'])
 
   def copy(self, running: list[registry_lib.Row]) -> Task | None:
     """Of the tasks that have run for too long and no other backup copies, the one that has run longest."""
-    registry = self.islands.registry
+    registry = self.island.registry
     usual_s = registry.durations('train', RECENT) if running else []
     late = [row for row in running if usual_s and running_s(row) > STRAGGLES * statistics.median(usual_s)]
     taken = {role['about'].get('task') for role in registry.roles() if role['silent_s'] < registry.lease_s}
     for row in sorted(late, key=running_s, reverse=True):
       task = Task(*(row[name] for name in Task._fields))
       if COPY + task.words not in taken:
-        registry.beat(self.islands.name, 'worker', {'task': COPY + task.words})  # at once, for other backups
+        registry.beat(self.island.name, 'worker', {'task': COPY + task.words})  # at once, for other backups
         return task
     return None
 

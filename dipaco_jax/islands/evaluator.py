@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dipaco_jax.islands import run_history
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
@@ -18,26 +18,26 @@ from dipaco_jax.training import evaluation, metrics_log
 KINDS = ('evaluate', 'finish')
 
 
-def perform(islands: Islands, task: Task, lease: Lease) -> Publish:
-  facts = {'evaluate': holdout, 'finish': finish}[task.kind](islands, task)
+def perform(island: Island, task: Task, lease: Lease) -> Publish:
+  facts = {'evaluate': holdout, 'finish': finish}[task.kind](island, task)
   return lambda: facts
 
 
-def holdout(islands: Islands, task: Task) -> list[Fact]:
+def holdout(island: Island, task: Task) -> list[Fact]:
   """A path's mean loss on its hold-out, nats a target, and of how many; None where there is no hold-out."""
   path, version = int(task.key), task.number
-  number = islands.round(version - 1)
-  islands.fetch(f'shards/{number}')
-  rows = validate_stage.holdout_rows(islands.run, number)
+  number = island.round_of(version - 1)
+  island.fetch_trees(f'shards/{number}')
+  rows = validate_stage.holdout_rows(island.run, number)
   loss, num_targets = None, 0.0
   if rows.counts[path]:
-    loaded = islands.path_parameters(path, version)
-    programs = islands.run.programs
+    loaded = island.path_parameters(path, version)
+    programs = island.run.programs
 
     def params_of_turn(turn):
       return evaluation.in_flight(programs, turn, lambda _: loaded)
 
-    turn = islands.run.layout.grid.coordinates(path)
+    turn = island.run.layout.grid.coordinates(path)
     ((_, nll, targets),) = evaluation.turn_losses(programs, turn, params_of_turn, rows)
     loss = evaluation.to_compare(evaluation.mean(nll, targets))
     num_targets = float(targets.sum())
@@ -45,31 +45,31 @@ def holdout(islands: Islands, task: Task) -> list[Fact]:
   return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]
 
 
-def finish(islands: Islands, task: Task) -> list[Fact]:
+def finish(island: Island, task: Task) -> list[Fact]:
   """Publishes the last version and those that paths point at, and what `main` leaves: evaluated, with a report."""
-  own = dataclasses.replace(islands.run, metrics=metrics_log.Metrics(islands.run.workdir))
+  own = dataclasses.replace(island.run, metrics=metrics_log.Metrics(island.run.workdir))
   rounds = range(own.settings.rounds + 1)
-  islands.fetch('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
-  islands.fetch_tokenizer()
-  with islands.hold():
-    told = run_history.read(islands)
+  island.fetch_trees('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
+  island.fetch_tokenizer()
+  with island.hold_workdir():
+    told = run_history.read(island)
     for version in sorted({own.settings.train.phases, *told.best_version}):
-      islands.publish(version)
+      island.publish_version(version)
     publishing.write_json(
       own.workdir / 'paths' / 'best.json', {'version': told.best_version, 'holdout_loss': told.best_loss}
     )
-    run_history.write_rows(islands, own, told)
-    result = run_history.figures(islands, own, told)
+    run_history.write_rows(island, own, told)
+    result = run_history.figures(island, own, told)
     stage_records.write_record(own.workdir, own.settings, 'train', told.wall_s, result)
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)
     for tree in ('modules', 'paths', 'stages', 'plots'):
-      islands.storage.upload_tree(own.workdir / tree, tree)
+      island.storage.upload_tree(own.workdir / tree, tree)
     evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors'))
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
-      if islands.storage.local_path(name) is None and (own.workdir / name).exists():
-        islands.storage.write(name, (own.workdir / name).read_bytes())
+      if island.storage.local(name) is None and (own.workdir / name).exists():
+        island.storage.write(name, (own.workdir / name).read_bytes())
     files.tidy(own.workdir)
   about = {name: found[name] for name in ('perplexity', 'perplexity_interval')}
   about['changes'] = headline.changes(found)

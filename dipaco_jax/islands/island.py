@@ -48,7 +48,7 @@ class Gone(Later):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
-class Islands:
+class Island:
   """A run, as a process of any role sees it."""
 
   run: run_lib.Run  # its workdir is on this machine, and holds what was fetched of the run's
@@ -59,7 +59,7 @@ class Islands:
 
   # -- objects
 
-  def write(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
+  def write_object(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
     """Publishes arrays; returns [name, sha256]. Equal arrays have equal names, so that what is done twice is one."""
     data = tensors.to_bytes(arrays)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -67,12 +67,12 @@ class Islands:
     self.storage.write(name, data, sha256)
     return [name, sha256]
 
-  def read(self, name: str, sha256: str) -> dict[str, np.ndarray]:
+  def read_object(self, name: str, sha256: str) -> dict[str, np.ndarray]:
     """Raises Gone."""
     with noticing(name):
       return tensors.from_bytes(self.storage.read(name, sha256))
 
-  def fetch(self, *trees: str):
+  def fetch_trees(self, *trees: str):
     """Makes directories of the workdir's be on this machine, as facts tell, and the stages' records. Raises Gone."""
     for tree in ('stages', *trees):
       with noticing(tree):
@@ -96,7 +96,7 @@ class Islands:
       self.storage.upload_tree(self.run.workdir / tree, tree)
     return fact
 
-  def look_again(self, e: seals.Damaged):
+  def distrust(self, e: seals.Damaged):
     """A file of this machine's is not as it was fetched: everything is compared anew when it is next asked for."""
     self.storage.verified_trees.clear()
     if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
@@ -111,7 +111,7 @@ class Islands:
         files.write_file(file, self.storage.read(TOKENIZER, sha256))
 
   @contextlib.contextmanager
-  def hold(self) -> Iterator[None]:
+  def hold_workdir(self) -> Iterator[None]:
     """The workdir for this process alone. Raises Busy."""
     with contextlib.ExitStack() as stack:
       try:
@@ -141,14 +141,14 @@ class Islands:
 
   def paths_through(self, module: str) -> list[int]:
     """Paths that pick a module."""
-    grid, (level, fixed) = self.layout.grid, self.parse(module)
+    grid, (level, fixed) = self.layout.grid, self.parse_module(module)
     positions = grid.positions(level)
     ranges = [
       [fixed[positions.index(axis)]] if axis in positions else range(size) for axis, size in enumerate(grid.shape)
     ]
     return [grid.path(point) for point in itertools.product(*ranges)]
 
-  def parse(self, module: str) -> tuple[Level, Coordinates]:
+  def parse_module(self, module: str) -> tuple[Level, Coordinates]:
     """A module's level and coordinates, from its key."""
     name, _, coordinates = module.partition('/')
     level = next(level for level in self.layout.levels if level.name == name)
@@ -162,26 +162,27 @@ class Islands:
     """One path's parameters of a version; reads its modules and no others."""
     params: dict[str, np.ndarray] = {}
     for fact in self.registry.facts('module', list(self.modules_of(path).values()), version):
-      params |= split(self.read(fact.uri, fact.sha256))[0]
+      params |= unpack_module(self.read_object(fact.uri, fact.sha256))[0]
     return dict(sorted(params.items()))
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
-  def active(self, phase: int) -> np.ndarray:
+  def active_paths(self, phase: int) -> np.ndarray:
     """Which paths train in a phase, bool [P]."""
     s = self.run.settings
     return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
 
-  def round(self, phase: int) -> int:
+  def round_of(self, phase: int) -> int:
     """Of sharding, that a phase trains on."""
     s = self.run.settings
     return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
 
-  def publish(self, version: int):
+  def publish_version(self, version: int):
     """`modules/<version>/` in the workdir, as SPMD has it: weights alone."""
-    facts = self.registry.facts('module', number=version)
-    module_publishing.publish_module_files(
-      self.run.workdir, version, ((*self.parse(f.key), split(self.read(f.uri, f.sha256))[0]) for f in facts)
+    modules = (
+      (*self.parse_module(fact.key), unpack_module(self.read_object(fact.uri, fact.sha256))[0])
+      for fact in self.registry.facts('module', number=version)
     )
+    module_publishing.publish_module_files(self.run.workdir, version, modules)
 
 
 @contextlib.contextmanager
@@ -205,11 +206,11 @@ def maker(name: str) -> tuple[str, str, int]:
   return 'prepare', '', 0
 
 
-def join(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def pack_module(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Weights and outer state, as one object has them; `split` is the inverse."""
   return {**params, **{OUTER + name: x for name, x in state.items()}}
 
 
-def split(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def unpack_module(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(OUTER + '[')}
   return {name: x for name, x in arrays.items() if not name.startswith(OUTER + '[')}, state

@@ -7,7 +7,7 @@ from concurrent import futures
 from typing import Any
 
 from dipaco_jax.islands import backup, screening_facts
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
 SIGN_OF_LIFE_S = 5.0
@@ -19,9 +19,9 @@ class Lease:
   Of a copy, a task that another owns, there is nothing to renew or to give back: it is lost when it runs no more.
   """
 
-  def __init__(self, islands: Islands, role: str, task: Task):
-    self.islands, self.role, self.task = islands, role, task
-    self.is_copy = task.owner != islands.name
+  def __init__(self, island: Island, role: str, task: Task):
+    self.island, self.role, self.task = island, role, task
+    self.is_copy = task.owner != island.name
     self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
@@ -53,14 +53,14 @@ class Lease:
   def release(self, error: str = ''):
     """Gives the task back, at once."""
     if not self.is_copy:
-      self.islands.registry.release(self.task, error=error)
+      self.island.registry.release(self.task, error=error)
 
   def renew(self):
     """Raises registry.Lost."""
     if self.is_copy:
-      self.islands.registry.watch(self.task)
+      self.island.registry.watch(self.task)
     else:
-      self.islands.registry.heartbeat(self.task, self._progress)
+      self.island.registry.heartbeat(self.task, self._progress)
 
   def close(self):
     self._over.set()
@@ -68,21 +68,21 @@ class Lease:
     self._thread.join()
 
   def _renew(self):
-    registry = self.islands.registry
+    registry = self.island.registry
     while not self._over.is_set():
       self._news.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S))
       self._news.clear()
       if not self._over.is_set():
         try:
           self.renew()
-          screening_facts.heed(self.islands)
+          screening_facts.heed(self.island)
           if self.is_at_work:
-            registry.beat(self.islands.name, self.role, self.about | moved(self.islands))
+            registry.beat(self.island.name, self.role, self.about | moved(self.island))
         except Exception as e:  # also a database that is away for longer than we wait
           self._lost = e
           return
 
 
-def moved(islands: Islands) -> dict[str, int]:
+def moved(island: Island) -> dict[str, int]:
   """Bytes that this process has read from and written to storage."""
-  return {'bytes_in': islands.storage.bytes_in, 'bytes_out': islands.storage.bytes_out}
+  return {'bytes_in': island.storage.bytes_in, 'bytes_out': island.storage.bytes_out}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.islands import run_history, screening_facts
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 
@@ -21,9 +21,9 @@ EVERY_S = 60.0
 class LivePage:
   """Of a run whose text is prepared."""
 
-  def __init__(self, islands: Islands, every_s: float = EVERY_S):
-    self.islands, self.every_s = islands, every_s
-    self.pointers = run_history.Pointers(islands)
+  def __init__(self, island: Island, every_s: float = EVERY_S):
+    self.island, self.every_s = island, every_s
+    self.pointers = run_history.Pointers(island)
     self.rows: list[dict[str, Any]] = []  # of complete phases
     self.phases = 0  # that are complete
     self.next, self.failed = time.monotonic() + every_s, False
@@ -44,48 +44,48 @@ class LivePage:
 
   def write(self):
     """Nothing is written before there is a phase of a path, or once the evaluator is at the report of the whole."""
-    registry, rows = self.islands.registry, self.read()
+    registry, rows = self.island.registry, self.read()
     if not rows or 'finish' in registry.counts():
       return
-    self.islands.fetch()
-    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.islands)['tasks']]
-    text = run_report.page_so_far(self.islands.run.workdir, rows, tasks)
+    self.island.fetch_trees()
+    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.island)['tasks']]
+    text = run_report.page_so_far(self.island.run.workdir, rows, tasks)
     if 'finish' not in registry.counts():
-      self.islands.storage.write(live_report.PAGE, text.encode())
+      self.island.storage.write(live_report.PAGE, text.encode())
 
   def read(self) -> list[dict[str, Any]]:
     """Rows as metrics.jsonl has them; those of complete phases are read once."""
     while self.is_complete(self.phases):
-      found = run_history.read_phase(self.islands, self.pointers, self.phases)
+      found = run_history.read_phase(self.island, self.pointers, self.phases)
       self.rows += self.steps(found.checkpoints)
-      after = screening_facts.first_step(self.islands, self.phases + 1)
-      row = run_history.of_phase(self.islands, after, self.phases, found)
+      after = screening_facts.first_step(self.island, self.phases + 1)
+      row = run_history.of_phase(self.island, after, self.phases, found)
       self.rows.append({'kind': 'phase', 'stage': 'train'} | row)
       self.phases += 1
     rows, phase = list(self.rows), self.phases
-    while facts := self.islands.registry.facts('checkpoint', number=phase):
+    while facts := self.island.registry.facts('checkpoint', number=phase):
       rows += self.steps(facts)
       phase += 1
     return rows
 
   def is_complete(self, phase: int) -> bool:
     """Whether all modules of the version after a phase are there, and evaluated."""
-    registry, s = self.islands.registry, self.islands.run.settings
-    if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(self.islands.all_modules()):
+    registry, s = self.island.registry, self.island.run.settings
+    if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(self.island.all_modules()):
       return False
-    paths = self.islands.layout.grid.num_paths
+    paths = self.island.layout.grid.num_paths
     return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
     """A row for a phase of each path."""
-    s = self.islands.run.settings
+    s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
       tokens = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len
       yield {
         'kind': 'step',
         'stage': 'train',
-        'step': screening_facts.first_step(self.islands, fact.number + 1),
+        'step': screening_facts.first_step(self.island, fact.number + 1),
         'paths': [int(fact.key)],
         'loss': [float(losses.mean())],
         'grad_norm': [float(norms.mean())],

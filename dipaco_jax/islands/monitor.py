@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from dipaco_jax.islands import live_page, run_history, screening_facts
-from dipaco_jax.islands import schedule as islands_lib
-from dipaco_jax.islands.island import OBJECTS, Islands
+from dipaco_jax.islands import live_page, run_history, schedule, screening_facts
+from dipaco_jax.islands.island import OBJECTS, Island
 from dipaco_jax.islands.schedule import INNER
 
 PAUSE_S = 2.0
@@ -22,32 +21,32 @@ GENERATIONS = 2
 SILENT_S = 60
 
 
-def watch(islands: Islands):
+def watch(island: Island):
   """Until the run is finished; raises Diverged where it is no use to go on."""
-  collector, page, about = Collector(islands), live_page.LivePage(islands), {'task': '', 'stuck': ''}
-  with heard(islands, about):
-    while not islands_lib.is_finished(islands):
-      screening_facts.heed(islands)
-      islands_lib.advance(islands)
-      collector.collect(frontier(islands) - GENERATIONS)
-      why = stuck(islands)
+  collector, page, about = Collector(island), live_page.LivePage(island), {'task': '', 'stuck': ''}
+  with heard(island, about):
+    while not schedule.is_finished(island):
+      screening_facts.heed(island)
+      schedule.advance(island)
+      collector.collect(frontier(island) - GENERATIONS)
+      why = stuck(island)
       if why and why != about['stuck']:
         logging.warning('%s', why)
       about['stuck'] = why
       page.due()
       time.sleep(PAUSE_S)
-    collector.collect(islands.run.settings.train.phases)
+    collector.collect(island.run.settings.train.phases)
     collector.finish()
 
 
 @contextlib.contextmanager
-def heard(islands: Islands, about: dict[str, str]) -> Iterator[None]:
+def heard(island: Island, about: dict[str, str]) -> Iterator[None]:
   """Gives signs of life in a thread: to collect may take minutes."""
   over = threading.Event()
 
   def beat():
     while not over.wait(PAUSE_S):
-      islands.registry.beat(islands.name, 'monitor', dict(about))
+      island.registry.beat(island.name, 'monitor', dict(about))
 
   thread = threading.Thread(target=beat, daemon=True)
   thread.start()
@@ -58,36 +57,36 @@ def heard(islands: Islands, about: dict[str, str]) -> Iterator[None]:
     thread.join()
 
 
-def frontier(islands: Islands) -> int:
+def frontier(island: Island) -> int:
   """The lowest phase that somebody still works on, or will as soon as a fact's consequences are there."""
   before = {'train': 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
-  lowest = islands.registry.lowest_open()
+  lowest = island.registry.lowest_open()
   return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 
-def stuck(islands: Islands) -> str:
+def stuck(island: Island) -> str:
   """What keeps failing, and roles that have gone silent while they are needed; '' where all is well."""
   failing = [
     f'{t["kind"]} {t["key"]} {t["number"]} failed {t["attempts"]} times: {t["error"]}'
-    for t in islands.registry.tasks('ready') + islands.registry.tasks('running')
+    for t in island.registry.tasks('ready') + island.registry.tasks('running')
     if t['error']
   ]
-  alive = {r['role'] for r in islands.registry.roles() if r['silent_s'] < SILENT_S}
+  alive = {r['role'] for r in island.registry.roles() if r['silent_s'] < SILENT_S}
   needed = {'prepare': 'worker', 'train': 'worker', 'reroute': 'worker', 'outer': 'outer', 'evaluate': 'evaluator',
             'finish': 'evaluator'}  # fmt: skip
-  missing = sorted({needed[kind] for kind in islands.registry.ready_kinds()} - alive)
+  missing = sorted({needed[kind] for kind in island.registry.ready_kinds()} - alive)
   return '; '.join([*failing[:3], *(f'nobody works as {role}: start one' for role in missing)])
 
 
 class Collector:
   """Removes objects that nobody will read again, version by version."""
 
-  def __init__(self, islands: Islands):
-    self.islands = islands
+  def __init__(self, island: Island):
+    self.island = island
     self.next = 0  # the first version that was not collected yet
     self.left: list[int] = []  # collected versions of which something was kept
     self.inner: dict[str, str] = {}  # name of the newest inner state that was collected, by path
-    self.pointers = run_history.Pointers(islands)
+    self.pointers = run_history.Pointers(island)
 
   def collect(self, end: int):
     """Versions below `end`, and the phases that made them."""
@@ -103,11 +102,11 @@ class Collector:
     """What no version collected: the last phase, and what was made again or by one who did not know that it is over."""
     self.pointers.add(self.next)
     self._forget(OBJECTS, self._kept())
-    self.islands.storage.tidy('')
+    self.island.storage.tidy('')
 
   def _forget(self, prefix: str, keep: set[str]) -> bool:
     """Removes all but `keep`; whether something is left."""
-    storage = self.islands.storage
+    storage = self.island.storage
     storage.tidy(prefix)
     names = storage.names(prefix)
     for name in {*names} - keep:
@@ -117,10 +116,10 @@ class Collector:
   def _inner(self, phase: int) -> set[str]:
     """Inner states of the phase's paths, which they go on from; those of before go."""
     kept = set()
-    for fact in self.islands.registry.facts('checkpoint', number=phase):
+    for fact in self.island.registry.facts('checkpoint', number=phase):
       if INNER in fact.meta['objects']:
         if before := self.inner.get(fact.key):
-          self.islands.storage.delete(before)
+          self.island.storage.delete(before)
         self.inner[fact.key] = fact.meta['objects'][INNER][0]
         kept.add(self.inner[fact.key])
     return kept
@@ -128,9 +127,9 @@ class Collector:
   def _kept(self) -> set[str]:
     """Modules that paths point at, and those of newer versions (what nobody trained is of an older one too)."""
     versions = {*self.pointers.version} - {0}
-    kept = {fact.uri for version in versions for fact in self.islands.registry.facts('module', number=version)}
+    kept = {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
     number = self.next
-    while newer := self.islands.registry.facts('module', number=number):
+    while newer := self.island.registry.facts('module', number=number):
       kept |= {fact.uri for fact in newer}
       number += 1
     return kept

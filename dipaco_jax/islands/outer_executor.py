@@ -25,9 +25,9 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import exact_sum, outer, screening
-from dipaco_jax.data import prefetching
-from dipaco_jax.islands import island, screening_facts
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.data import loader
+from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands.island import Island, pack_module, unpack_module
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
@@ -103,23 +103,23 @@ class Executor:
     self.scratch = scratch
     self.partials: collections.OrderedDict[tuple[str, int], Partial] = collections.OrderedDict()
 
-  def perform(self, islands: Islands, task: Task, lease: Lease) -> Publish | None:
+  def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
     """Adds what is there; with the last contribution, publishes the module's next version."""
     module, phase = task.key, task.number - 1
-    level, _ = islands.parse(module)
-    weights = module_weights(islands, module, phase)
-    made = islands.registry.facts('module', [module], task.number)  # once, by us or by another
+    level, _ = island.parse_module(module)
+    weights = module_weights(island, module, phase)
+    made = island.registry.facts('module', [module], task.number)  # once, by us or by another
     excluded: dict[str, str] = dict(made[0].meta.get('left_out', {})) if made else {}
-    partial = self.take(islands, task)
+    partial = self.take(island, task)
     if made and not partial.is_of(excluded):
-      partial = self.take(islands, task, anew=True)
+      partial = self.take(island, task, anew=True)
     self.put_back(task, partial)  # at once: what is summed stays, also where the next contribution cannot be read
     missing = weights.keys() - partial.squares.keys() - partial.left_out.keys()
-    facts = {fact.key: fact for fact in islands.registry.facts('checkpoint', sorted(missing), phase)}
+    facts = {fact.key: fact for fact in island.registry.facts('checkpoint', sorted(missing), phase)}
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if not made and 'excluded' in fact.meta}
 
     def read(fact: Fact) -> tuple[Fact, dict[str, np.ndarray]]:
-      return fact, islands.read(*fact.meta['objects'][level.name])
+      return fact, island.read_object(*fact.meta['objects'][level.name])
 
     to_add = [fact for path, fact in facts.items() if path not in excluded]
     for fact, new in prefetching.prefetch(read, to_add, READERS, READERS):  # while others are added
@@ -131,25 +131,25 @@ class Executor:
       raise RuntimeError(f'{module} {task.number}: {partial.left_out} counted when it was made: is this machine sound?')
     if left_out and not made:
       lease.check()
-      screening_facts.check(islands, module, phase, path_weights(islands, phase), left_out)
+      screening_facts.check(island, module, phase, path_weights(island, phase), left_out)
     if partial.squares.keys() | left_out.keys() != weights.keys():
-      islands.registry.release(task, waiting=True)
+      island.registry.release(task, waiting=True)
       return None
-    screening_facts.heed(islands)  # else what has been withdrawn since might be in the sum
+    screening_facts.heed(island)  # else what has been withdrawn since might be in the sum
     del self.partials[task.key, task.number]
-    return lambda: publish(islands, task, partial, left_out)
+    return lambda: publish(island, task, partial, left_out)
 
-  def take(self, islands: Islands, task: Task, anew: bool = False) -> Partial:
+  def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
     """The task's partial sum: from memory, from a file, or a new one. Not ours before the task is."""
     held = self.partials.pop((task.key, task.number), None)
     if held and not anew:
       return held
-    before = version_before(islands, task)
+    before = version_before(island, task)
     file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.sum'
     if anew:
       file.unlink(missing_ok=True)
-    bounds = screening_facts.bounds(islands, [before], task.number - 1)
-    return Partial(file, *island.split(islands.read(before.uri, before.sha256)), bounds)
+    bounds = screening_facts.bounds(island, [before], task.number - 1)
+    return Partial(file, *unpack_module(island.read_object(before.uri, before.sha256)), bounds)
 
   def put_back(self, task: Task, partial: Partial):
     """The one that was worked on least recently goes to its file."""
@@ -158,39 +158,39 @@ class Executor:
       self.partials.popitem(last=False)[1].save()
 
 
-def version_before(islands: Islands, task: Task) -> Fact:
+def version_before(island: Island, task: Task) -> Fact:
   """Of the task's module."""
-  return islands.registry.facts('module', [task.key], task.number - 1)[0]
+  return island.registry.facts('module', [task.key], task.number - 1)[0]
 
 
-def publish(islands: Islands, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
+def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
   """The outer step, and its object, or none where no path counts; and whom we ourselves leave out."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
-  owners = {f.key: f.meta['worker'] for f in islands.registry.facts('checkpoint', sorted(partial.left_out), phase)}
-  about: dict[str, Any] = {'executor': islands.name, 'started': partial.started}
-  about |= screening_facts.next_usual(islands, task.key, usual, partial.moved.values())
+  owners = {f.key: f.meta['worker'] for f in island.registry.facts('checkpoint', sorted(partial.left_out), phase)}
+  about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
+  about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}
   if partial.squares:
-    name, sha256, figures = outer_step(islands, task, partial)
+    name, sha256, figures = outer_step(island, task, partial)
   else:
-    (_, _, _, name, sha256, _), figures = version_before(islands, task), {}
+    (_, _, _, name, sha256, _), figures = version_before(island, task), {}
   partial.file.unlink(missing_ok=True)
   more = [
-    screening_facts.exclusion(islands, int(path), phase, why, owners[path], islands.name)
+    screening_facts.exclusion(island, int(path), phase, why, owners[path], island.name)
     for path, why in partial.left_out.items()
   ]
   return [Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()}), *more]
 
 
-def outer_step(islands: Islands, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
+def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
   """Object and sha256 of the next version, and what is said of its outer gradient; the sum goes."""
-  s, paths, weight = islands.run.settings, len(partial.squares), partial.sum.weight
+  s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
   if not is_sound:
-    words = str(screening.module_too_large(screening.module_name(*islands.parse(task.key))))
-    screening_facts.end(islands, task.number - 1, words)
-  name, sha256 = islands.write(f'modules/{task.number}/{task.key}', island.join(new, moved))
+    words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
+    screening_facts.end(island, task.number - 1, words)
+  name, sha256 = island.write_object(f'modules/{task.number}/{task.key}', pack_module(new, moved))
   # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
   figures = {
     'norm': norm,
@@ -226,20 +226,20 @@ def _compiled(config):
   return jax.jit(update, donate_argnums=(0, 1))  # of JAX's copies
 
 
-def module_weights(islands: Islands, module: str, phase: int) -> dict[str, float]:
+def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
   """w_i of a module's paths, by their names, divided by one power of two: the largest is in (1/2, 1].
 
   That leaves the mean as it is; and what is in the exact sum's range follows from how far paths move alone.
   """
-  weights = path_weights(islands, phase)
-  found = {str(path): float(weights[path]) for path in islands.paths_through(module) if weights[path] > 0}
+  weights = path_weights(island, phase)
+  found = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
   fraction, exponent = math.frexp(max(found.values(), default=1.0))
   return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in found.items()}
 
 
 @functools.lru_cache(4)
-def path_weights(islands: Islands, phase: int) -> np.ndarray:
+def path_weights(island: Island, phase: int) -> np.ndarray:
   """w_i of every path, [P]; 0: it takes no part [2.7]."""
-  number = islands.round(phase)
-  islands.fetch(f'shards/{number}')
-  return jobs.weights(islands.run, number)(phase).reshape(-1)
+  number = island.round_of(phase)
+  island.fetch_trees(f'shards/{number}')
+  return jobs.weights(island.run, number)(phase).reshape(-1)

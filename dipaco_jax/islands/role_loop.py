@@ -18,11 +18,10 @@ from types import MappingProxyType
 from typing import Any
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import backup, island, screening_facts
+from dipaco_jax.islands import backup, schedule, screening_facts
 from dipaco_jax.islands import lease as lease_lib
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import schedule as islands_lib
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.storage import seals
@@ -38,18 +37,18 @@ MARGIN = 1.5  # the next task is claimed when what is left of this one takes so 
 
 Publish = Callable[[], Sequence[Fact]]
 # (islands, task, lease) -> what publishes its facts, in another thread; None: it was released to wait for others
-Perform = Callable[[Islands, Task, 'Lease'], Publish | None]
-Fetch = Callable[[Islands, Task], Any]  # what a task reads, on the host; also while the task before is at work
+Perform = Callable[[Island, Task, 'Lease'], Publish | None]
+Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is at work
 
 
 class Role:
   """One process in one role."""
 
   def __init__(
-    self, islands: Islands, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None,
+    self, island: Island, role: str, kinds: Sequence[str], perform: Perform, keys: Sequence[str] | None = None,
     fetches: Mapping[str, Fetch] = MappingProxyType({}), pool: backup.Backup | None = None,
   ):  # fmt: skip
-    self.islands, self.role, self.kinds, self.perform, self.keys = islands, role, kinds, perform, keys
+    self.island, self.role, self.kinds, self.perform, self.keys = island, role, kinds, perform, keys
     self.fetches, self.pool = fetches, pool
     self.leases: dict[int, Lease] = {}  # by task; that of the task before is held until it is published
     self.claiming = threading.Lock()  # from a claim until its lease is among ours
@@ -62,7 +61,7 @@ class Role:
     self.seen = self.looked = self.asked = self.heeded = -1e9
     self.busy = time.monotonic()  # when we last had a task
     self.put_off = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
-    self.told = lease_lib.moved(islands)  # bytes, with our last fact
+    self.told = lease_lib.moved(island)  # bytes, with our last fact
 
   def serve(self):
     """Does tasks until the run is finished; raises Diverged where it is no use to go on."""
@@ -81,13 +80,13 @@ class Role:
   def heed(self):
     if time.monotonic() - self.heeded > lease_lib.SIGN_OF_LIFE_S:
       self.heeded = time.monotonic()
-      screening_facts.heed(self.islands)
+      screening_facts.heed(self.island)
 
   def claim(self) -> Lease | None:
     """A task of our own keys; of others', where these have nothing for as long as a lease: their owner may be gone."""
     if self.pool:
       return self.hold(self.pool.next)
-    patient = time.monotonic() - self.busy < self.islands.registry.lease_s
+    patient = time.monotonic() - self.busy < self.island.registry.lease_s
     lease = self.take([k for k in self.kinds if k != self.put_off] or self.kinds, self.keys if patient else None)
     if not lease:
       self.put_off = ''
@@ -95,21 +94,21 @@ class Role:
 
   def take(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
     """A task of these, whose fetch begins."""
-    return self.hold(lambda: self.islands.registry.claim(self.islands.name, kinds, keys))
+    return self.hold(lambda: self.island.registry.claim(self.island.name, kinds, keys))
 
   def hold(self, claim: Callable[[], Task | None]) -> Lease | None:
     with self.claiming:
       task = claim()
       if not task:
         return None
-      lease = self.leases[task.id] = Lease(self.islands, self.role, task)
+      lease = self.leases[task.id] = Lease(self.island, self.role, task)
     if task.kind in self.fetches:
       lease.fetch, lease.ahead = self.fetcher.submit(self.fetch, task), self.claim_ahead
     return lease
 
   def fetch(self, task: Task) -> Any:
     began = time.monotonic()
-    found = self.fetches[task.kind](self.islands, task)
+    found = self.fetches[task.kind](self.island, task)
     self.fetch_s = time.monotonic() - began
     return found
 
@@ -132,7 +131,7 @@ class Role:
     """The task itself; its publication goes on in another thread, one at a time."""
     lease.is_at_work = True
     with self.failing(lease):
-      publish = self.perform(self.islands, lease.task, lease)
+      publish = self.perform(self.island, lease.task, lease)
       if lease.began:
         self.work_s = time.monotonic() - lease.began
       self.settle()
@@ -145,14 +144,14 @@ class Role:
     """The facts are committed, and what they make possible is scheduled."""
     with self.failing(lease):
       facts = self.counted(publish())
-      self.islands.registry.complete(lease.task, facts)
+      self.island.registry.complete(lease.task, facts)
       self.drop(lease)
-      islands_lib.schedule(self.islands, facts)
+      schedule.schedule(self.island, facts)
       self.failures, self.done = 0, self.done + 1
 
   def counted(self, facts: Sequence[Fact]) -> list[Fact]:
     """The same facts; the first of them tells of the bytes since our fact before, also those for sums that go on."""
-    before, self.told = self.told, lease_lib.moved(self.islands)
+    before, self.told = self.told, lease_lib.moved(self.island)
     since = {name: count - before[name] for name, count in self.told.items()}
     return [facts[0]._replace(meta=facts[0].meta | since | {'role': self.role}), *facts[1:]]
 
@@ -170,14 +169,14 @@ class Role:
     except registry_lib.Lost:
       logging.warning('%s went to another while we were at it', lease.about['task'])
       self.drop(lease)
-    except (island.Later, seals.Damaged) as e:
+    except (Later, seals.Damaged) as e:
       logging.warning('%s has to wait: %s', lease.about['task'], e)
       if isinstance(e, seals.Damaged):
-        self.islands.look_again(e)
+        self.island.distrust(e)
       self.send_back(lease, e)
       time.sleep(random.uniform(0.5, 1.5))
     except Diverged as e:
-      screening_facts.tell(self.islands, str(e))
+      screening_facts.tell(self.island, str(e))
       lease.release()
       self.drop(lease)
       raise
@@ -193,9 +192,9 @@ class Role:
 
   def send_back(self, lease: Lease, error: OSError):
     """What is gone is made again by the task that made it."""
-    registry = self.islands.registry
-    if isinstance(error, island.Gone):
-      registry.reopen(lease.task, *island.maker(error.name))
+    registry = self.island.registry
+    if isinstance(error, Gone):
+      registry.reopen(lease.task, *maker(error.name))
     lease.release(str(error))
     self.put_off = lease.task.kind
     self.drop(lease)
@@ -209,13 +208,13 @@ class Role:
     now = time.monotonic()
     if now - self.seen > lease_lib.SIGN_OF_LIFE_S:
       self.seen = now
-      about = {'task': '', 'tasks_done': self.done, **lease_lib.moved(self.islands)}
-      self.islands.registry.beat(self.islands.name, self.role, about)
+      about = {'task': '', 'tasks_done': self.done, **lease_lib.moved(self.island)}
+      self.island.registry.beat(self.island.name, self.role, about)
     if now - self.looked > LOOK_AROUND_S:
       self.looked = now
-      if islands_lib.is_finished(self.islands):
+      if schedule.is_finished(self.island):
         return True
-      islands_lib.advance(self.islands)
+      schedule.advance(self.island)
     self.unlucky += 1
     time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.unlucky) * random.uniform(0.7, 1.3))
     return False

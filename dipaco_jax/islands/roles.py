@@ -43,7 +43,7 @@ from dipaco_jax.islands import (
   worker,
 )
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
@@ -79,7 +79,7 @@ def run_role(
     Diverged: it is no use to go on.
   """
   hosts = Hosts()
-  if role != 'worker' and not hosts.alone:
+  if role != 'worker' and not hosts.is_alone:
     raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
   storage, local = storage_lib.open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
@@ -87,38 +87,38 @@ def run_role(
   registry = registry_lib.Registry(url or default_registry(local), lease_s)
   run_id = settle(registry, storage, settings, local)
   name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
-  islands = Islands(run, registry, storage, name)
-  if not hosts.first:
-    return worker.follow(islands, hosts)
-  resumed = screening_facts.resume(islands) if resumes else screening_facts.times_resumed(registry)
-  islands = dataclasses.replace(islands, resumed=resumed)
+  island = Island(run, registry, storage, name)
+  if not hosts.is_first:
+    return worker.follow(island, hosts)
+  resumed = screening_facts.resume(island) if resumes else screening_facts.times_resumed(registry)
+  island = dataclasses.replace(island, resumed=resumed)
   try:
-    serve(islands, role, share, is_backup, hosts, local / 'scratch' / f'{run_id}-{resumed}')
+    serve(island, role, share, is_backup, hosts, local / 'scratch' / f'{run_id}-{resumed}')
   except Diverged as e:
-    hosts.say({'diverged': str(e)})
+    hosts.broadcast({'diverged': str(e)})
     raise
-  hosts.say({})
+  hosts.broadcast({})
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
   if registry.facts('finished')[0].meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
 
 
-def serve(islands: Islands, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
+def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
   """Until the run is finished; sums that wait for others are in `scratch`."""
   performs: dict[str, Any] = {
-    'worker': (worker.KINDS if hosts.alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
+    'worker': (worker.KINDS if hosts.is_alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
     'outer': (outer_executor.KINDS, outer_executor.Executor(scratch).perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
   if role == 'monitor':
-    monitor.watch(islands)
+    monitor.watch(island)
   else:
     kinds, perform = performs[role]
-    keys = islands.all_modules()[part_named(share)] if share else None
+    keys = island.all_modules()[part_named(share)] if share else None
     fetches = {'train': worker.fetch} if role == 'worker' else {}
-    pool = backup.Backup(islands, kinds) if is_backup else None
-    role_loop.Role(islands, role, kinds, perform, keys, fetches, pool).serve()
+    pool = backup.Backup(island, kinds) if is_backup else None
+    role_loop.Role(island, role, kinds, perform, keys, fetches, pool).serve()
 
 
 def resume(workdir: str, url: str) -> int:
@@ -127,7 +127,7 @@ def resume(workdir: str, url: str) -> int:
   try:
     for config in registry.facts('config'):
       run = run_lib.unattended(local_place(workdir), settings_lib.from_dict(config.meta['config']))
-      screening_facts.resume(Islands(run, registry, storage_lib.open_storage(workdir), 'resume'))
+      screening_facts.resume(Island(run, registry, storage_lib.open_storage(workdir), 'resume'))
     return screening_facts.times_resumed(registry)
   finally:
     registry.close()

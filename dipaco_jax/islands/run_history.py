@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import averaging_gap, outer
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, resharding_round, stages
 from dipaco_jax.pipeline import run as run_lib
@@ -39,53 +39,53 @@ class Told(NamedTuple):
 class Pointers:
   """Where early stopping points each path, as versions come, one after another [2.7]."""
 
-  def __init__(self, islands: Islands):
-    self.islands, paths = islands, islands.layout.grid.num_paths
+  def __init__(self, island: Island):
+    self.island, paths = island, island.layout.grid.num_paths
     self.version = [0] * paths
     self.loss: list[float | None] = [None] * paths
 
   def add(self, version: int) -> list[float | None]:
     """Losses of the version, by path."""
-    if version > 1 and self.islands.round(version - 1) != self.islands.round(version - 2):
+    if version > 1 and self.island.round_of(version - 1) != self.island.round_of(version - 2):
       self.loss = [None] * len(self.loss)  # other hold-outs
-    losses, targets = holdout_losses(self.islands, version)
-    of_models = evaluation.by_model(self.islands.layout.models(), losses, targets)
+    losses, targets = holdout_losses(self.island, version)
+    of_models = evaluation.by_model(self.island.layout.models(), losses, targets)
     evaluation.point(version, of_models, self.version, self.loss)
     return losses
 
 
-def read(islands: Islands) -> Told:
+def read(island: Island) -> Told:
   """All phases, and where early stopping has come to [2.7]."""
-  pointers, phases = Pointers(islands), []
-  for phase in range(islands.run.settings.train.phases):
-    phases.append(read_phase(islands, pointers, phase))
+  pointers, phases = Pointers(island), []
+  for phase in range(island.run.settings.train.phases):
+    phases.append(read_phase(island, pointers, phase))
   made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
   times = [meta[which] for meta in made for which in ('started', 'ended')]
   return Told(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
-def read_phase(islands: Islands, pointers: Pointers, phase: int) -> Phase:
+def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
   """The next one, of which all facts are there."""
   losses = pointers.add(phase + 1)
-  checkpoints = islands.registry.facts('checkpoint', number=phase)
-  modules = islands.registry.facts('module', number=phase + 1)
-  excluded = islands.registry.facts('excluded', number=phase)
+  checkpoints = island.registry.facts('checkpoint', number=phase)
+  modules = island.registry.facts('module', number=phase + 1)
+  excluded = island.registry.facts('excluded', number=phase)
   return Phase(checkpoints, modules, excluded, losses, list(pointers.version))
 
 
-def holdout_losses(islands: Islands, version: int) -> tuple[list[float | None], list[float]]:
+def holdout_losses(island: Island, version: int) -> tuple[list[float | None], list[float]]:
   """By path, its loss, None where there is none, and the number of targets that it is the mean of."""
-  losses: list[float | None] = [None] * islands.layout.grid.num_paths
+  losses: list[float | None] = [None] * island.layout.grid.num_paths
   targets = [0.0] * len(losses)
-  for fact in islands.registry.facts('evaluation', number=version):
+  for fact in island.registry.facts('evaluation', number=version):
     loss, targets[int(fact.key)] = fact.meta['loss'], fact.meta['targets']
     losses[int(fact.key)] = float(loss) if loss is not None else None
   return losses, targets
 
 
-def write_rows(islands: Islands, run: run_lib.Run, told: Told):
+def write_rows(island: Island, run: run_lib.Run, told: Told):
   """What the stage leaves in the workdir: its rows, as SPMD writes them, and who did what when."""
-  publishing.write_json(run.workdir / 'timeline.json', timeline(islands))
+  publishing.write_json(run.workdir / 'timeline.json', timeline(island))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):
@@ -99,12 +99,12 @@ def write_rows(islands: Islands, run: run_lib.Run, told: Told):
           learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
         )  # fmt: skip
     after = job.global_step(phase + 1, 0)
-    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(islands, after, phase, found))
+    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(island, after, phase, found))
 
 
-def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str, Any]:
+def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
   """A row for a phase; `after`: the global step at its end."""
-  means: list[float | None] = [None] * islands.run.layout.grid.num_paths
+  means: list[float | None] = [None] * island.run.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
   for fact in found.checkpoints:
     rows, path = fact.meta['rows'], int(fact.key)
@@ -113,7 +113,7 @@ def of_phase(islands: Islands, after: int, phase: int, found: Phase) -> dict[str
     if steps := sum(row[4] for row in rows):  # that were finite
       means[path] = math.fsum(row[1] * row[4] for row in rows if row[4]) / steps
   norms, cosines = {}, {}
-  for level in islands.run.layout.levels:
+  for level in island.run.layout.levels:
     mine = {
       fact.key.removeprefix(f'{level.name}/'): fact.meta
       for fact in found.modules
@@ -141,7 +141,7 @@ def seconds(facts: Sequence[Fact]) -> float:
   return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
 
 
-def timeline(islands: Islands) -> dict[str, Any]:
+def timeline(island: Island) -> dict[str, Any]:
   """Who did what when: [owner, kind, phase, start, end], in seconds since the first began, by the database's clock.
 
   The clocks of machines differ, and a picture of all of them would show a phase before what it needs.
@@ -149,20 +149,20 @@ def timeline(islands: Islands) -> dict[str, Any]:
   found = [
     (task['owner'], kind, task['number'] + first, task['claimed'], task['ended'])
     for kind, first in FIRST_PHASE.items()
-    for task in islands.registry.tasks('done', kind, TIMELINE_TASKS)
+    for task in island.registry.tasks('done', kind, TIMELINE_TASKS)
   ]
   begin = min((task[3] for task in found), default=0.0)
   return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in found]}
 
 
-def bytes_by_role(islands: Islands) -> dict[str, dict[str, int]]:
+def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
   """{role: {'in', 'out'}}: bytes read from and written to storage, as facts tell; of killed processes until their last.
 
   What the database carries is not in it.
   """
   found: dict[str, dict[str, int]] = {}
   for kind in ('prepared', 'checkpoint', 'module', 'evaluation', 'round'):
-    for fact in islands.registry.facts(kind):
+    for fact in island.registry.facts(kind):
       if 'role' in fact.meta:
         sums = found.setdefault(fact.meta['role'], {'in': 0, 'out': 0})
         sums['in'] += fact.meta['bytes_in']
@@ -170,7 +170,7 @@ def bytes_by_role(islands: Islands) -> dict[str, dict[str, int]]:
   return found
 
 
-def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
+def figures(island: Island, run: run_lib.Run, told: Told) -> dict[str, Any]:
   """What the training stage says in the report; tokens/s are those of all workers together."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
   checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
@@ -185,6 +185,6 @@ def figures(islands: Islands, run: run_lib.Run, told: Told) -> dict[str, Any]:
     'outer_fraction': outer_s / (outer_s + inner_s),
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
-    'island_bytes': bytes_by_role(islands),
+    'island_bytes': bytes_by_role(island),
     'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
   }

@@ -24,7 +24,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dipaco_jax.islands import island
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
@@ -44,74 +44,74 @@ def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about:
 # -- what follows from what
 
 
-def schedule(islands: island.Islands, facts: Sequence[Fact]):
+def schedule(island: Island, facts: Sequence[Fact]):
   """Inserts the tasks that facts make possible, once, and wakes those that wait for them."""
   in_order = sorted(facts, key=lambda fact: (fact.kind, fact.number, fact.key))
   by_kind = {kind: list(found) for kind, found in itertools.groupby(in_order, lambda fact: fact.kind)}
-  _after_modules(islands, by_kind.get('module', []))
-  _after_checkpoints(islands, by_kind.get('checkpoint', []))
+  _after_modules(island, by_kind.get('module', []))
+  _after_checkpoints(island, by_kind.get('checkpoint', []))
   for fact in by_kind.get('round', []):
-    _after_round(islands, fact.number)
-  islands.registry.mark_scheduled(facts)
+    _after_round(island, fact.number)
+  island.registry.mark_scheduled(facts)
 
 
-def _after_modules(islands: island.Islands, facts: Iterable[Fact]):
+def _after_modules(island: Island, facts: Iterable[Fact]):
   """Paths all of whose modules are there train on, and are evaluated; what nobody trains is the next version."""
-  s, carried = islands.run.settings, []
+  s, carried = island.run.settings, []
   for version, found in itertools.groupby(facts, lambda fact: fact.number):
     group = list(found)
-    paths = sorted({path for fact in group for path in islands.paths_through(fact.key)})
-    rounds = len(islands.registry.facts('round')) if s.rounds else 0
-    _after_paths(islands, _with_modules(islands, paths, version), version, rounds)
+    paths = sorted({path for fact in group for path in island.paths_through(fact.key)})
+    rounds = len(island.registry.facts('round')) if s.rounds else 0
+    _after_paths(island, _with_modules(island, paths, version), version, rounds)
     if version < s.train.phases:
-      active = islands.active(version)
+      active = island.active_paths(version)
       carried += [
         fact._replace(number=version + 1, meta={name: fact.meta[name] for name in CARRIED if name in fact.meta})
         for fact in group
-        if not active[islands.paths_through(fact.key)].any()
+        if not active[island.paths_through(fact.key)].any()
       ]
   if carried:
-    islands.registry.put(carried)
+    island.registry.put(carried)
 
 
-def _with_modules(islands: island.Islands, paths: Sequence[int], version: int) -> list[int]:
+def _with_modules(island: Island, paths: Sequence[int], version: int) -> list[int]:
   """The paths all of whose modules of a version are there."""
-  needed = {path: list(islands.modules_of(path).values()) for path in paths}
-  there = {f.key for f in islands.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
+  needed = {path: list(island.modules_of(path).values()) for path in paths}
+  there = {f.key for f in island.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
   return [path for path in paths if there.issuperset(needed[path])]
 
 
-def _after_paths(islands: island.Islands, paths: Sequence[int], version: int, rounds: int):
+def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int):
   """Paths that have come to a version are evaluated and train on, if so many rounds have made the shards for it."""
-  s = islands.run.settings
+  s = island.run.settings
   end = jobs.round_end(s, rounds)
   if 0 < version <= end and s.train.early_stopping:
-    islands.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
+    island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
   if version < end:
-    active = islands.active(version)
-    islands.registry.add_tasks(NewTask('train', str(path), version) for path in paths if active[path])
+    active = island.active_paths(version)
+    island.registry.add_tasks(NewTask('train', str(path), version) for path in paths if active[path])
 
 
-def _after_round(islands: island.Islands, number: int):
+def _after_round(island: Island, number: int):
   """Paths go on from the version that the round has waited for, or from a later one that nobody has to train."""
-  s, paths = islands.run.settings, range(islands.layout.grid.num_paths)
+  s, paths = island.run.settings, range(island.layout.grid.num_paths)
   for version in range(jobs.round_end(s, number - 1), jobs.round_end(s, number) + 1):
-    _after_paths(islands, _with_modules(islands, paths, version), version, number)
+    _after_paths(island, _with_modules(island, paths, version), version, number)
 
 
-def _after_checkpoints(islands: island.Islands, facts: Iterable[Fact]):
+def _after_checkpoints(island: Island, facts: Iterable[Fact]):
   """Every module of the path has a contribution more."""
   for phase, found in itertools.groupby(facts, lambda fact: fact.number):
-    modules = sorted({module for fact in found for module in islands.modules_of(int(fact.key)).values()})
-    islands.registry.add_tasks(NewTask('outer', module, phase + 1, 'waiting') for module in modules)
-    islands.registry.wake('outer', modules, phase + 1)
+    modules = sorted({module for fact in found for module in island.modules_of(int(fact.key)).values()})
+    island.registry.add_tasks(NewTask('outer', module, phase + 1, 'waiting') for module in modules)
+    island.registry.wake('outer', modules, phase + 1)
 
 
-def advance(islands: island.Islands):
+def advance(island: Island):
   """Where nothing is left to do: the next thing that needs all paths, a round of re-sharding or the end."""
-  registry, s = islands.registry, islands.run.settings
+  registry, s = island.registry, island.run.settings
   if lost := registry.unscheduled():
-    schedule(islands, lost)
+    schedule(island, lost)
     return
   if not registry.is_idle():
     return
@@ -123,5 +123,5 @@ def advance(islands: island.Islands):
     registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
 
 
-def is_finished(islands: island.Islands) -> bool:
-  return bool(islands.registry.facts('finished'))
+def is_finished(island: Island) -> bool:
+  return bool(island.registry.facts('finished'))

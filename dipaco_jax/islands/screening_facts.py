@@ -27,7 +27,7 @@ import numpy as np
 
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands.island import Islands
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask, Registry
 
 RESUMED = 'resumed'  # key of a fact that says that the run goes on after it has diverged
@@ -47,26 +47,26 @@ class Bounds(NamedTuple):
     return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
 
 
-def bounds(islands: Islands, modules: Iterable[Fact], phase: int) -> Bounds:
+def bounds(island: Island, modules: Iterable[Fact], phase: int) -> Bounds:
   """For those who start from these modules."""
-  usual = {islands.parse(fact.key)[0].name: usual_of(islands, fact) for fact in modules}
-  return Bounds(usual, rates(islands, phase), islands.run.settings.outer.exclude_above)
+  usual = {island.parse_module(fact.key)[0].name: usual_of(island, fact) for fact in modules}
+  return Bounds(usual, rates(island, phase), island.run.settings.outer.exclude_above)
 
 
-def first_usual(islands: Islands, module: str) -> float:
+def first_usual(island: Island, module: str) -> float:
   """h_0 of a module."""
-  names = islands.layout.names(islands.parse(module)[0])
-  return screening.first_usual(sum(islands.shapes[n].size for n in names), islands.run.settings.inner.optimizer)
+  names = island.layout.names(island.parse_module(module)[0])
+  return screening.first_usual(sum(island.shapes[n].size for n in names), island.run.settings.inner.optimizer)
 
 
-def usual_of(islands: Islands, module: Fact) -> float:
+def usual_of(island: Island, module: Fact) -> float:
   """h of a module's version; it is noted where it is not h_0."""
-  return module.meta.get('usual', first_usual(islands, module.key))
+  return module.meta.get('usual', first_usual(island, module.key))
 
 
-def next_usual(islands: Islands, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
+def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
   """h of the next version, from the r of the paths that took part, as its fact notes it."""
-  first = first_usual(islands, module)
+  first = first_usual(island, module)
   found = float(screening.next_usual(number(usual), number(math.fsum(moved)), jnp.asarray(len(moved)), first))
   return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
 
@@ -78,16 +78,16 @@ def number(x: float) -> jax.Array:
 
 
 @functools.lru_cache(4)
-def rates(islands: Islands, phase: int) -> float:
+def rates(island: Island, phase: int) -> float:
   """The sum of the learning rates of a phase's steps."""
-  s = islands.run.settings
+  s = island.run.settings
   rate = inner.learning_rate(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
-  return float(screening.sum_of_rates(rate, np.int32(first_step(islands, phase)), s.train.steps_per_phase))
+  return float(screening.sum_of_rates(rate, np.int32(first_step(island, phase)), s.train.steps_per_phase))
 
 
-def first_step(islands: Islands, phase: int) -> int:
+def first_step(island: Island, phase: int) -> int:
   """The global step before a phase."""
-  s = islands.run.settings
+  s = island.run.settings
   return s.pretrain.steps + phase * s.train.steps_per_phase
 
 
@@ -95,38 +95,38 @@ def first_step(islands: Islands, phase: int) -> int:
 
 
 def judge(
-  islands: Islands, path: int, phase: int, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]
+  island: Island, path: int, phase: int, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
   """What a checkpoint says of its outer gradient: `moved`, r by level, and `excluded`, where it is to take no part."""
-  modules = islands.registry.facts('module', list(islands.modules_of(path).values()), phase)
-  limits, moved = bounds(islands, modules, phase), {}
+  modules = island.registry.facts('module', list(island.modules_of(path).values()), phase)
+  limits, moved = bounds(island, modules, phase), {}
   with np.errstate(over='ignore', invalid='ignore'):
-    for level in islands.layout.levels:
-      squares = [float(np.linalg.norm(old[n] - new[n])) ** 2 for n in islands.layout.names(level)]
+    for level in island.layout.levels:
+      squares = [float(np.linalg.norm(old[n] - new[n])) ** 2 for n in island.layout.names(level)]
       moved[level.name] = math.sqrt(math.fsum(squares)) / limits.rates if all(map(math.isfinite, squares)) else math.nan
   why = limits.why(moved)
   found = {level: r if math.isfinite(r) else None for level, r in moved.items()}
   return {'moved': found} | ({'excluded': why} if why else {})
 
 
-def exclusion(islands: Islands, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
+def exclusion(island: Island, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
   """That a path takes no part in an outer step, which is also said in the log; `executor`: by whose judgement."""
-  step = first_step(islands, phase + 1)
-  words = screening.exclusion_message(islands.layout.grid, path, why, worker)
+  step = first_step(island, phase + 1)
+  words = screening.exclusion_message(island.layout.grid, path, why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   return Fact('excluded', str(path), phase, '', '', about)
 
 
-def begins_anew(islands: Islands, path: int, phase: int) -> bool:
+def begins_anew(island: Island, path: int, phase: int) -> bool:
   """Whether a path that was trained in a phase took no part in an outer step after it."""
-  return bool(islands.registry.facts('excluded', [str(path)], phase))
+  return bool(island.registry.facts('excluded', [str(path)], phase))
 
 
 # -- the end
 
 
-def check(islands: Islands, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
+def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
   """Ends the run where it is no use to go on, as one job does.
 
   Args:
@@ -134,51 +134,51 @@ def check(islands: Islands, module: str, phase: int, weights: np.ndarray, left_o
     weights: w_i of every path, [P].
     left_out: whose outer gradients this module does without: excluded by their workers, or not plausible here.
   """
-  layout, most = islands.layout, islands.run.settings.outer.max_excluded
-  told = islands.registry.facts('excluded', number=phase)
+  layout, most = island.layout, island.run.settings.outer.max_excluded
+  told = island.registry.facts('excluded', number=phase)
   whole = {int(fact.key) for fact in told if 'executor' not in fact.meta}  # not of one module only
   excluded = np.isin(np.arange(weights.size), list(whole)).reshape(layout.grid.shape)
   paths = whole | {*map(int, left_out)}
-  in_a_row = [1 + excluded_before(islands, path, phase) if path in paths else 0 for path in range(weights.size)]
+  in_a_row = [1 + excluded_before(island, path, phase) if path in paths else 0 for path in range(weights.size)]
   try:
     screening.check_paths(layout, weights.reshape(layout.grid.shape) > 0, excluded, in_a_row, most)
-    wanted = {path for path in islands.paths_through(module) if weights[path] > 0}
+    wanted = {path for path in island.paths_through(module) if weights[path] > 0}
     if len(wanted) > 1 and wanted <= paths:
-      raise screening.no_path_left(screening.module_name(*islands.parse(module)))
+      raise screening.no_path_left(screening.module_name(*island.parse_module(module)))
   except Diverged as e:
-    end(islands, phase, str(e), left_out)
+    end(island, phase, str(e), left_out)
 
 
-def excluded_before(islands: Islands, path: int, phase: int) -> int:
+def excluded_before(island: Island, path: int, phase: int) -> int:
   """In how many of the phases in a row that a path was trained in, up to the one before, it took no part."""
-  excluded = {fact.number for fact in islands.registry.facts('excluded', [str(path)])}
+  excluded = {fact.number for fact in island.registry.facts('excluded', [str(path)])}
   count = 0
   for t in reversed(range(phase)):
-    if islands.active(t)[path]:
+    if island.active_paths(t)[path]:
       if t not in excluded:
         break
       count += 1
   return count
 
 
-def end(islands: Islands, phase: int, why: str, left_out: Collection[str] = ()) -> NoReturn:
+def end(island: Island, phase: int, why: str, left_out: Collection[str] = ()) -> NoReturn:
   """All roles are to end; the first who says why is heard. Raises Diverged."""
   why = f'train diverged in phase {phase + 1}: {why}'
-  tell(islands, why, phase, left_out)
-  heed(islands)  # another may have said it in other words
+  tell(island, why, phase, left_out)
+  heed(island)  # another may have said it in other words
   raise Diverged(why)
 
 
-def tell(islands: Islands, why: str, phase: int = -1, left_out: Collection[str] = ()):
+def tell(island: Island, why: str, phase: int = -1, left_out: Collection[str] = ()):
   """That all roles are to end, if nobody has said so; `phase` is the one that cannot be gone on from, if it is one."""
-  about = {'why': why, 'phase': phase, 'left_out': sorted(left_out), 'by': islands.name}
+  about = {'why': why, 'phase': phase, 'left_out': sorted(left_out), 'by': island.name}
   with contextlib.suppress(ValueError):
-    islands.registry.put([Fact('diverged', '', islands.resumed, '', hashlib.sha256(why.encode()).hexdigest(), about)])
+    island.registry.put([Fact('diverged', '', island.resumed, '', hashlib.sha256(why.encode()).hexdigest(), about)])
 
 
-def heed(islands: Islands):
+def heed(island: Island):
   """Raises Diverged where the run has ended so since this process began."""
-  if ended := islands.registry.facts('diverged', [''])[islands.resumed :]:
+  if ended := island.registry.facts('diverged', [''])[island.resumed :]:
     raise Diverged(ended[-1].meta['why'])
 
 
@@ -186,33 +186,33 @@ def times_resumed(facts: Registry) -> int:
   return len(facts.facts('diverged', [RESUMED]))
 
 
-def resume(islands: Islands) -> int:
+def resume(island: Island) -> int:
   """A run that has diverged goes on: what blocks the phase is withdrawn, and trained again from the modules, which are
   good. Returns how often that has been done, for the processes that begin after it.
   """
-  number = times_resumed(islands.registry)
-  for ended in islands.registry.facts('diverged', [''])[number:]:
-    phase, blocking = ended.meta['phase'], to_withdraw(islands, ended)
+  number = times_resumed(island.registry)
+  for ended in island.registry.facts('diverged', [''])[number:]:
+    phase, blocking = ended.meta['phase'], to_withdraw(island, ended)
     tasks = [NewTask('train', path, phase) for path in blocking]
-    modules = {module for path in blocking for module in islands.modules_of(int(path)).values()}
-    modules -= {fact.key for fact in islands.registry.facts('module', sorted(modules), phase + 1)}
+    modules = {module for path in blocking for module in island.modules_of(int(path)).values()}
+    modules -= {fact.key for fact in island.registry.facts('module', sorted(modules), phase + 1)}
     tasks += [NewTask('outer', module, phase + 1) for module in sorted(modules)]
     facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in ('checkpoint', 'excluded')]
-    if islands.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
+    if island.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
       again = f'; trained again: path {", ".join(blocking)}' if blocking else ''
       logging.warning('%s. It goes on%s', ended.meta['why'], again)
     number += 1
   return number
 
 
-def to_withdraw(islands: Islands, ended: Fact) -> list[str]:
+def to_withdraw(island: Island, ended: Fact) -> list[str]:
   """Paths that took no part in the phase that ended the run, as far as a module waits for them, and none has them."""
   phase = ended.meta['phase']
-  made = {fact.key: fact.meta.get('left_out', ()) for fact in islands.registry.facts('module', number=phase + 1)}
-  paths = {*ended.meta['left_out'], *(fact.key for fact in islands.registry.facts('excluded', number=phase))}
+  made = {fact.key: fact.meta.get('left_out', ()) for fact in island.registry.facts('module', number=phase + 1)}
+  paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}
 
   def is_free(path: str) -> bool:
-    modules = islands.modules_of(int(path)).values()
+    modules = island.modules_of(int(path)).values()
     return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
 
   return sorted(filter(is_free, paths), key=int)

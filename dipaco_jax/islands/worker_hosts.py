@@ -1,6 +1,6 @@
 """A worker of several hosts [3]: the first has tasks and leases, and publishes; the others train with it, as it says.
 
-All run the same programs in the same order, and their collectives hold them together. They fail together too: where one
+All run the same programs in the same order, and their collectives keep them in step. They fail together too: where one
 fails or is preempted, all end, and the first hands its tasks back, or their leases run out. Whoever started the
 processes starts them again.
 """
@@ -17,66 +17,66 @@ from typing import Any
 import jax
 import numpy as np
 
-LONG_MS = 10 * 24 * 3600 * 1000  # without a word from the first host; if it dies, we are ended
+BARRIER_MS = 10 * 24 * 3600 * 1000  # a phase may last for days; if the first host dies, we are ended
 LEAVE_S = 10  # after a signal, for the first to end us
-SAID, LEAVING = 'dipaco/said', 'dipaco/leaving'
+MESSAGES, LEAVING = 'dipaco/messages', 'dipaco/leaving'
 
 
 class Hosts:
-  """The processes of this worker, joined by jax.distributed; for one alone, nothing is to be done."""
+  """The processes of this worker, joined by jax.distributed; a single process sends nothing and waits for nobody."""
 
   def __init__(self):
-    self.alone, self.first = jax.process_count() == 1, jax.process_index() == 0
-    self.count = 0  # of words
-    if self.first and not self.alone:
-      threading.Thread(target=self._heed, daemon=True).start()
+    self.is_alone, self.is_first = jax.process_count() == 1, jax.process_index() == 0
+    self.count = 0  # of messages
+    if self.is_first and not self.is_alone:
+      threading.Thread(target=self._wait_for_leaving, daemon=True).start()
 
-  def say(self, words: dict[str, Any]):
-    """To the others, once all have come to `meet` after the words before."""
-    if not self.alone:
-      _client().key_value_set(f'{SAID}/{self.count}', json.dumps(words))
+  def broadcast(self, message: dict[str, Any]):
+    """Sends a message to the other hosts, after the `barrier` that ended the one before."""
+    if not self.is_alone:
+      _client().key_value_set(f'{MESSAGES}/{self.count}', json.dumps(message))
       self.count += 1
 
-  def hear(self) -> dict[str, Any]:
-    """What the first says next."""
-    words = _awaited(f'{SAID}/{self.count}')
+  def receive(self) -> dict[str, Any]:
+    """Waits for the first host's next message."""
+    message = _awaited(f'{MESSAGES}/{self.count}')
     self.count += 1
-    return json.loads(words)
+    return json.loads(message)
 
-  def meet(self):
-    """All have come to the end of what the first said: there is nothing more that could fail."""
-    if not self.alone:
-      _client().wait_at_barrier(f'{SAID}/{self.count}/done', LONG_MS)
-      if self.first:
-        _client().key_value_delete(f'{SAID}/{self.count - 1}')
+  def barrier(self):
+    """Waits until all hosts are done with the message: nothing of it can fail any more."""
+    if not self.is_alone:
+      _client().wait_at_barrier(f'{MESSAGES}/{self.count}/done', BARRIER_MS)
+      if self.is_first:
+        _client().key_value_delete(f'{MESSAGES}/{self.count - 1}')
 
   def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The first host's arrays; the others give arrays of the same names, shapes and dtypes."""
-    if self.alone:
+    """Returns the first host's arrays; the others give arrays of the same names, shapes and dtypes."""
+    if self.is_alone:
       return dict(arrays)
     from jax.experimental import multihost_utils
 
     return {name: np.asarray(x) for name, x in multihost_utils.broadcast_one_to_all(dict(arrays)).items()}
 
   @contextlib.contextmanager
-  def together(self) -> Iterator[None]:
-    """Where one fails in here, the others would wait for it: it ends, and so all do."""
+  def ending_together(self) -> Iterator[None]:
+    """Ends the process at any error in here, for the others would wait for it; their collectives then end them too."""
     try:
       yield
     except BaseException:
-      if self.alone:
+      if self.is_alone:
         raise
       logging.exception('a host of this worker ends')
       os._exit(1)
 
-  def _heed(self):
-    """One of the others is preempted: the first goes as if it were itself."""
+  def _wait_for_leaving(self):
+    """Takes another host's preemption for the first's own."""
     _awaited(LEAVING)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def leaving(number: int) -> bool:
-  """Tells the first, whose end is ours too; whether that is to come."""
+def pass_on_sigterm(number: int) -> bool:
+  """Tells the first host of a SIGTERM, and waits for it to end us; returns whether the signal was one."""
   if number == signal.SIGTERM:
     late = threading.Timer(LEAVE_S, os._exit, (128 + number,))
     late.daemon = True
@@ -87,7 +87,7 @@ def leaving(number: int) -> bool:
 
 
 def _awaited(key: str) -> str:
-  """Its value, as soon as there is one. Looks up now and then: a signal is not seen inside the client."""
+  """Waits for a key's value, one second at a time: no signal is seen inside the client."""
   while True:
     try:
       return _client().blocking_key_value_get(key, 1000)

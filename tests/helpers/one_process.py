@@ -197,7 +197,7 @@ class Machine:
     copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', island.TOKENIZER)
     return self.other(s)
 
-  def islands(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> island.Islands:
+  def island(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> island.Island:
     """As a process that has just begun; its workdir is the place itself, unless it is a machine far away."""
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
@@ -206,12 +206,12 @@ class Machine:
     roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
-    made = island.Islands(run, facts, place_of, 'all')
+    made = island.Island(run, facts, place_of, 'all')
     return dataclasses.replace(made, resumed=screening_facts.resume(made))
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
     """Serves until the run is finished, or the process is killed."""
-    made, before = self.islands(place, workdir), set(threading.enumerate())
+    made, before = self.island(place, workdir), set(threading.enumerate())
     executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
     performs = {
       **dict.fromkeys(worker.KINDS, worker.perform),
@@ -243,7 +243,7 @@ class Machine:
     gc.collect()  # files that a dead process has left open are closed, and said to be, here
 
 
-def close(made: island.Islands):
+def close(made: island.Island):
   made.registry.close()
   made.run.metrics.close()
 

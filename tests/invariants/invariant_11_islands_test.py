@@ -36,7 +36,7 @@ def begin(machine: Machine, prepared, place, paths, step: int, kind: str, phases
   """A machine on which these paths are poisoned, and where it is to begin."""
   alone = machine.other().begin(prepared, place, changed(machine.settings, train=dict(phases=phases)))
   alone.programs = {name: x for name, x in machine.programs.items() if name != 'programs'}
-  made = alone.islands(place)
+  made = alone.island(place)
   alone.programs['programs'] = programs = made.run.programs
   close(made)
   if paths:
@@ -50,12 +50,12 @@ def test_agrees_with_main(kind, machine, prepared, tmp_path, caplog):  # noqa: F
   alone = begin(machine, prepared, place, [PATH], FIRST + TAU + 1, kind, 3)
   alone.to_the_end(place, Faults(), end=one_process.TRAINED)
   assert 'train, phase 2, step 24: path 2 (a1 b0) of all takes no part in the outer step: its outer' in caplog.text
-  made, run = alone.islands(place), of_main(alone, tmp_path)
+  made, run = alone.island(place), of_main(alone, tmp_path)
   steps, targets = 3 * TAU, alone.settings.train.batch_size * alone.settings.model.seq_len
   tolerance = 1.33 * 8**0.5 * steps * small.EPS * (2 + alone.settings.inner.learning_rate * targets)
   for fact in made.registry.facts('module', number=3):
     level, _, at = fact.key.partition('/')
-    found, _ = island.split(made.read(fact.uri, fact.sha256))
+    found, _ = island.unpack_module(made.read_object(fact.uri, fact.sha256))
     file = run.workdir / 'modules' / '3' / level / f'{at}.safetensors'
     small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
   expected, found = phases(run.workdir), rows_of(made, tmp_path / 'rows')
@@ -72,7 +72,7 @@ def phases(workdir: pathlib.Path) -> list[dict]:
   return [row for row in metrics_log.read_rows(workdir) if row['kind'] == 'phase' and row['stage'] == 'train']
 
 
-def rows_of(made: island.Islands, folder: pathlib.Path) -> list[dict]:
+def rows_of(made: island.Island, folder: pathlib.Path) -> list[dict]:
   """That islands write in the end."""
   folder.mkdir()
   own = dataclasses.replace(made.run, metrics=metrics_log.Metrics(folder))

@@ -68,7 +68,7 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   else:
     alone = machine.other(backend=backend).begin(prepared, place, s)
   alone.to_the_end(place, Faults(), end=one_process.TRAINED)
-  made, run = alone.islands(place), of_main(alone, tmp_path)
+  made, run = alone.island(place), of_main(alone, tmp_path)
   check_losses(made.registry, run)
   check_page(made, run)
   # As for placements: a rounding of a parameter and of its direction, a sum over targets, for each step. Sums of outer
@@ -78,7 +78,7 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   for fact in made.registry.facts('module', number=s.train.phases):
     level, _, at = fact.key.partition('/')
     file = run.workdir / 'modules' / str(s.train.phases) / level / f'{at}.safetensors'
-    found, _ = island.split(made.read(fact.uri, fact.sha256))
+    found, _ = island.unpack_module(made.read_object(fact.uri, fact.sha256))
     small.assert_close(found, safetensors.numpy.load_file(file), tolerance)
   check_rounds(made, run)
   one_process.close(made)
@@ -86,7 +86,7 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
 
 def of_main(machine: Machine, folder: pathlib.Path):
   """The same config as one program, from the same text."""
-  place, made = folder / 'main', machine.islands(folder / 'islands')
+  place, made = folder / 'main', machine.island(folder / 'islands')
   one_process.close(made)
   place.mkdir()
   names = 'sequences', 'base', 'features', 'stages', island.TOKENIZER, 'routing/0', 'shards/0'
@@ -117,7 +117,7 @@ def check_losses(facts: registry.Registry, run):
     assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
 
 
-def check_page(made: island.Islands, run):
+def check_page(made: island.Island, run):
   """What the monitor writes while the run trains: a point for each path and phase, from facts alone."""
   page, s = live_page.LivePage(made, every_s=0), run.settings
   page.due()
@@ -140,9 +140,9 @@ def check_page(made: island.Islands, run):
   assert words in bytes(made.storage.fetch('report.html')).decode()
 
 
-def check_rounds(made: island.Islands, run):
+def check_rounds(made: island.Island, run):
   """What a round of re-sharding has found, as the report is told."""
-  made.publish(run.settings.train.phases)
+  made.publish_version(run.settings.train.phases)
   told = run_history.figures(made, made.run, run_history.read(made))
   expected = run.result('train')['rounds']
   assert len(told['rounds']) == len(expected) == run.settings.rounds

@@ -21,10 +21,10 @@ def connect(tmp_path, monkeypatch):
   monkeypatch.setattr(backup, 'LOOK_S', 0.0)
   made = []
 
-  def connect(name: str, lease_s: float = 600) -> island.Islands:
+  def connect(name: str, lease_s: float = 600) -> island.Island:
     registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s)
     made.append(registry)
-    return island.Islands(None, registry, storage_lib.open_storage(str(tmp_path)), name)
+    return island.Island(None, registry, storage_lib.open_storage(str(tmp_path)), name)
 
   yield connect
   for registry in made:
@@ -35,7 +35,7 @@ def fact(task: Task, words: str = 'x') -> Fact:
   return Fact('checkpoint', task.key, task.number, '', hashlib.sha256(words.encode()).hexdigest(), {})
 
 
-def straggling(worker: island.Islands) -> Task:
+def straggling(worker: island.Island) -> Task:
   """Three tasks are done in no time, and one runs for longer."""
   worker.registry.add_tasks([NewTask('train', str(path), 0) for path in range(4)])
   for _ in range(3):

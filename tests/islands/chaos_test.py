@@ -103,7 +103,7 @@ class Chaos:
         continue
       task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0, None)
       self.cluster.registry.complete(task, [fact])
-    made = one_process.Machine(self.cluster.settings, {}).islands(self.cluster.folder / 'chaos', url=self.cluster.url)
+    made = one_process.Machine(self.cluster.settings, {}).island(self.cluster.folder / 'chaos', url=self.cluster.url)
     schedule.schedule(made, [fact])
     one_process.close(made)
     return True

@@ -70,44 +70,44 @@ def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
 
 
 def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):
-  made = Machine(config, {}).islands(tmp_path)
-  with lock.hold(tmp_path), pytest.raises(island.Busy, match='in use by process'), made.hold():
+  made = Machine(config, {}).island(tmp_path)
+  with lock.hold(tmp_path), pytest.raises(island.Busy, match='in use by process'), made.hold_workdir():
     pass
-  with made.hold(), pytest.raises(ValueError, match='its own'):
+  with made.hold_workdir(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')
   close(made)
 
 
 def test_another_config_is_refused(config, tmp_path):
-  close(Machine(config, {}).islands(tmp_path))
+  close(Machine(config, {}).island(tmp_path))
   other = Machine(changed(config, train=dict(phases=3)), {})
   with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another database'):
-    other.islands(tmp_path)
+    other.island(tmp_path)
   with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another --workdir'):
-    other.islands(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
+    other.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
 
 
 def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   machine = Machine(config, {})
-  close(machine.islands(tmp_path))
+  close(machine.island(tmp_path))
   with pytest.raises(ValueError, match='another --registry knows: name that one, or another --workdir'):
-    machine.islands(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
-  close(machine.islands(tmp_path))
+    machine.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
+  close(machine.island(tmp_path))
 
 
 def test_who_has_other_libraries_is_told(config, tmp_path, monkeypatch, caplog):
   machine = Machine(config, {})
-  close(machine.islands(tmp_path))
+  close(machine.island(tmp_path))
   assert 'begun with' not in caplog.text
   monkeypatch.setattr(run_report, 'versions', lambda: {'python': '3.99'})
-  close(machine.islands(tmp_path))
+  close(machine.island(tmp_path))
   assert f'python {platform.python_version()}, unlike here' in caplog.text
 
 
 def test_replicas_of_a_model_point_at_one_version(config, tmp_path):
   """As `main` does; what each measured is told apart."""
   levels = tuple((name, pattern, tuple(axis for axis in axes if axis == 'a')) for name, pattern, axes in config.levels)
-  made = Machine(dataclasses.replace(config, levels=levels), {}).islands(tmp_path)
+  made = Machine(dataclasses.replace(config, levels=levels), {}).island(tmp_path)
   targets = [10.0, 30.0, 20.0, 5.0]
   pointers = run_history.Pointers(made)
   for version, losses in ((1, [3.0, 2.0, 5.0, 5.0]), (2, [1.0, 2.5, 6.0, 4.5])):

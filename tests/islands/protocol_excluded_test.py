@@ -21,7 +21,7 @@ SHARED = (protocol.SHARED, dict(train=dict(phases=5)))
 RUNS = {'healthy': SHARED, 'sick': SHARED, 'apart': (protocol.APART, dict(train=dict(phases=5)))}
 
 
-def train(of: island.Islands, task) -> list[Fact]:
+def train(of: island.Island, task) -> list[Fact]:
   path, phase = int(task.key), task.number
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
   is_sick = is_sick and not screening_facts.times_resumed(of.registry)
@@ -31,7 +31,7 @@ def train(of: island.Islands, task) -> list[Fact]:
   return [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
 
 
-def outer(of: island.Islands, task) -> list[Fact]:
+def outer(of: island.Island, task) -> list[Fact]:
   """As outer_executor.perform and publish, of digests."""
   phase, level = task.number - 1, task.key.split('/')[0]
   wanted = sorted(map(str, of.paths_through(task.key)))
@@ -50,8 +50,8 @@ def outer(of: island.Islands, task) -> list[Fact]:
   [before] = of.registry.facts('module', [task.key], phase)
   uri, sha256 = before.uri, before.sha256
   if counted:
-    new = digest(of.read(uri, sha256), *(of.read(*fact.meta['objects'][level]) for fact in counted))
-    uri, sha256 = of.write(f'modules/{task.number}/{task.key}', new)
+    new = digest(of.read_object(uri, sha256), *(of.read_object(*fact.meta['objects'][level]) for fact in counted))
+    uri, sha256 = of.write_object(f'modules/{task.number}/{task.key}', new)
   refused = [path for path in left_out if (task.key, path, phase) in REFUSED]
   more = [screening_facts.exclusion(of, int(path), phase, 'bad', 'worker', of.name) for path in refused]
   return [Fact('module', task.key, task.number, uri, sha256, {'left_out': left_out}), *more]

@@ -67,7 +67,7 @@ class Process:
     self.dead = self.over = False
     self.steps = 0  # that are left of this turn
     self.error: BaseException | None = None
-    self.islands = world.islands(name, self.step)
+    self.island = world.island(name, self.step)
     self.thread = threading.Thread(target=self.live, daemon=True)
     self.thread.start()
 
@@ -96,17 +96,17 @@ class Process:
   def live(self):
     try:
       self.step()
-      watch(self.islands) if self.name.startswith('monitor') else serve(self.islands, KINDS[self.name])
+      watch(self.island) if self.name.startswith('monitor') else serve(self.island, KINDS[self.name])
     except (Killed, Diverged):
       pass
     except BaseException as e:
       self.error = e
     self.over = True
-    self.islands.registry.close()
+    self.island.registry.close()
     self.rests.release()
 
 
-def watch(of: island.Islands):
+def watch(of: island.Island):
   """As monitor.watch, without its pauses."""
   collector = monitor.Collector(of)
   while not schedule.is_finished(of):
@@ -117,7 +117,7 @@ def watch(of: island.Islands):
   collector.finish()
 
 
-def serve(of: island.Islands, kinds):
+def serve(of: island.Island, kinds):
   """As leases.Role.serve, in one thread."""
   role = role_loop.Role(of, 'any', kinds, lambda *_: None)
   role.hold = lambda claim: claim()  # a task, whose lease nobody renews
@@ -148,66 +148,70 @@ def digest(*parts) -> dict[str, np.ndarray]:
   return {'x': np.frombuffer(hashlib.sha256(words.encode()).digest(), np.float32).copy()}
 
 
-def prepare(of: island.Islands, task) -> list[Fact]:
-  made = {level.name: of.write(f'modules/0/{level.name}', digest(level.name)) for level in of.layout.levels}
+def prepare(of: island.Island, task) -> list[Fact]:
+  made = {level.name: of.write_object(f'modules/0/{level.name}', digest(level.name)) for level in of.layout.levels}
   modules = [Fact('module', key, 0, *made[key.split('/')[0]], {}) for key in of.all_modules()]
   return [Fact('prepared', '', 0, '', '', {}), *modules]
 
 
-def the_round(of: island.Islands, phase: int) -> str:
+def the_round(of: island.Island, phase: int) -> str:
   """What a phase trains on; raises where there is no such thing yet."""
-  kind, number = ('round', of.round(phase)) if of.round(phase) else ('prepared', 0)
+  kind, number = ('round', of.round_of(phase)) if of.round_of(phase) else ('prepared', 0)
   return of.registry.facts(kind, number=number)[0].sha256
 
 
-def parameters(of: island.Islands, path: int, version: int) -> dict[str, np.ndarray]:
+def parameters(of: island.Island, path: int, version: int) -> dict[str, np.ndarray]:
   """Of all modules; raises where one is not there."""
   facts = of.registry.facts('module', list(of.modules_of(path).values()), version)
   assert len(facts) == len(of.layout.levels), f'a module of path {path} is not of version {version}'
-  return digest(*(of.read(fact.uri, fact.sha256) for fact in facts))
+  return digest(*(of.read_object(fact.uri, fact.sha256) for fact in facts))
 
 
-def train(of: island.Islands, task) -> list[Fact]:
+def train(of: island.Island, task) -> list[Fact]:
   path, phase = int(task.key), task.number
-  before = next((t for t in reversed(range(phase)) if of.active(t)[path]), None)
+  before = next((t for t in reversed(range(phase)) if of.active_paths(t)[path]), None)
   inner: dict = {}
   if before is not None and not begins_anew(of, path, before):
-    inner = of.read(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][schedule.INNER])
+    inner = of.read_object(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][schedule.INNER])
   new = digest(path, phase, the_round(of, phase), parameters(of, path, phase), inner)
   prefix = f'paths/{phase}/{path}'
-  of.write(f'{prefix}-step1', digest(path, 'within the phase'))
-  objects = {level.name: of.write(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels}
-  objects[schedule.INNER] = of.write(f'{prefix}-{schedule.INNER}', digest('inner', new))
+  of.write_object(f'{prefix}-step1', digest(path, 'within the phase'))
+  objects = {
+    level.name: of.write_object(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels
+  }
+  objects[schedule.INNER] = of.write_object(f'{prefix}-{schedule.INNER}', digest('inner', new))
   return [schedule.checkpoint_fact(path, phase, objects, {})]
 
 
-def outer(of: island.Islands, task) -> list[Fact]:
+def outer(of: island.Island, task) -> list[Fact]:
   phase, level = task.number - 1, task.key.split('/')[0]
-  active = of.active(phase)
+  active = of.active_paths(phase)
   wanted = sorted(str(path) for path in of.paths_through(task.key) if active[path])
   found = of.registry.facts('checkpoint', wanted, phase)
   if len(found) < len(wanted):
     of.registry.release(task, waiting=True)
     return []
   [before] = of.registry.facts('module', [task.key], phase)
-  new = digest(of.read(before.uri, before.sha256), *(of.read(*fact.meta['objects'][level]) for fact in found))
-  return [Fact('module', task.key, task.number, *of.write(f'modules/{task.number}/{task.key}', new), {})]
+  new = digest(
+    of.read_object(before.uri, before.sha256), *(of.read_object(*fact.meta['objects'][level]) for fact in found)
+  )
+  return [Fact('module', task.key, task.number, *of.write_object(f'modules/{task.number}/{task.key}', new), {})]
 
 
-def evaluation(of: island.Islands, task) -> list[Fact]:
+def evaluation(of: island.Island, task) -> list[Fact]:
   path, version = int(task.key), task.number
   found = digest(the_round(of, version - 1), parameters(of, path, version))
   loss = int.from_bytes(found['x'].tobytes()[:2], 'big') / 2**16 + version / 4  # early versions are often the best
   return [Fact('evaluation', task.key, version, '', repr(loss), {'loss': loss, 'targets': 1.0})]
 
 
-def reroute(of: island.Islands, task) -> list[Fact]:
+def reroute(of: island.Island, task) -> list[Fact]:
   version = jobs.round_end(of.run.settings, task.number - 1)
   every = [parameters(of, path, version) for path in range(of.layout.grid.num_paths)]
   return [Fact('round', '', task.number, '', repr(digest(*every)), {})]
 
 
-def finish(of: island.Islands, task) -> list[Fact]:
+def finish(of: island.Island, task) -> list[Fact]:
   s, pointers, found = of.run.settings, run_history.Pointers(of), []
   for version in range(1, s.train.phases + 1):
     losses = pointers.add(version)
@@ -215,7 +219,7 @@ def finish(of: island.Islands, task) -> list[Fact]:
   for version in sorted({s.train.phases, *pointers.version}):
     facts = of.registry.facts('module', number=version)
     assert [fact.key for fact in facts] == sorted(of.all_modules())
-    found += [of.read(fact.uri, fact.sha256) for fact in facts]
+    found += [of.read_object(fact.uri, fact.sha256) for fact in facts]
   return [Fact('finished', '', 0, '', repr(digest(pointers.version, *found)), {'best': pointers.version})]
 
 
@@ -240,15 +244,15 @@ class World:
     publishing.write_json(place / 'stages' / 'tokenize.json', {'result': {'vocab_size': 300}})
     self.run = run_lib.unattended(place, self.settings)
     self.counts: collections.Counter[str] = collections.Counter()
-    self.facts = self.islands('world', lambda: None).registry
+    self.facts = self.island('world', lambda: None).registry
     self.facts.add_tasks([NewTask('prepare', '', 0)])
     self.processes = [Process(self, name) for name in KINDS]
 
-  def islands(self, name: str, step) -> island.Islands:
+  def island(self, name: str, step) -> island.Island:
     """As a process sees the run; a step ends before and after whatever it does to what others see."""
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db', lease_s=3600)
     place = object_store.open_storage(str(self.place))
-    resumed = resume(island.Islands(self.run, facts, place, name))
+    resumed = resume(island.Island(self.run, facts, place, name))
 
     def stepwise(real):
       def call(*args, **options):
@@ -261,8 +265,8 @@ class World:
 
     for method in ('transact', 'change', 'returned', 'rows'):
       setattr(facts._db, method, stepwise(getattr(facts._db, method)))
-    place.retry = stepwise(place.retry)
-    return island.Islands(self.run, facts, place, name, resumed)
+    place.patiently = stepwise(place.patiently)
+    return island.Island(self.run, facts, place, name, resumed)
 
   def to_the_end(self, faults: bool) -> Fact:
     for turn in range(MOST_TURNS):
@@ -318,7 +322,7 @@ class World:
       while not process.over:
         process.turn()
       assert not process.error, repr(process.error)
-    watch(self.islands('last', lambda: None))
+    watch(self.island('last', lambda: None))
 
   def check(self, finished: Fact):
     """Nothing is open, and no object is left that nobody needs."""

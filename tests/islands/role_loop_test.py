@@ -13,30 +13,31 @@ import repository
 import sqlalchemy
 
 from dipaco_jax.core import settings
-from dipaco_jax.islands import island, role_loop
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import role_loop
+from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.storage import object_store as storage_lib
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 
 
-def make(folder: pathlib.Path, name: str = 'worker-0', lease_s: float = 20) -> island.Islands:
+def make(folder: pathlib.Path, name: str = 'worker-0', lease_s: float = 20) -> Island:
   registry = registry_lib.Registry(f'sqlite:///{folder}/registry.db', lease_s)
   registry.add_tasks(TASKS)
   run = types.SimpleNamespace(settings=settings.Settings())
-  return island.Islands(run, registry, storage_lib.open_storage(str(folder)), name)
+  return Island(run, registry, storage_lib.open_storage(str(folder)), name)
 
 
 @pytest.fixture
-def islands(tmp_path):
+def island(tmp_path):
   made = make(tmp_path)
   yield made
   made.registry.close()
 
 
-def owned(islands) -> list[str]:
-  return [task['key'] for task in islands.registry.tasks('running')]
+def owned(island) -> list[str]:
+  return [task['key'] for task in island.registry.tasks('running')]
 
 
 def wait_for(what):
@@ -54,35 +55,35 @@ class Work:
     self.fetched: list[str] = []
     self.held: list[list[str]] = []
 
-  def fetch(self, islands, task):
+  def fetch(self, island, task):
     assert threading.current_thread() != threading.main_thread()
     self.fetched.append(task.key)
     if self.fetched.count(self.fails) == 1:
       self.fails = ''
-      raise island.Later('not yet')
+      raise Later('not yet')
     return f'fetched {task.key}'
 
-  def perform(self, islands, task, lease):
+  def perform(self, island, task, lease):
     assert lease.fetched() == f'fetched {task.key}'
     next_key = str(int(task.key) + 1)
     lease.ahead(0.0)
     wait_for(lambda: task.key == '3' or next_key in self.fetched)
     lease.ahead(0.0)
     time.sleep(0.1)
-    self.held.append([key for key in owned(islands) if key >= task.key])
+    self.held.append([key for key in owned(island) if key >= task.key])
     return lambda: (
       [Fact('evaluation', task.key, 0, '', '', {})] + [Fact('finished', '', 0, '', '', {})] * (task.key == '3')
     )
 
 
 @pytest.mark.parametrize('fails', ['', '2'])
-def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, islands, monkeypatch):
+def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, island, monkeypatch):
   monkeypatch.setattr(role_loop, 'ASK_AGAIN_S', 0.0)
   work = Work(fails)
-  role_loop.Role(islands, 'worker', ['train'], work.perform, fetches={'train': work.fetch}).serve()
+  role_loop.Role(island, 'worker', ['train'], work.perform, fetches={'train': work.fetch}).serve()
   assert work.fetched == sorted(['0', '1', '2', '3', *fails])
   assert work.held == [['0', '1'], ['1', '2'], ['2', '3'], ['3']]
-  assert [(task['state'], task['attempts']) for task in islands.registry.tasks()] == [
+  assert [(task['state'], task['attempts']) for task in island.registry.tasks()] == [
     ('done', 2 if key == fails else 1) for key in '0123'
   ]
 
@@ -93,40 +94,40 @@ import pathlib, sys, time
 import role_loop_test
 from dipaco_jax.islands import role_loop
 
-def perform(islands, task, lease):
+def perform(island, task, lease):
   lease.fetched()
   lease.ahead(0.0)
   time.sleep(60)
 
-islands = role_loop_test.make(pathlib.Path(sys.argv[1]), lease_s=float(sys.argv[2]))
-role_loop.Role(islands, 'worker', ['train'], perform, fetches={'train': lambda islands, task: time.sleep(0.01)}).serve()
+island = role_loop_test.make(pathlib.Path(sys.argv[1]), lease_s=float(sys.argv[2]))
+role_loop.Role(island, 'worker', ['train'], perform, fetches={'train': lambda island, task: time.sleep(0.01)}).serve()
 """
 
 
-def test_both_tasks_are_given_back_at_once(islands, tmp_path):
+def test_both_tasks_are_given_back_at_once(island, tmp_path):
   with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '20'], env=ENV) as process:
-    wait_for(lambda: owned(islands) == ['0', '1'])
+    wait_for(lambda: owned(island) == ['0', '1'])
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    wait_for(lambda: islands.registry.counts() == {'train': {'ready': 4}})
+    wait_for(lambda: island.registry.counts() == {'train': {'ready': 4}})
     assert time.monotonic() - began < 1
     assert process.wait(5) == 128 + signal.SIGTERM
 
 
 def test_tasks_of_one_who_is_killed_run_elsewhere_within_two_leases(tmp_path):
-  islands, began = make(tmp_path, 'worker-1', lease_s=4), []
+  island, began = make(tmp_path, 'worker-1', lease_s=4), []
   with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '4'], env=ENV) as process:
-    wait_for(lambda: owned(islands) == ['0', '1'])
+    wait_for(lambda: owned(island) == ['0', '1'])
     time.sleep(2)  # it is late in its lease, or has renewed it
     process.kill()
     killed = time.monotonic()
 
-  def perform(islands, task, lease):
+  def perform(island, task, lease):
     began.append((task.key, time.monotonic() - killed))
     return lambda: [Fact('finished' if len(began) == 4 else 'evaluation', task.key, 0, '', '', {})]
 
-  role_loop.Role(islands, 'worker', ['train'], perform).serve()
-  islands.registry.close()
+  role_loop.Role(island, 'worker', ['train'], perform).serve()
+  island.registry.close()
   print('begun elsewhere after', {key: f'{seconds:.1f} s' for key, seconds in began})
   assert {key for key, seconds in began if seconds > 1} == {'0', '1'} and max(began, key=lambda b: b[1])[1] < 2 * 4
 
@@ -136,8 +137,8 @@ import os, pathlib, signal, sys, time
 import role_loop_test
 from dipaco_jax.islands import role_loop
 
-islands = role_loop_test.make(pathlib.Path(sys.argv[1]))
-claim = islands.registry.claim
+island = role_loop_test.make(pathlib.Path(sys.argv[1]))
+claim = island.registry.claim
 
 def slowly(*args):
   task = claim(*args)
@@ -145,27 +146,27 @@ def slowly(*args):
   time.sleep(0.5)
   return task
 
-islands.registry.claim = slowly
-role_loop.Role(islands, 'worker', ['train'], lambda *_: time.sleep(60)).serve()
+island.registry.claim = slowly
+role_loop.Role(island, 'worker', ['train'], lambda *_: time.sleep(60)).serve()
 """
 
 
-def test_a_task_is_given_back_that_was_just_claimed(islands, tmp_path):
+def test_a_task_is_given_back_that_was_just_claimed(island, tmp_path):
   done = subprocess.run([sys.executable, '-c', ENDS_AMID, str(tmp_path)], env=ENV)
   assert done.returncode == 128 + signal.SIGTERM
-  assert islands.registry.counts() == {'train': {'ready': 4}}
-  assert islands.registry.tasks()[0]['attempts'] == 1
+  assert island.registry.counts() == {'train': {'ready': 4}}
+  assert island.registry.tasks()[0]['attempts'] == 1
 
 
-def test_nothing_is_claimed_long_before_it_can_be_begun(islands):
-  role = role_loop.Role(islands, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
+def test_nothing_is_claimed_long_before_it_can_be_begun(island):
+  role = role_loop.Role(island, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
   lease = role.claim()
   role.fetch_s, role.work_s = 1.0, 100.0
   lease.ahead(0.5)
-  assert role.claimed_ahead() is None and owned(islands) == ['0']
+  assert role.claimed_ahead() is None and owned(island) == ['0']
   lease.ahead(0.01)
   ahead = role.claimed_ahead()
-  assert ahead.task.key == '1' and owned(islands) == ['0', '1']
+  assert ahead.task.key == '1' and owned(island) == ['0', '1']
   role.drop(lease)
   role.drop(ahead)
 
@@ -186,8 +187,8 @@ class Clock:
 
 
 @pytest.mark.parametrize('keys', [None, ['0', '1']])
-def test_an_idle_role_asks_less_than_once_a_second(keys, islands, monkeypatch):
-  while islands.registry.claim('worker-1', ['train']):  # which is at work on all there is
+def test_an_idle_role_asks_less_than_once_a_second(keys, island, monkeypatch):
+  while island.registry.claim('worker-1', ['train']):  # which is at work on all there is
     pass
   clock, asked = Clock(600), []
   monkeypatch.setattr(role_loop, 'time', clock)
@@ -198,11 +199,11 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, islands, monkeypatch):
 
   sqlalchemy.event.listen(sqlalchemy.Engine, 'before_cursor_execute', count)
   try:
-    islands.registry.put([Fact('prepared', '', 0, '', '', {})])
-    islands.registry.mark_scheduled(islands.registry.unscheduled())
+    island.registry.put([Fact('prepared', '', 0, '', '', {})])
+    island.registry.mark_scheduled(island.registry.unscheduled())
     asked.clear()
     with pytest.raises(StopIteration):
-      role_loop.Role(islands, 'worker', ['train'], lambda *_: None, keys).serve()
+      role_loop.Role(island, 'worker', ['train'], lambda *_: None, keys).serve()
   finally:
     sqlalchemy.event.remove(sqlalchemy.Engine, 'before_cursor_execute', count)
   print(f'{len(asked) / clock.now:.2f} queries a second')

@@ -21,7 +21,7 @@ OLD = {'w': np.zeros(10_000, np.float32)}
 
 @pytest.fixture
 def made(tmp_path):
-  found = Machine(one_process.two_phases(tmp_path), {}).islands(tmp_path)
+  found = Machine(one_process.two_phases(tmp_path), {}).island(tmp_path)
   yield found
   close(found)
 
@@ -71,7 +71,7 @@ def test_a_sum_that_left_out_all_is_of_nothing(tmp_path):
 
 @pytest.mark.parametrize('weights', [[256, 1, 3, 0], [1, 1, 1, 1], [0.3, 0.2, 0.01, 0.1], [1e-3, 2e-3, 0, 0]])
 def test_weights_are_scaled_by_a_power_of_two(weights, made, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda islands, phase: np.array(weights, np.float32))
+  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array(weights, np.float32))
   found = outer_executor.module_weights(made, 'ends/shared', 0)
   assert 0.5 < max(found.values()) <= 1
   ratios = {math.log2(np.float32(weights[int(path)]) / w) for path, w in found.items()}
@@ -80,7 +80,7 @@ def test_weights_are_scaled_by_a_power_of_two(weights, made, monkeypatch):
 
 def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
   """256 times 0.6 is above 2^7."""
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda islands, phase: np.array([256, 1, 3, 0], np.float32))
+  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
   made_sum = exact_sum.ExactSum()
   for path, weight in outer_executor.module_weights(made, 'ends/shared', 0).items():
     made_sum.add(weight, {'w': np.zeros(2, 'f')}, {'w': np.full(2, -0.6 if path == '0' else 0.1, 'f')})
@@ -91,7 +91,7 @@ def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
 # -- a path
 
 
-def modules(made: island.Islands, version: int, usual: float | None = None):
+def modules(made: island.Island, version: int, usual: float | None = None):
   about = {} if usual is None else {'usual': usual}
   made.registry.put([Fact('module', module, version, 'x', 'y', about) for module in made.all_modules()])
 
@@ -127,7 +127,7 @@ def test_what_is_usual_follows_the_paths_that_took_part(made):
 # -- the end
 
 
-def exclude(made: island.Islands, phase: int, *paths: int):
+def exclude(made: island.Island, phase: int, *paths: int):
   facts = [screening_facts.exclusion(made, path, phase, 'bad', f'worker-{path}') for path in paths]
   about = {'excluded': 'bad', 'worker': 'w'}
   made.registry.put([*(Fact('checkpoint', str(path), phase, '', '', about) for path in paths), *facts])
@@ -199,15 +199,17 @@ def test_it_goes_on_with_what_blocked_it_trained_again(made):
 class Scene:
   """Paths' checkpoints of phase 0, and an executor of 'high/0', whose paths are 0 and 2."""
 
-  def __init__(self, made: island.Islands, folder):
+  def __init__(self, made: island.Island, folder):
     self.made = made
     self.old = {name: np.ones(made.shapes[name].shape, 'f') for name in made.layout.names(made.layout.levels[2])}
-    self.first = made.write('modules/0/high', self.old)
+    self.first = made.write_object('modules/0/high', self.old)
     made.registry.put([Fact('module', 'high/0', 0, *self.first, {})])
     self.executor = outer_executor.Executor(folder)
 
   def checkpoint(self, path: int, by: float):
-    objects = {'high': self.made.write(f'paths/0/{path}-high', {n: x + np.float32(by) for n, x in self.old.items()})}
+    objects = {
+      'high': self.made.write_object(f'paths/0/{path}-high', {n: x + np.float32(by) for n, x in self.old.items()})
+    }
     self.made.registry.put([schedule.checkpoint_fact(path, 0, objects, {'worker': f'worker-{path}'})])
 
   def perform(self):
@@ -218,7 +220,7 @@ class Scene:
 
 @pytest.fixture
 def scene(made, tmp_path, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda islands, phase: np.array([256, 1, 3, 0], np.float32))
+  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
   return Scene(made, tmp_path / 'sums')
 
 
@@ -230,7 +232,7 @@ def test_an_executor_goes_on_without_what_is_bad_and_says_whose_it_is(by, scene,
   assert told[:3] == ('excluded', '2', 0) and told.meta['worker'] == 'worker-2' and told.meta['executor'] == 'all'
   assert list(module.meta['left_out']) == ['2'] and module.meta['paths'] == 1
   assert 'train, phase 1, step 18: path 2 (a1 b0) of worker-2 takes no part' in caplog.text
-  new, _ = island.split(scene.made.read(module.uri, module.sha256))
+  new, _ = island.unpack_module(scene.made.read_object(module.uri, module.sha256))
   for name, x in new.items():  # Nesterov, first step: (1 + mu) eta Delta
     np.testing.assert_allclose(x, scene.old[name] + 1.9 * 0.7 * 0.01, rtol=1e-5)
   scene.made.registry.put([module, told])
@@ -271,7 +273,7 @@ def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypat
 
 
 def test_a_module_of_one_path_rests(made, tmp_path, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda islands, phase: np.array([1, 1, 0, 1], np.float32))
+  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([1, 1, 0, 1], np.float32))
   scene = Scene(made, tmp_path / 'sums')
   exclude(made, 0, 0)
   [module] = scene.perform()

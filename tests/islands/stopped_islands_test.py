@@ -16,7 +16,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax.islands import database, island, monitor, outer_executor, registry, schedule, worker
+from dipaco_jax.islands import database, island, monitor, outer_executor, registry, schedule, shared_stages
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.storage import files, module_store, object_store
 from dipaco_jax.training import stopping
@@ -94,7 +94,7 @@ def test_killed_at_every_point(machine, backend, prepared, undisturbed, tmp_path
 
 def check_clean(machine: Machine, place: pathlib.Path):
   """Nothing is open, and after the monitor has looked nothing is left that nobody needs, nor half of anything."""
-  made = machine.islands(place)
+  made = machine.island(place)
   monitor.watch(made)
   assert {state for states in made.registry.counts().values() for state in states} == {'done'}
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
@@ -181,14 +181,14 @@ def test_a_tree_that_is_spoiled_is_made_again(name, damage, far, machine, prepar
 def test_what_another_machine_makes_otherwise_changes_nothing(machine, prepared, tmp_path):
   place = tmp_path / 'run'
   machine.backend.copy(prepared, place)
-  made = machine.islands(place)
+  made = machine.island(place)
   [fact] = made.registry.facts('prepared')
   about = {'tokenizer': fact.meta['tokenizer']}
-  assert made.publish_trees('prepared', 0, worker.TREES, about)[:5] == fact[:5]
+  assert made.publish_trees('prepared', 0, shared_stages.TREES, about)[:5] == fact[:5]
   index = (place / 'base.index.json').read_bytes()
   tiny_run.flip_a_bit(place / 'base' / 'inner.safetensors')
   with pytest.raises(ValueError, match='this machine makes others than are in use'):
-    made.publish_trees('prepared', 0, worker.TREES, about)
+    made.publish_trees('prepared', 0, shared_stages.TREES, about)
   assert (place / 'base.index.json').read_bytes() == index
   close(made)
 
@@ -199,7 +199,7 @@ def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, 
   sections = dict(train=dict(phases=10, paths_per_phase=1, steps_per_phase=2), outer=dict(learning_rate=rate))
   place = tmp_path / 'run'
   alone = machine.other(backend=backend).begin(prepared, place, changed(machine.settings, **sections))
-  watcher = alone.islands(place)
+  watcher = alone.island(place)
   removed, delete = [], watcher.storage.delete
   watcher.storage.delete = lambda name: (removed.append(name), delete(name))
   thread = threading.Thread(target=monitor.watch, args=(watcher,))
@@ -283,7 +283,7 @@ def test_no_end_before_its_time(machine, prepared, tmp_path):
       return True
 
   shutil.copytree(prepared, tmp_path / 'run')
-  made = machine.islands(tmp_path / 'run')
+  made = machine.island(tmp_path / 'run')
   made.registry.mark_scheduled(made.registry.unscheduled())
   stopped = Stopped(f'sqlite:///{tmp_path}/run/registry.db')
   run = dataclasses.replace(made.run, settings=changed(machine.settings, **ROUNDS))
@@ -296,7 +296,7 @@ def test_no_end_before_its_time(machine, prepared, tmp_path):
 def test_what_is_summed_outlives_a_contribution_that_is_gone(machine, prepared, tmp_path):
   place = tmp_path / 'run'
   finish(machine, prepared, place, Faults())
-  made, executor = machine.islands(place), outer_executor.Executor(tmp_path / 'scratch')
+  made, executor = machine.island(place), outer_executor.Executor(tmp_path / 'scratch')
   lease = types.SimpleNamespace(about={}, check=lambda: None)
   [file] = (place / island.OBJECTS / 'paths' / '1').glob('3-high-*')
   data = file.read_bytes()

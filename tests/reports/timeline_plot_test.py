@@ -5,8 +5,9 @@ import json
 import pytest
 import synthetic
 
-from dipaco_jax.islands import island, role_loop, run_history
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import role_loop, run_history
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import cost_figures, run_data, run_report, timeline_plot
 from dipaco_jax.reports.timeline_plot import Task
@@ -14,42 +15,42 @@ from dipaco_jax.storage import object_store as storage_lib
 
 
 @pytest.fixture
-def islands(tmp_path):
+def island(tmp_path):
   registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db')
-  yield island.Islands(None, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
+  yield Island(None, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
   registry.close()
 
 
-def do(islands, owner, kind, number):
-  islands.registry.add_tasks([NewTask(kind, '3', number)])
-  task = islands.registry.claim(owner, [kind])
-  islands.registry.complete(task, [Fact(kind, '3', number, '', '', {})])
+def do(island, owner, kind, number):
+  island.registry.add_tasks([NewTask(kind, '3', number)])
+  task = island.registry.claim(owner, [kind])
+  island.registry.complete(task, [Fact(kind, '3', number, '', '', {})])
 
 
-def test_timeline_of_what_is_done(islands):
-  do(islands, 'worker-1', 'train', 0)
-  do(islands, 'outer-0', 'outer', 1)
-  do(islands, 'worker-1', 'train', 1)
-  islands.registry.add_tasks([NewTask('train', '3', 2)])
-  islands.registry.claim('worker-1', ['train'])
-  found = run_history.timeline(islands)['tasks']
+def test_timeline_of_what_is_done(island):
+  do(island, 'worker-1', 'train', 0)
+  do(island, 'outer-0', 'outer', 1)
+  do(island, 'worker-1', 'train', 1)
+  island.registry.add_tasks([NewTask('train', '3', 2)])
+  island.registry.claim('worker-1', ['train'])
+  found = run_history.timeline(island)['tasks']
   assert [task[:3] for task in found] == [['worker-1', 'train', 1], ['worker-1', 'train', 2], ['outer-0', 'outer', 1]]
   train, later, outer = [task[3:] for task in found]
   assert 0 == train[0] <= train[1] <= outer[0] <= outer[1] <= later[0] <= later[1] < 60
 
 
-def test_a_fact_tells_of_the_bytes_since_the_one_before(islands):
-  role = role_loop.Role(islands, 'worker', ['train'], lambda *_: None)
-  islands.storage.write('a', b'12345')
-  islands.storage.fetch('a')
+def test_a_fact_tells_of_the_bytes_since_the_one_before(island):
+  role = role_loop.Role(island, 'worker', ['train'], lambda *_: None)
+  island.storage.write('a', b'12345')
+  island.storage.fetch('a')
   first, other = role.counted([Fact('checkpoint', '0', 0, '', '', {'x': 1}), Fact('checkpoint', '1', 0, '', '', {})])
   assert first.meta == {'x': 1, 'role': 'worker', 'bytes_in': 5, 'bytes_out': 5} and other.meta == {}
-  islands.storage.write('b', b'123')
+  island.storage.write('b', b'123')
   (second,) = role.counted([Fact('checkpoint', '2', 0, '', '', {})])
-  islands.registry.put(
+  island.registry.put(
     [first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7, 'bytes_out': 0})]
   )
-  found = run_history.bytes_by_role(islands)
+  found = run_history.bytes_by_role(island)
   assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
 
 

@@ -1,0 +1,79 @@
+"""A path's parameters and inner state on the host: as devices take them, and as storage has them."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dipaco_jax.islands.schedule import INNER
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.training import mesh
+from dipaco_jax.training.job import Job
+from dipaco_jax.training.programs import Programs
+
+Arrays = dict[str, np.ndarray]
+
+
+class PathState(NamedTuple):
+  """One path's parameters by name, and its inner state by place in `{INNER: state}`; {} where it has none."""
+
+  params: Arrays
+  inner: Arrays
+
+  def to_arrays(self) -> Arrays:
+    """Packs both for one object; `from_arrays` is the inverse."""
+    return {_place('params', name): x for name, x in self.params.items()} | self.inner
+
+
+def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
+  """Unpacks what `PathState.to_arrays` has packed; `names` are those of the parameters."""
+  params = {name: arrays[_place('params', name)] for name in names}
+  return PathState(params, {at: x for at, x in arrays.items() if at.startswith(_place(INNER))})
+
+
+def zeros(job: Job, has_inner: bool) -> PathState:
+  """A state of zeros, shaped like a path's."""
+  shapes = job.programs.shapes
+  inner = {INNER: jax.eval_shape(job.programs.inner.init, shapes)} if has_inner else {}
+  by_place = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(inner)}
+  return PathState(*({name: np.zeros(x.shape, x.dtype) for name, x in found.items()} for found in (shapes, by_place)))
+
+
+def to_devices(job: Job, phase: int, state: PathState, fresh: bool) -> tuple[Any, Any]:
+  """Puts a path on the devices; returns its parameters and inner state in flight.
+
+  Args:
+    job: what the path is trained in.
+    phase: the one that begins.
+    state: of the path. Without an inner state it gets the base model's or, with `fresh`, a fresh one.
+    fresh: as the path's gradients are no longer those that the base model's state has seen.
+  """
+  programs = job.programs
+
+  def put(x: np.ndarray, spec: jax.sharding.PartitionSpec) -> jax.Array:
+    return programs.placement.assemble(x.shape, spec, lambda _: x)
+
+  params = {name: put(x, programs.specs.params[name]) for name, x in state.params.items()}
+  if not state.inner:
+    return params, programs.fresh_state(params) if fresh else job.first_state(phase, params)
+  inner = jax.tree_util.tree_map_with_path(
+    lambda at, spec: put(state.inner[jax.tree_util.keystr(at)], spec), {INNER: programs.specs.state}, is_leaf=_is_spec
+  )
+  return params, inner[INNER]
+
+
+def to_host(programs: Programs, params: Any, inner: Any) -> PathState:
+  """Fetches a path in flight from the devices, without the mesh's axes."""
+  first = (0,) * programs.specs.num_axes
+  by_place = {at: x[first] for at, x in jobs.named_leaves({INNER: inner}).items()}
+  return PathState({name: mesh.fetch(x)[first] for name, x in params.items()}, by_place)
+
+
+def _is_spec(x: Any) -> bool:
+  return isinstance(x, jax.sharding.PartitionSpec)
+
+
+def _place(*names: str) -> str:
+  """The name of an array, as `jax.tree_util.keystr` gives it to one in nested dicts."""
+  return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))

@@ -1,0 +1,68 @@
+"""The stages of an islands run that all paths share, each a worker's task: preparation, and rounds of re-sharding."""
+
+import shutil
+
+from dipaco_jax.islands.island import TOKENIZER, Gone, Island
+from dipaco_jax.islands.lease import Lease
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.islands.role_loop import Publish
+from dipaco_jax.pipeline import jobs, resharding_round, stage_records, stages
+from dipaco_jax.storage import object_store as storage_lib
+
+TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
+
+
+def prepare(island: Island, task: Task, lease: Lease) -> Publish:
+  """Makes text, base model, routing and shards; every module of version 0 is its part of the base model."""
+  run = island.run
+  with island.hold_workdir():
+    for before in island.registry.facts('prepared'):
+      take_over(island, before)
+      try:
+        island.fetch_tokenizer()
+      except Gone:
+        (run.workdir / TOKENIZER).unlink(missing_ok=True)
+    if run.record('route') and not all((run.workdir / name).exists() for name in (*TREES, TOKENIZER)):
+      stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
+    stages.run_all(run, 'route')
+    lease.check()  # after a long stop, what is here may be in use by others
+    tokenizer = island.storage.write(TOKENIZER, (run.workdir / TOKENIZER).read_bytes())
+    prepared = island.publish_trees('prepared', 0, TREES, {'tokenizer': tokenizer})
+    island.storage.upload_tree(run.workdir / 'stages', 'stages')
+  base = run.base()
+  objects = {
+    level.name: island.write_object(f'modules/0/{level.name}', {n: base[n] for n in run.layout.names(level)})
+    for level in run.layout.levels
+  }
+  named = ((key, *objects[key.split('/')[0]]) for key in island.all_modules())
+  modules = [Fact('module', key, 0, name, sha256, {}) for key, name, sha256 in named]
+  return lambda: [prepared, *modules]
+
+
+def reroute(island: Island, task: Task, lease: Lease) -> Publish:
+  """Shards the text anew for a round; needs all paths at the version that ends the round before [2.4.2]."""
+  run, number = island.run, task.number
+  version = jobs.round_end(run.settings, number - 1)
+  island.fetch_trees('sequences', 'base', f'routing/{number - 1}', f'shards/{number - 1}')
+  with island.hold_workdir():
+    island.publish_version(version)
+    for before in island.registry.facts('round', number=number):
+      take_over(island, before)
+    resharding_round.reroute(run, number, version)
+    lease.check()
+    trees = f'routing/{number}', f'shards/{number}'
+    made = island.publish_trees('round', number, trees, {'version': version})
+  return lambda: [made]
+
+
+def take_over(island: Island, made: Fact):
+  """Fetches what was published before, and removes from this machine what nobody has as it was published.
+
+  A task that is done again then makes only what is missing.
+  """
+  for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
+    island.storage.whole.discard((tree, sha256))
+    try:
+      island.storage.download_tree(tree, island.run.workdir / tree, sha256)
+    except (storage_lib.Missing, storage_lib.Corrupt):
+      shutil.rmtree(island.run.workdir / tree, ignore_errors=True)
