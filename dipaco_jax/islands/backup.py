@@ -5,9 +5,9 @@ finds its facts there, or is refused.
 """
 
 import statistics
-import time
 
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.interval import Interval
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
@@ -22,14 +22,14 @@ class Backup:
 
   def __init__(self, island: Island, kinds: tuple[str, ...]):
     self.island, self.kinds = island, kinds
-    self.looked = -1e9
+    self.look = Interval(LOOK_S)
     self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
 
   def next(self) -> Task | None:
     """A task that was left lying, claimed; or that of a straggler, as a copy."""
-    if time.monotonic() - self.looked < LOOK_S:
+    if not self.look.is_due():
       return None
-    self.looked, before = time.monotonic(), self.ready
+    before = self.ready
     running = self.island.registry.tasks('running')
     ready = self.island.registry.tasks('ready') + [row for row in running if row['lease_left_s'] < 0]
     mine = [row for row in ready if row['kind'] in self.kinds]

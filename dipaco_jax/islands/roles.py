@@ -43,6 +43,7 @@ from dipaco_jax.islands import (
   worker,
 )
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.worker_hosts import Hosts
@@ -118,7 +119,7 @@ def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, 
     keys = island.all_modules()[part_named(share)] if share else None
     fetches = {'train': worker.fetch} if role == 'worker' else {}
     pool = backup.Backup(island, kinds) if is_backup else None
-    role_loop.Role(island, role, kinds, perform, keys, fetches, pool).serve()
+    role_loop.Role(Claims(island, role, kinds, keys, fetches, pool), perform).serve()
 
 
 def resume(workdir: str, url: str) -> int:

@@ -17,6 +17,7 @@ from backends import Backend
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import (
+  claims,
   evaluator,
   island,
   monitor,
@@ -27,6 +28,7 @@ from dipaco_jax.islands import (
   screening_facts,
   worker,
 )
+from dipaco_jax.islands.claims import Claims
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.reports import cost_figures, figures
 from dipaco_jax.storage import object_store
@@ -158,9 +160,10 @@ def one_device() -> Iterator[None]:
     devices = jax.devices()[:1]
     patch.setattr(jax, 'devices', lambda: devices)
     patch.setattr(jax, 'device_count', lambda: 1)
-    waits = {'SHORTEST_WAIT_S': 0.02, 'LONGEST_WAIT_S': 0.1, 'LOOK_AROUND_S': 0.1, 'ASK_AGAIN_S': 0.0}
+    waits = {'SHORTEST_WAIT_S': 0.02, 'LONGEST_WAIT_S': 0.1, 'LOOK_AROUND_S': 0.1}
     for name, seconds in waits.items():
       patch.setattr(role_loop, name, seconds)
+    patch.setattr(claims, 'ASK_AGAIN_S', 0.0)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
     patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': cost_figures.timeline}})
     yield
@@ -220,7 +223,7 @@ class Machine:
     }
     try:
       perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
-      role_loop.Role(made, 'all', KINDS, perform, fetches={'train': worker.fetch}).serve()
+      role_loop.Role(Claims(made, 'all', KINDS, fetches={'train': worker.fetch}), perform).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):

@@ -84,7 +84,7 @@ def test_looks_are_rare(connect, monkeypatch):
   pool = backup.Backup(spare, KINDS)
   spare.registry.add_tasks([NewTask('train', '0', 0)])
   assert pool.next() is None and pool.next() is None
-  pool.looked -= 60
+  pool.look.last -= 60
   assert pool.next()
 
 

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, monitor, registry, role_loop, run_history, schedule
+from dipaco_jax.islands import claims, island, monitor, registry, role_loop, run_history, schedule
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.registry_schema import TASKS
 from dipaco_jax.islands.screening_facts import begins_anew, heed, resume
@@ -118,12 +118,13 @@ def watch(of: island.Island):
 
 
 def serve(of: island.Island, kinds):
-  """As leases.Role.serve, in one thread."""
-  role = role_loop.Role(of, 'any', kinds, lambda *_: None)
-  role.hold = lambda claim: claim()  # a task, whose lease nobody renews
+  """As role_loop.Role.serve, in one thread."""
+  found = claims.Claims(of, 'any', kinds)
+  found.hold = lambda claim: claim()  # a task, whose lease nobody renews
+  role = role_loop.Role(found, lambda *_: None)
   while True:
     heed(of)
-    if not (task := role.claim()):
+    if not (task := found.claim()):
       if schedule.is_finished(of):
         return
       schedule.advance(of)

@@ -13,8 +13,9 @@ import repository
 import sqlalchemy
 
 from dipaco_jax.core import settings
+from dipaco_jax.islands import claims, interval, role_loop, run_history
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import role_loop
+from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.storage import object_store as storage_lib
@@ -78,9 +79,9 @@ class Work:
 
 @pytest.mark.parametrize('fails', ['', '2'])
 def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, island, monkeypatch):
-  monkeypatch.setattr(role_loop, 'ASK_AGAIN_S', 0.0)
+  monkeypatch.setattr(claims, 'ASK_AGAIN_S', 0.0)
   work = Work(fails)
-  role_loop.Role(island, 'worker', ['train'], work.perform, fetches={'train': work.fetch}).serve()
+  role_loop.Role(Claims(island, 'worker', ['train'], fetches={'train': work.fetch}), work.perform).serve()
   assert work.fetched == sorted(['0', '1', '2', '3', *fails])
   assert work.held == [['0', '1'], ['1', '2'], ['2', '3'], ['3']]
   assert [(task['state'], task['attempts']) for task in island.registry.tasks()] == [
@@ -93,6 +94,7 @@ HOLDS = """
 import pathlib, sys, time
 import role_loop_test
 from dipaco_jax.islands import role_loop
+from dipaco_jax.islands.claims import Claims
 
 def perform(island, task, lease):
   lease.fetched()
@@ -100,7 +102,8 @@ def perform(island, task, lease):
   time.sleep(60)
 
 island = role_loop_test.make(pathlib.Path(sys.argv[1]), lease_s=float(sys.argv[2]))
-role_loop.Role(island, 'worker', ['train'], perform, fetches={'train': lambda island, task: time.sleep(0.01)}).serve()
+claims = Claims(island, 'worker', ['train'], fetches={'train': lambda island, task: time.sleep(0.01)})
+role_loop.Role(claims, perform).serve()
 """
 
 
@@ -126,7 +129,7 @@ def test_tasks_of_one_who_is_killed_run_elsewhere_within_two_leases(tmp_path):
     began.append((task.key, time.monotonic() - killed))
     return lambda: [Fact('finished' if len(began) == 4 else 'evaluation', task.key, 0, '', '', {})]
 
-  role_loop.Role(island, 'worker', ['train'], perform).serve()
+  role_loop.Role(Claims(island, 'worker', ['train']), perform).serve()
   island.registry.close()
   print('begun elsewhere after', {key: f'{seconds:.1f} s' for key, seconds in began})
   assert {key for key, seconds in began if seconds > 1} == {'0', '1'} and max(began, key=lambda b: b[1])[1] < 2 * 4
@@ -136,6 +139,7 @@ ENDS_AMID = """
 import os, pathlib, signal, sys, time
 import role_loop_test
 from dipaco_jax.islands import role_loop
+from dipaco_jax.islands.claims import Claims
 
 island = role_loop_test.make(pathlib.Path(sys.argv[1]))
 claim = island.registry.claim
@@ -147,7 +151,7 @@ def slowly(*args):
   return task
 
 island.registry.claim = slowly
-role_loop.Role(island, 'worker', ['train'], lambda *_: time.sleep(60)).serve()
+role_loop.Role(Claims(island, 'worker', ['train']), lambda *_: time.sleep(60)).serve()
 """
 
 
@@ -159,16 +163,31 @@ def test_a_task_is_given_back_that_was_just_claimed(island, tmp_path):
 
 
 def test_nothing_is_claimed_long_before_it_can_be_begun(island):
-  role = role_loop.Role(island, 'worker', ['train'], lambda *_: None, fetches={'train': lambda *_: None})
-  lease = role.claim()
-  role.fetch_s, role.work_s = 1.0, 100.0
+  found = Claims(island, 'worker', ['train'], fetches={'train': lambda *_: None})
+  lease = found.claim()
+  found.fetch_s, found.work_s = 1.0, 100.0
   lease.ahead(0.5)
-  assert role.claimed_ahead() is None and owned(island) == ['0']
+  assert found.ahead is None and owned(island) == ['0']
   lease.ahead(0.01)
-  ahead = role.claimed_ahead()
+  ahead = found.next()
   assert ahead.task.key == '1' and owned(island) == ['0', '1']
-  role.drop(lease)
-  role.drop(ahead)
+  found.drop(lease)
+  found.drop(ahead)
+
+
+def test_a_fact_tells_of_the_bytes_since_the_one_before(island):
+  role = role_loop.Role(Claims(island, 'worker', ['train']), lambda *_: None)
+  island.storage.write('a', b'12345')
+  island.storage.fetch('a')
+  first, other = role.with_bytes([Fact('checkpoint', '0', 0, '', '', {'x': 1}), Fact('checkpoint', '1', 0, '', '', {})])
+  assert first.meta == {'x': 1, 'role': 'worker', 'bytes_in': 5, 'bytes_out': 5} and other.meta == {}
+  island.storage.write('b', b'123')
+  (second,) = role.with_bytes([Fact('checkpoint', '2', 0, '', '', {})])
+  island.registry.put(
+    [first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7, 'bytes_out': 0})]
+  )
+  found = run_history.bytes_by_role(island)
+  assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
 
 
 class Clock:
@@ -191,7 +210,8 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, island, monkeypatch):
   while island.registry.claim('worker-1', ['train']):  # which is at work on all there is
     pass
   clock, asked = Clock(600), []
-  monkeypatch.setattr(role_loop, 'time', clock)
+  for module in (role_loop, claims, interval):
+    monkeypatch.setattr(module, 'time', clock)
 
   def count(connection, cursor, statement, *_):
     if not statement.startswith('BEGIN'):
@@ -203,7 +223,7 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, island, monkeypatch):
     island.registry.mark_scheduled(island.registry.unscheduled())
     asked.clear()
     with pytest.raises(StopIteration):
-      role_loop.Role(island, 'worker', ['train'], lambda *_: None, keys).serve()
+      role_loop.Role(Claims(island, 'worker', ['train'], keys), lambda *_: None).serve()
   finally:
     sqlalchemy.event.remove(sqlalchemy.Engine, 'before_cursor_execute', count)
   print(f'{len(asked) / clock.now:.2f} queries a second')

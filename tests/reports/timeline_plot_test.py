@@ -6,7 +6,7 @@ import pytest
 import synthetic
 
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import role_loop, run_history
+from dipaco_jax.islands import run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import cost_figures, run_data, run_report, timeline_plot
@@ -39,22 +39,7 @@ def test_timeline_of_what_is_done(island):
   assert 0 == train[0] <= train[1] <= outer[0] <= outer[1] <= later[0] <= later[1] < 60
 
 
-def test_a_fact_tells_of_the_bytes_since_the_one_before(island):
-  role = role_loop.Role(island, 'worker', ['train'], lambda *_: None)
-  island.storage.write('a', b'12345')
-  island.storage.fetch('a')
-  first, other = role.counted([Fact('checkpoint', '0', 0, '', '', {'x': 1}), Fact('checkpoint', '1', 0, '', '', {})])
-  assert first.meta == {'x': 1, 'role': 'worker', 'bytes_in': 5, 'bytes_out': 5} and other.meta == {}
-  island.storage.write('b', b'123')
-  (second,) = role.counted([Fact('checkpoint', '2', 0, '', '', {})])
-  island.registry.put(
-    [first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7, 'bytes_out': 0})]
-  )
-  found = run_history.bytes_by_role(island)
-  assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
-
-
-def test_rows_are_workers_then_executors_by_number():
+def test_rows():
   tasks = [
     Task('outer-0', 'outer', 1, 3, 5),
     Task('worker-10', 'train', 1, 0, 4),
