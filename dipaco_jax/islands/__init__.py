@@ -1,7 +1,10 @@
 """A run as leased tasks, for islands of accelerators that come and go [3].
 
-Read `schedule` first: what is to be done, as facts in a `registry`. `role_loop` is how every role takes and publishes
-a task; the roles are `worker`, `outer_executor`, `evaluator` and `monitor`, which `roles` starts.
+Read `schedule` first: what is to be done, as facts and tasks in a `registry` (over `registry_schema` and `database`).
+An `island` is one process of the run. `role_loop` is how every role does tasks, which `claims` finds, each held by a
+`lease`; the roles are `worker` (with `path_state`, `phase_metrics`, `shared_stages`, `worker_hosts`, and `backup` for
+stragglers), `outer_executor`, `evaluator` and `monitor`, and `roles` starts them. By `screening_facts` they leave out
+paths and end a run that diverges; `run_history`, `live_page` and `status_table` show what they do.
 
 Imports from every room before it but `planning`.
 """

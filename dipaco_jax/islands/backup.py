@@ -1,7 +1,7 @@
-"""The backup pool: workers of low priority take what was left lying, and copy what stragglers are at [3].
+"""The backup pool: workers of low priority, which take abandoned tasks and copy those of stragglers [3].
 
-A copy is trained with the straggler's own fence, and holds no lease. Who completes the task first counts: the other
-finds its facts there, or is refused.
+A copy is trained with the straggler's own fence, and holds no lease. Whichever completes the task first counts; the
+other finds the facts there, or is refused.
 """
 
 import statistics
@@ -11,14 +11,14 @@ from dipaco_jax.islands.interval import Interval
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
-LOOK_S = 10.0  # between looks: what is ready at two of them was left lying
-STRAGGLES = 2.0  # running so many times as long as the median of RECENT
+LOOK_S = 10.0  # between looks: a task that is ready at two of them is abandoned
+STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
 RECENT = 32
 COPY = 'copy of '
 
 
 class Backup:
-  """What one backup worker is to do next."""
+  """Where one backup worker finds its next task."""
 
   def __init__(self, island: Island, kinds: tuple[str, ...]):
     self.island, self.kinds = island, kinds
@@ -26,7 +26,7 @@ class Backup:
     self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
 
   def next(self) -> Task | None:
-    """A task that was left lying, claimed; or that of a straggler, as a copy."""
+    """Claims an abandoned task, or returns a straggler's as a copy; None where there is neither."""
     if not self.look.is_due():
       return None
     before = self.ready
@@ -41,7 +41,7 @@ class Backup:
     return self.copy([row for row in others if row['kind'] == 'train'])
 
   def copy(self, running: list[registry_lib.Row]) -> Task | None:
-    """Of the tasks that have run for too long and no other backup copies, the one that has run longest."""
+    """The task that has run longest of those that run for too long and that no other backup copies."""
     registry = self.island.registry
     usual_s = registry.durations('train', RECENT) if running else []
     late = [row for row in running if usual_s and running_s(row) > STRAGGLES * statistics.median(usual_s)]
@@ -55,5 +55,5 @@ class Backup:
 
 
 def running_s(row: registry_lib.Row) -> float:
-  """Since the task was claimed, by the database's clock."""
+  """Seconds since the task was claimed, by the database's clock."""
   return row['lease'] - row['lease_left_s'] - row['claimed']

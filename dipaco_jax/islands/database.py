@@ -1,6 +1,6 @@
-"""SQLite and PostgreSQL, spoken to alike: connections, the clock, a set of keys, transactions that wait.
+"""SQLite and PostgreSQL behind one interface: connections, the clock, sets of keys, transactions that wait.
 
-Both answer to the same statements; what differs compiles per dialect here.
+Both take the same statements; what differs is compiled for each dialect here.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def _(element, compiler, **kwargs):
 
 
 class Among(FunctionElement):
-  """Among(column, texts): the column is one of `texts`, a JSON list of any length in one parameter."""
+  """Among(column, texts): whether the column is one of `texts`, a JSON list of any length in one parameter."""
 
   type = sa.types.NULLTYPE  # of a Boolean, SQLite is asked whether it is 1, and then looks at every row
   inherit_cache = True
@@ -71,9 +71,10 @@ def _(element, compiler, **kwargs):
 
 
 def connect(url: str) -> sa.Engine:
-  """An engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
+  """Makes an engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
 
-  Raises InputError for a URL of another kind of database, or none: as any part may be the password, it is not told.
+  Raises InputError for a URL of no such database; the message does not show the URL, any part of which may be the
+  password.
   """
   with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # the other is of a port that is no number
     parsed = sa.make_url(url)
@@ -123,11 +124,12 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
 
 @contextlib.contextmanager
 def _turn(engine: sa.Engine):
-  """One writer at a time to SQLite, by and large in the order of their coming.
+  """Lets one writer at a time into SQLite, roughly first come, first served.
 
-  SQLite's own wait is a lottery that the last to come wins: of 8 processes, one waits for seconds. The system hands on
-  a file's lock in order and frees it when its holder dies, but who has just let go and comes again may be faster than
-  who is woken. So there are two: whoever is next waits for the first lock holding the second, where all others wait.
+  SQLite's own wait favours the last to come: of 8 processes, one waits for seconds. The system grants a file's lock in
+  order and frees it when its holder dies, but a process that has just released it and returns may be faster than the
+  one that is woken. So there are two locks: whoever is next waits for the first while it holds the second, where all
+  others wait.
   """
   if engine.dialect.name != 'sqlite' or engine.get_execution_options().get('reads'):
     yield
@@ -140,10 +142,10 @@ def _turn(engine: sa.Engine):
 
 
 class Database:
-  """For one process; its threads may share it.
+  """A process's connection to the database, which its threads may share.
 
   Attributes:
-    insert: the dialect's, which knows ON CONFLICT.
+    insert: the dialect's `insert`, which knows ON CONFLICT.
   """
 
   def __init__(self, url: str, patience_s: float):
@@ -159,19 +161,19 @@ class Database:
     self._engine.dispose()
 
   def transact(self, work: Callable[[sa.Connection], T]) -> T:
-    """work(connection) in a transaction."""
+    """Returns work(connection), called in a transaction."""
     return self._run(self._engine, work)
 
   def change(self, statement: sa.Executable, parameters: Row | list[Row]) -> int:
-    """Rows that one statement changed, a transaction by itself."""
+    """Runs one statement as a transaction; returns how many rows it changed."""
     return self._run(self._single, lambda connection: connection.execute(statement, parameters).rowcount)
 
   def returned(self, statement: sa.Executable, parameters: Row) -> list[Row]:
-    """The rows that one statement changed and returns, a transaction by itself."""
+    """Runs one statement as a transaction; returns the rows that it returns."""
     return self._run(self._single, lambda connection: _rows(connection.execute(statement, parameters)))
 
   def rows(self, query: sa.Executable, parameters: Row | None = None) -> list[Row]:
-    """What a query finds."""
+    """Runs a query; returns its rows."""
     return self._run(self._reads, lambda connection: _rows(connection.execute(query, parameters)))
 
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:

@@ -1,4 +1,4 @@
-"""The evaluator: each path's loss on its shard's hold-out, version by version; in the end the report [2.7, 3]."""
+"""The evaluator: each path's loss on its shard's hold-out, version by version, and at the end the report [2.7, 3]."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ def perform(island: Island, task: Task, lease: Lease) -> Publish:
 
 
 def holdout(island: Island, task: Task) -> list[Fact]:
-  """A path's mean loss on its hold-out, nats a target, and of how many; None where there is no hold-out."""
+  """Evaluates a path on its hold-out: the mean loss, nats per target, None without a hold-out; and how many targets."""
   path, version = int(task.key), task.number
   number = island.round_of(version - 1)
   island.fetch_trees(f'shards/{number}')
@@ -46,7 +46,7 @@ def holdout(island: Island, task: Task) -> list[Fact]:
 
 
 def finish(island: Island, task: Task) -> list[Fact]:
-  """Publishes the last version and those that paths point at, and what `main` leaves: evaluated, with a report."""
+  """Publishes the last version and those that early stopping chose, and ends as `main` does: evaluation, report."""
   own = dataclasses.replace(island.run, metrics=metrics_log.Metrics(island.run.workdir))
   rounds = range(own.settings.rounds + 1)
   island.fetch_trees('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))

@@ -1,4 +1,4 @@
-"""What one process of an islands run holds: its run, the registry, the storage, and what it reads and writes there."""
+"""An island: one process of a run, with the registry and the storage that it shares with the others."""
 
 import contextlib
 import dataclasses
@@ -32,15 +32,15 @@ OUTER = 'outer'  # before the names of a module's outer state, in its object
 
 
 class Later(OSError):
-  """A task cannot be done now, through no fault of who tries: it is to be tried again."""
+  """A task cannot be done yet, through no fault of this process; it should be tried again."""
 
 
 class Busy(Later):
-  """Another process of this machine holds the workdir; it may be one that was stopped past its lease."""
+  """Another process of this machine holds the workdir, maybe one that was stopped past its lease."""
 
 
 class Gone(Later):
-  """An object or a tree is missing or corrupt; `name` says which."""
+  """An object or a directory in storage is missing or corrupt; `name` says which."""
 
   def __init__(self, name: str, words: str):
     super().__init__(words)
@@ -49,18 +49,18 @@ class Gone(Later):
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Island:
-  """A run, as a process of any role sees it."""
+  """One process of an islands run, in any role: what it reads, and where it writes."""
 
-  run: run_lib.Run  # its workdir is on this machine, and holds what was fetched of the run's
+  run: run_lib.Run  # its workdir is on this machine, and holds what was fetched from storage
   registry: registry_lib.Registry
   storage: storage_lib.Storage
   name: str  # of this process
-  resumed: int = 0  # how often the run had diverged, and was gone on with, when this process began
+  resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
 
   # -- objects
 
   def write_object(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Publishes arrays; returns [name, sha256]. Equal arrays have equal names, so that what is done twice is one."""
+    """Publishes arrays; returns [name, sha256]. Equal arrays get equal names: what is written twice is one object."""
     data = tensors.to_bytes(arrays)
     sha256 = hashlib.sha256(data).hexdigest()
     name = f'{OBJECTS}/{name}-{sha256[:16]}.safetensors'
@@ -68,26 +68,29 @@ class Island:
     return [name, sha256]
 
   def read_object(self, name: str, sha256: str) -> dict[str, np.ndarray]:
-    """Raises Gone."""
-    with noticing(name):
+    """Reads what `write_object` published; raises Gone."""
+    with raising_gone(name):
       return tensors.from_bytes(self.storage.read(name, sha256))
 
   def fetch_trees(self, *trees: str):
-    """Makes directories of the workdir's be on this machine, as facts tell, and the stages' records. Raises Gone."""
+    """Downloads directories of the workdir, as facts name them, and the stages' records; raises Gone."""
     for tree in ('stages', *trees):
-      with noticing(tree):
+      with raising_gone(tree):
         self.storage.download_tree(tree, self.run.workdir / tree, self.tree_sha256(tree))
 
   @functools.lru_cache(64)  # noqa: B019
   def tree_sha256(self, tree: str) -> str:
-    """Of its index, by the fact of the task that made it; '' for the stages' records, which tell of time."""
+    """The digest of a directory's index, from the fact of the task that made it; '' for the stages' records.
+
+    Those contain times, so that no two machines write the same.
+    """
     kind, _, number = maker(tree)
     [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
     return fact.meta['trees'].get(tree, '')
 
   def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
-    """Uploads directories of the workdir's. Raises InputError, before anything is changed, where others are facts."""
-    indices = {tree: storage_lib.tree_index(self.run.workdir / tree) for tree in trees}
+    """Uploads directories of the workdir; raises InputError, before anything changes, where facts name others."""
+    indices = {tree: trees_lib.index_of(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
@@ -97,22 +100,22 @@ class Island:
     return fact
 
   def distrust(self, e: seals.Damaged):
-    """A file of this machine's is not as it was fetched: everything is compared anew when it is next asked for."""
-    self.storage.verified_trees.clear()
+    """Compares all that was fetched with its digests again, when it is next asked for: a file here is damaged."""
+    self.storage.whole.clear()
     if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 
   def fetch_tokenizer(self):
-    """Makes it be on this machine. Raises Gone."""
+    """Downloads the tokenizer, unless it is here; raises Gone."""
     [fact], file = self.registry.facts('prepared'), self.run.workdir / TOKENIZER
     sha256 = fact.meta['tokenizer']
     if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
-      with noticing(TOKENIZER):
+      with raising_gone(TOKENIZER):
         files.write_file(file, self.storage.read(TOKENIZER, sha256))
 
   @contextlib.contextmanager
   def hold_workdir(self) -> Iterator[None]:
-    """The workdir for this process alone. Raises Busy."""
+    """Holds the workdir for this process alone; raises Busy."""
     with contextlib.ExitStack() as stack:
       try:
         stack.enter_context(lock.hold(self.run.workdir))
@@ -124,23 +127,23 @@ class Island:
 
   @functools.cached_property
   def layout(self) -> modules_lib.Layout:
-    """Of the modules; unlike the run's, it needs nothing that the run has made."""
+    """The modules' layout; unlike the run's, it needs nothing that the run has made."""
     return modules_lib.make_layout(self.run.settings.grid, self.run.settings.levels, self.shapes)
 
   @functools.cached_property
   def shapes(self) -> dict[str, Any]:
-    """One path's parameters."""
+    """Shapes of one path's parameters, by name."""
     s = self.run.settings
     return transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
 
   def modules_of(self, path: int) -> dict[str, str]:
-    """{level: key of the module that the path picks}."""
+    """Keys of the modules that a path goes through, by level."""
     coordinates = self.layout.grid.coordinates(path)
     grid = self.layout.grid
     return {level.name: module_store.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
 
   def paths_through(self, module: str) -> list[int]:
-    """Paths that pick a module."""
+    """Paths that go through a module."""
     grid, (level, fixed) = self.layout.grid, self.parse_module(module)
     positions = grid.positions(level)
     ranges = [
@@ -149,7 +152,7 @@ class Island:
     return [grid.path(point) for point in itertools.product(*ranges)]
 
   def parse_module(self, module: str) -> tuple[Level, Coordinates]:
-    """A module's level and coordinates, from its key."""
+    """Splits a module's key into its level and coordinates."""
     name, _, coordinates = module.partition('/')
     level = next(level for level in self.layout.levels if level.name == name)
     return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
@@ -159,7 +162,7 @@ class Island:
     return [module_store.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
   def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
-    """One path's parameters of a version; reads its modules and no others."""
+    """Reads one path's parameters of a version: its modules and no others."""
     params: dict[str, np.ndarray] = {}
     for fact in self.registry.facts('module', list(self.modules_of(path).values()), version):
       params |= unpack_module(self.read_object(fact.uri, fact.sha256))[0]
@@ -172,12 +175,12 @@ class Island:
     return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
 
   def round_of(self, phase: int) -> int:
-    """Of sharding, that a phase trains on."""
+    """The round of re-sharding whose shards a phase trains on."""
     s = self.run.settings
     return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
 
   def publish_version(self, version: int):
-    """`modules/<version>/` in the workdir, as SPMD has it: weights alone."""
+    """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone."""
     modules = (
       (*self.parse_module(fact.key), unpack_module(self.read_object(fact.uri, fact.sha256))[0])
       for fact in self.registry.facts('module', number=version)
@@ -186,8 +189,8 @@ class Island:
 
 
 @contextlib.contextmanager
-def noticing(name: str) -> Iterator[None]:
-  """What storage says of an object or a tree, as Gone."""
+def raising_gone(name: str) -> Iterator[None]:
+  """Raises Gone where storage misses an object or a directory, or finds it corrupt."""
   try:
     yield
   except (storage_lib.Missing, storage_lib.Corrupt) as e:
@@ -195,7 +198,7 @@ def noticing(name: str) -> Iterator[None]:
 
 
 def maker(name: str) -> tuple[str, str, int]:
-  """The task (kind, key, number) that wrote an object or a tree: the inverse of how these are named."""
+  """The task (kind, key, number) that wrote an object or a directory, from its name."""
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
     return 'train', parts[2].partition('-')[0], int(parts[1])
@@ -207,10 +210,11 @@ def maker(name: str) -> tuple[str, str, int]:
 
 
 def pack_module(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Weights and outer state, as one object has them; `split` is the inverse."""
+  """Packs weights and outer state for one object; `unpack_module` is the inverse."""
   return {**params, **{OUTER + name: x for name, x in state.items()}}
 
 
 def unpack_module(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """Splits a module's object into weights and outer state."""
   state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(OUTER + '[')}
   return {name: x for name, x in arrays.items() if not name.startswith(OUTER + '[')}, state

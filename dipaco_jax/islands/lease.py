@@ -14,9 +14,9 @@ SIGN_OF_LIFE_S = 5.0
 
 
 class Lease:
-  """A task that is ours for as long as we are alive and heard; renewed by a thread.
+  """A task that this process owns for as long as it is alive and heard; a thread renews the lease.
 
-  Of a copy, a task that another owns, there is nothing to renew or to give back: it is lost when it runs no more.
+  The lease on a copy, a task that another process owns, is only watched: it is lost when that task runs no more.
   """
 
   def __init__(self, island: Island, role: str, task: Task):
@@ -24,9 +24,9 @@ class Lease:
     self.is_copy = task.owner != island.name
     self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
     self.fetch: futures.Future | None = None
-    self.ahead: Callable[[float], None] = lambda share: None  # told which share of the task is left
+    self.ahead: Callable[[float], None] = lambda share: None  # called with the share of the task that is left
     self.began: float | None = None  # when what was fetched was there
-    self.is_at_work = False  # until then, others see what the task before is about
+    self.is_at_work = False  # until then, others are shown the task before
     self._lost: BaseException | None = None
     self._progress: dict[str, Any] | None = None
     self._over, self._news = threading.Event(), threading.Event()
@@ -34,29 +34,29 @@ class Lease:
     self._thread.start()
 
   def keep(self, progress: dict[str, Any]):
-    """What another owner goes on from, if we die after this."""
+    """Notes what another owner can go on from, if this process dies."""
     self._progress = progress
     self._news.set()
 
   def check(self):
-    """Raises registry.Lost where the task is another's by now, Diverged where the run is over."""
+    """Raises registry.Lost where another process owns the task by now, Diverged where the run is over."""
     if self._lost:
       raise self._lost
 
   def fetched(self) -> Any:
-    """What was fetched for the task, once, or else it would stay in memory; raises what went wrong."""
+    """Returns what was fetched for the task; only once, as it would stay in memory. Raises the error of the fetch."""
     fetch, self.fetch = self.fetch, None
     assert fetch
     found, self.began = fetch.result(), time.monotonic()
     return found
 
   def release(self, error: str = ''):
-    """Gives the task back, at once."""
+    """Gives the task back at once."""
     if not self.is_copy:
       self.island.registry.release(self.task, error=error)
 
   def renew(self):
-    """Raises registry.Lost."""
+    """Renews the lease; raises registry.Lost."""
     if self.is_copy:
       self.island.registry.watch(self.task)
     else:
@@ -84,5 +84,5 @@ class Lease:
 
 
 def moved(island: Island) -> dict[str, int]:
-  """Bytes that this process has read from and written to storage."""
+  """How many bytes this process has read from and written to storage."""
   return {'bytes_in': island.storage.bytes_in, 'bytes_out': island.storage.bytes_out}

@@ -1,6 +1,7 @@
-"""The page of an islands run while it trains: `report.html` in its place, by the monitor, from facts.
+"""The page of an islands run while it trains, which the monitor writes from facts where `report.html` will be.
 
-A path has one point for each phase. Paths go on at different speeds: phases that are not complete show whom they have.
+A path has one point for each phase. Paths proceed at different speeds: a phase that is not complete shows the paths
+that are done with it.
 """
 
 import logging
@@ -19,7 +20,7 @@ EVERY_S = 60.0
 
 
 class LivePage:
-  """Of a run whose text is prepared."""
+  """Writes the page of a run whose text is prepared, from time to time."""
 
   def __init__(self, island: Island, every_s: float = EVERY_S):
     self.island, self.every_s = island, every_s
@@ -29,7 +30,7 @@ class LivePage:
     self.next, self.failed = time.monotonic() + every_s, False
 
   def due(self):
-    """Writes the page from time to time. Never raises: a run does not end for it."""
+    """Writes the page if it is due. Never raises: a run does not end for its page."""
     started = time.monotonic()
     if started < self.next:
       return
@@ -37,13 +38,13 @@ class LivePage:
       self.write()
       self.failed = False
     except Exception as e:
-      if not self.failed:  # once, as it may be so for weeks
+      if not self.failed:  # once, as the cause may last for weeks
         logging.warning('the report of the run so far was not written (%s)', str(e) or repr(e))
       self.failed = True
     self.next = time.monotonic() + max(self.every_s, (time.monotonic() - started) / live_report.SHARE)
 
   def write(self):
-    """Nothing is written before there is a phase of a path, or once the evaluator is at the report of the whole."""
+    """Writes the page, unless no path is done with a phase yet, or the evaluator makes the report of the run."""
     registry, rows = self.island.registry, self.read()
     if not rows or 'finish' in registry.counts():
       return
@@ -54,7 +55,7 @@ class LivePage:
       self.island.storage.write(live_report.PAGE, text.encode())
 
   def read(self) -> list[dict[str, Any]]:
-    """Rows as metrics.jsonl has them; those of complete phases are read once."""
+    """Makes rows as metrics.jsonl has them; those of complete phases are read once."""
     while self.is_complete(self.phases):
       found = run_history.read_phase(self.island, self.pointers, self.phases)
       self.rows += self.steps(found.checkpoints)
@@ -77,7 +78,7 @@ class LivePage:
     return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
-    """A row for a phase of each path."""
+    """Makes a row for a phase of each path."""
     s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T

@@ -1,9 +1,9 @@
-"""The monitor: takes up what a killed process left unscheduled, collects garbage, and says what is stuck, and why [3].
+"""The monitor: schedules what killed processes left unscheduled, collects garbage, and says what is stuck, and why [3].
 
-Objects of a version or phase go when no open task is of one that is less than GENERATIONS newer: what is left suffices
-to make any object of the newest again. What is of use for longer stays: versions of modules that early stopping points
-at, and the inner state that each path goes on from, be it long since it was last drawn. When the run is finished, all
-goes but the modules of the last version and of those that are pointed at.
+Objects of a version or phase are deleted when all open tasks are at least GENERATIONS newer: the rest suffices to make
+any object of the newest versions again. Some are kept for longer: versions of modules that early stopping points at,
+and the inner state that each path goes on from, however long ago it was last drawn. When the run is finished, only the
+modules of the last version and of those that early stopping chose are left.
 """
 
 import contextlib
@@ -18,13 +18,14 @@ from dipaco_jax.islands.schedule import INNER
 
 PAUSE_S = 2.0
 GENERATIONS = 2
+ROLES = {'worker': ('prepare', 'train', 'reroute'), 'outer': ('outer',), 'evaluator': ('evaluate', 'finish')}
 SILENT_S = 60
 
 
 def watch(island: Island):
-  """Until the run is finished; raises Diverged where it is no use to go on."""
+  """Watches until the run is finished; raises Diverged where it has diverged."""
   collector, page, about = Collector(island), live_page.LivePage(island), {'task': '', 'stuck': ''}
-  with heard(island, about):
+  with signs_of_life(island, about):
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
@@ -40,8 +41,8 @@ def watch(island: Island):
 
 
 @contextlib.contextmanager
-def heard(island: Island, about: dict[str, str]) -> Iterator[None]:
-  """Gives signs of life in a thread: to collect may take minutes."""
+def signs_of_life(island: Island, about: dict[str, str]) -> Iterator[None]:
+  """Gives signs of life in a thread, as collecting may take minutes."""
   over = threading.Event()
 
   def beat():
@@ -58,28 +59,27 @@ def heard(island: Island, about: dict[str, str]) -> Iterator[None]:
 
 
 def frontier(island: Island) -> int:
-  """The lowest phase that somebody still works on, or will as soon as a fact's consequences are there."""
+  """The lowest phase that a task still works on, or will once all facts have had their consequences."""
   before = {'train': 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
   lowest = island.registry.lowest_open()
   return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 
 def stuck(island: Island) -> str:
-  """What keeps failing, and roles that have gone silent while they are needed; '' where all is well."""
+  """Tasks that keep failing, and roles that have gone silent while they are needed; '' where all is well."""
   failing = [
     f'{t["kind"]} {t["key"]} {t["number"]} failed {t["attempts"]} times: {t["error"]}'
     for t in island.registry.tasks('ready') + island.registry.tasks('running')
     if t['error']
   ]
   alive = {r['role'] for r in island.registry.roles() if r['silent_s'] < SILENT_S}
-  needed = {'prepare': 'worker', 'train': 'worker', 'reroute': 'worker', 'outer': 'outer', 'evaluate': 'evaluator',
-            'finish': 'evaluator'}  # fmt: skip
-  missing = sorted({needed[kind] for kind in island.registry.ready_kinds()} - alive)
-  return '; '.join([*failing[:3], *(f'nobody works as {role}: start one' for role in missing)])
+  ready = island.registry.ready_kinds()
+  needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
+  return '; '.join([*failing[:3], *(f'nobody works as {role}: start one' for role in sorted(needed - alive))])
 
 
 class Collector:
-  """Removes objects that nobody will read again, version by version."""
+  """Deletes objects that nobody will read again, version by version."""
 
   def __init__(self, island: Island):
     self.island = island
@@ -89,7 +89,7 @@ class Collector:
     self.pointers = run_history.Pointers(island)
 
   def collect(self, end: int):
-    """Versions below `end`, and the phases that made them."""
+    """Collects versions below `end`, and the phases that made them."""
     while self.next < end:
       version, self.next = self.next, self.next + 1
       if version:
@@ -99,13 +99,13 @@ class Collector:
       self.left = [v for v in [*self.left, version] if self._forget(f'{OBJECTS}/modules/{v}', keep)]
 
   def finish(self):
-    """What no version collected: the last phase, and what was made again or by one who did not know that it is over."""
+    """Collects the rest: the last phase, and objects made again, or by a process that did not know of the end."""
     self.pointers.add(self.next)
     self._forget(OBJECTS, self._kept())
     self.island.storage.tidy('')
 
   def _forget(self, prefix: str, keep: set[str]) -> bool:
-    """Removes all but `keep`; whether something is left."""
+    """Deletes the objects in a folder but `keep`; returns whether any is left."""
     storage = self.island.storage
     storage.tidy(prefix)
     names = storage.names(prefix)
@@ -114,7 +114,7 @@ class Collector:
     return not keep.isdisjoint(names)
 
   def _inner(self, phase: int) -> set[str]:
-    """Inner states of the phase's paths, which they go on from; those of before go."""
+    """Names of the inner states that the phase's paths go on from; deletes the ones before."""
     kept = set()
     for fact in self.island.registry.facts('checkpoint', number=phase):
       if INNER in fact.meta['objects']:
@@ -125,7 +125,7 @@ class Collector:
     return kept
 
   def _kept(self) -> set[str]:
-    """Modules that paths point at, and those of newer versions (what nobody trained is of an older one too)."""
+    """Objects of modules that early stopping points at, and of all newer versions, which may share older objects."""
     versions = {*self.pointers.version} - {0}
     kept = {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
     number = self.next

@@ -3,12 +3,12 @@
     Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths)]
     module <- OuterOpt(module, Delta)                                            [2.5, 2.7]
 
-The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: the task is
-given back, and a further checkpoint wakes it. What it has summed stays in its memory, and the oldest of it in files of
-this machine; an executor that finds neither sums anew.
+The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: it releases
+the task, and a further checkpoint wakes it. Its sums stay in memory, the oldest of them in files of this machine; an
+executor that finds neither sums anew.
 
-Who is excluded by the path's worker is left out, and what is not plausible when it is read here: a machine in between
-may be bad. A module of one path alone, which is left out, stays as it is (`screening_facts`).
+Paths that their workers have excluded are left out, and so are contributions that are not plausible when they are read
+here: a machine in between may be bad. A module whose only path is left out stays as it is (`screening_facts`).
 """
 
 import collections
@@ -36,16 +36,16 @@ from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import files, tensors
 
 KINDS = ('outer',)
-SHA256 = 32  # bytes, before what they are of
+SHA256 = 32  # bytes of a digest, which comes before the data
 READERS = 2  # of contributions, beside the one that is being added
-HELD = 4  # sums in memory, each with its module and outer state: 4 modules
+HELD = 4  # sums in memory, each with its module and outer state: as large as 4 modules together
 
 
 class Partial:
-  """What has been summed of a module's contributions to a version, and of whose; and who was left out."""
+  """The sum of a module's contributions to a version so far: whose they are, and who was left out."""
 
   def __init__(self, file: pathlib.Path, old: dict[str, np.ndarray], state: dict[str, np.ndarray], bounds: Bounds):
-    self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state` is the outer one
+    self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state`: of the outer optimizer
     self.sum = exact_sum.ExactSum()
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path
     self.moved: dict[str, float] = {}  # r of screening.py, by path
@@ -57,20 +57,20 @@ class Partial:
   def _read(self):
     found = files.read_file(self.file)
     if hashlib.sha256(found[SHA256:]).digest() != found[:SHA256]:
-      return  # not what was written: summed anew
+      return  # damaged: summed anew
     state = tensors.from_bytes(found[SHA256:])
     self.squares, self.moved, self.left_out = json.loads(state.pop('#paths').tobytes())
     self.sum = exact_sum.ExactSum.from_state(state)
 
   def save(self):
-    """For whoever goes on with it on this machine: us, or who comes after us."""
+    """Writes the sum to its file, for this process or a later one of this machine."""
     if self.squares or self.left_out:
       paths = json.dumps([self.squares, self.moved, self.left_out]).encode()
       data = tensors.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
       files.write_file(self.file, hashlib.sha256(data).digest(), data)
 
   def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
-    """Adds what a path has come to; or leaves it out, with the reason, where that is not finite or not plausible."""
+    """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""
     [level] = self.bounds.usual
     try:
       square = self.sum.add(weight, self.old, new)
@@ -87,33 +87,33 @@ class Partial:
         self.squares[path], self.moved[path] = square, moved
 
   def is_of(self, excluded: Collection[str]) -> bool:
-    """Whether it has left out none but these, and added none of them."""
+    """Whether the sum leaves out these paths at most, and contains none of them."""
     return self.left_out.keys() <= set(excluded) and self.squares.keys().isdisjoint(excluded)
 
   def take_mean(self) -> dict[str, np.ndarray]:
-    """Delta, for the sum, which goes: it is twice as large."""
+    """Returns Delta and frees the sum, which is twice as large."""
     mean, self.sum = self.sum.mean(), exact_sum.ExactSum()
     return mean
 
 
 class Executor:
-  """Sums of the modules that were last worked on, in memory; the others wait in files."""
+  """Makes outer steps; sums of the modules that it last worked on are in memory, the others in files."""
 
   def __init__(self, scratch: pathlib.Path):
     self.scratch = scratch
     self.partials: collections.OrderedDict[tuple[str, int], Partial] = collections.OrderedDict()
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
-    """Adds what is there; with the last contribution, publishes the module's next version."""
+    """Adds the contributions that are there; with the last one, returns what publishes the module's next version."""
     module, phase = task.key, task.number - 1
     level, _ = island.parse_module(module)
     weights = module_weights(island, module, phase)
-    made = island.registry.facts('module', [module], task.number)  # once, by us or by another
+    made = island.registry.facts('module', [module], task.number)  # by an earlier attempt, here or elsewhere
     excluded: dict[str, str] = dict(made[0].meta.get('left_out', {})) if made else {}
     partial = self.take(island, task)
     if made and not partial.is_of(excluded):
       partial = self.take(island, task, anew=True)
-    self.put_back(task, partial)  # at once: what is summed stays, also where the next contribution cannot be read
+    self.put_back(task, partial)  # at once: the sum is kept also where the next contribution cannot be read
     missing = weights.keys() - partial.squares.keys() - partial.left_out.keys()
     facts = {fact.key: fact for fact in island.registry.facts('checkpoint', sorted(missing), phase)}
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if not made and 'excluded' in fact.meta}
@@ -135,12 +135,12 @@ class Executor:
     if partial.squares.keys() | left_out.keys() != weights.keys():
       island.registry.release(task, waiting=True)
       return None
-    screening_facts.heed(island)  # else what has been withdrawn since might be in the sum
+    screening_facts.heed(island)  # or the sum might contain what was withdrawn since
     del self.partials[task.key, task.number]
     return lambda: publish(island, task, partial, left_out)
 
   def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
-    """The task's partial sum: from memory, from a file, or a new one. Not ours before the task is."""
+    """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
     held = self.partials.pop((task.key, task.number), None)
     if held and not anew:
       return held
@@ -152,19 +152,19 @@ class Executor:
     return Partial(file, *unpack_module(island.read_object(before.uri, before.sha256)), bounds)
 
   def put_back(self, task: Task, partial: Partial):
-    """The one that was worked on least recently goes to its file."""
+    """Keeps a sum in memory, and moves the least recently used to its file."""
     self.partials[task.key, task.number] = partial
     if len(self.partials) > HELD:
       self.partials.popitem(last=False)[1].save()
 
 
 def version_before(island: Island, task: Task) -> Fact:
-  """Of the task's module."""
+  """The fact of the task's module before the outer step."""
   return island.registry.facts('module', [task.key], task.number - 1)[0]
 
 
 def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
-  """The outer step, and its object, or none where no path counts; and whom we ourselves leave out."""
+  """Takes the outer step, or none where no path counts; returns the module's fact and those of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   owners = {f.key: f.meta['worker'] for f in island.registry.facts('checkpoint', sorted(partial.left_out), phase)}
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
@@ -183,7 +183,7 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
 
 
 def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
-  """Object and sha256 of the next version, and what is said of its outer gradient; the sum goes."""
+  """Writes the next version; returns its object, sha256, and figures of its outer gradient. Frees the sum."""
   s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
@@ -191,7 +191,7 @@ def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, 
     words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
     screening_facts.end(island, task.number - 1, words)
   name, sha256 = island.write_object(f'modules/{task.number}/{task.key}', pack_module(new, moved))
-  # |sum w d|^2 and sum |w d|^2, of which the mean cosine between outer gradients is made.
+  # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
   figures = {
     'norm': norm,
     'paths': paths,
@@ -202,9 +202,16 @@ def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, 
 
 
 def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):
-  """(new parameters, new outer state, |Delta|, whether all is sound) of one module.
+  """Takes the outer step of one module.
 
-  A state is by place in Optax's tree; {} for a new one.
+  Args:
+    config: `settings.Outer`.
+    params: of the module.
+    state: of OuterOpt, by place in Optax's tree; {}: a new one.
+    mean: sum_i w_i (old - new_i) / sum_i w_i.
+    factor: by which the mean becomes Delta.
+  Returns:
+    New parameters, new outer state, |Delta|, and whether all is sound.
   """
   transformation = outer.make_optimizer(config)
   init = transformation.init
@@ -215,8 +222,8 @@ def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], me
 
 @functools.cache
 def _compiled(config):
-  """OuterOpt of one module; compiled once for all modules of a level."""
-  transformation = outer.make_optimizer(config)
+  """The outer step of one module, compiled once for all modules of a level."""
+  transformation = outer.make(config)
 
   def update(params, state, mean, factor):
     delta = jax.tree.map(lambda m: m * factor, mean)
@@ -227,9 +234,9 @@ def _compiled(config):
 
 
 def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
-  """w_i of a module's paths, by their names, divided by one power of two: the largest is in (1/2, 1].
+  """w_i of a module's paths, by their names, divided by one power of two such that the largest is in (1/2, 1].
 
-  That leaves the mean as it is; and what is in the exact sum's range follows from how far paths move alone.
+  The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
   """
   weights = path_weights(island, phase)
   found = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
@@ -239,7 +246,7 @@ def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
 
 @functools.lru_cache(4)
 def path_weights(island: Island, phase: int) -> np.ndarray:
-  """w_i of every path, [P]; 0: it takes no part [2.7]."""
+  """w_i of every path [2.7], [P]; 0 for one that takes no part."""
   number = island.round_of(phase)
   island.fetch_trees(f'shards/{number}')
   return jobs.weights(island.run, number)(phase).reshape(-1)

@@ -1,18 +1,18 @@
 """The registry of islands [3]: facts, which are the only authority, and tasks, which merely coordinate.
 
 A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
-task is what makes facts, and could be made again from them. Both are named by (kind, key, number). Facts are taken back
-in one case only, `withdraw`, when a run that has diverged goes on.
+task is what makes facts, and could be derived from them again. Both are named by (kind, key, number). Facts are
+withdrawn in one case only, when a run that has diverged is resumed.
 
     waiting --wake--> ready --claim--> running --complete--> done
                         ^---- release, or the lease ran out
 
-Who claims a task has it until `lease_s` after the last heartbeat, by the database's clock. Every claim raises the
-task's fence, and only the owner of the newest fence completes it: one that was stopped past its lease is refused
-when it wakes. Publication is idempotent: the same facts again are accepted, others under the same names never.
+A claim lasts until `lease_s` after the last heartbeat, by the database's clock. Every claim raises the task's fence,
+and only the owner of the newest fence can complete it: a process that was stopped past its lease is refused when it
+wakes. Publication is idempotent: the same facts are accepted again, others under the same names never.
 
-A database that restarts or is away is waited for. A call that is made again because its acknowledgement was lost does
-no harm: a task that was claimed unheard comes back when its lease runs out, one more wake finds nothing to do, and a
+A database that restarts or is away is waited for. A call that is repeated because its acknowledgement was lost does no
+harm: a task whose claim went unheard is ready again when its lease runs out, a second wake finds nothing to do, and a
 completion finds its own facts.
 """
 
@@ -37,7 +37,7 @@ class NewTask(NamedTuple):
 
 
 class Task(NamedTuple):
-  """A claim."""
+  """A task that was claimed, and the claim's fence."""
 
   id: int
   kind: str
@@ -46,7 +46,7 @@ class Task(NamedTuple):
   fence: int
   owner: str
   wakes: int  # until the claim
-  progress: dict | None  # what an owner before this one left to go on from
+  progress: dict | None  # what a former owner left to go on from
 
   @property
   def words(self) -> str:
@@ -63,7 +63,7 @@ class Fact(NamedTuple):
 
 
 class Lost(Exception):
-  """The task went to another; what this owner holds of it is void."""
+  """The task went to another owner; this claim is void."""
 
 
 def _name(row: NewTask | Fact) -> Row:
@@ -71,14 +71,15 @@ def _name(row: NewTask | Fact) -> Row:
 
 
 class Registry:
-  """One run's registry, for one process; threads may share it."""
+  """One process's access to a run's registry; its threads may share it."""
 
   def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600):
     """Makes the tables where there are none.
 
     Args:
       url: sqlite:////absolute/file.db, or postgresql://user:password@host/database.
-      patience_s: how long every call waits for a database that is away, before it raises what is wrong.
+      lease_s: how long a claim lasts without a heartbeat.
+      patience_s: how long every call waits for a database that is away, before it raises its error.
     Raises:
       ValueError: the URL is of another kind of database, or the tables are another version's.
     """
@@ -93,18 +94,24 @@ class Registry:
     self._db.close()
 
   def add_tasks(self, tasks: Iterable[NewTask]):
-    """Those that are not there yet; the others stay as they are."""
+    """Inserts those that are not there yet; the others stay as they are."""
     insert = self._db.insert(TASKS).on_conflict_do_nothing()
     rows = [task._asdict() | {'lease': {'ready': 0.0, 'waiting': None}[task.state]} for task in tasks]
     for start in range(0, len(rows), CHUNK):
       self._db.change(insert, rows[start : start + CHUNK])
 
   def wake(self, kind: str, keys: Sequence[str], number: int):
-    """What waits is ready; what runs will be ready again if its owner releases it to wait."""
+    """Makes waiting tasks ready; one that runs becomes ready if its owner releases it to wait."""
     self._db.change(schema.WAKE, {'kind_': kind, 'keys': json.dumps(list(keys)), 'number_': number})
 
   def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Task | None:
-    """The first by number, then id, of what is ready or has run out of its lease. Only of these keys, if given."""
+    """Claims the first task, by number, then id, that is ready or whose lease has run out.
+
+    Args:
+      owner: who claims it.
+      kinds: of the tasks.
+      keys: of the tasks; None: any.
+    """
     parameters: Row = {'claimant': owner, 'lease_s': self.lease_s}
     if keys is not None:
       parameters['keys'] = json.dumps(list(keys))
@@ -114,14 +121,14 @@ class Registry:
     return None
 
   def heartbeat(self, task: Task, progress: dict | None = None):
-    """A new lease, from now; notes `progress`, if given, for a next owner. Raises Lost."""
+    """Renews the lease from now, and notes `progress`, if given, for a next owner; raises Lost."""
     noted = {} if progress is None else {'noted': _json(progress)}
     statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
     if not self._db.change(statement, _claimed(task) | noted | {'lease_s': self.lease_s}):
       raise Lost(f'{task} is not ours any more')
 
   def watch(self, task: Task):
-    """Raises Lost where `heartbeat` would; the lease stays as it is."""
+    """Raises Lost where `heartbeat` would, without renewing the lease."""
     if not self._db.rows(schema.IS_RUNNING, _claimed(task)):
       raise Lost(f'{task} runs no more')
 
@@ -129,7 +136,7 @@ class Registry:
     """Hands the task back at once; does nothing where it is lost.
 
     Args:
-      waiting: until it is woken, and not at all if it was since the claim: what woke it was not seen by this owner.
+      waiting: until it is woken; a wake since the claim counts, as this owner may not have seen what woke it.
       error: what went wrong, for people.
     """
     why = error.replace('\0', '').encode(errors='backslashreplace').decode()  # what PostgreSQL can hold
@@ -137,14 +144,14 @@ class Registry:
     self._db.change(schema.WAIT if waiting else schema.RELEASE, _claimed(task) | seen | {'why': why})
 
   def complete(self, task: Task, facts: Sequence[Fact]):
-    """In one transaction: the facts are there, the task is done.
+    """Inserts the facts and marks the task as done, in one transaction.
 
-    Where the task is not ours any more, facts that are there and identical are as good: it was done, by this very call
-    whose acknowledgement was lost, or by another.
+    Where the task is another's by now, identical facts in the registry will do: it was done by another owner, or by an
+    earlier attempt of this call whose acknowledgement was lost.
 
     Raises:
-      Lost: the task went to another. Nothing is written.
-      ValueError: the task is ours, but other facts are there under these names. Nothing is written.
+      Lost: the task went to another owner. Nothing is written.
+      ValueError: the task is ours, but other facts exist under these names. Nothing is written.
     """
 
     def work(connection: sa.Connection):
@@ -159,14 +166,14 @@ class Registry:
     self._db.transact(work)
 
   def reopen(self, task: Task, kind: str, key: str, number: int):
-    """One that is done is ready once more, for `task` misses what it made. Its facts stay; it makes the same again.
+    """Makes a task that is done ready again, as `task` misses what it made. Its facts stay; it makes the same again.
 
-    Does nothing where `task` is lost: what it misses may rightly be gone.
+    Does nothing where `task` is lost: what it misses may have been deleted for good reason.
     """
     self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
 
   def put(self, facts: Sequence[Fact]):
-    """Inserts facts without a task. Raises ValueError where others are there under these names; writes nothing then."""
+    """Inserts facts without a task, or raises ValueError and inserts none where others exist under these names."""
     self._db.transact(lambda connection: self._insert_facts(connection, facts))
 
   def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
@@ -177,10 +184,9 @@ class Registry:
         raise ValueError(f'{fact} cannot replace the fact that is there: {there}')
 
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
-    """Takes facts back, for once, and makes tasks ready that were done with; all that run are lost to their owners.
+    """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.
 
-    In one transaction, with `mark`, which is there afterwards: who comes with the same mark later does nothing.
-    Returns whether it was us.
+    Inserts `mark` in the same transaction; does nothing, and returns False, where that is there already.
     """
 
     def work(connection: sa.Connection) -> bool:
@@ -197,7 +203,7 @@ class Registry:
     return self._db.transact(work)
 
   def facts(self, kind: str, keys: Sequence[str] | None = None, number: int | None = None) -> list[Fact]:
-    """Of a kind; only of these keys, of this number, if given. By number, then key."""
+    """Facts of a kind, ordered by number, then key; only of these keys and of this number, if given."""
     query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
     if keys is not None:
       query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
@@ -224,39 +230,39 @@ class Registry:
     return found
 
   def ready_kinds(self) -> set[str]:
-    """Kinds of tasks that wait for somebody; what is done is not looked through."""
+    """Kinds of tasks that are ready; reads none that are done."""
     query = sa.select(TASKS.c.kind).where(schema.OPEN, TASKS.c.state == 'ready').distinct()
     return {row['kind'] for row in self._db.rows(query)}
 
   def is_idle(self) -> bool:
-    """Whether all tasks are done, and every fact's consequences are there; at one moment."""
+    """Whether, at one moment, all tasks are done and every fact has had its consequences."""
     [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled')))
     return not row['unsettled']
 
   def lowest_open(self) -> dict[str, int]:
-    """{kind: the lowest number} of tasks that are not done, and of facts whose consequences may not be there yet."""
+    """The lowest number, by kind, of tasks that are not done and of facts that may not have had their consequences."""
     return {row['kind']: row['lowest'] for row in self._db.rows(schema.LOWEST)}
 
   def tasks(self, state: str | None = None, kind: str | None = None, limit: int = 1000) -> list[Row]:
-    """All columns of tasks, and `lease_left_s` of those that run, negative where it has run out."""
+    """All columns of tasks, and of those that run `lease_left_s`, which is negative once the lease has run out."""
     left = sa.case((TASKS.c.state == 'running', TASKS.c.lease - Now())).label('lease_left_s')
     query = sa.select(TASKS, left).order_by(TASKS.c.kind, TASKS.c.number, TASKS.c.id).limit(limit)
     if state is not None:
       query = query.where(TASKS.c.state == state)
     if state in ('ready', 'running'):
-      query = query.where(schema.OPEN)  # few: not all that is done is looked through
+      query = query.where(schema.OPEN)  # by the index, without reading all that are done
     if kind is not None:
       query = query.where(TASKS.c.kind == kind)
     return [row | {'progress': row['progress'] and json.loads(row['progress'])} for row in self._db.rows(query)]
 
   def durations(self, kind: str, limit: int) -> list[float]:
-    """Seconds from the last claim to the end, of the newest tasks of a kind that are done."""
+    """Seconds from the last claim to the end of the newest tasks of a kind that are done."""
     seconds = (TASKS.c.ended - TASKS.c.claimed).label('seconds')
     query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done')
     return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
 
   def beat(self, name: str, role: str, about: dict):
-    """A sign of life of the role of that name."""
+    """Records a sign of life of the role of that name."""
     row = {'name': name, 'role': role, 'about': _json(about)}
     insert = self._db.insert(ROLES).values(seen=Now())
     news = {column: insert.excluded[column] for column in ('about', 'seen')}
@@ -278,12 +284,12 @@ def _row(fact: Fact) -> Row:
 
 
 def _canonical(fact: Fact) -> tuple:
-  """What makes it this fact and no other; `meta` tells of how it was made."""
+  """The part of a fact that must agree with what is there; `meta` tells how it was made."""
   return fact.uri, fact.sha256
 
 
 def _content(connection: sa.Connection, fact: Fact) -> tuple | None:
-  """What is there under the fact's name."""
+  """The canonical part of what the registry has under the fact's name."""
   row = connection.execute(schema.CONTENT, _name(fact)).one_or_none()
   return row and tuple(row)
 

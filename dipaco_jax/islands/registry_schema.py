@@ -1,7 +1,7 @@
 """The registry's tables, and the statements that change them.
 
-`lease` says what can be claimed: it is 0 where a task is ready, the end of the lease where it runs, and null where it
-waits or is done. So one index holds all that can be claimed, and what is done costs nobody anything.
+`lease` tells what can be claimed: it is 0 where a task is ready, the end of the lease where it runs, and null where it
+waits or is done. So one index holds all that can be claimed, and tasks that are done cost nothing.
 """
 
 import functools
@@ -13,7 +13,7 @@ from dipaco_jax.islands.database import Among, Now
 
 VERSION = 3
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
-LOCKED = 100  # tasks that others may be taking at this moment, which a claim looks past: PostgreSQL's connections
+LOCKED = 100  # tasks that others may be claiming at this moment, which a claim skips: PostgreSQL's connections
 
 TEXT = sa.Text().with_variant(sa.Text(collation='C'), 'postgresql')  # sorts by its bytes, as in SQLite
 UNSCHEDULED = sa.text('NOT scheduled')
@@ -71,7 +71,7 @@ ROLES = sa.Table(
 
 
 def prepare(connection: sa.Connection):
-  """Makes the tables where there are none; raises InputError where they are another version's."""
+  """Makes the tables where there are none; raises InputError where there are those of another version."""
   if connection.dialect.name == 'postgresql':
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
   METADATA.create_all(connection, [SCHEMA])
@@ -87,7 +87,7 @@ def prepare(connection: sa.Connection):
 
 
 def _named(table: sa.Table) -> sa.ColumnElement[bool]:
-  """The row of a name; parameters are not called like columns, for those would be set in an update."""
+  """Matches the row of a name; the parameters are not called like columns, which an update would set."""
   return sa.and_(*(table.c[name] == sa.bindparam(f'{name}_') for name in ('kind', 'key', 'number')))
 
 
@@ -142,7 +142,7 @@ WITHDRAW = sa.delete(FACTS).where(_named(FACTS))
 RENEW = sa.update(TASKS).where(_named(TASKS)).values(state='ready', lease=0.0, progress=None, fence=TASKS.c.fence + 1)
 DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(state='ready', lease=0.0, fence=TASKS.c.fence + 1)
 
-# One statement each: what is read in two, a task and then its facts, can be neither here nor there.
+# One statement each: between two, a task could be completed, and its facts be seen in neither.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))
 LOWEST = sa.union_all(
   *(
@@ -157,7 +157,7 @@ CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progr
 
 @functools.cache
 def claim(kinds: tuple[str, ...], keyed: bool) -> sa.Executable:
-  """The first of every kind by the index, the first of these that nobody is taking, and its update: one statement."""
+  """Claims the first task of these kinds that nobody else is claiming, in one statement that uses the index."""
   order = TASKS.c.number, TASKS.c.id
   free = [TASKS.c.lease <= Now()]
   mine = [Among(TASKS.c.key, KEYS)] if keyed else []

@@ -1,4 +1,4 @@
-"""Which registry a user names: by an option, or where no list of processes shows it, the environment or a file."""
+"""The registry that a user names: by an option or, hidden from lists of processes, by the environment or a file."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ FILE = 'file:'
 
 
 def given(option: str | None) -> str:
-  """The URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of a file that has it.
+  """The URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of a file that contains it.
 
-  Raises InputError where there is no such file, or anything but a URL in it.
+  Raises InputError where there is no such file, or it contains anything but a URL.
   """
   url = option or os.environ.get(VARIABLE, '')
   if option and printable.redacted(option) != option:

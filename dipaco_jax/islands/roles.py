@@ -1,14 +1,14 @@
-"""The roles of an islands run [3]; each is one process, and there may be any number of them, coming and going.
+"""The roles of an islands run [3]; each is one process, and any number of them may come and go.
 
     DIPACO_REGISTRY=URL python -m dipaco_jax.main --config=... --workdir=PLACE --role=ROLE
 
     worker      trains paths
     outer       makes outer steps
-    evaluator   looks at hold-outs, and makes the report
-    monitor     takes up what was left lying, cleans, says what is stuck
+    evaluator   evaluates hold-outs, and makes the report
+    monitor     schedules what was abandoned, collects garbage, says what is stuck
 
 PLACE is a folder that all see, or s3://... or gs://...; URL is that of a database that all reach. One of each role is
-enough, in any order. A role ends by itself when the run is finished, and when it has diverged: that with status 65.
+enough, in any order. A role ends when the run is finished, and, with status 65, when it has diverged.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ from dipaco_jax.reports import run_report
 from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.storage import publishing
 
-OWNER = 'registry.id'  # in storage: which registry knows what is there
+OWNER = 'registry.id'  # in storage: the id of the run whose registry knows what is there
 ROLES = ('worker', 'outer', 'evaluator', 'monitor')
 
 
@@ -74,10 +74,17 @@ def run_role(
   """Works in a role until the run is finished.
 
   Args:
-    resumes: goes on with a run that has diverged; else it ends, unless who has started it has seen to that.
+    role: one of ROLES.
+    workdir: PLACE.
+    url: of the registry; None: a file in the workdir.
+    name: of this process, in the registry; '': one is made.
+    share: 'i/n', for an outer executor: which modules it takes before others.
+    lease_s: how long a task stays ours without a heartbeat.
+    is_backup: whether this worker takes abandoned tasks and stragglers' only.
+    resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
   Raises:
     InputError: another config began this run, or the database or the place cannot be used.
-    Diverged: it is no use to go on.
+    Diverged: the run cannot go on.
   """
   hosts = Hosts()
   if role != 'worker' and not hosts.is_alone:
@@ -106,7 +113,7 @@ def run_role(
 
 
 def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
-  """Until the run is finished; sums that wait for others are in `scratch`."""
+  """Serves until the run is finished; sums that wait for others are in `scratch`."""
   performs: dict[str, Any] = {
     'worker': (worker.KINDS if hosts.is_alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
     'outer': (outer_executor.KINDS, outer_executor.Executor(scratch).perform),
@@ -123,7 +130,7 @@ def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, 
 
 
 def resume(workdir: str, url: str) -> int:
-  """Goes on with a run that has diverged, for processes that are about to begin; returns how often that was done."""
+  """Resumes a run that has diverged, for processes about to begin; returns how often it has been resumed."""
   registry = registry_lib.Registry(url)
   try:
     for config in registry.facts('config'):
@@ -135,7 +142,10 @@ def resume(workdir: str, url: str) -> int:
 
 
 def check(url: str | None, share: str) -> str:
-  """The registry's URL, '' for that of the workdir; raises InputError where these cannot be; nothing is made."""
+  """Returns the registry's URL, '' for that of the workdir, without making anything.
+
+  Raises InputError where the URL or the share cannot be used.
+  """
   part_named(share)
   if named := registry_url.given(url):
     database.connect(named).dispose()
@@ -143,7 +153,7 @@ def check(url: str | None, share: str) -> str:
 
 
 def part_named(share: str) -> slice:
-  """Which of all modules an executor takes first that is the i-th of n, from 'i/n'."""
+  """Parses 'i/n': which of all modules the i-th of n executors takes first."""
   i, _, n = share.partition('/')
   if share and not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
     raise InputError(f'--share={share}: write i/n, i from 0 to n - 1')
@@ -151,15 +161,15 @@ def part_named(share: str) -> slice:
 
 
 def local_place(workdir: str) -> pathlib.Path:
-  """Where a run's files are on this machine: the workdir itself, if it is a folder."""
-  there = storage_lib.open_storage(workdir).local_path('here')
+  """The folder of a run's files on this machine: the workdir itself, if it is a folder."""
+  there = storage_lib.open_storage(workdir).local('here')
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`; raises InputError where another user could have put something into it, or may.
+  """Makes `local_place`; raises InputError where another user may have put something into it, or still can.
 
-  Its name can be known before we come, and what is compiled there is run.
+  Its name is no secret, and what is compiled there is run.
   """
   place = local_place(workdir)
   if storage_lib.open_storage(workdir).local_path('here'):
@@ -174,16 +184,17 @@ def make_local_place(workdir: str) -> pathlib.Path:
 
 
 def default_registry(local: pathlib.Path) -> str:
-  """Of the registry that a run has where none is named."""
+  """The URL of the registry that a run has where none is named."""
   return f'sqlite:///{(local / "registry.db").absolute()}'
 
 
 def settle(
   registry: registry_lib.Registry, storage: storage_lib.Storage, settings: settings_lib.Settings, local: pathlib.Path
 ) -> str:
-  """The first that comes says what is run, and that it is to begin; the others find the same, or are refused.
+  """Registers the run and its first task, or checks that what is there is the same run; returns the run's id.
 
-  Returns the run's id, which the place has too: the monitors of two registries would each collect the other's objects.
+  The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
+  where the registry, this machine or the place has another run.
   """
   config = json.dumps(settings.to_dict(), sort_keys=True)
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
@@ -207,14 +218,14 @@ def settle(
 
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
-  """All fields that differ: what may change when `main` goes on may not here, where others are at it."""
+  """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
   was = fields.flatten(settings_lib.from_dict(before).to_dict())
   now = fields.flatten(settings.to_dict())
   return '; '.join(f'config.{name} was {was[name]!r}, is {now[name]!r}' for name in now if was[name] != now[name])
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:
-  """One path on the devices of this process, its slice: as many of them as divide its batches."""
+  """Settings for one path on this process's devices: as many of them as divide its batches."""
   sizes = [*s.batch_sizes('train').values(), *s.batch_sizes('pretrain').values()]
   data = s.mesh.data or max(d for d in range(1, jax.device_count() + 1) if all(size % d == 0 for size in sizes))
   return dataclasses.replace(s, mesh=dataclasses.replace(s.mesh, data=data))

@@ -1,4 +1,4 @@
-"""What an islands run tells of itself: pointers of early stopping, rows of metrics.jsonl, figures for the report."""
+"""An islands run's history from its facts: early stopping, rows of metrics.jsonl, figures for the report."""
 
 import math
 from collections.abc import Sequence
@@ -15,21 +15,23 @@ from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation
 from dipaco_jax.training import train_state as state_lib
 
-FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # of the report's, which count from 1, at a task's number 0
-TIMELINE_TASKS = 20_000  # of a kind; a picture shows no more
+FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # the report's phase, counted from 1, of a task with number 0
+TIMELINE_TASKS = 20_000  # of each kind; a picture shows no more
 
 
 class Phase(NamedTuple):
-  """One of all paths, in the order of its facts."""
+  """A phase of all paths."""
 
   checkpoints: Sequence[Fact]
   modules: Sequence[Fact]  # of the version after it
   excluded: Sequence[Fact]  # who took no part
-  losses: list[float | None]  # on the hold-outs, by path
+  losses: list[float | None]  # on the hold-outs after it, by path
   best_version: list[int]  # by path, after it
 
 
-class Told(NamedTuple):
+class History(NamedTuple):
+  """All phases, and what early stopping chose [2.7]."""
+
   phases: list[Phase]
   best_version: list[int]
   best_loss: list[float | None]
@@ -37,7 +39,7 @@ class Told(NamedTuple):
 
 
 class Pointers:
-  """Where early stopping points each path, as versions come, one after another [2.7]."""
+  """The version that early stopping points each path at, as versions come one after another [2.7]."""
 
   def __init__(self, island: Island):
     self.island, paths = island, island.layout.grid.num_paths
@@ -45,27 +47,27 @@ class Pointers:
     self.loss: list[float | None] = [None] * paths
 
   def add(self, version: int) -> list[float | None]:
-    """Losses of the version, by path."""
+    """Moves the pointers by the next version's evaluations; returns its losses, by path."""
     if version > 1 and self.island.round_of(version - 1) != self.island.round_of(version - 2):
-      self.loss = [None] * len(self.loss)  # other hold-outs
+      self.loss = [None] * len(self.loss)  # a new round has other hold-outs
     losses, targets = holdout_losses(self.island, version)
     of_models = evaluation.by_model(self.island.layout.models(), losses, targets)
     evaluation.point(version, of_models, self.version, self.loss)
     return losses
 
 
-def read(island: Island) -> Told:
-  """All phases, and where early stopping has come to [2.7]."""
+def read(island: Island) -> History:
+  """Reads the history of a run all of whose phases are done."""
   pointers, phases = Pointers(island), []
   for phase in range(island.run.settings.train.phases):
     phases.append(read_phase(island, pointers, phase))
   made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
   times = [meta[which] for meta in made for which in ('started', 'ended')]
-  return Told(phases, pointers.version, pointers.loss, max(times) - min(times))
+  return History(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
-  """The next one, of which all facts are there."""
+  """Reads the next phase, all facts of which are there."""
   losses = pointers.add(phase + 1)
   checkpoints = island.registry.facts('checkpoint', number=phase)
   modules = island.registry.facts('module', number=phase + 1)
@@ -74,7 +76,7 @@ def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
 
 
 def holdout_losses(island: Island, version: int) -> tuple[list[float | None], list[float]]:
-  """By path, its loss, None where there is none, and the number of targets that it is the mean of."""
+  """Losses of a version by path, None where there is none, and how many targets each is the mean of."""
   losses: list[float | None] = [None] * island.layout.grid.num_paths
   targets = [0.0] * len(losses)
   for fact in island.registry.facts('evaluation', number=version):
@@ -83,8 +85,8 @@ def holdout_losses(island: Island, version: int) -> tuple[list[float | None], li
   return losses, targets
 
 
-def write_rows(island: Island, run: run_lib.Run, told: Told):
-  """What the stage leaves in the workdir: its rows, as SPMD writes them, and who did what when."""
+def write_rows(island: Island, run: run_lib.Run, told: History):
+  """Writes what training leaves in the workdir: its rows, as SPMD writes them, and the timeline of tasks."""
   publishing.write_json(run.workdir / 'timeline.json', timeline(island))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
@@ -103,7 +105,7 @@ def write_rows(island: Island, run: run_lib.Run, told: Told):
 
 
 def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
-  """A row for a phase; `after`: the global step at its end."""
+  """Makes the row of a phase; `after` is the global step at its end."""
   means: list[float | None] = [None] * island.run.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
   for fact in found.checkpoints:
@@ -137,14 +139,14 @@ def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, 
 
 
 def seconds(facts: Sequence[Fact]) -> float:
-  """That were worked on all of them, by all who did."""
+  """Seconds of work on all of them together."""
   return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
 
 
 def timeline(island: Island) -> dict[str, Any]:
-  """Who did what when: [owner, kind, phase, start, end], in seconds since the first began, by the database's clock.
+  """The tasks that are done, each [owner, kind, phase, start, end], in seconds since the first began.
 
-  The clocks of machines differ, and a picture of all of them would show a phase before what it needs.
+  By the database's clock: those of machines differ, and a picture would show a phase before what it needs.
   """
   found = [
     (task['owner'], kind, task['number'] + first, task['claimed'], task['ended'])
@@ -156,9 +158,9 @@ def timeline(island: Island) -> dict[str, Any]:
 
 
 def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
-  """{role: {'in', 'out'}}: bytes read from and written to storage, as facts tell; of killed processes until their last.
+  """Bytes read from and written to storage, {role: {'in', 'out'}}, by what facts tell.
 
-  What the database carries is not in it.
+  A killed process counts up to its last fact. Traffic with the database is not included.
   """
   found: dict[str, dict[str, int]] = {}
   for kind in ('prepared', 'checkpoint', 'module', 'evaluation', 'round'):
@@ -170,8 +172,8 @@ def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
   return found
 
 
-def figures(island: Island, run: run_lib.Run, told: Told) -> dict[str, Any]:
-  """What the training stage says in the report; tokens/s are those of all workers together."""
+def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
+  """Figures of the training stage for the report; tokens/s are those of all workers together."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
   checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
   tokens = len(checkpoints) * s.train.steps_per_phase * s.train.batch_size * s.model.seq_len

@@ -1,21 +1,22 @@
-"""What many independent jobs share instead of a mesh: facts in a registry, objects in storage.
+"""What follows from what in an islands run: facts, and the tasks that they make possible [3].
 
-A fact is an immutable row, inserted once, and the only authority; a task only says who may do what. Both are named by
-(kind, key, number), and a task's completion is the insertion of its facts:
+Islands share no mesh, but facts in a registry and objects in storage. A fact is an immutable row, inserted once, and
+the only authority; a task only says who may do what. Both are named by (kind, key, number), and a task is complete when
+its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
     train (path, phase)         worker            checkpoint (path, phase): the path's parameters after tau steps
     outer (module, version)     outer executor    module (module, version): weights and outer state, one object
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
-    reroute (round)             worker            round: all text is sharded anew
+    reroute (round)             worker            round: the text is sharded anew
     finish                      evaluator         finished: published, evaluated, reported
 
-Two kinds of facts more come along with these, see `screening_facts`: excluded (path, phase), diverged.
+Two more kinds of facts, excluded (path, phase) and diverged, are those of `screening_facts`.
 
-`schedule` says what a fact makes possible. It runs after the fact is committed, and again by anybody who finds a fact
-that nobody has scheduled: nothing is lost with the process that had the trigger. A path's next phase starts when its
-own modules are there [3]; there is no barrier but those of `advance`.
+`schedule` runs after a fact is committed, and again in any process that finds a fact without consequences: none is lost
+with the process that inserted the fact. A path's next phase starts when its own modules are there; the only barriers
+are those of `advance`.
 """
 
 import hashlib
@@ -29,13 +30,13 @@ from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
 INNER = 'inner'  # the AdamW state among a checkpoint's objects
-CARRIED = ('usual',)  # of what is said of a module's version, what the next one has too where nobody trains it
+CARRIED = ('usual',)  # metadata of a module that its next version keeps where no path trains it
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
-  """What a path has come to after a phase; the digest is over all its objects, one for each level.
+  """The fact of a path's checkpoint after a phase; its digest covers all objects, one for each level.
 
-  One that is excluded has none, for nobody would read them.
+  The checkpoint of an excluded path has no objects, as nobody would read them.
   """
   digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
   return Fact('checkpoint', str(path), phase, '', digest, about | {'objects': objects})
@@ -45,7 +46,7 @@ def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about:
 
 
 def schedule(island: Island, facts: Sequence[Fact]):
-  """Inserts the tasks that facts make possible, once, and wakes those that wait for them."""
+  """Inserts the tasks that facts make possible, once, and wakes the tasks that wait for them."""
   in_order = sorted(facts, key=lambda fact: (fact.kind, fact.number, fact.key))
   by_kind = {kind: list(found) for kind, found in itertools.groupby(in_order, lambda fact: fact.kind)}
   _after_modules(island, by_kind.get('module', []))
@@ -56,7 +57,7 @@ def schedule(island: Island, facts: Sequence[Fact]):
 
 
 def _after_modules(island: Island, facts: Iterable[Fact]):
-  """Paths all of whose modules are there train on, and are evaluated; what nobody trains is the next version."""
+  """Lets paths whose modules are all there train and be evaluated; a module that nobody trains is its next version."""
   s, carried = island.run.settings, []
   for version, found in itertools.groupby(facts, lambda fact: fact.number):
     group = list(found)
@@ -75,14 +76,14 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
 
 
 def _with_modules(island: Island, paths: Sequence[int], version: int) -> list[int]:
-  """The paths all of whose modules of a version are there."""
+  """Paths whose modules of a version are all there."""
   needed = {path: list(island.modules_of(path).values()) for path in paths}
   there = {f.key for f in island.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
   return [path for path in paths if there.issuperset(needed[path])]
 
 
 def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int):
-  """Paths that have come to a version are evaluated and train on, if so many rounds have made the shards for it."""
+  """Lets paths that have come to a version be evaluated and train on; `rounds`: how many have made their shards."""
   s = island.run.settings
   end = jobs.round_end(s, rounds)
   if 0 < version <= end and s.train.early_stopping:
@@ -93,7 +94,7 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
 
 
 def _after_round(island: Island, number: int):
-  """Paths go on from the version that the round has waited for, or from a later one that nobody has to train."""
+  """Lets paths go on from the version that the round has waited for, or from a later one that nobody has to train."""
   s, paths = island.run.settings, range(island.layout.grid.num_paths)
   for version in range(jobs.round_end(s, number - 1), jobs.round_end(s, number) + 1):
     _after_paths(island, _with_modules(island, paths, version), version, number)
@@ -108,7 +109,7 @@ def _after_checkpoints(island: Island, facts: Iterable[Fact]):
 
 
 def advance(island: Island):
-  """Where nothing is left to do: the next thing that needs all paths, a round of re-sharding or the end."""
+  """Adds the next task that needs all paths, a round of re-sharding or the end, once no other is left."""
   registry, s = island.registry, island.run.settings
   if lost := registry.unscheduled():
     schedule(island, lost)

@@ -1,16 +1,16 @@
 """Screening in islands [3]: a worker judges its path before it publishes, an executor again what it reads.
 
-How long outer gradients are, r and h, and what is plausible is the same as in one job (screening.py). h of a module is
-in its fact, `usual`. A path that takes no part is told of by facts:
+The length of outer gradients, r, the usual one, h, and what is plausible are those of one job (screening.py). h of a
+module is in its fact, `usual`. Facts tell which paths take no part:
 
-    checkpoint (path, phase)    `excluded`: why, by its worker; there is nothing else to read
-    module (module, version)    `left_out`: who took no part, by path; who makes the version again leaves out the same
-    excluded (path, phase)      why, and whose it was: for people, and for the path's next phase, which begins with a
+    checkpoint (path, phase)    `excluded`: why, by its worker; it has no objects
+    module (module, version)    `left_out`: why, by path; a version that is made again leaves out the same paths
+    excluded (path, phase)      why, and who trained it: for people, and for the path's next phase, which begins with a
                                 fresh AdamW state
-    diverged (number)           why it is no use to go on: all roles end. The same command withdraws what blocks the
-                                phase, and notes that as `diverged resumed (number)`; then it is trained again.
+    diverged (number)           why the run cannot go on: all roles end. The same command withdraws what blocks the
+                                phase, and notes that as `diverged resumed (number)`; then the phase is trained again.
 
-A process knows how often the run had been resumed when it began, and ends where it has diverged once more since.
+A process knows how often the run had been resumed when it began, and ends if it diverges once more.
 """
 
 import contextlib
@@ -30,25 +30,25 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask, Registry
 
-RESUMED = 'resumed'  # key of a fact that says that the run goes on after it has diverged
+RESUMED = 'resumed'  # key of the fact that a run was resumed after it had diverged
 
 
 class Bounds(NamedTuple):
-  """What outer gradients of a phase are judged by."""
+  """The limits of plausible outer gradients in a phase."""
 
   usual: Mapping[str, float]  # h of the path's modules, by level
   rates: float  # the sum of the learning rates
   exclude_above: float  # f
 
   def why(self, moved: Mapping[str, float]) -> str:
-    """Why a path with these r, by level, is to take no part; '' if it does."""
+    """Why a path with these r, by level, takes no part; '' if it does take part."""
     f = number(self.exclude_above)
     plausible = (screening.is_plausible(number(r), number(self.usual[level]), f) for level, r in moved.items())
     return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
 
 
 def bounds(island: Island, modules: Iterable[Fact], phase: int) -> Bounds:
-  """For those who start from these modules."""
+  """The limits for paths that start from these modules."""
   usual = {island.parse_module(fact.key)[0].name: usual_of(island, fact) for fact in modules}
   return Bounds(usual, rates(island, phase), island.run.settings.outer.exclude_above)
 
@@ -60,19 +60,19 @@ def first_usual(island: Island, module: str) -> float:
 
 
 def usual_of(island: Island, module: Fact) -> float:
-  """h of a module's version; it is noted where it is not h_0."""
+  """h of a module's version, which its fact notes unless it is h_0."""
   return module.meta.get('usual', first_usual(island, module.key))
 
 
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
-  """h of the next version, from the r of the paths that took part, as its fact notes it."""
+  """h of the next version, as its fact notes it, from h of this one and r of the paths that took part."""
   first = first_usual(island, module)
   found = float(screening.next_usual(number(usual), number(math.fsum(moved)), jnp.asarray(len(moved)), first))
   return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
 
 
 def number(x: float) -> jax.Array:
-  """As one job has it, float32."""
+  """Rounds to float32, as one job does."""
   with np.errstate(over='ignore'):
     return jnp.asarray(np.float32(x))
 
@@ -97,7 +97,7 @@ def first_step(island: Island, phase: int) -> int:
 def judge(
   island: Island, path: int, phase: int, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-  """What a checkpoint says of its outer gradient: `moved`, r by level, and `excluded`, where it is to take no part."""
+  """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part."""
   modules = island.registry.facts('module', list(island.modules_of(path).values()), phase)
   limits, moved = bounds(island, modules, phase), {}
   with np.errstate(over='ignore', invalid='ignore'):
@@ -110,7 +110,12 @@ def judge(
 
 
 def exclusion(island: Island, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
-  """That a path takes no part in an outer step, which is also said in the log; `executor`: by whose judgement."""
+  """Makes the fact that a path takes no part in an outer step, and logs it.
+
+  Args:
+    worker: who trained the path.
+    executor: who left it out; '': its worker.
+  """
   step = first_step(island, phase + 1)
   words = screening.exclusion_message(island.layout.grid, path, why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
@@ -127,12 +132,15 @@ def begins_anew(island: Island, path: int, phase: int) -> bool:
 
 
 def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
-  """Ends the run where it is no use to go on, as one job does.
+  """Ends the run where it cannot go on, by the rules of one job.
 
   Args:
-    module, phase: what is to be made a new version of.
+    module: of which a new version is being made.
+    phase: the one before that version.
     weights: w_i of every path, [P].
-    left_out: whose outer gradients this module does without: excluded by their workers, or not plausible here.
+    left_out: paths that this module does without: excluded by their workers, or not plausible here.
+  Raises:
+    Diverged: too many paths are excluded, one of them too often, or the module has no path left.
   """
   layout, most = island.layout, island.run.settings.outer.max_excluded
   told = island.registry.facts('excluded', number=phase)
@@ -150,7 +158,7 @@ def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out
 
 
 def excluded_before(island: Island, path: int, phase: int) -> int:
-  """In how many of the phases in a row that a path was trained in, up to the one before, it took no part."""
+  """How many times in a row a path took no part, up to the phase before; phases without the path do not count."""
   excluded = {fact.number for fact in island.registry.facts('excluded', [str(path)])}
   count = 0
   for t in reversed(range(phase)):
@@ -162,33 +170,35 @@ def excluded_before(island: Island, path: int, phase: int) -> int:
 
 
 def end(island: Island, phase: int, why: str, left_out: Collection[str] = ()) -> NoReturn:
-  """All roles are to end; the first who says why is heard. Raises Diverged."""
+  """Ends all roles; the reason is that of the first process to call this. Raises Diverged."""
   why = f'train diverged in phase {phase + 1}: {why}'
   tell(island, why, phase, left_out)
-  heed(island)  # another may have said it in other words
+  heed(island)  # the reason of another process may be there
   raise Diverged(why)
 
 
 def tell(island: Island, why: str, phase: int = -1, left_out: Collection[str] = ()):
-  """That all roles are to end, if nobody has said so; `phase` is the one that cannot be gone on from, if it is one."""
+  """Tells all roles to end, unless that was told before; `phase` is the one that diverged, -1 if it is none."""
   about = {'why': why, 'phase': phase, 'left_out': sorted(left_out), 'by': island.name}
   with contextlib.suppress(ValueError):
     island.registry.put([Fact('diverged', '', island.resumed, '', hashlib.sha256(why.encode()).hexdigest(), about)])
 
 
 def heed(island: Island):
-  """Raises Diverged where the run has ended so since this process began."""
+  """Raises Diverged where the run has diverged since this process began."""
   if ended := island.registry.facts('diverged', [''])[island.resumed :]:
     raise Diverged(ended[-1].meta['why'])
 
 
 def times_resumed(facts: Registry) -> int:
+  """How often the run was resumed after it had diverged."""
   return len(facts.facts('diverged', [RESUMED]))
 
 
 def resume(island: Island) -> int:
-  """A run that has diverged goes on: what blocks the phase is withdrawn, and trained again from the modules, which are
-  good. Returns how often that has been done, for the processes that begin after it.
+  """Resumes a run that has diverged: withdraws what blocks the phase, which is trained again from its good modules.
+
+  Returns how often the run has been resumed, for processes that begin after it.
   """
   number = times_resumed(island.registry)
   for ended in island.registry.facts('diverged', [''])[number:]:
@@ -206,7 +216,7 @@ def resume(island: Island) -> int:
 
 
 def to_withdraw(island: Island, ended: Fact) -> list[str]:
-  """Paths that took no part in the phase that ended the run, as far as a module waits for them, and none has them."""
+  """Paths that took no part in the phase that diverged, if some module waits for them and no new version has them."""
   phase = ended.meta['phase']
   made = {fact.key: fact.meta.get('left_out', ()) for fact in island.registry.facts('module', number=phase + 1)}
   paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}

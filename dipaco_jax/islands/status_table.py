@@ -1,4 +1,4 @@
-"""The live table of an islands run: who works on what, how far it is, when it was last heard."""
+"""The live table of an islands run: each role's task, how far it is, and when it was last heard."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ KINDS = ('prepare', 'train', 'outer', 'evaluate', 'reroute', 'finish')
 
 
 def lines(registry: registry_lib.Registry) -> list[str]:
-  """A line for the run, and one for each role."""
+  """Makes a line for the run, one for each role, and those for what went wrong."""
   counts, roles = registry.counts(), registry.roles()
   done = [f'{kind} {n.get("done", 0)} of {sum(n.values())}' for kind in KINDS if (n := counts.get(kind))]
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
@@ -26,7 +26,7 @@ def lines(registry: registry_lib.Registry) -> list[str]:
 
 
 def failures(registry: registry_lib.Registry) -> list[str]:
-  """Which paths took no part in outer steps, as far as there is room, and why the run has come to an end."""
+  """Says which paths took no part in outer steps, the last of them, and why the run has diverged."""
   found = [
     f'{EXCLUDED}phase {fact.number + 1}, step {fact.meta["step"]}: path {fact.key}, trained by {fact.meta["worker"]}, '
     f'took no part: {fact.meta["why"]}'
@@ -37,7 +37,7 @@ def failures(registry: registry_lib.Registry) -> list[str]:
 
 
 def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
-  """A role's cells; `names_role`: another role has the same name."""
+  """Makes a role's cells; with `names_role`, the first tells it from another role of the same name."""
   about = role['about']
   step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
   rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
@@ -52,7 +52,7 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
 
 
 class Screen:
-  """Lines that overwrite themselves on a terminal; elsewhere the first of them, and who took no part, once."""
+  """Lines that overwrite themselves on a terminal; elsewhere the first line, and those of excluded paths, once each."""
 
   def __init__(self, stream: TextIO):
     self.stream, self.height, self.last = stream, 0, set[str]()
