@@ -42,7 +42,7 @@ flags.DEFINE_string('registry', None, 'With --role: postgresql://..., sqlite:///
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
 flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when its parent is no more this process.')
-flags.DEFINE_bool('backup', False, 'With --role=worker: does what is left lying, and copies what stragglers are at.')
+flags.DEFINE_bool('backup', False, 'With --role=worker: does abandoned tasks, and copies those of stragglers.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
   'config', 'workdir', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes', 'process_id',

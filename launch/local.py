@@ -1,8 +1,8 @@
-"""All roles of an islands run on this machine, supervised: those that died or stalled are started again.
+"""Runs all roles of an islands run on this machine, and restarts those that die or stall.
 
     python launch/local.py --config=configs/tiny.py --workdir=runs/islands --workers=4
 
-Ctrl-C stops all of them, with everything kept; the same command goes on. Flags that are not listed here, such as
+Ctrl-C stops all of them and loses nothing; the same command goes on. Flags that are not listed here, such as
 --config.train.phases=8, are handed on to the roles.
 """
 
@@ -24,14 +24,14 @@ from dipaco_jax.reports import headline
 from dipaco_jax.storage import object_store
 
 PAUSE_S = 1.0
-CLEANING_S = 30  # that the monitor has, after the end; and all roles to end where the run has diverged
-STALLED = 10  # leases without a sign of life: a role that has stopped or hangs; its task went to another after one
-AWAY_S = 10  # between two answers of the registry: it was away, or we were, and nobody could be heard
-FAILURES = 5  # within a minute, of one role: something is wrong that starting it again will not mend
+CLEANING_S = 30  # for the monitor to clean after the end, and for all roles to end where the run has diverged
+STALLED = 10  # leases without a sign of life, after which a role is killed; its task went to another after one
+AWAY_S = 10  # between two answers of the registry: it was away, or this process was, and no role could be heard
+FAILURES = 5  # within a minute, of one role: another start would fail too
 
 
 class Role:
-  """One supervised process."""
+  """A supervised process in one role."""
 
   def __init__(self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path):
     self.name = f'{role}-{number}'
@@ -48,7 +48,7 @@ class Role:
       return subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
   def kill_stalled(self, silent_s: float, longest_s: float) -> str:
-    """Kills it where it has lived and been silent for too long; `mend` starts it again. Says so."""
+    """Kills the process where it was silent for `longest_s` since its start; returns a message, or ''."""
     silent_s = min(silent_s, time.monotonic() - self.starts[-1])
     if self.process.poll() is not None or silent_s < longest_s:
       return ''
@@ -56,8 +56,8 @@ class Role:
     self.process.wait()
     return f'{self.name} gave no sign of life for {silent_s:.0f} s: it is started again'
 
-  def mend(self) -> str:
-    """Starts it again where it died; says why it cannot."""
+  def restart(self) -> str:
+    """Starts the process again where it died; returns why it does not, or ''."""
     status = self.process.poll()
     if status in (None, 0, command.DIVERGED):
       return ''
@@ -67,15 +67,15 @@ class Role:
     return ''
 
 
-class Ear:
-  """For how long roles have been silent while they could be heard."""
+class Silence:
+  """Measures how long roles have been silent, not counting times when they could not be heard."""
 
   def __init__(self, facts: registry.Registry):
     self.facts = facts
     self.since = self.asked = time.time()  # not monotonic: that stands still while the machine sleeps
 
-  def silent_s(self) -> dict[str, float]:
-    """By name of those that were ever heard; no longer than the registry has answered without a gap."""
+  def by_role(self) -> dict[str, float]:
+    """Seconds by name, for roles that were ever heard; at most since the registry answers without a gap."""
     roles, now = self.facts.roles(), time.time()
     if now - self.asked > AWAY_S:
       self.since = now
@@ -88,7 +88,7 @@ def last_line(file: pathlib.Path) -> str:
   return lines[-1] if lines else ''
 
 
-def parse() -> tuple[argparse.Namespace, list[str]]:
+def parse_options() -> tuple[argparse.Namespace, list[str]]:
   usage = 'local.py --config=CONFIG --workdir=PLACE [OPTION ...]; --help lists all options'
   parser = argparse.ArgumentParser(
     usage=usage, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -101,7 +101,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     'DIPACO_REGISTRY has it; by default a file in the workdir',
   )
   parser.add_argument('--workers', type=int, default=2, help='processes that train (2)')
-  parser.add_argument('--backups', type=int, default=0, help='workers for what others leave lying or are late with (0)')
+  parser.add_argument(
+    '--backups', type=int, default=0, help='workers for tasks that others abandon or are late with (0)'
+  )
   parser.add_argument('--lease_s', type=float, default=30, help='after so long a silence a task goes to another (30)')
   parser.add_argument('--outers', type=int, default=1, help='processes that make outer steps (1)')
   parser.add_argument('--evaluators', type=int, default=1, help='processes that evaluate (1)')
@@ -119,7 +121,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
-  """The registry's URL; raises InputError where it, the config or the text, which all read here, cannot be used."""
+  """Returns the registry's URL; raises InputError where that, the config or the text cannot be used."""
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
   if not object_store.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
     corpus.check_readable(s.data)
@@ -129,7 +131,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
 
 def main() -> int:
   try:
-    options, rest = parse()
+    options, rest = parse_options()
     url = check(options, rest)
   except ValueError as e:
     print(f'local.py: {e}', file=sys.stderr)
@@ -155,15 +157,15 @@ def main() -> int:
 
 
 def supervise(running: list[Role], facts: registry.Registry, stopping: list[int], resumed: int = 0) -> int:
-  """Until the run is finished, somebody stops it, or it has diverged more often than it was resumed before."""
-  screen, ear = status_table.Screen(sys.stderr), Ear(facts)
+  """Supervises until the run is finished, a signal stops it, or it diverges; returns the exit status."""
+  screen, silence = status_table.Screen(sys.stderr), Silence(facts)
   while not stopping:
-    heard = ear.silent_s()
+    silent_s = silence.by_role()
     for role in running:
-      if words := role.kill_stalled(heard.get(role.name, math.inf), STALLED * facts.lease_s):
+      if words := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
         screen.close()
         print(f'local.py: {words}', file=sys.stderr, flush=True)
-    if trouble := next(filter(None, (role.mend() for role in running)), ''):
+    if trouble := next(filter(None, (role.restart() for role in running)), ''):
       print(f'local.py: {trouble}', file=sys.stderr)
       return 2 if 'ended with status 2:' in trouble else 1
     screen.show(status_table.lines(facts))
@@ -174,7 +176,7 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
       else:
         print('\n'.join(headline.outcome(found[0].meta)), flush=True)
         status = 0
-      wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)  # what nobody needs goes
+      wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)
       return status
     if ended := facts.facts('diverged', [''])[resumed:]:
       screen.close()
@@ -187,13 +189,13 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
 
 
 def diverged(why: str) -> int:
-  """Says it as main does; its status."""
+  """Prints why, as `main` does; returns the exit status."""
   print(f'local.py: {why}; {command.AFTER_DIVERGENCE}', file=sys.stderr)
   return command.DIVERGED
 
 
 def stop(running: list[Role]):
-  """SIGTERM to all: each hands back its task. SIGKILL to those that do not go."""
+  """Sends SIGTERM to all, which hand back their tasks, and SIGKILL to those that do not end."""
   for role in running:
     if role.process.poll() is None:
       os.killpg(role.process.pid, signal.SIGTERM)
@@ -202,7 +204,7 @@ def stop(running: list[Role]):
 
 
 def wait(running: list[Role], seconds: float) -> list[Role]:
-  """Until these have ended; returns those that have not."""
+  """Waits until these have ended; returns those that have not."""
   deadline, left = time.monotonic() + seconds, []
   for role in running:
     try:

@@ -106,7 +106,7 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     if why := judged.get('excluded'):
       told = screening_facts.exclusion(island, path, phase, why, island.name)
       return [schedule.checkpoint_fact(path, phase, {}, about | judged), told]
-    return [schedule.checkpoint_fact(path, phase, write_objects(island, job, path, phase, state), about | judged)]
+    return [schedule.checkpoint_fact(path, phase, write_objects(island, path, phase, state), about | judged)]
 
   return publish
 
@@ -204,13 +204,13 @@ def keep(island: Island, lease: Lease, task: Task, step: int, state: PathState):
   lease.keep({'step': step, 'name': name, 'sha256': sha256})
 
 
-def write_objects(island: Island, job: job_lib.Job, path: int, phase: int, state: PathState) -> dict[str, list[str]]:
+def write_objects(island: Island, path: int, phase: int, state: PathState) -> dict[str, list[str]]:
   """Writes an object for each level, so that an executor reads its own module's part only; and the inner state."""
-  layout, prefix = island.run.layout, f'paths/{phase}/{path}'
+  layout, prefix = island.layout, f'paths/{phase}/{path}'
   objects = {
     level.name: island.write_object(f'{prefix}-{level.name}', {n: state.params[n] for n in layout.names(level)})
     for level in layout.levels
   }
-  if job.keep_state:
+  if island.run.settings.inner.keep_state:
     objects[INNER] = island.write_object(f'{prefix}-{INNER}', state.inner)
   return objects

@@ -19,7 +19,7 @@ def patiently(name: str, action: Callable[[], T], passes: Callable[[Exception], 
   Args:
     name: what is called, for the log.
     passes: whether the same call may succeed later, from its error.
-    patience_s: how long after the first call the last one may begin.
+    patience_s: how long after the first call the last one begins.
   Raises:
     Exception: the last error, where it does not pass or the time is over.
   """
@@ -28,9 +28,10 @@ def patiently(name: str, action: Callable[[], T], passes: Callable[[Exception], 
     try:
       return action()
     except Exception as e:
-      wait_s = random.uniform(0.5, 1) * longest_s
-      if not passes(e) or time.monotonic() + wait_s > deadline:
+      left_s = deadline - time.monotonic()
+      if not passes(e) or left_s <= 0:
         raise
+      wait_s = min(left_s, random.uniform(0.5, 1) * longest_s)
       logging.warning('%s: %s; the next attempt is in %.1f s', name, first_line(e), wait_s)
     time.sleep(wait_s)
     longest_s = min(LONGEST_WAIT_S, 2 * longest_s)

@@ -255,3 +255,17 @@ def copy(source: pathlib.Path, target: pathlib.Path, *names: str):
   """Files and directories."""
   for name in names:
     (shutil.copytree if (source / name).is_dir() else shutil.copy)(source / name, target / name)
+
+
+@pytest.fixture
+def made(tmp_path) -> Iterator[island.Island]:
+  """A process of a run that has just begun, on one device."""
+  with one_device():
+    found = Machine(two_phases(tmp_path), {}).island(tmp_path)
+    yield found
+    close(found)
+
+
+def with_settings(made: island.Island, **sections) -> island.Island:
+  """The same process, of a run with other settings."""
+  return dataclasses.replace(made, run=dataclasses.replace(made.run, settings=changed(made.run.settings, **sections)))

@@ -276,3 +276,26 @@ def test_patience_ends(tmp_path):
 def test_a_database_that_is_not_there_is_not_waited_for(server):
   with pytest.raises(ValueError, match=r'refuses us .*does not exist.*: see to its user, password and database'):
     Registry(server.url('nobodys'))
+
+
+@pytest.mark.parametrize('after', [0, 1])
+def test_idle_is_asked_of_one_moment(after, tmp_path):
+  """A task is completed before or after the first statement, and its fact scheduled before the next."""
+  db = Registry(f'sqlite:///{tmp_path}/registry.db')
+  db.add_tasks([NewTask('train', '0', 0)])
+  task, fact, asked = db.claim('a', ['train']), Fact('checkpoint', '0', 0, '', '', {}), []
+  rows = db._db.rows
+
+  def slowly(*args):
+    asked.append(args)
+    if len(asked) == 1 + after:
+      db.complete(task, [fact])
+    found = rows(*args)
+    if len(asked) == 1 + after:
+      db.add_tasks([NewTask('outer', 'x', 1)])
+      db.mark_scheduled([fact])
+    return found
+
+  db._db.rows = slowly
+  assert not db.is_idle()
+  db.close()

@@ -1,12 +1,10 @@
 """Islands end with the same bits, wherever they are killed, cut off or out of space, and whatever gets lost [3]."""
 
 import contextlib
-import dataclasses
 import pathlib
 import random
 import shutil
 import threading
-import types
 
 import line
 import one_process
@@ -16,8 +14,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax.islands import database, island, monitor, outer_executor, registry, schedule, shared_stages
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands import database, island, monitor, registry, shared_stages
 from dipaco_jax.storage import files, module_store, object_store
 from dipaco_jax.training import stopping
 
@@ -268,45 +265,3 @@ def fill(file: pathlib.Path):
 
 
 # -- the end, and rounds, come in their time
-
-
-def test_no_end_before_its_time(machine, prepared, tmp_path):
-  """A process that was stopped inside `advance` while others made a round goes on with what it had read."""
-
-  class Stopped(registry.Registry):
-    asked = 0
-
-    def is_idle(self):
-      self.asked += 1
-      if self.asked == 2:  # the first time, to see whether there is anything to decide
-        self.put([Fact('round', '', 1, '', '', {})])
-      return True
-
-  shutil.copytree(prepared, tmp_path / 'run')
-  made = machine.island(tmp_path / 'run')
-  made.registry.mark_scheduled(made.registry.unscheduled())
-  stopped = Stopped(f'sqlite:///{tmp_path}/run/registry.db')
-  run = dataclasses.replace(made.run, settings=changed(machine.settings, **ROUNDS))
-  schedule.advance(dataclasses.replace(made, run=run, registry=stopped))
-  assert 'finish' not in stopped.counts() and stopped.counts()['reroute'] == {'ready': 1}
-  stopped.close()
-  close(made)
-
-
-def test_what_is_summed_outlives_a_contribution_that_is_gone(machine, prepared, tmp_path):
-  place = tmp_path / 'run'
-  finish(machine, prepared, place, Faults())
-  made, executor = machine.island(place), outer_executor.Executor(tmp_path / 'scratch')
-  lease = types.SimpleNamespace(about={}, check=lambda: None)
-  [file] = (place / island.OBJECTS / 'paths' / '1').glob('3-high-*')
-  data = file.read_bytes()
-  file.unlink()
-  task = registry.Task(0, 'outer', 'high/1', 2, 1, '', 0, None)
-  with pytest.raises(island.Gone, match='3-high'):
-    executor.perform(made, task, lease)
-  assert executor.partials['high/1', 2].squares.keys() == {'1'}
-  file.write_bytes(data)
-  [found] = executor.perform(made, task, lease)()
-  [expected] = made.registry.facts('module', ['high/1'], 2)
-  assert found.sha256 == expected.sha256 and not executor.partials
-  close(made)

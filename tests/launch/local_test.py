@@ -72,13 +72,13 @@ def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
 
 
 def test_nobody_is_silent_while_the_registry_is_away(db):
-  ear = local.Ear(db)
+  silence = local.Silence(db)
   db.beat('worker-0', 'worker', {})
   time.sleep(0.3)
-  assert 0.3 <= ear.silent_s()['worker-0'] < 10
-  ear.asked -= local.AWAY_S
-  ear.since -= 100
-  assert ear.silent_s()['worker-0'] == 0
+  assert 0.3 <= silence.by_role()['worker-0'] < 10
+  silence.asked -= local.AWAY_S
+  silence.since -= 100
+  assert silence.by_role()['worker-0'] == 0
 
 
 def test_roles_do_not_outlive_who_started_them():

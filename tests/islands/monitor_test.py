@@ -1,0 +1,113 @@
+"""The monitor: which objects it deletes and which it keeps, and what it calls stuck."""
+
+import numpy as np
+import one_process
+import pytest
+
+from dipaco_jax.islands import island, monitor
+from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.islands.schedule import INNER
+
+made = one_process.made
+
+
+def test_failing_tasks_and_missing_roles_are_told(made):
+  made.registry.add_tasks([NewTask('outer', 'low/0', 1)])
+  made.registry.release(made.registry.claim('worker-0', ['prepare']), error='OSError: no space')
+  failing = 'prepare  0 failed 1 times: OSError: no space'
+  missing = [f'nobody works as {role}: start one' for role in ('outer', 'worker')]
+  assert monitor.stuck(made) == '; '.join([failing, *missing])
+  made.registry.beat('outer-0', 'outer', {})
+  made.registry.beat('evaluator-0', 'evaluator', {})
+  assert monitor.stuck(made) == f'{failing}; {missing[1]}'
+  made.registry.beat('worker-0', 'worker', {})
+  made.registry.complete(made.registry.claim('worker-0', ['prepare']), [])
+  assert monitor.stuck(made) == ''
+
+
+def test_a_role_that_fell_silent_is_missing(made, monkeypatch):
+  made.registry.beat('worker-0', 'worker', {})
+  assert monitor.stuck(made) == ''
+  monkeypatch.setattr(monitor, 'SILENT_S', 0)
+  assert monitor.stuck(made) == 'nobody works as worker: start one'
+
+
+@pytest.mark.parametrize(
+  'tasks, facts, expected',
+  [
+    ([('train', '0', 5)], [], 5),
+    ([('train', '0', 5), ('outer', 'low/0', 5)], [], 4),
+    ([('train', '0', 5), ('evaluate', '0', 4)], [], 3),
+    ([('train', '0', 5)], [('module', 'low/0', 2)], 2),
+    ([('train', '0', 5)], [('checkpoint', '0', 1)], 1),
+  ],
+)
+def test_the_frontier_is_the_lowest_phase_that_is_open(tasks, facts, expected, made):
+  made.registry.add_tasks([NewTask(*task) for task in tasks])
+  made.registry.put([Fact(*fact, 'x', 'y', {}) for fact in facts])
+  assert monitor.frontier(made) == expected
+
+
+# -- garbage
+
+
+class Objects:
+  """A run's objects up to a version, and its evaluations, by which one version is the best."""
+
+  def __init__(self, made: island.Island, phases: int, best: int):
+    self.made = made
+    self.modules = [self.write_modules(version) for version in range(phases + 1)]
+    self.paths, self.inner = [], []
+    for phase in range(phases):
+      levels, inner = (
+        {key: made.write_object(f'paths/{phase}/{key}-{kind}', {'x': np.array([phase])}) for key in '0123'}
+        for kind in ('low', INNER)
+      )
+      made.registry.put(
+        [Fact('checkpoint', key, phase, '', '', {'objects': {'low': levels[key], INNER: inner[key]}}) for key in '0123']
+      )
+      losses = {'loss': abs(best - phase - 1) + 1.0, 'targets': 1.0}
+      made.registry.put([Fact('evaluation', key, phase + 1, '', '', losses) for key in '0123'])
+      self.paths.append({name for name, _ in levels.values()})
+      self.inner.append({name for name, _ in inner.values()})
+
+  def write_modules(self, version: int) -> set[str]:
+    x, keys = {'x': np.array([version])}, self.made.all_modules()
+    facts = [Fact('module', key, version, *self.made.write_object(f'modules/{version}/{key}', x), {}) for key in keys]
+    self.made.registry.put(facts)
+    return {fact.uri for fact in facts}
+
+  def left(self) -> set[str]:
+    return set(self.made.storage.names(island.OBJECTS))
+
+
+def test_what_is_of_use_is_kept(made):
+  """Versions that early stopping points at, versions to come, and the inner state that each path goes on from."""
+  objects, collector = Objects(made, phases=2, best=1), monitor.Collector(made)
+  collector.collect(1)
+  everything = objects.left() | objects.modules[0]
+  assert everything - objects.left() == objects.modules[0]
+  collector.collect(2)
+  assert everything - objects.left() == objects.modules[0] | objects.paths[0]
+  collector.finish()
+  assert objects.left() == objects.modules[1] | objects.modules[2]
+
+
+def test_the_inner_state_before_goes_with_the_next(made):
+  of = one_process.with_settings(made, train=dict(phases=4))
+  objects, collector = Objects(of, phases=4, best=4), monitor.Collector(of)
+  collector.collect(3)
+  left = objects.left()
+  assert not left & (objects.inner[0] | objects.paths[0] | objects.paths[1]) and objects.inner[1] <= left
+  assert objects.modules[2] <= left and not left & objects.modules[1]
+  collector.collect(4)
+  assert not objects.left() & (objects.inner[1] | objects.modules[2]) and objects.inner[2] <= objects.left()
+
+
+def test_an_older_version_goes_when_early_stopping_points_at_a_newer_one(made):
+  of = one_process.with_settings(made, train=dict(phases=4))
+  objects, collector = Objects(of, phases=4, best=3), monitor.Collector(of)
+  for end in range(1, 5):
+    collector.collect(end)
+  collector.finish()
+  assert objects.left() == objects.modules[3] | objects.modules[4]

@@ -1,0 +1,69 @@
+"""What a worker measures in a phase: rows that come one dispatch late, a rate without compilation, one warning."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dipaco_jax.islands import phase_metrics
+from dipaco_jax.islands.phase_metrics import PhaseMetrics
+from dipaco_jax.islands.registry import Task
+
+MODEL = types.SimpleNamespace(config=types.SimpleNamespace(seq_len=10))
+JOB = types.SimpleNamespace(
+  name='train', dispatch_steps=2, steps_per_phase=8, batch_size=3, programs=types.SimpleNamespace(model=MODEL),
+  global_step=lambda phase, step: 100 * phase + step,
+)  # fmt: skip
+
+
+class Clock:
+  now = 0.0
+
+  def monotonic(self) -> float:
+    return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+  made = Clock()
+  monkeypatch.setattr(phase_metrics, 'time', made)
+  return made
+
+
+@pytest.fixture
+def metrics(clock) -> PhaseMetrics:
+  lease = types.SimpleNamespace(about={'task': 'train 7 1'}, task=Task(0, 'train', '7', 1, 1, 'w', 0, None))
+  return PhaseMetrics(lease, JOB)
+
+
+def dispatched(loss: list[float], skipped=0) -> dict:
+  """Metrics of two steps."""
+  found = {'loss': loss, 'grad_norm': [1.0, 3.0], 'learning_rate': [0.1, 0.2], 'skipped': [0, skipped]}
+  return {name: jnp.asarray(x, jnp.float32) for name, x in found.items()}
+
+
+def test_rows_come_one_dispatch_late(metrics):
+  metrics.dispatched(2, dispatched([4.0, 2.0]))
+  assert not metrics.rows and 'step' not in metrics.lease.about
+  metrics.dispatched(4, dispatched([1.0, 1.0]))
+  assert metrics.rows == [[2, 3.0, 2.0, pytest.approx(0.2), 2, 0]]
+  assert metrics.lease.about == {'task': 'train 7 1', 'step': 2, 'of': 8, 'loss': 3.0}
+  assert [row[0] for row in metrics.close()['rows']] == [2, 4]
+
+
+def test_the_rate_leaves_out_the_first_dispatch_which_may_compile(metrics, clock):
+  for after in (2, 4, 6):
+    clock.now += 100.0 if after == 4 else 1.0
+    metrics.dispatched(after, dispatched([1.0, 1.0]))
+  assert metrics.lease.about['tokens_per_s'] == 2 * 3 * 10 / 1.0
+  found = metrics.close()
+  assert (found['timed_steps'], found['timed_s']) == (4, 1.0)
+
+
+def test_the_first_of_the_steps_that_are_not_finite_is_told(metrics, caplog):
+  for after, loss in ((2, [1.0, np.nan]), (4, [np.nan, np.nan]), (6, [1.0, 1.0]), (8, [np.inf, 1.0])):
+    metrics.dispatched(after, dispatched(loss, skipped=1))
+  metrics.close()
+  assert [words.split(':')[0] for words in caplog.messages] == ['train, step 102', 'train, step 107']
+  assert metrics.rows[1][1] is None and metrics.rows[1][4:] == [0, 1], 'JSON has no NaN'

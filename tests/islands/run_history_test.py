@@ -1,0 +1,27 @@
+"""An islands run's history from its facts."""
+
+import dataclasses
+
+import one_process
+from one_process import Machine, close
+
+from dipaco_jax.islands import run_history
+from dipaco_jax.islands.registry import Fact
+
+
+def test_replicas_of_a_model_point_at_one_version(tmp_path):
+  """As `main` does; what each measured is told apart."""
+  config = one_process.two_phases(tmp_path)
+  levels = tuple((name, pattern, tuple(axis for axis in axes if axis == 'a')) for name, pattern, axes in config.levels)
+  made = Machine(dataclasses.replace(config, levels=levels), {}).island(tmp_path)
+  targets = [10.0, 30.0, 20.0, 5.0]
+  pointers = run_history.Pointers(made)
+  for version, losses in ((1, [3.0, 2.0, 5.0, 5.0]), (2, [1.0, 2.5, 6.0, 4.5])):
+    found = (
+      Fact('evaluation', str(path), version, '', '', {'loss': loss, 'targets': targets[path]})
+      for path, loss in enumerate(losses)
+    )
+    made.registry.put(list(found))
+    assert pointers.add(version) == losses
+  assert (pointers.version, pointers.loss) == ([2, 2, 1, 1], [2.125, 2.125, 5.0, 5.0])
+  close(made)
