@@ -41,7 +41,7 @@ def test_the_devices_give_back_what_they_were_given(job):
 def test_a_path_without_inner_state_gets_the_base_models_or_a_fresh_one(job):
   state = drawn(job, has_inner=True)
   _, in_flight = path_state.to_devices(job, 0, state, fresh=False)
-  base_state = jax.tree.map(lambda x: x[(0,) * job.programs.num_axes], jax.device_get(in_flight))
+  base_state = jax.tree.map(lambda x: x[(0,) * job.programs.specs.num_axes], jax.device_get(in_flight))
   with_base, lacking = small.make_job(job.programs, base_state=base_state), PathState(state.params, {})
   found = path_state.to_host(job.programs, *path_state.to_devices(with_base, 0, lacking, fresh=False))
   jax.tree.map(np.testing.assert_array_equal, found.inner, state.inner)
