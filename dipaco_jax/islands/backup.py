@@ -18,7 +18,7 @@ COPY = 'copy of '
 
 
 class Backup:
-  """Where one backup worker finds its next task."""
+  """The source of one backup worker's tasks."""
 
   def __init__(self, island: Island, kinds: tuple[str, ...]):
     self.island, self.kinds = island, kinds

@@ -73,6 +73,7 @@ class Claims:
     return lease
 
   def claim_of(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
+    """Claims a task of these kinds and keys."""
     return self.hold(lambda: self.island.registry.claim(self.island.name, kinds, keys))
 
   def hold(self, claim: Callable[[], Task | None]) -> Lease | None:
@@ -108,5 +109,6 @@ class Claims:
     self.leases.pop(lease.task.id, None)
 
   def release_all(self):
+    """Gives back all tasks, at once."""
     for lease in list(self.leases.values()):
       lease.release()

@@ -19,6 +19,7 @@ KINDS = ('evaluate', 'finish')
 
 
 def perform(island: Island, task: Task, lease: Lease) -> Publish:
+  """Does an evaluator's task of any kind."""
   facts = {'evaluate': holdout, 'finish': finish}[task.kind](island, task)
   return lambda: facts
 

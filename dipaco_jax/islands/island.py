@@ -158,6 +158,7 @@ class Island:
     return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
 
   def all_modules(self) -> list[str]:
+    """Keys of all modules, level by level."""
     layout = self.layout
     return [module_store.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
@@ -170,7 +171,7 @@ class Island:
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:
-    """Which paths train in a phase, bool [P]."""
+    """The paths that train in a phase, bool [P]."""
     s = self.run.settings
     return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
 

@@ -63,6 +63,7 @@ class Lease:
       self.island.registry.heartbeat(self.task, self._progress)
 
   def close(self):
+    """Stops renewing the lease."""
     self._over.set()
     self._news.set()
     self._thread.join()
@@ -84,5 +85,5 @@ class Lease:
 
 
 def moved(island: Island) -> dict[str, int]:
-  """How many bytes this process has read from and written to storage."""
+  """Counts the bytes that this process has read from and written to storage."""
   return {'bytes_in': island.storage.bytes_in, 'bytes_out': island.storage.bytes_out}

@@ -60,7 +60,7 @@ class PhaseMetrics:
     return {'tokens_per_s': tokens / max(1e-9, self.last_done - self.first_done)}
 
   def close(self) -> dict[str, Any]:
-    """What the path's checkpoint tells of the phase."""
+    """Reads the last metrics; returns what the path's checkpoint tells of the phase."""
     self.read_pending()
     seconds = self.last_done - self.first_done if self.first_done is not None else 0.0
     return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}

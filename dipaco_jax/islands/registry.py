@@ -30,6 +30,8 @@ CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 
 
 class NewTask(NamedTuple):
+  """A task to be inserted."""
+
   kind: str
   key: str
   number: int
@@ -54,6 +56,8 @@ class Task(NamedTuple):
 
 
 class Fact(NamedTuple):
+  """An immutable row; `meta` tells how it was made, and is no part of its identity."""
+
   kind: str
   key: str
   number: int
@@ -84,6 +88,7 @@ class Registry:
       ValueError: the URL is of another kind of database, or the tables are another version's.
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s)
+    self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
       self._db.transact(schema.prepare)
     except BaseException:
@@ -105,13 +110,7 @@ class Registry:
     self._db.change(schema.WAKE, {'kind_': kind, 'keys': json.dumps(list(keys)), 'number_': number})
 
   def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Task | None:
-    """Claims the first task, by number, then id, that is ready or whose lease has run out.
-
-    Args:
-      owner: who claims it.
-      kinds: of the tasks.
-      keys: of the tasks; None: any.
-    """
+    """Claims the first task, by number, then id, that is ready or whose lease has run out; of these keys, if given."""
     parameters: Row = {'claimant': owner, 'lease_s': self.lease_s}
     if keys is not None:
       parameters['keys'] = json.dumps(list(keys))
@@ -177,9 +176,8 @@ class Registry:
     self._db.transact(lambda connection: self._insert_facts(connection, facts))
 
   def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
-    insert = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
-      inserted = connection.execute(insert, _row(fact)).rowcount
+      inserted = connection.execute(self._new_fact, _row(fact)).rowcount
       if not inserted and (there := _content(connection, fact)) != _canonical(fact):
         raise ValueError(f'{fact} cannot replace the fact that is there: {there}')
 
@@ -190,8 +188,7 @@ class Registry:
     """
 
     def work(connection: sa.Connection) -> bool:
-      insert = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-      if not connection.execute(insert, _row(mark)).rowcount:
+      if not connection.execute(self._new_fact, _row(mark)).rowcount:
         return False
       for fact in facts:
         connection.execute(schema.WITHDRAW, _name(fact))
@@ -217,15 +214,15 @@ class Registry:
     return [_fact(row) for row in self._db.rows(query)]
 
   def mark_scheduled(self, facts: Sequence[Fact]):
+    """Notes that the facts have had their consequences."""
     if facts:
       self._db.change(schema.MARK, [_name(fact) for fact in facts])
 
   def counts(self) -> dict[str, dict[str, int]]:
-    """How many tasks of each kind are in each state."""
+    """Counts the tasks of each kind in each state."""
     found: dict[str, dict[str, int]] = {}
     names = TASKS.c.kind, TASKS.c.state
-    query = sa.select(*names, sa.func.count().label('tasks')).group_by(*names)
-    for row in self._db.rows(query):
+    for row in self._db.rows(sa.select(*names, sa.func.count().label('tasks')).group_by(*names)):
       found.setdefault(row['kind'], {})[row['state']] = row['tasks']
     return found
 

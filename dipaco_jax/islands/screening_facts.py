@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
   exclude_above: float  # f
 
   def why(self, moved: Mapping[str, float]) -> str:
-    """Why a path with these r, by level, takes no part; '' if it does take part."""
+    """Says why a path with these r, by level, takes no part; '' if it does take part."""
     f = number(self.exclude_above)
     plausible = (screening.is_plausible(number(r), number(self.usual[level]), f) for level, r in moved.items())
     return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
@@ -158,7 +158,7 @@ def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out
 
 
 def excluded_before(island: Island, path: int, phase: int) -> int:
-  """How many times in a row a path took no part, up to the phase before; phases without the path do not count."""
+  """Counts the phases in a row, up to the one before, in which a path was trained but took no part."""
   excluded = {fact.number for fact in island.registry.facts('excluded', [str(path)])}
   count = 0
   for t in reversed(range(phase)):
@@ -191,7 +191,7 @@ def heed(island: Island):
 
 
 def times_resumed(facts: Registry) -> int:
-  """How often the run was resumed after it had diverged."""
+  """Counts how often the run was resumed after it had diverged."""
   return len(facts.facts('diverged', [RESUMED]))
 
 

@@ -31,6 +31,8 @@ from dipaco_jax.training import job as job_lib
 
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
+# After every dispatch: the steps of the phase so far, their metrics and, when a checkpoint is due, the state.
+Done = Callable[[int, dict[str, jax.Array], PathState | None], None]
 
 
 def perform(island: Island, task: Task, lease: Lease, hosts: Hosts | None = None) -> Publish | None:
@@ -47,37 +49,50 @@ def follow(island: Island, hosts: Hosts):
       if why := message.get('diverged'):
         raise Diverged(why)
       with hosts.ending_together():
-        job, has_inner = make_job(island, island.round_of(message['phase'])), message.pop('has_inner')
-        state = share(hosts, path_state.zeros(job, has_inner))
-        inner_steps(island, job, **message, state=state, done=lambda *_: None)
+        start = Start(**message)
+        job = make_job(island, island.round_of(start.phase))
+        inner_steps(island, job, start, share(hosts, path_state.zeros(job, start.has_inner)), lambda *_: None)
         hosts.barrier()
 
 
+class Start(NamedTuple):
+  """The point at which the training of a path begins or goes on; the hosts of a worker tell each other."""
+
+  path: int
+  phase: int
+  step: int  # of the phase
+  fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
+  has_inner: bool
+
+
 class Loaded(NamedTuple):
-  """What a phase of a path is trained with, on the host."""
+  """A path on the host, and all that it is trained with for a phase."""
 
   job: job_lib.Job
-  step: int  # of the phase, to begin with
+  start: Start
   state: PathState
   old: Arrays  # parameters at the phase's start
-  fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
 
 
 def fetch(island: Island, task: Task) -> Loaded:
   """Reads the path's shard, and its state of a former owner within the phase, or of the phase's start."""
-  job, path = make_job(island, island.round_of(task.number)), int(task.key)
-  old, before = island.path_parameters(path, task.number), trained_before(island, path, task.number)
+  path, phase, step = int(task.key), task.number, 0
+  job = make_job(island, island.round_of(phase))
+  old, before = island.path_parameters(path, phase), trained_before(island, path, phase)
   fresh = before is not None and job.keep_state and screening_facts.begins_anew(island, path, before)
   if found := resume(island, task.progress, old):
-    return Loaded(job, *found, old, fresh)
-  inner = {} if before is None or fresh or not job.keep_state else read_inner_state(island, path, before)
-  return Loaded(job, 0, PathState(old, inner), old, fresh)
+    step, state = found
+  else:
+    inner = {} if before is None or fresh or not job.keep_state else read_inner_state(island, path, before)
+    state = PathState(old, inner)
+  return Loaded(job, Start(path, phase, step, fresh, bool(state.inner)), state, old)
 
 
 def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   """Takes tau steps of a path from its modules of this version, or the rest of what a former owner has begun."""
-  path, phase, started = int(task.key), task.number, time.time()
-  job, step, state, old, fresh = lease.fetched()
+  started = time.time()
+  job, start, state, old = lease.fetched()
+  path, phase = start.path, start.phase
   metrics = PhaseMetrics(lease, job)
 
   def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
@@ -88,17 +103,16 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     if kept and not lease.is_copy:
       writer.submit(keep, island, lease, task, after, kept)
 
-  message = {'path': path, 'phase': phase, 'step': step, 'fresh': fresh}
   with futures.ThreadPoolExecutor(1) as writer, hosts.ending_together():
-    hosts.broadcast(message | {'has_inner': bool(state.inner)})
-    state, loss = inner_steps(island, job, **message, state=share(hosts, state), done=done)
+    hosts.broadcast(start._asdict())
+    state, loss = inner_steps(island, job, start, share(hosts, state), done)
     hosts.barrier()
   about = metrics.close() | {
     'holdout_loss': loss,
     'worker': island.name,
     'started': started,
     'ended': time.time(),
-    'from_step': step,
+    'from_step': start.step,
   }
 
   def publish() -> list[Fact]:
@@ -112,20 +126,11 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 
 
 def inner_steps(
-  island: Island,
-  job: job_lib.Job,
-  path: int,
-  phase: int,
-  step: int,
-  fresh: bool,
-  state: PathState,
-  done: Callable[[int, dict[str, jax.Array], PathState | None], None],
+  island: Island, job: job_lib.Job, start: Start, state: PathState, done: Done
 ) -> tuple[PathState, float | None]:
-  """Takes the inner steps of a phase from `step` on; returns the path's state and its loss on the hold-out.
-
-  After every dispatch `done` gets the number of steps, their metrics and, when a checkpoint is due, the state.
-  """
+  """Takes the inner steps of a phase from `start` on; returns the path's state and its loss on the hold-out."""
   programs, every = job.programs, island.run.settings.checkpoint.every_steps
+  path, phase, step, fresh, _ = start
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
   weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
@@ -148,7 +153,7 @@ def holdout_loss(job: job_lib.Job, path: int, params) -> float | None:
 
 
 def make_job(island: Island, number: int) -> job_lib.Job:
-  """What is trained on in a round, with all that it needs on this machine."""
+  """Makes the job of training paths in a round, with all that it needs on this machine."""
   island.fetch_trees('base', f'shards/{number}')
   return _job(island, number)
 
