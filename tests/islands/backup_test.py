@@ -49,7 +49,7 @@ def straggling(worker: island.Island) -> Task:
       return slow
 
 
-def test_what_was_left_lying_is_claimed_at_the_second_look(connect):
+def test_an_abandoned_task_is_claimed_at_the_second_look(connect):
   spare = connect('backup-0')
   pool = backup.Backup(spare, KINDS)
   spare.registry.add_tasks([NewTask('train', '0', 0), NewTask('outer', 'm', 1)])
@@ -69,7 +69,7 @@ def test_what_others_take_in_time_is_left_to_them(connect):
     spare.registry.release(spare.registry.claim('worker-0', ['train']))  # another's, and ready anew
 
 
-def test_a_lease_that_has_run_out_was_left_lying(connect):
+def test_a_task_whose_lease_has_run_out_is_abandoned(connect):
   spare, dead = connect('backup-0'), connect('worker-0', lease_s=0)
   pool = backup.Backup(spare, KINDS)
   dead.registry.add_tasks([NewTask('train', '0', 0)])
@@ -78,7 +78,7 @@ def test_a_lease_that_has_run_out_was_left_lying(connect):
   assert pool.next().owner == 'backup-0'
 
 
-def test_looks_are_rare(connect, monkeypatch):
+def test_a_backup_looks_no_more_often_than_every_LOOK_S(connect, monkeypatch):
   monkeypatch.setattr(backup, 'LOOK_S', 60.0)
   spare = connect('backup-0')
   pool = backup.Backup(spare, KINDS)
@@ -88,7 +88,7 @@ def test_looks_are_rare(connect, monkeypatch):
   assert pool.next()
 
 
-def test_the_straggler_is_copied_by_one(connect):
+def test_a_straggler_is_copied_by_one_backup(connect):
   spare, other = connect('backup-0'), connect('backup-1')
   slow = straggling(spare)
   spare.registry.add_tasks([NewTask('train', '4', 0)])
@@ -103,7 +103,7 @@ def test_the_straggler_is_copied_by_one(connect):
   assert backup.Backup(later, KINDS).next() == slow
 
 
-def test_who_is_in_time_is_not_copied(connect, monkeypatch):
+def test_a_task_that_is_in_time_is_not_copied(connect, monkeypatch):
   spare = connect('backup-0')
   spare.registry.add_tasks([NewTask('train', '9', 0)])
   spare.registry.claim('worker-0', ['train'])
@@ -114,7 +114,7 @@ def test_who_is_in_time_is_not_copied(connect, monkeypatch):
 
 
 @pytest.mark.parametrize('words', ['x', 'of other hardware'])
-def test_the_first_counts(words, connect):
+def test_the_first_to_complete_a_task_counts(words, connect):
   spare = connect('backup-0')
   slow = straggling(spare)
   copy = backup.Backup(spare, KINDS).next()

@@ -229,7 +229,7 @@ def expected(config, tmp_path_factory) -> str:
 
 
 @pytest.mark.slow
-def test_a_backup_does_what_a_straggler_is_at(config, expected, tmp_path):
+def test_a_backup_completes_a_stragglers_task(config, expected, tmp_path):
   """One worker stops in the middle of a task, with its lease; the run ends without it, and then it goes on."""
   with contextlib.closing(Stopped(config, tmp_path / 'run')) as late:
     late.stop()
@@ -274,7 +274,7 @@ class Stopped:
     self.cluster.kill()
 
 
-def test_chaos(config, server, endpoint, expected, tmp_path, request, monkeypatch):
+def test_faults_change_no_bits(config, server, endpoint, expected, tmp_path, request, monkeypatch):
   for name, value in object_server.environment(endpoint).items():
     monkeypatch.setenv(name, value)
   chosen = Chosen(config, tmp_path, server, endpoint, request.config.getoption('--chaos_on'))

@@ -1,20 +1,17 @@
-"""Parts of islands by themselves: names, the question whether all is done, an executor's file, whose workdir it is."""
+"""An island: names of objects and modules, what it reads and writes, and whose the workdir is."""
 
+import numpy as np
 import one_process
 import pytest
-from one_process import Machine, close
+import tiny_run
 
-from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import island
 from dipaco_jax.storage import lock
 
-
-@pytest.fixture
-def config(tmp_path) -> settings_lib.Settings:
-  return one_process.two_phases(tmp_path)
+made = one_process.made
 
 
-def test_what_made_an_object():
+def test_the_task_that_made_an_object_follows_from_its_name():
   assert island.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
   assert island.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
   assert island.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
@@ -24,10 +21,38 @@ def test_what_made_an_object():
   assert island.maker('shards/2') == island.maker('routing/2') == ('reroute', '', 2)
 
 
-def test_a_workdir_that_another_process_holds_is_waited_for(config, tmp_path):
-  made = Machine(config, {}).island(tmp_path)
+def test_a_workdir_that_another_process_holds_is_waited_for(made, tmp_path):
   with lock.hold(tmp_path), pytest.raises(island.Busy, match='in use by process'), made.hold_workdir():
     pass
   with made.hold_workdir(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')
-  close(made)
+
+
+def test_a_module_and_its_paths_name_each_other(made):
+  for module in made.all_modules():
+    paths = [path for path in range(4) if module in made.modules_of(path).values()]
+    assert made.paths_through(module) == paths and paths
+  assert [made.modules_of(path)['low'] for path in range(4)] == ['low/0', 'low/0', 'low/1', 'low/1']
+
+
+def test_equal_arrays_are_one_object(made):
+  x = {'x': np.arange(3)}
+  assert made.write_object('paths/0/1-low', x) == made.write_object('paths/0/1-low', {'x': np.arange(3)})
+  assert len(made.storage.names(island.OBJECTS)) == 1
+  assert made.write_object('paths/0/1-low', {'x': np.arange(4)}) != made.write_object('paths/0/1-low', x)
+
+
+@pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda file: file.unlink()])
+def test_an_object_that_is_damaged_or_missing_is_gone(damage, made):
+  name, sha256 = made.write_object('paths/0/1-low', {'x': np.arange(3)})
+  assert made.read_object(name, sha256)['x'].tolist() == [0, 1, 2]
+  damage(made.run.workdir / name)
+  with pytest.raises(island.Gone) as raised:
+    made.read_object(name, sha256)
+  assert island.maker(raised.value.name) == ('train', '1', 0)
+
+
+def test_weights_and_outer_state_are_one_object():
+  params, state = {'embed/tokens': np.ones(2)}, {"[0].trace['embed/tokens']": np.zeros(2)}
+  packed = island.pack_module(params, state)
+  assert len(packed) == 2 and island.unpack_module(packed) == (params, state)

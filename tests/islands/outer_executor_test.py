@@ -57,7 +57,7 @@ def test_what_is_bad_is_left_out_of_a_sum_which_is_then_as_before(kind, tmp_path
     assert one.sum.weight == expected.weight and np.array_equal(one.sum.mean()['w'], expected.mean()['w'])
 
 
-def test_a_sum_that_left_out_all_is_of_nothing(tmp_path):
+def test_a_sum_that_leaves_out_all_paths_is_empty(tmp_path):
   partial = outer_executor.Partial(tmp_path / 'x.sum', OLD, {}, BOUNDS)
   partial.add('0', 1.0, moved(501.0))
   assert not partial.squares and not partial.sum.contributions and not partial.sum.weight_quanta
@@ -173,7 +173,7 @@ def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypat
   assert scene.made.storage.names(island.OBJECTS) == before
 
 
-def test_a_module_of_one_path_rests(made, tmp_path, monkeypatch):
+def test_a_module_whose_only_path_is_left_out_stays_as_it_is(made, tmp_path, monkeypatch):
   monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([1, 1, 0, 1], np.float32))
   scene = Scene(made, tmp_path / 'sums')
   about = {'excluded': 'bad', 'worker': 'w'}

@@ -50,7 +50,7 @@ def test_8_processes_claim_200_tasks_each_once(url, db):
   assert {row['attempts'] for row in db.tasks()} == {1} and len(db.facts('checkpoint')) == 200
 
 
-def test_postgresql_is_killed_amid_claims(server):
+def test_claims_survive_a_postgresql_that_is_killed(server):
   url = server.new_database()
   db = Registry(url)
   db.add_tasks(train(*((str(i), 0) for i in range(1000))))
@@ -76,7 +76,7 @@ with database.connect(sys.argv[1]).begin() as connection:
 
 
 @pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGSTOP])
-def test_a_client_that_dies_or_stops_in_a_transaction(url, db, how):
+def test_a_client_that_dies_or_stops_in_a_transaction_holds_nobody_up(url, db, how):
   if how == signal.SIGSTOP and url.startswith('sqlite'):
     pytest.skip('whoever is stopped in a SQLite transaction stops all who write')
   db.add_tasks(train(('0', 0)))

@@ -34,7 +34,7 @@ def plans(tmp_path):
   made.close()
 
 
-def test_no_row_is_looked_at_in_vain(plans):
+def test_every_query_finds_its_rows_by_an_index(plans):
   made, explained = plans
   made.add_tasks([NewTask('outer', 'low/0', 1, 'waiting'), NewTask('train', '0', 0)])
   task = made.claim('worker-0', ['train', 'outer'])

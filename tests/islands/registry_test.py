@@ -32,7 +32,7 @@ def test_claims_go_by_number_then_by_age_across_kinds(db):
   assert claims[0].fence == 1 and claims[0].owner == 'a' and claims[0].progress is None
 
 
-def test_claims_of_some_keys(db):
+def test_a_claim_of_some_keys_leaves_the_others(db):
   db.add_tasks(train(*((str(path), 0) for path in range(300))))
   assert db.claim('a', ['train'], ['no', '277', '250']).key == '250'
   assert db.claim('a', ['train'], ['277']).key == '277'
@@ -50,7 +50,7 @@ def test_tasks_are_added_once(db):
   assert db.ready_kinds() == set()
 
 
-def test_a_lease_that_runs_out_is_another_s_and_the_zombie_is_refused(connect):
+def test_a_lease_that_runs_out_goes_to_another_and_the_old_owner_is_refused(connect):
   db = connect(lease_s=LEASE_S)
   db.add_tasks(train(('0', 0)))
   zombie = db.claim('a', ['train'])
@@ -116,7 +116,7 @@ def outer(db) -> None:
   db.wake('outer', ['left/0', 'left/1'], 2)
 
 
-def test_what_waits_is_woken(db):
+def test_a_waiting_task_is_woken(db):
   outer(db)
   task = db.claim('a', ['outer'])
   assert task.key == 'left/0' and task.wakes == 1 and db.claim('a', ['outer']) is None
@@ -135,7 +135,7 @@ def test_a_wake_while_it_runs_is_not_lost(db):
   assert db.claim('b', ['outer']).key == 'left/0'
 
 
-def test_a_wake_of_what_is_done_leaves_it_so(db):
+def test_a_wake_leaves_a_task_that_is_done_as_it_is(db):
   outer(db)
   db.complete(db.claim('a', ['outer']), [])
   db.wake('outer', ['left/0'], 1)
@@ -193,7 +193,7 @@ def test_facts_are_put_once(db):
   assert db.facts('checkpoint') == [fact(loss=float('inf'), path=[1, 'x']), fact('1')]
 
 
-def test_facts_by_kind_keys_and_number(db):
+def test_facts_are_found_by_kind_keys_and_number(db):
   db.put([fact(key, number) for key in ('b', 'a', 'B') for number in (1, 0)] + [fact('a', kind='module')])
   found = [(f.key, f.number) for f in db.facts('checkpoint')]
   assert found == [('B', 0), ('a', 0), ('b', 0), ('B', 1), ('a', 1), ('b', 1)]
@@ -266,7 +266,7 @@ def test_other_databases_are_refused(wrong):
     Registry(wrong)
 
 
-def test_patience_ends(tmp_path):
+def test_a_call_raises_when_its_patience_is_over(tmp_path):
   started = time.monotonic()
   with pytest.raises(sa.exc.OperationalError):
     Registry(f'postgresql://postgres@/x?host={tmp_path}', patience_s=0.3)

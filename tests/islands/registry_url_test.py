@@ -2,11 +2,9 @@
 
 import importlib.util
 import logging
-import os
 import pathlib
 import signal
 import sys
-import tempfile
 import time
 
 import pytest
@@ -14,7 +12,7 @@ from repository import ROOT
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
-from dipaco_jax.islands import database, registry_url, roles
+from dipaco_jax.islands import database, registry_url
 
 URL = 'postgresql://dipaco:secret@first/dipaco'
 MISSPELT = [
@@ -43,7 +41,7 @@ def test_an_option_goes_before_the_environment_and_either_may_be_a_file(monkeypa
 @pytest.mark.parametrize(
   'content, words', [(None, 'No such file'), (b'', 'one line'), (b'a\nb', 'one line'), (b'\xff', 'UTF-8')]
 )
-def test_a_file_that_is_none(tmp_path, content, words):
+def test_a_file_without_a_url_is_refused(tmp_path, content, words):
   if content is not None:
     (tmp_path / 'url').write_bytes(content)
   with pytest.raises(ValueError, match=words):
@@ -51,7 +49,7 @@ def test_a_file_that_is_none(tmp_path, content, words):
 
 
 @pytest.mark.parametrize('url', MISSPELT)
-def test_no_password_is_said(url, monkeypatch, capsys):
+def test_no_message_has_the_password(url, monkeypatch, capsys):
   monkeypatch.setattr(logging.root, 'handlers', [])
   monkeypatch.setattr(logging.root, 'level', logging.WARNING)
   command.quiet()
@@ -70,11 +68,11 @@ def test_no_password_is_said(url, monkeypatch, capsys):
   'words',
   ['at 12:30 by me@x', 'http://127.0.0.1:80/v1', 'http://[::1]:80/v1', 's3://b/a@b', 'x://USER:PASSWORD@HOST/y'],
 )
-def test_what_is_no_password_is_said(words):
+def test_what_is_no_password_stays_in_messages(words):
   assert printable.redacted(words) == words
 
 
-def test_redacting_takes_no_time():
+def test_redacting_takes_linear_time():
   assert printable.redacted('a:' * 50_000) == 'a:' * 50_000
 
 
@@ -115,48 +113,3 @@ def wait_for(what):
   while not what():
     assert time.monotonic() < until
     time.sleep(0.01)
-
-
-BUCKET = 's3://bucket/runs/one'
-
-
-@pytest.fixture
-def temp(tmp_path, monkeypatch):
-  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-  monkeypatch.setenv('AWS_REGION', 'us-east-1')
-  return tmp_path
-
-
-def test_a_place_of_our_own(temp):
-  before = os.umask(0)
-  try:
-    place = roles.make_local_place(BUCKET)
-  finally:
-    os.umask(before)
-  assert place.parent == temp and place.stat().st_mode & 0o777 == 0o700
-  assert roles.make_local_place(BUCKET) == place == roles.local_place(BUCKET)
-  assert roles.make_local_place(str(temp / 'new' / 'run')) == temp / 'new' / 'run'
-
-
-def of_another(place: pathlib.Path):
-  place.mkdir(mode=0o700)
-  os.chown(place, 4321, -1)
-
-
-def link(place: pathlib.Path):
-  (place.parent / 'elsewhere').mkdir(mode=0o700)
-  place.symlink_to('elsewhere')
-
-
-def shared(place: pathlib.Path):
-  place.mkdir()
-  place.chmod(0o777)
-
-
-@pytest.mark.parametrize('make', [link, shared, pathlib.Path.touch, of_another])
-def test_a_place_that_another_may_have_made(temp, make):
-  if make is of_another and os.geteuid():
-    pytest.skip('only root gives folders away')
-  make(roles.local_place(BUCKET))
-  with pytest.raises(ValueError, match=r'is not a folder of this user alone .* remove it, or name another in TMPDIR'):
-    roles.make_local_place(BUCKET)

@@ -1,4 +1,4 @@
-"""What a role holds: the next task is claimed and fetched while one is at work, and given back with it."""
+"""A role at work: the next task is claimed and fetched meanwhile, and both are given back when it ends."""
 
 import pathlib
 import signal
@@ -117,7 +117,7 @@ def test_both_tasks_are_given_back_at_once(island, tmp_path):
     assert process.wait(5) == 128 + signal.SIGTERM
 
 
-def test_tasks_of_one_who_is_killed_run_elsewhere_within_two_leases(tmp_path):
+def test_tasks_of_a_killed_process_run_elsewhere_within_two_leases(tmp_path):
   island, began = make(tmp_path, 'worker-1', lease_s=4), []
   with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '4'], env=ENV) as process:
     wait_for(lambda: owned(island) == ['0', '1'])
@@ -160,19 +160,6 @@ def test_a_task_is_given_back_that_was_just_claimed(island, tmp_path):
   assert done.returncode == 128 + signal.SIGTERM
   assert island.registry.counts() == {'train': {'ready': 4}}
   assert island.registry.tasks()[0]['attempts'] == 1
-
-
-def test_nothing_is_claimed_long_before_it_can_be_begun(island):
-  found = Claims(island, 'worker', ['train'], fetches={'train': lambda *_: None})
-  lease = found.claim()
-  found.fetch_s, found.work_s = 1.0, 100.0
-  lease.ahead(0.5)
-  assert found.ahead is None and owned(island) == ['0']
-  lease.ahead(0.01)
-  ahead = found.next()
-  assert ahead.task.key == '1' and owned(island) == ['0', '1']
-  found.drop(lease)
-  found.drop(ahead)
 
 
 def test_a_fact_tells_of_the_bytes_since_the_one_before(island):

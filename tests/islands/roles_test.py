@@ -1,12 +1,16 @@
-"""Which run a process may join: the one that registry, place and workdir agree on."""
+"""Roles: which run a process may join, and where its files are on this machine."""
 
+import os
+import pathlib
 import platform
+import tempfile
 
 import one_process
 import pytest
 from one_process import Machine, changed, close
 
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.islands import roles
 from dipaco_jax.reports import run_report
 
 
@@ -32,10 +36,57 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   close(machine.island(tmp_path))
 
 
-def test_who_has_other_libraries_is_told(config, tmp_path, monkeypatch, caplog):
+def test_a_process_with_other_libraries_is_warned(config, tmp_path, monkeypatch, caplog):
   machine = Machine(config, {})
   close(machine.island(tmp_path))
   assert 'begun with' not in caplog.text
   monkeypatch.setattr(run_report, 'versions', lambda: {'python': '3.99'})
   close(machine.island(tmp_path))
   assert f'python {platform.python_version()}, unlike here' in caplog.text
+
+
+# -- where its files are
+
+BUCKET = 's3://bucket/runs/one'
+
+
+@pytest.fixture
+def temp(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  monkeypatch.setenv('AWS_REGION', 'us-east-1')
+  return tmp_path
+
+
+def test_a_local_place_is_for_its_user_alone(temp):
+  before = os.umask(0)
+  try:
+    place = roles.make_local_place(BUCKET)
+  finally:
+    os.umask(before)
+  assert place.parent == temp and place.stat().st_mode & 0o777 == 0o700
+  assert roles.make_local_place(BUCKET) == place == roles.local_place(BUCKET)
+  assert roles.make_local_place(str(temp / 'new' / 'run')) == temp / 'new' / 'run'
+
+
+def of_another(place: pathlib.Path):
+  place.mkdir(mode=0o700)
+  os.chown(place, 4321, -1)
+
+
+def link(place: pathlib.Path):
+  (place.parent / 'elsewhere').mkdir(mode=0o700)
+  place.symlink_to('elsewhere')
+
+
+def shared(place: pathlib.Path):
+  place.mkdir()
+  place.chmod(0o777)
+
+
+@pytest.mark.parametrize('make', [link, shared, pathlib.Path.touch, of_another])
+def test_a_local_place_that_another_user_may_have_made_is_refused(temp, make):
+  if make is of_another and os.geteuid():
+    pytest.skip('only root gives folders away')
+  make(roles.local_place(BUCKET))
+  with pytest.raises(ValueError, match=r'is not a folder of this user alone .* remove it, or name another in TMPDIR'):
+    roles.make_local_place(BUCKET)

@@ -1,4 +1,4 @@
-"""What is judged in islands by itself: a contribution, a path, a phase; and how a run that has diverged goes on."""
+"""Screening in islands: a path, a phase, and how a run that has diverged is resumed."""
 
 import functools
 import math
@@ -82,7 +82,7 @@ def test_what_one_executor_does_without_is_not_missing_elsewhere(made):
     screening_facts.check(made, 'high/0', 1, EVEN, {'0': 'bad', '2': 'bad'})
 
 
-def test_all_paths_or_one_too_often(made):
+def test_a_run_ends_where_all_paths_are_excluded_or_one_too_often(made):
   for phase in range(3):
     exclude(made, phase, 3)
     screening_facts.check(made, 'low/1', phase, EVEN, {'3': 'bad'})
@@ -94,7 +94,7 @@ def test_all_paths_or_one_too_often(made):
     screening_facts.check(made, 'low/1', 9, EVEN, {'3': 'bad'})
 
 
-def test_it_goes_on_with_what_blocked_it_trained_again(made):
+def test_a_resumed_run_trains_again_what_blocked_it(made):
   """But not what some module has gone on without, or with."""
   exclude(made, 1, 0, 1, 3)
   done = [NewTask('train', str(path), 1) for path in range(4)]

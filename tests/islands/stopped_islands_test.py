@@ -71,7 +71,7 @@ def draw_points(passed: list[str], everything: bool) -> list[list[str]]:
 
 
 @pytest.mark.on('postgresql,s3')  # --islands_on=all: on others
-def test_killed_at_every_point(machine, backend, prepared, undisturbed, tmp_path, request):
+def test_a_run_killed_at_any_point_ends_with_the_same_bits(machine, backend, prepared, undisturbed, tmp_path, request):
   expected, passed = undisturbed
   machine, faults = machine.other(backend=backend), Faults()
   if backend.name != NAMES[0]:
@@ -105,7 +105,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
 
 @pytest.mark.slow
 @pytest.mark.on('postgresql,s3')
-def test_each_task_on_another_machine(machine, backend, prepared, undisturbed, tmp_path):
+def test_tasks_each_on_another_machine_make_the_same_bits(machine, backend, prepared, undisturbed, tmp_path):
   expected, passed = undisturbed
   points = sorted(p for p in set(passed) if p.startswith('after mark_scheduled 1 from') and 'finished' not in p)
   faults = Faults(random.Random(9).sample(points, 12))
@@ -247,7 +247,7 @@ def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, u
     ('before complete train 2 0', 'disk is full'),
   ],
 )
-def test_a_full_disk(point, words, machine, prepared, undisturbed, tmp_path, caplog):
+def test_a_full_disk_is_waited_for(point, words, machine, prepared, undisturbed, tmp_path, caplog):
   """It has room again a second later."""
   with small_disk(tmp_path / 'disk', 64 << 20) as disk:
     faults = Faults([next(p for p in undisturbed[1] if p.startswith(point))], lambda: fill(disk / 'filler'))

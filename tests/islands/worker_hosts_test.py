@@ -37,7 +37,7 @@ def wait_for(found):
 
 
 @pytest.mark.slow
-def test_two_hosts(tmp_path):
+def test_two_hosts_train_as_one_and_end_together(tmp_path):
   config = tiny_run.write_config(tmp_path)
   config.write_text(config.read_text().replace('phases=4, steps_per_phase=6', 'phases=1, steps_per_phase=60'))
   found: dict = {}

@@ -68,7 +68,7 @@ def test_manifests_are_valid():
     kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
-def test_a_worker_of_several_hosts():
+def test_a_worker_of_several_hosts_has_its_manifest():
   """A JobSet is an extension; what it makes is a job like any other."""
   made = load(KUBERNETES / 'hosts' / 'jobset.yaml')
   (replicated,) = made['spec']['replicatedJobs']
