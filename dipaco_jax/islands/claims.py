@@ -18,7 +18,7 @@ from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Task
 
 ASK_AGAIN_S = 1.0  # for a next task, where there was none
-MARGIN = 1.5  # the next task is claimed when what is left of this one takes so many times what its own fetch took
+MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
 
 Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is at work
 
@@ -28,7 +28,7 @@ class Claims:
 
   Args:
     kinds: of tasks that the role does.
-    keys: those of tasks that it takes before all others; None: no others come before others.
+    keys: of tasks that it takes before all others, if any.
     fetches: how to fetch what a task reads, by its kind.
     pool: where a backup finds its tasks instead.
   """
@@ -45,13 +45,13 @@ class Claims:
     self.island, self.role, self.kinds, self.keys = island, role, kinds, keys
     self.fetches, self.pool = fetches, pool
     self.leases: dict[int, Lease] = {}  # by task
-    self.claiming = threading.Lock()  # from a claim until its lease is among ours
+    self.claiming = threading.Lock()  # held from a claim until its lease is in `leases`
     self.fetcher = futures.ThreadPoolExecutor(1)
     self.ahead: futures.Future[Lease | None] | None = None  # the claim of the next task
     self.asking = Interval(ASK_AGAIN_S)
     self.fetch_s, self.work_s = 0.0, 1e9  # how long the last task that is fetched took: to fetch, and then
     self.last_busy = time.monotonic()
-    self.postponed = ''  # the kind of task that has to wait, maybe for one that comes after it and that only we can do
+    self.postponed = ''  # a kind of task that has to wait, maybe for a later one that only this role can do
 
   def next(self) -> Lease | None:
     """Returns the task that was claimed ahead, or claims one; None where there is none."""

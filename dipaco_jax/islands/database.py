@@ -22,9 +22,11 @@ T = TypeVar('T')
 Row = dict[str, Any]
 
 SQLITE_PASSING = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
-IDLE_S = 5  # PostgreSQL ends a transaction whose client has been silent for so long: nobody waits for the stopped
+IDLE_S = (
+  5  # PostgreSQL ends a transaction whose client is silent for so long, so that no one waits for a stopped process
+)
 
-# A connection over which nothing comes back is given up within half a minute.
+# A connection that does not answer is closed within half a minute.
 KEEPALIVE = {
   'connect_timeout': '10',
   'keepalives_idle': '10',
@@ -54,7 +56,7 @@ def _(element, compiler, **kwargs):
 class Among(FunctionElement):
   """Among(column, texts): whether the column is one of `texts`, a JSON list of any length in one parameter."""
 
-  type = sa.types.NULLTYPE  # of a Boolean, SQLite is asked whether it is 1, and then looks at every row
+  type = sa.types.NULLTYPE  # a Boolean would be compared with 1, for which SQLite reads every row
   inherit_cache = True
 
 
@@ -76,7 +78,7 @@ def connect(url: str) -> sa.Engine:
   Raises InputError for a URL of no such database; the message does not show the URL, any part of which may be the
   password.
   """
-  with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # the other is of a port that is no number
+  with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
     parsed = sa.make_url(url)
     if parsed.drivername == 'sqlite' and parsed.database:
       return _connect_sqlite(parsed)

@@ -94,7 +94,9 @@ class Island:
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
-      raise InputError(f'{", ".join(trees)}: this machine makes others than are in use; let one make them that is like')
+      raise InputError(
+        f'{", ".join(trees)}: what this machine makes differs from what is in use; run this on a machine like the first'
+      )
     for tree in trees:
       self.storage.upload_tree(self.run.workdir / tree, tree)
     return fact

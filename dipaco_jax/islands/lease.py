@@ -79,7 +79,7 @@ class Lease:
           screening_facts.heed(self.island)
           if self.is_at_work:
             registry.beat(self.island.name, self.role, self.about | moved(self.island))
-        except Exception as e:  # also a database that is away for longer than we wait
+        except Exception as e:  # including a database that is away for too long
           self._lost = e
           return
 

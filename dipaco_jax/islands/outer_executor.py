@@ -128,7 +128,9 @@ class Executor:
       lease.check()
     left_out = excluded | partial.left_out
     if made and not partial.is_of(excluded):
-      raise RuntimeError(f'{module} {task.number}: {partial.left_out} counted when it was made: is this machine sound?')
+      raise RuntimeError(
+        f'{module} {task.number}: {partial.left_out} took part when it was made first; check this machine'
+      )
     if left_out and not made:
       lease.check()
       screening_facts.check(island, module, phase, path_weights(island, phase), left_out)
@@ -230,7 +232,7 @@ def _compiled(config):
     *new, norm = outer.step(transformation, params, state, delta)
     return *new, norm, screening.is_sound(new)
 
-  return jax.jit(update, donate_argnums=(0, 1))  # of JAX's copies
+  return jax.jit(update, donate_argnums=(0, 1))  # which are copies on the device
 
 
 def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:

@@ -47,7 +47,7 @@ class Task(NamedTuple):
   number: int
   fence: int
   owner: str
-  wakes: int  # until the claim
+  wakes: int  # before the claim
   progress: dict | None  # what a former owner left to go on from
 
   @property

@@ -29,7 +29,7 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
 LOOK_AROUND_S = 8.0  # a role that finds nothing to do looks for what was abandoned, and whether all is done
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
-FAILURES = 3  # one after another: this role is not fit to go on
+FAILURES = 3  # in a row, after which this role ends
 
 Publish = Callable[[], Sequence[Fact]]
 # (island, task, lease) -> what publishes its facts, in another thread; None: it was released to wait for others
@@ -43,9 +43,9 @@ class Role:
     self.island, self.claims, self.perform = claims.island, claims, perform
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future | None = None
-    self.failures = 0  # one after another
+    self.failures = 0  # in a row
     self.done = 0
-    self.unlucky = 0  # attempts to find a task, one after another
+    self.unlucky = 0  # attempts in a row that found no task
     self.sign_of_life, self.heeding = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
     self.look_around = Interval(LOOK_AROUND_S)
     self.reported_bytes = lease_lib.moved(self.island)  # up to our last fact
@@ -104,7 +104,7 @@ class Role:
     try:
       yield
     except registry_lib.Lost:
-      logging.warning('%s went to another while we were at it', lease.about['task'])
+      logging.warning('%s went to another process meanwhile', lease.about['task'])
       self.claims.drop(lease)
     except (Later, seals.Damaged) as e:
       logging.warning('%s has to wait: %s', lease.about['task'], e)

@@ -1,4 +1,4 @@
-"""What follows from what in an islands run: facts, and the tasks that they make possible [3].
+"""The schedule of an islands run: facts, and the tasks that they make possible [3].
 
 Islands share no mesh, but facts in a registry and objects in storage. A fact is an immutable row, inserted once, and
 the only authority; a task only says who may do what. Both are named by (kind, key, number), and a task is complete when
@@ -40,9 +40,6 @@ def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about:
   """
   digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
   return Fact('checkpoint', str(path), phase, '', digest, about | {'objects': objects})
-
-
-# -- what follows from what
 
 
 def schedule(island: Island, facts: Sequence[Fact]):
@@ -119,7 +116,7 @@ def advance(island: Island):
   if not registry.facts('prepared'):
     registry.add_tasks([NewTask('prepare', '', 0)])
     return
-  rounds = len(registry.facts('round'))  # before we ask: or there may be one more by the time that we go on
+  rounds = len(registry.facts('round'))  # read first: another may be done by the second time that all is idle
   if registry.is_idle():
     registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
 

@@ -210,7 +210,7 @@ def resume(island: Island) -> int:
     facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in ('checkpoint', 'excluded')]
     if island.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
       again = f'; trained again: path {", ".join(blocking)}' if blocking else ''
-      logging.warning('%s. It goes on%s', ended.meta['why'], again)
+      logging.warning('%s. The run is resumed%s', ended.meta['why'], again)
     number += 1
   return number
 

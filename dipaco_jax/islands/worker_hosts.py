@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-BARRIER_MS = 10 * 24 * 3600 * 1000  # a phase may last for days; if the first host dies, we are ended
-LEAVE_S = 10  # after a signal, for the first to end us
+BARRIER_MS = 10 * 24 * 3600 * 1000  # a phase may last for days; if the first host dies, jax.distributed ends the others
+LEAVE_S = 10  # after a signal, for the first host to end this one
 MESSAGES, LEAVING = 'dipaco/messages', 'dipaco/leaving'
 
 
@@ -81,7 +81,7 @@ def pass_on_sigterm(number: int) -> bool:
     late = threading.Timer(LEAVE_S, os._exit, (128 + number,))
     late.daemon = True
     late.start()
-    with contextlib.suppress(Exception):  # another has told it
+    with contextlib.suppress(Exception):  # another host has told it
       _client().key_value_set(LEAVING, 'yes')
   return number == signal.SIGTERM
 
