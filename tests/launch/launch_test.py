@@ -256,7 +256,7 @@ def test_the_pages_options_of_local_are_there(local):
   for line in lines:
     before, sys.argv = sys.argv, ['local.py', *line]
     try:
-      assert local.parse()[0].config == 'configs/tiny.py'
+      assert local.parse_options()[0].config == 'configs/tiny.py'
     finally:
       sys.argv = before
 
