@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import exact_sum, outer, screening
+from dipaco_jax.core import exact_sum, outer, screening, settings
 from dipaco_jax.data import loader
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island, pack_module, unpack_module
@@ -203,27 +203,25 @@ def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, 
   return name, sha256, figures
 
 
-def step(config, params: dict[str, np.ndarray], state: dict[str, np.ndarray], mean: dict[str, np.ndarray], factor):
-  """Takes the outer step of one module.
+def step(
+  config: settings.Outer,
+  params: dict[str, np.ndarray],
+  state: dict[str, np.ndarray],
+  mean: dict[str, np.ndarray],
+  factor,
+):
+  """Takes the outer step of one module, with Delta = factor * mean.
 
-  Args:
-    config: `settings.Outer`.
-    params: of the module.
-    state: of OuterOpt, by place in Optax's tree; {}: a new one.
-    mean: sum_i w_i (old - new_i) / sum_i w_i.
-    factor: by which the mean becomes Delta.
-  Returns:
-    New parameters, new outer state, |Delta|, and whether all is sound.
+  A state is by place in Optax's tree, {} for a new one. Returns (parameters, state, |Delta|, whether all is sound).
   """
-  transformation = outer.make_optimizer(config)
-  init = transformation.init
+  init = outer.make(config).init
   there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
   new, moved, norm, is_sound = _compiled(config)(params, there, mean, factor)
   return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm), bool(is_sound)
 
 
 @functools.cache
-def _compiled(config):
+def _compiled(config: settings.Outer):
   """The outer step of one module, compiled once for all modules of a level."""
   transformation = outer.make(config)
 

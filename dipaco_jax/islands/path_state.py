@@ -43,11 +43,7 @@ def zeros(job: Job, has_inner: bool) -> PathState:
 def to_devices(job: Job, phase: int, state: PathState, fresh: bool) -> tuple[Any, Any]:
   """Puts a path on the devices; returns its parameters and inner state in flight.
 
-  Args:
-    job: what the path is trained in.
-    phase: the one that begins.
-    state: of the path. Without an inner state it gets the base model's or, with `fresh`, a fresh one.
-    fresh: as the path's gradients are no longer those that the base model's state has seen.
+  A path without an inner state gets the base model's or, with `fresh`, a fresh one.
   """
   programs = job.programs
 

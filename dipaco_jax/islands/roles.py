@@ -74,12 +74,7 @@ def run_role(
   """Works in a role until the run is finished.
 
   Args:
-    role: one of ROLES.
-    workdir: PLACE.
-    url: of the registry; None: a file in the workdir.
-    name: of this process, in the registry; '': one is made.
     share: 'i/n', for an outer executor: which modules it takes before others.
-    lease_s: how long a task stays ours without a heartbeat.
     is_backup: whether this worker takes abandoned tasks and stragglers' only.
     resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
   Raises:

@@ -5,11 +5,12 @@ A run that has diverged ends for every process, whenever each gets to know; and 
 
 import os
 
+import digest_tasks
 import numpy as np
 import protocol_test as protocol
 import pytest
 import slow
-from protocol_test import digest
+from digest_tasks import digest
 
 from dipaco_jax.islands import island, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact
@@ -26,7 +27,7 @@ def train(of: island.Island, task) -> list[Fact]:
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
   is_sick = is_sick and not screening_facts.times_resumed(of.registry)
   if (path, phase) not in EXCLUDED and not is_sick:
-    return protocol.train(of, task)
+    return digest_tasks.train(of, task)
   told = screening_facts.exclusion(of, path, phase, 'bad', of.name)
   return [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
 

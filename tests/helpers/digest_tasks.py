@@ -1,0 +1,95 @@
+"""Tasks of islands without arrays: what each makes is the digest of all that went into it."""
+
+import hashlib
+
+import numpy as np
+
+from dipaco_jax.islands import island, run_history, schedule
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.screening_facts import begins_anew
+from dipaco_jax.pipeline import jobs
+
+
+def digest(*parts) -> dict[str, np.ndarray]:
+  words = repr([{n: x.tolist() for n, x in sorted(p.items())} if isinstance(p, dict) else p for p in parts])
+  return {'x': np.frombuffer(hashlib.sha256(words.encode()).digest(), np.float32).copy()}
+
+
+def prepare(of: island.Island, task) -> list[Fact]:
+  made = {level.name: of.write_object(f'modules/0/{level.name}', digest(level.name)) for level in of.layout.levels}
+  modules = [Fact('module', key, 0, *made[key.split('/')[0]], {}) for key in of.all_modules()]
+  return [Fact('prepared', '', 0, '', '', {}), *modules]
+
+
+def the_round(of: island.Island, phase: int) -> str:
+  """What a phase trains on; raises where there is no such thing yet."""
+  kind, number = ('round', of.round_of(phase)) if of.round_of(phase) else ('prepared', 0)
+  return of.registry.facts(kind, number=number)[0].sha256
+
+
+def parameters(of: island.Island, path: int, version: int) -> dict[str, np.ndarray]:
+  """Of all modules; raises where one is not there."""
+  facts = of.registry.facts('module', list(of.modules_of(path).values()), version)
+  assert len(facts) == len(of.layout.levels), f'a module of path {path} is not of version {version}'
+  return digest(*(of.read_object(fact.uri, fact.sha256) for fact in facts))
+
+
+def train(of: island.Island, task) -> list[Fact]:
+  path, phase = int(task.key), task.number
+  before = next((t for t in reversed(range(phase)) if of.active_paths(t)[path]), None)
+  inner: dict = {}
+  if before is not None and not begins_anew(of, path, before):
+    inner = of.read_object(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][schedule.INNER])
+  new = digest(path, phase, the_round(of, phase), parameters(of, path, phase), inner)
+  prefix = f'paths/{phase}/{path}'
+  of.write_object(f'{prefix}-step1', digest(path, 'within the phase'))
+  objects = {
+    level.name: of.write_object(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels
+  }
+  objects[schedule.INNER] = of.write_object(f'{prefix}-{schedule.INNER}', digest('inner', new))
+  return [schedule.checkpoint_fact(path, phase, objects, {})]
+
+
+def outer(of: island.Island, task) -> list[Fact]:
+  phase, level = task.number - 1, task.key.split('/')[0]
+  active = of.active_paths(phase)
+  wanted = sorted(str(path) for path in of.paths_through(task.key) if active[path])
+  found = of.registry.facts('checkpoint', wanted, phase)
+  if len(found) < len(wanted):
+    of.registry.release(task, waiting=True)
+    return []
+  [before] = of.registry.facts('module', [task.key], phase)
+  new = digest(
+    of.read_object(before.uri, before.sha256), *(of.read_object(*fact.meta['objects'][level]) for fact in found)
+  )
+  return [Fact('module', task.key, task.number, *of.write_object(f'modules/{task.number}/{task.key}', new), {})]
+
+
+def evaluation(of: island.Island, task) -> list[Fact]:
+  path, version = int(task.key), task.number
+  found = digest(the_round(of, version - 1), parameters(of, path, version))
+  loss = int.from_bytes(found['x'].tobytes()[:2], 'big') / 2**16 + version / 4  # early versions are often the best
+  return [Fact('evaluation', task.key, version, '', repr(loss), {'loss': loss, 'targets': 1.0})]
+
+
+def reroute(of: island.Island, task) -> list[Fact]:
+  version = jobs.round_end(of.run.settings, task.number - 1)
+  every = [parameters(of, path, version) for path in range(of.layout.grid.num_paths)]
+  return [Fact('round', '', task.number, '', repr(digest(*every)), {})]
+
+
+def finish(of: island.Island, task) -> list[Fact]:
+  s, pointers, found = of.run.settings, run_history.Pointers(of), []
+  for version in range(1, s.train.phases + 1):
+    losses = pointers.add(version)
+    assert all(loss is not None for loss in losses) or not s.train.early_stopping
+  for version in sorted({s.train.phases, *pointers.version}):
+    facts = of.registry.facts('module', number=version)
+    assert [fact.key for fact in facts] == sorted(of.all_modules())
+    found += [of.read_object(fact.uri, fact.sha256) for fact in facts]
+  return [Fact('finished', '', 0, '', repr(digest(pointers.version, *found)), {'best': pointers.version})]
+
+
+PERFORM = {
+  'prepare': prepare, 'train': train, 'outer': outer, 'evaluate': evaluation, 'reroute': reroute, 'finish': finish,
+}  # fmt: skip
