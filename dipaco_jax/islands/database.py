@@ -21,7 +21,7 @@ from dipaco_jax.storage import retry
 T = TypeVar('T')
 Row = dict[str, Any]
 
-SQLITE_PASSING = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
+SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
 IDLE_S = (
   5  # PostgreSQL ends a transaction whose client is silent for so long, so that no one waits for a stopped process
 )
@@ -186,7 +186,7 @@ class Database:
         return work(connection)
 
     try:
-      return retry.patiently('the registry does not answer', transaction, is_passing, self._patience_s)
+      return retry.call('the registry does not answer', transaction, is_transient, self._patience_s)
     except sa.exc.OperationalError as e:
       if is_refused(e):
         words = retry.first_line(e)
@@ -198,13 +198,13 @@ def _rows(result: sa.Result) -> list[Row]:
   return [dict(row) for row in result.mappings()]
 
 
-def is_passing(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
   """Whether the same call may succeed later: the database is away, starts, is full, or chose us in a deadlock."""
   if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
     return isinstance(error, OSError)
   code = getattr(error.orig, 'sqlite_errorcode', None)
   if code is not None:
-    return code & 0xFF in SQLITE_PASSING
+    return code & 0xFF in SQLITE_TRANSIENT
   return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
 
 

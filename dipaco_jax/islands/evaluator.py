@@ -69,7 +69,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
       island.storage.upload_tree(own.workdir / tree, tree)
     evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors'))
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
-      if island.storage.local(name) is None and (own.workdir / name).exists():
+      if island.storage.local_path(name) is None and (own.workdir / name).exists():
         island.storage.write(name, (own.workdir / name).read_bytes())
     files.tidy(own.workdir)
   about = {name: found[name] for name in ('perplexity', 'perplexity_interval')}

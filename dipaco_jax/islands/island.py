@@ -90,7 +90,7 @@ class Island:
 
   def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
     """Uploads directories of the workdir; raises InputError, before anything changes, where facts name others."""
-    indices = {tree: trees_lib.index_of(self.run.workdir / tree) for tree in trees}
+    indices = {tree: storage_lib.tree_index(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
@@ -103,7 +103,7 @@ class Island:
 
   def distrust(self, e: seals.Damaged):
     """Compares all that was fetched with its digests again, when it is next asked for: a file here is damaged."""
-    self.storage.whole.clear()
+    self.storage.verified_trees.clear()
     if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 

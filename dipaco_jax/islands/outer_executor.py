@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import exact_sum, outer, screening, settings
-from dipaco_jax.data import loader
+from dipaco_jax.data import prefetching
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island, pack_module, unpack_module
 from dipaco_jax.islands.lease import Lease

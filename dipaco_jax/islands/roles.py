@@ -157,7 +157,7 @@ def part_named(share: str) -> slice:
 
 def local_place(workdir: str) -> pathlib.Path:
   """The folder of a run's files on this machine: the workdir itself, if it is a folder."""
-  there = storage_lib.open_storage(workdir).local('here')
+  there = storage_lib.open_storage(workdir).local_path('here')
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
 
 

@@ -61,7 +61,7 @@ def take_over(island: Island, made: Fact):
   A task that is done again then makes only what is missing.
   """
   for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
-    island.storage.whole.discard((tree, sha256))
+    island.storage.verified_trees.discard((tree, sha256))
     try:
       island.storage.download_tree(tree, island.run.workdir / tree, sha256)
     except (storage_lib.Missing, storage_lib.Corrupt):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import files, lock, publishing, retry, trees
+from dipaco_jax.storage import files, lock, publishing, retry
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
 PATIENCE_S = 600
@@ -154,28 +154,18 @@ class Storage:
   def retry(self, name: str, action: Callable[[], Any]) -> Any:
     """Returns what `action` returns, called again with growing waits while its errors are transient.
 
-  @contextlib.contextmanager
-  def naming_missing(self, name: str) -> Iterator[None]:
-    try:
-      yield
-    except FileNotFoundError as e:
-      raise Missing(f'{self.where(name)} is missing') from e
+    Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object.
+    """
 
-  def where(self, name: str) -> str:
-    return f'{self.url}/{name}'
-
-  def patiently(self, name: str, action: Callable[[], Any]) -> Any:
-    """Calls `action` until it returns, while its errors are of those that pass; the last is raised as an OSError."""
-
-    def passes(e: Exception) -> bool:
-      return not isinstance(e, (ValueError, FileNotFoundError)) and self.place.passes(e)
+    def is_transient(e: Exception) -> bool:
+      return not isinstance(e, (ValueError, FileNotFoundError)) and self.backend.is_transient(e)
 
     try:
-      return retry.patiently(self.where(name), action, passes, self.patience_s)
+      return retry.call(self.url_of(name), action, is_transient, self.patience_s)
     except (ValueError, FileNotFoundError):
       raise
     except Exception as e:
-      words = f'{self.where(name)}: {retry.first_line(e)}'
+      words = f'{self.url_of(name)}: {retry.first_line(e)}'
       raise OSError(getattr(e, 'errno', None) or errno.EIO, words) from e
 
 

@@ -1,4 +1,4 @@
-"""Calls that are repeated while their errors pass: to a disk, a bucket or a database that is away for a while."""
+"""Calls that are repeated while their errors are transient: to a disk, a bucket or a database that is away for a while."""
 
 import logging
 import random
@@ -11,17 +11,17 @@ T = TypeVar('T')
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20.0
 
 
-def patiently(name: str, action: Callable[[], T], passes: Callable[[Exception], bool], patience_s: float) -> T:
+def call(name: str, action: Callable[[], T], is_transient: Callable[[Exception], bool], patience_s: float) -> T:
   """Calls `action` until it returns, with waits that double from one attempt to the next.
 
   The waits are random, or all processes that lost the same server would return to it at the same moments.
 
   Args:
     name: what is called, for the log.
-    passes: whether the same call may succeed later, from its error.
+    is_transient: whether the same call may succeed later, from its error.
     patience_s: how long after the first call the last one begins.
   Raises:
-    Exception: the last error, where it does not pass or the time is over.
+    Exception: the last error, where it is not transient or the time is over.
   """
   deadline, longest_s = time.monotonic() + patience_s, FIRST_WAIT_S
   while True:
@@ -29,7 +29,7 @@ def patiently(name: str, action: Callable[[], T], passes: Callable[[Exception], 
       return action()
     except Exception as e:
       left_s = deadline - time.monotonic()
-      if not passes(e) or left_s <= 0:
+      if not is_transient(e) or left_s <= 0:
         raise
       wait_s = min(left_s, random.uniform(0.5, 1) * longest_s)
       logging.warning('%s: %s; the next attempt is in %.1f s', name, first_line(e), wait_s)

@@ -176,7 +176,7 @@ class World:
 
     for method in ('transact', 'change', 'returned', 'rows'):
       setattr(facts._db, method, stepwise(getattr(facts._db, method)))
-    place.patiently = stepwise(place.patiently)
+    place.retry = stepwise(place.retry)
     return island.Island(self.run, facts, place, name, resumed)
 
   def to_the_end(self, faults: bool) -> Fact:

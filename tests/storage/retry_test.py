@@ -1,4 +1,4 @@
-"""Repeated calls: as long as their errors pass and patience lasts, and no longer."""
+"""Repeated calls: as long as their errors are transient and patience lasts, and no longer."""
 
 import pytest
 
@@ -41,20 +41,20 @@ def failing(*errors: Exception):
 
 def test_waits_double_up_to_the_longest(clock, caplog):
   errors = [OSError(f'away\nand more {i}') for i in range(12)]
-  assert retry.patiently('the place', failing(*errors), lambda e: True, 600) == 13
+  assert retry.call('the place', failing(*errors), lambda e: True, 600) == 13
   for attempt, wait_s in enumerate(clock.waits):
     longest = min(retry.LONGEST_WAIT_S, retry.FIRST_WAIT_S * 2**attempt)
     assert longest / 2 <= wait_s <= longest
   assert caplog.messages[0].startswith('the place: away; the next attempt is in 0.')
 
 
-def test_an_error_that_does_not_pass_is_raised_at_once(clock):
+def test_an_error_that_is_not_transient_is_raised_at_once(clock):
   with pytest.raises(KeyError):
-    retry.patiently('x', failing(OSError(), KeyError('k')), lambda e: isinstance(e, OSError), 600)
+    retry.call('x', failing(OSError(), KeyError('k')), lambda e: isinstance(e, OSError), 600)
   assert len(clock.waits) == 1
 
 
 def test_the_last_error_is_raised_when_patience_is_over(clock):
   with pytest.raises(OSError, match='still away'):
-    retry.patiently('x', failing(*[OSError('still away')] * 100), lambda e: True, 60)
+    retry.call('x', failing(*[OSError('still away')] * 100), lambda e: True, 60)
   assert clock.now == pytest.approx(60)
