@@ -1,4 +1,4 @@
-"""Calls that are repeated while their errors are transient: to a disk, a bucket or a database that is away for a while."""
+"""Calls that are repeated while their errors are transient: to a disk, bucket or database that is away for a while."""
 
 import logging
 import random
