@@ -214,7 +214,7 @@ def step(
 
   A state is by place in Optax's tree, {} for a new one. Returns (parameters, state, |Delta|, whether all is sound).
   """
-  init = outer.make(config).init
+  init = outer.make_optimizer(config).init
   there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
   new, moved, norm, is_sound = _compiled(config)(params, there, mean, factor)
   return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm), bool(is_sound)
@@ -223,7 +223,7 @@ def step(
 @functools.cache
 def _compiled(config: settings.Outer):
   """The outer step of one module, compiled once for all modules of a level."""
-  transformation = outer.make(config)
+  transformation = outer.make_optimizer(config)
 
   def update(params, state, mean, factor):
     delta = jax.tree.map(lambda m: m * factor, mean)

@@ -29,7 +29,7 @@ def prepared(made, monkeypatch) -> Island:
   monkeypatch.setattr(Island, 'fetch_trees', lambda *trees: None)
   holdout = evaluation.Rows([ROWS, 0, 0, ROWS], rows, 2, 64)
   monkeypatch.setattr(validate_stage, 'holdout_rows', lambda run, number: holdout)
-  made.run.__dict__['model'] = transformer.make(made.run.settings.model, made.run.settings.tokenizer.vocab_size)
+  made.run.__dict__['model'] = transformer.make_model(made.run.settings.model, made.run.settings.tokenizer.vocab_size)
   rng = np.random.default_rng(0)
   for key in made.all_modules():
     level, _ = made.parse_module(key)

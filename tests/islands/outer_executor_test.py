@@ -162,7 +162,7 @@ def test_a_module_of_which_nothing_is_left_ends_the_run_and_nothing_is_written(s
 
 
 def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypatch):
-  monkeypatch.setattr(outer, 'make', lambda config: optax.sgd(1e30, 0.9))
+  monkeypatch.setattr(outer, 'make_optimizer', lambda config: optax.sgd(1e30, 0.9))
   outer_executor._compiled.cache_clear()
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, 0.01)
