@@ -4,9 +4,9 @@ re-routed every 64 tokens [4.3].
     python -m dipaco_jax.main --config=configs/c4_256paths.py --compile_only --topology=v5e:16x16   what it will cost
     python -m dipaco_jax.main --config=configs/c4_256paths.py --distributed --workdir=DIR
 
-The second is for every host, in a directory with C4's files (or with --config.data.source=tfds, see README), with DIR
-where all hosts see it. It has not been run yet at this size: by --compile_only it takes 50 to 80 hours on v5e:16x16, a
-path to a chip, 8 of 16 GiB. The paper's dense model of 1.3B has 11.41.
+The second is for every host, in a directory with C4's files (or with --config.data.source=tfds, see
+docs/own_text.md), with DIR where all hosts see it. It has not been run yet at this size: by --compile_only it takes 50
+to 80 hours on v5e:16x16, a path to a chip, 8 of 16 GiB. The paper's dense model of 1.3B has 11.41.
 Blocks 0, 5, 6, 11 and the embedding are each path's own; of the others, half vary over each axis of the grid. Variants:
 `:shared` has no path-specific modules.
 """

@@ -4,7 +4,7 @@
     python -m dipaco_jax.main --config=configs/c4_8paths.py --workdir=DIR                         on the TPU's host
 
 Hardware: v5e:2x4, one host, a path to a chip. Hours, by --compile_only: 52 to 84. Perplexity in the paper: 14.86; its
-dense model of one path's size: 16.23. It has not been run yet; BUILD.md goes there from a Google Cloud account.
+dense model of one path's size: 16.23. It has not been run yet; docs/tpu.md goes there from a Google Cloud account.
 Blocks 0 to 5 are in two modules, 6 to 11 in four; all paths share the rest. Variants: `:tenth` takes a tenth of the
 steps and of the text, and no perplexity of the paper's is to be expected of it.
 """

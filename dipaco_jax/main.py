@@ -37,7 +37,7 @@ flags.DEFINE_bool('distributed', False, 'One of several processes of a job that 
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
 flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
-flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator or monitor; see launch/README.md.')
+flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator or monitor; see docs/islands.md.')
 flags.DEFINE_string('registry', None, 'With --role: postgresql://..., sqlite:////FILE, file:PATH; or DIPACO_REGISTRY.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
@@ -82,7 +82,7 @@ def check_options(rest: list[str]):
   if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
     raise InputError(
       f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
-      'islands, which keep their work in buckets (--role; launch/README.md)'
+      'islands, which keep their work in buckets (--role; docs/islands.md)'
     )
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:

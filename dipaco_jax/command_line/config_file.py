@@ -98,7 +98,7 @@ def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
   try:
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
-      raise InputError('a config is a Python file with a function get_config(), as README.md shows')
+      raise InputError('a config is a Python file with a function get_config(), as docs/configs.md shows')
     _check_variant(get_config, variant)
     c = get_config(*variant)
     if c is None:

@@ -47,8 +47,8 @@ def test_commands_are_listed(capfd):
   for name in usage.COMMANDS:
     assert f'python -m dipaco_jax.{name} ' in page
     assert (ROOT / 'dipaco_jax' / f'{name}.py').exists() or (ROOT / 'dipaco_jax' / name / '__main__.py').exists()
-  readme = (ROOT / 'README.md').read_text()
-  assert all(f'`python -m dipaco_jax.{name} ' in readme for name in usage.COMMANDS)
+  page = (ROOT / 'docs' / 'commands.md').read_text()
+  assert all(f'`python -m dipaco_jax.{name} ' in page for name in usage.COMMANDS)
   assert 'write python -m dipaco_jax.status;' in run('dipaco_jax', 'status', status=2)
   assert run('dipaco_jax', '--version') == run('dipaco_jax.main', '--version') == run('dipaco_jax.status', '--version')
 

@@ -1,4 +1,4 @@
-"""README's section on using a run: every command of it, as it is written, on a run in `runs/tiny`."""
+"""The pages on using a run: every command of them, as it is written, on a run in `runs/tiny`."""
 
 import os
 import re
@@ -9,8 +9,8 @@ import sys
 import pytest
 from repository import ROOT
 
-SECTION = (ROOT / 'README.md').read_text().split('\n## Use it\n')[1].split('\n## ')[0]
-BLOCKS = re.findall(r'^```(\w*)\n(.*?)^```$', SECTION, re.MULTILINE | re.DOTALL)
+PAGES = [(ROOT / 'docs' / f'{name}.md').read_text() for name in ('trained_runs', 'serving')]
+BLOCKS = [found for page in PAGES for found in re.findall(r'^```(\w*)\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)]
 COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace('\\\n', ' ').splitlines()]
 # What they need is not here: an address to listen on for good, tasks to download, somebody's Llama.
 ELSEWHERE = {

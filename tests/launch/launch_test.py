@@ -1,4 +1,4 @@
-"""What launch/ says can be typed and applied: manifests by Kubernetes' schemas, command lines, names, the image."""
+"""What launch/ and docs/islands.md say can be typed and applied: manifests, command lines, names, the image."""
 
 import configparser
 import importlib.util
@@ -24,8 +24,8 @@ KUBERNETES = ROOT / 'launch' / 'kubernetes'
 VERSION = '1.31'  # of the schemas
 OVERLAYS = ('cpu', 'gpu', 'tpu')
 MANIFESTS = [*sorted((KUBERNETES / 'base').glob('[!k]*.yaml')), KUBERNETES / 'secret.yaml']
-README = (ROOT / 'launch' / 'README.md').read_text()
-BLOCKS = re.findall(r'```(?:\w*)\n(.*?)```', README, re.DOTALL)
+PAGE = (ROOT / 'docs' / 'islands.md').read_text()
+BLOCKS = re.findall(r'```(?:\w*)\n(.*?)```', PAGE, re.DOTALL)
 LINES = [line.strip() for line in '\n'.join(BLOCKS).replace('\\\n', ' ').splitlines()]
 
 
@@ -262,9 +262,9 @@ def test_the_pages_options_of_local_are_there(local):
 
 
 def test_the_page_names_what_there_is():
-  links = [link for link in re.findall(r'\]\(([^)#]+)\)', README) if not link.startswith('https://')]
-  assert links and not [link for link in links if not (ROOT / 'launch' / link).exists()]
+  links = [link for link in re.findall(r'\]\(([^)#]+)\)', PAGE) if not link.startswith('https://')]
+  assert links and not [link for link in links if not (ROOT / 'docs' / link).exists()]
   folders = [line.split()[-1] for line in LINES if line.startswith('kubectl') and ' -k ' in line]
   assert folders and all((ROOT / folder).is_dir() for folder in folders)
-  described = ' '.join(re.findall(r'kubectl \w+ (?:job|deployment|statefulset)[/ ](\w+)', README))
+  described = ' '.join(re.findall(r'kubectl \w+ (?:job|deployment|statefulset)[/ ](\w+)', PAGE))
   assert set(described.split()) <= set(ROLES)

@@ -104,7 +104,7 @@ def test_topologies_are_those_of_the_dry_run():
 
 
 def test_the_pages_lines_are_accepted(cloud):
-  page = (ROOT / 'BUILD.md').read_text().split('## A run on Cloud TPU')[1].split('\n## ')[0]
+  page = (ROOT / 'docs' / 'tpu.md').read_text()
   lines = [line.strip() for block in re.findall(r'```\n(.*?)```', page, re.DOTALL) for line in block.splitlines()]
   (function,) = [line for line in lines if line.startswith('tpu()')]
   used = [line for line in lines if line.startswith('tpu ')]

@@ -1,4 +1,4 @@
-"""README and BUILD say what is so: set-up lines, commands, options, configs, fields, files."""
+"""The pages say what is so: set-up lines, commands, options, configs, fields, files, figures."""
 
 import configparser
 import re
@@ -12,8 +12,12 @@ from dipaco_jax.core import fields, modules, settings
 from dipaco_jax.models import transformer
 from dipaco_jax.reports import run_report
 
-README, BUILD = (ROOT / 'README.md').read_text(), (ROOT / 'BUILD.md').read_text()
-PAGES = README + BUILD
+DOCS = sorted((ROOT / 'docs').glob('*.md'))
+TOP = [ROOT / f'{name}.md' for name in ('README', 'BUILD', 'CONTRIBUTING', 'CHANGELOG')]
+TEXT = {page.stem: page.read_text() for page in [*DOCS, *TOP]}
+PAGES = ''.join(TEXT.values())
+# Options of other programs are in these: gcloud, kubectl, SQL, pip. Tests of launch/ parse their commands.
+FOREIGN = {'islands', 'tpu', 'troubleshooting', 'benchmarks', 'BUILD', 'CONTRIBUTING'}
 SET_UP = (
   'python3 -m venv .venv && .venv/bin/pip install -q -e . && .venv/bin/python -m dipaco_jax.main '
   '--config=configs/tiny.py --workdir=runs/tiny',
@@ -23,21 +27,34 @@ COMMANDS = ('main', 'recipe', 'status', 'generate', 'serve', 'export', 'harness'
 FILES = {'inspect': 'inspect/__main__'}
 
 
-def blocks(language: str) -> list[str]:
-  return re.findall(rf'^```{language}\n(.*?)^```$', README, re.MULTILINE | re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+  return re.findall(rf'^```{language}\n(.*?)^```$', TEXT[page], re.MULTILINE | re.DOTALL)
 
 
 def test_set_up_lines():
-  assert tuple(blocks('')[0].splitlines()) == SET_UP
+  assert tuple(blocks('README', '')[0].splitlines()) == SET_UP
+  assert blocks('index', '')[0].strip() == SET_UP[0]
+
+
+def test_the_readme_states_the_results_of_the_experiments():
+  table = TEXT['README'].split('## What has been measured')[1].split('\n## ')[0]
+  results = (ROOT / 'experiments' / 'README.md').read_text()
+  found = [line.strip('| ').split(' | ')[1:] for line in table.splitlines() if '±' in line]
+  rows = [line.split(' | ') for line in results.splitlines() if line.startswith('| ')]
+  assert len(found) == 5
+  for perplexity, parameters, flops in found:
+    assert [r for r in rows if perplexity in r and f'{parameters} ± 0' in r and flops in r], perplexity
 
 
 def test_every_command_and_option_is_there():
   assert set(re.findall(r'-m dipaco_jax\.(\w+)', PAGES)) == set(COMMANDS)
   source = ''.join((ROOT / 'dipaco_jax' / f'{FILES.get(name, name)}.py').read_text() for name in COMMANDS)
   source += (ROOT / 'launch' / 'local.py').read_text()
-  options = set(re.findall(r'(?<![\w-])--([a-z_]+)', README)) - {'help', 'config'}
+  text = ''.join(words for name, words in TEXT.items() if name not in FOREIGN)
+  options = set(re.findall(r'(?<![\w-])--([a-z_]+)', text)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
-  assert not [name for name in options if f"'{name}'" not in source]
+  elsewhere = {'xla_force_host_platform_device_count', 'seeds'}  # of XLA, of experiments/
+  assert not [name for name in options - elsewhere if f"'{name}'" not in source]
 
 
 def test_every_config_and_field_is_there():
@@ -48,17 +65,17 @@ def test_every_config_and_field_is_there():
 
 
 def test_links_lead_somewhere():
-  links = [link for link in re.findall(r'\]\(([^)#]+)', PAGES) if not link.startswith('https://')]
-  assert len(links) > 10 and not [link for link in links if not (ROOT / link).is_file()]
-  for page in (ROOT / 'README.md', ROOT / 'BUILD.md', ROOT / 'launch' / 'README.md'):
-    for link, anchor in re.findall(r'\]\((?!https)([^)#]*)#([^)]+)\)', page.read_text()):
+  for page in [*TOP, *DOCS, ROOT / 'launch' / 'README.md', *sorted((ROOT / 'experiments').glob('*.md'))]:
+    links = [link for link in re.findall(r'\]\(([^)#]+)', page.read_text()) if not link.startswith('https://')]
+    assert not [link for link in links if not (page.parent / link).is_file()], page
+    for link, anchor in re.findall(r'\]\((?!https)([^)#]*)#(?!L\d)([^)]+)\)', page.read_text()):
       target = page.parent / link if link else page
       headings = re.findall(r'^#+ (.*)$', target.read_text(), re.MULTILINE)
       assert anchor in [re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-') for heading in headings]
 
 
 def test_every_figure_of_the_report_is_explained():
-  rows = README.split('`report.json` holds')[1].split('\n## ')[0]
+  rows = TEXT['files'].split('`report.json` holds')[1].split('\n## ')[0]
   explained = re.findall(r'`(\w+)`', ''.join(re.findall(r'^\| (.*?) \|', rows, re.MULTILINE)))
   others = (
     'held_back excluded skipped_steps pretrain_steps pretrain_tokens domain_nmi router_accuracy wall_s config_sha256 '
@@ -68,14 +85,12 @@ def test_every_figure_of_the_report_is_explained():
 
 
 def test_what_a_run_leaves_is_explained(undisturbed):
-  rows = README.split('## What is in the workdir')[1].split('What a stage leaves')[0]
+  rows = TEXT['files'].split('## What is in the workdir')[1].split('What a stage leaves')[0]
   explained = {name.split('/')[0] for name in re.findall(r'`([\w./]+)`', rows)}
   assert {path.name for path in undisturbed.iterdir()} == explained
 
 
-START, KINDS, ROUTERS, EXCHANGES, _ = blocks('python')
-
-
+(START, KINDS), (ROUTERS,), (EXCHANGES,) = (blocks(page, 'python') for page in ('configs', 'routing', 'averaging'))
 CHANGES = '\n'.join([KINDS, ROUTERS, EXCHANGES]).strip().split('\n\n')
 
 
@@ -89,7 +104,7 @@ def test_configs(kind):
   shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
   assert len(modules.make_layout(s.grid, s.levels, shapes).levels) == len(c.levels)
   if not kind:
-    shown = README.split('Parameters are called')[1].split('\n\n')[0]
+    shown = TEXT['configs'].split('Parameters are called')[1].split('\n\n')[0]
     assert {name for name in shapes if 'block' not in name} <= set(re.findall(r'`([\w/]+)`', shown))
 
 
@@ -105,6 +120,6 @@ def test_every_dependency_has_its_reason():
   config.read(ROOT / 'setup.cfg')
   listed = config['options']['install_requires'].split()
   for extra, names in config['options.extras_require'].items():
-    assert f'`[{extra}]`' in BUILD
+    assert f'`[{extra}]`' in TEXT['dependencies']
     listed += names.split()
-  assert not [name for name in listed if f'`{name.partition(">")[0]}`' not in BUILD]
+  assert not [name for name in listed if f'`{name.partition(">")[0]}`' not in TEXT['dependencies']]
