@@ -52,6 +52,11 @@ def on_page_markdown(markdown: str, page, **_) -> str:
   return markdown if uri.startswith('source/') else LINK.sub(rewritten, markdown.replace(FIELDS, _fields()))
 
 
+def on_page_content(html: str, page, **_):
+  """Tells MkDocs of the lines of a listing, which it sees in no other way, so that it checks links to them."""
+  page.present_anchor_ids.update(re.findall(r' id="(__codelineno-[0-9-]+)"', html))
+
+
 def _leaves(nav) -> list[str]:
   """Pages that the navigation names."""
   if isinstance(nav, str):

@@ -1,4 +1,4 @@
-"""The tour of the code: its links lead to the definitions that it names, and its walks are as short as they should be."""
+"""The tour of the code: its links lead to the definitions that it names, and its walks are short."""
 
 import importlib.util
 import itertools
