@@ -30,18 +30,20 @@ def definitions(source: str) -> dict[str, int]:
 
 
 def rewritten(words: str, folder: pathlib.Path) -> str:
-  """The page with right numbers; raises ValueError where a file or a name is not there."""
+  """Returns the page with right numbers; raises ValueError that lists the files and names that are not there."""
+  missing = []
 
   def link(found: re.Match) -> str:
     name, path, _ = found.groups()
-    if not (folder / path).is_file():
-      raise ValueError(f'{path} is not there: write where {name} is now')
-    lines = definitions((folder / path).read_text())
+    lines = definitions((folder / path).read_text()) if (folder / path).is_file() else {}
     if name not in lines:
-      raise ValueError(f'{path} does not define {name}: write what it is called now, or where it is')
-    return f'[`{name}`]({path}#L{lines[name]})'
+      missing.append(f'{path} does not define {name}: write what it is called now, or where it is')
+    return f'[`{name}`]({path}#L{lines.get(name, 0)})'
 
-  return LINK.sub(link, words)
+  new = LINK.sub(link, words)
+  if missing:
+    raise ValueError('\n'.join(missing))
+  return new
 
 
 def main():
@@ -51,7 +53,7 @@ def main():
   try:
     new = rewritten(old, PAGE.parent)
   except ValueError as e:
-    sys.exit(f'{PAGE.name}: {e}')
+    sys.exit(str(e))
   if sys.argv[1:] and new != old:
     sys.exit(f'{PAGE.name}: code has moved: run python docs/tour_lines.py')
   PAGE.write_text(new)
