@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None):
 def guarded(argv: list[str], signals: stopping.Signals):
   """All of it; what is the user's to mend ends in one line."""
   if tell(argv[1:]):
-    return
+    return None
   try:
     settings = parse(argv)
     if FLAGS.compile_only:

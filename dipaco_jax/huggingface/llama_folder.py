@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,12 +76,12 @@ def check_config(s: settings.Settings):
   _check_missing(folder, there, transformer.make_model(s.model, vocab_size))
 
 
-def _check_missing(folder: str, there: Set[str], made: transformer.Transformer):
+def _check_missing(folder: str, there: Collection[str], made: transformer.Transformer):
   if missing := [name for name in map(llama_weights.their_name, transformer.shapes(made)) if name not in there]:
     raise _wrong(folder, f'{", ".join(_weight_files(folder))} has no {missing[0]}')
 
 
-def _weight_names(folder: str, name: str) -> Set[str]:
+def _weight_names(folder: str, name: str) -> Collection[str]:
   """Returns the names of a file's weights, by its header; raises InputError where we cannot take one's type."""
   try:
     with remote_files.open_file(f'{folder}/{name}') as file:

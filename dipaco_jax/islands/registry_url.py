@@ -18,8 +18,8 @@ def given(option: str | None) -> str:
   """
   url = option or os.environ.get(VARIABLE, '')
   if option and printable.redacted(option) != option:
-    words = 'whoever lists the processes of this machine can read the password in --registry: set %s, or name a file'
-    logging.warning(f'{words}, --registry=file:PATH', VARIABLE)
+    words = 'whoever lists the processes of this machine can read the password in --registry: set'
+    logging.warning('%s %s, or name a file, --registry=file:PATH', words, VARIABLE)
   return _read(pathlib.Path(url.removeprefix(FILE))) if url.startswith(FILE) else url
 
 

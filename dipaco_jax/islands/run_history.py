@@ -58,9 +58,8 @@ class Pointers:
 
 def read(island: Island) -> History:
   """Reads the history of a run all of whose phases are done."""
-  pointers, phases = Pointers(island), []
-  for phase in range(island.run.settings.train.phases):
-    phases.append(read_phase(island, pointers, phase))
+  pointers = Pointers(island)
+  phases = [read_phase(island, pointers, phase) for phase in range(island.run.settings.train.phases)]
   made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
   times = [meta[which] for meta in made for which in ('started', 'ended')]
   return History(phases, pointers.version, pointers.loss, max(times) - min(times))

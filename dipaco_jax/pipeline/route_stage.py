@@ -102,7 +102,7 @@ def publish_router(
 
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
   """Fits it, unless a run that was stopped has; the features that are kept are there then."""
-  if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):
+  if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):  # noqa: C419
     with display.doing('fitting the router'):
       fitted, meta = fit()
     publishing.write_json(folder / 'meta.json', meta)

@@ -116,6 +116,7 @@ def row_shapes(made: programs.Programs, steps: int | None):
 
 
 PHASE = 'steps', 'accumulate', 'outer', 'evaluate'
+KEYS = {'accumulate': 'finish'}  # of programs in the JSON object, where they have been renamed
 
 
 def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, A
   found = compiled['steps'].memory_analysis()
   return {
     'hbm_bytes_per_chip': max(needed.values()),
-    'hbm_bytes_by_program': needed,
+    'hbm_bytes_by_program': {KEYS.get(name, name): size for name, size in needed.items()},
     'hbm_bytes_by_kind': {
       'parameters': bytes_on_chip((a.params, a.modules)),
       'inner states': bytes_on_chip(a.state) + waiting,

@@ -28,7 +28,7 @@ def test_pieces_together_are_the_text(before, text):
 
 
 def test_half_a_character_is_not_shown_before_the_end():
-  tokens = [t for t in TOKENIZER.encode('🦊', eos=False)][:-1]
+  tokens = list(TOKENIZER.encode('🦊', eos=False))[:-1]
   found, _ = pieces(tokens)
   assert not any(found[:-1]) and set(found[-1]) == {HALF}
 

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-HOSTS = int(os.environ.get('FAKE_HOSTS', 2))  # of a slice
+HOSTS = int(os.environ.get('FAKE_HOSTS', '2'))  # of a slice
 
 
 def main(args: list[str]) -> int:

@@ -175,7 +175,7 @@ def write_metrics(workdir, config, grid, phases, results, rng, train=True):
     perplexity = 10.42 + 3.1 * math.exp(-done / 150)
     writer.write('evaluation', 'train', done * P, phase=phase + 1, step=start + done, perplexity=perplexity,
                  perplexity_by_path=[perplexity * math.exp(x) for x in level],
-                 perplexity_by_domain={n: perplexity for n in results['tokenize']['domains']})  # fmt: skip
+                 perplexity_by_domain=dict.fromkeys(results['tokenize']['domains'], perplexity))  # fmt: skip
     if config.evaluate.control and results.get('evaluate') and phases == config.train.phases:
       writer.write(
         'evaluation', 'control', done, phase=phase + 1, step=start + done, perplexity=11.47 + 2 * math.exp(-done / 150)

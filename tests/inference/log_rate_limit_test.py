@@ -14,7 +14,7 @@ def log():
   handler = logging.Handler()
   handler.emit = lambda record: shown.append(record.getMessage())
   handler.addFilter(RateLimit(lambda: clock[0]))
-  logger = logging.Logger('test')
+  logger = logging.Logger('test')  # noqa: LOG001 (one of the test's own)
   logger.addHandler(handler)
   return logger, shown, clock
 

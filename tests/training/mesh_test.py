@@ -72,7 +72,7 @@ class Device:
 ])  # fmt: skip
 def test_a_path_is_in_one_slice_if_it_fits(grid, slices, data, expected, spanned):
   index = [i for i, size in enumerate(slices) for _ in range(size)]
-  devices = [Device(id, i) for id, i in enumerate(index)][::-1]
+  devices = [Device(number, i) for number, i in enumerate(index)][::-1]
   placement = mesh.place(Grid(grid), settings.Mesh(data), {'train.batch_size': 16}, devices)
   assert (*placement.positions, placement.data) == expected
   rows = placement.mesh.devices.reshape(-1, placement.data)
