@@ -51,6 +51,11 @@ def make_optimizer(config: settings.Outer) -> optax.GradientTransformation:
   m <- mu m + Delta
   module <- module - eta (Delta + mu m)     nesterov
   module <- module - eta m                  momentum
+  module <- module - eta Delta              sgd
+
+  adam: b1 = `momentum`, b2 = 0.99, epsilon = `epsilon`. One job uses it by `update`, islands by `step`, a module at a
+  time. Another optimizer needs an entry here, its name in `settings.Outer`, and a case of the naive twin
+  (tests/helpers/twin.py), which the tests of invariant 3 hold it against.
   """
   rate, mu = config.learning_rate, config.momentum
   return {

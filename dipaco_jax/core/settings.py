@@ -130,7 +130,7 @@ class Outer:
 
   optimizer: str = field('nesterov', 'of the outer step', choices='nesterov momentum sgd adam')
   learning_rate: float = field(0.7, 'constant', most=10)
-  momentum: float = field(0.9, "of 'nesterov' and 'momentum'; b1 of 'adam'", zero=True, below=1)
+  momentum: float = field(0.9, "of 'nesterov' and 'momentum'; b1 of 'adam'; unused by 'sgd'", zero=True, below=1)
   epsilon: float = field(0.1, 'of adam')
   rescale: bool = field(True, 'times sqrt(P_{l,e})')
   reweigh: bool = field(True, "paths weigh as their shards' tokens")
@@ -198,9 +198,11 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """Orbax run state."""
+  """Checkpoints of training, by Orbax."""
 
-  every_steps: int = field(50, 'inner steps; in a shorter phase, at its end', may_change=True)
+  every_steps: int = field(
+    50, 'inner steps, over all turns; only at the end of phases that are shorter', may_change=True
+  )
   keep: int = field(2, 'the newest, and with them the last at the end of a phase', may_change=True)
 
 
@@ -244,7 +246,7 @@ class Settings:
 
   @property
   def rounds(self) -> int:
-    """How often all text is sharded anew."""
+    """Number of rounds of re-sharding."""
     return self.routing.rounds if self.routing.method == 'discriminative' else 0
 
   def batch_sizes(self, stage: str) -> dict[str, int]:

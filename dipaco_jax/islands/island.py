@@ -219,5 +219,6 @@ def pack_module(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray
 
 def unpack_module(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   """Splits a module's object into weights and outer state."""
-  state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(OUTER + '[')}
-  return {name: x for name, x in arrays.items() if not name.startswith(OUTER + '[')}, state
+  marks = f'{OUTER}[', f'{OUTER}.'  # places in a pytree begin with [ or ., names of parameters with neither
+  state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(marks)}
+  return {name: x for name, x in arrays.items() if not name.startswith(marks)}, state

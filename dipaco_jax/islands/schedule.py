@@ -15,8 +15,11 @@ its facts are inserted:
 Two more kinds of facts, excluded (path, phase) and diverged, are those of `screening_facts`.
 
 `schedule` runs after a fact is committed, and again in any process that finds a fact without consequences: none is lost
-with the process that inserted the fact. A path's next phase starts when its own modules are there; the only barriers
-are those of `advance`.
+with the process that inserted the fact. Versions and rounds count from 0, as in the registry's rows.
+
+A path's next phase waits for its own modules (`_with_modules`), each of which waits for the checkpoints of all paths
+that share it (`outer_executor`); at the end of a round of re-sharding, for the next round (`_after_paths`, `advance`);
+and where paths are sampled, for a phase in which it is drawn. There is no other barrier.
 """
 
 import hashlib

@@ -92,7 +92,7 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
 
 
 def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.State:
-  """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise spmd.Stopped."""
+  """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
   c = run.settings.checkpoint
   with display.doing('looking for a checkpoint to go on from'):
     trainer = training_loop.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)

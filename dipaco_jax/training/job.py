@@ -49,7 +49,7 @@ class Job:
     return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
   def updates(self, phase: int, turn: int, step: int) -> int:
-    """The name of a checkpoint at (phase, turn, step), on whatever devices: the inner steps of all paths before it.
+    """Number of inner steps of all paths before (phase, turn, step), on whatever devices: a checkpoint's name.
 
     A path counts where it does not train too.
     """

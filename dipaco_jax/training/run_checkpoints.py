@@ -1,4 +1,4 @@
-"""Run state: what a training loop needs to go on, in Orbax checkpoints that are written in the background."""
+"""Checkpoints of a training loop: what it needs to go on, by Orbax, written in the background and sealed."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ class _PreservationPolicy:
     return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
-class RunState:
+class RunCheckpoints:
   """Orbax checkpoints of a training loop, in `directory/<updates>`: the newest `keep`, and the last at a phase's end.
 
   Each is sealed: once all are written, the sha256 of its files is noted in `directory.sha256/<updates>/`, and compared

@@ -13,8 +13,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.training import resharding
-from dipaco_jax.training import run_checkpoints as run_state_lib
+from dipaco_jax.training import resharding, run_checkpoints
 from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.programs import Programs
 
@@ -54,13 +53,13 @@ def new_record(num_paths: int) -> Record:
 
 @dataclasses.dataclass
 class State:
-  """Of all paths. `params` is None between turns; what is gathered are zeros between phases."""
+  """The state of training: all modules, and what paths have of their own. `Specs` has shapes and shardings."""
 
-  modules: Any
-  outer: Any
-  gathered: Any
-  inner: dict[int, Any]  # inner states by turn, of the paths that have one
-  params: Any  # of the paths in flight
+  modules: Any  # [K_a, ..., shape] by level and parameter
+  outer: Any  # outer states by level, [K_a, ..., shape] and [K_a, ...]
+  gathered: Any  # `Gathered`; zeros between phases
+  inner: dict[int, Any]  # inner states by turn, [m_a, ..., shape], of the paths that have one
+  params: Any  # of the paths in flight, [m_a, ..., shape]; None between turns
   record: Record
   own: dict[int, Any] = dataclasses.field(default_factory=dict)  # parameters by turn, where outer gradients were lost
 
@@ -106,15 +105,17 @@ def choose(these, others, where):
   return jax.tree.map(one, these, others)
 
 
-def save(run_state: run_state_lib.RunState, updates: int, state: State, positions: Coordinates):
+def save(checkpoints: run_checkpoints.RunCheckpoints, updates: int, state: State, positions: Coordinates):
   """Copies the arrays from the devices, which have so many positions, and writes in the background."""
   held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
   held |= {'positions': list(positions), 'shapes': _shapes(state.arrays())}
   meta = {'record': dataclasses.asdict(state.record), **held}
-  run_state.save(updates, state.arrays(), meta)
+  checkpoints.save(updates, state.arrays(), meta)
 
 
-def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: Callable[[Any], Any]) -> State | None:
+def restore(
+  checkpoints: run_checkpoints.RunCheckpoints, programs: Programs, first_state: Callable[[Any], Any]
+) -> State | None:
   """The state of the newest checkpoint that can be read; with other positions, of the last at the end of a phase.
 
   Args:
@@ -123,7 +124,7 @@ def restore(run_state: run_state_lib.RunState, programs: Programs, first_state: 
   Raises:
     InputError: it is of another version, or there is none at the end of a phase where one is needed.
   """
-  found = run_state.restore(functools.partial(_abstract, programs))
+  found = checkpoints.restore(functools.partial(_abstract, programs))
   if found is None:
     return None
   arrays, meta = found

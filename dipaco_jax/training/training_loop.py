@@ -17,10 +17,18 @@ from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import prefetching
 from dipaco_jax.storage import module_store, publishing, remedies, seals
-from dipaco_jax.training import evaluation, mesh, metrics_log, module_publishing, processes, stopping, train_log
+from dipaco_jax.training import (
+  evaluation,
+  mesh,
+  metrics_log,
+  module_publishing,
+  processes,
+  run_checkpoints,
+  stopping,
+  train_log,
+)
 from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import programs as programs_lib
-from dipaco_jax.training import run_checkpoints as run_state_lib
 from dipaco_jax.training import train_state as state_lib
 
 CLOSE_S = 30  # after an error, for what was begun to be written
@@ -44,12 +52,12 @@ class Trainer:
   ):
     """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, every_steps, stop
-    self.run_state = run_state_lib.RunState(workdir / 'checkpoints' / job.name, keep, job.phase_updates)
-    restored = state_lib.restore(self.run_state, job.programs, functools.partial(job.first_state, 0))
+    self.checkpoints = run_checkpoints.RunCheckpoints(workdir / 'checkpoints' / job.name, keep, job.phase_updates)
+    restored = state_lib.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
     if record.phase < job.begin:  # else all phases would train on the shards of this round
-      self.run_state.close()
+      self.checkpoints.close()
       raise seals.Damaged(workdir / 'checkpoints' / job.name, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
@@ -59,7 +67,7 @@ class Trainer:
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
-    self.pointed = {u: meta['record']['best_version'] for u, meta in self.run_state.metas.items()}
+    self.pointed = {u: meta['record']['best_version'] for u, meta in self.checkpoints.metas.items()}
     self.own_losses: list[evaluation.Begun] = []  # of the turns whose inner steps are done, on hold-outs
     self.unsaved = 0  # steps since the last checkpoint
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
@@ -76,7 +84,7 @@ class Trainer:
       Diverged: nothing is saved then that was not there before.
     """
     with stopping.closing(CLOSE_S) as opened:
-      opened.callback(self.run_state.close)
+      opened.callback(self.checkpoints.close)
       opened.callback(self.publisher.shutdown)
       opened.callback(self.journal.close)
       return self._to_the_end()
@@ -215,7 +223,7 @@ class Trainer:
       screening.check_paths(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
     except Diverged as e:
-      self.run_state.set_aside(job.updates(phase, 0, 0), 'diverged')
+      self.checkpoints.set_aside(job.updates(phase, 0, 0), 'diverged')
       raise Diverged(f'{job.name} diverged in phase {phase + 1}: {e}') from e
     return found
 
@@ -281,9 +289,9 @@ class Trainer:
     self.publication.result()
     record = self.state.record
     updates = self.job.updates(record.phase, record.turn, record.step)
-    state_lib.save(self.run_state, updates, self.state, self.job.programs.placement.positions)
+    state_lib.save(self.checkpoints, updates, self.state, self.job.programs.placement.positions)
     self.unsaved = 0
-    pointed, kept = self.pointed | {updates: list(record.best_version)}, self.run_state.kept
+    pointed, kept = self.pointed | {updates: list(record.best_version)}, self.checkpoints.kept
     still_there = kept(self.pointed)  # until this one is written
     self.pointed = {u: pointed[u] for u in kept(pointed) | still_there}
     self.journal.lap()

@@ -12,7 +12,7 @@ import small
 import tiny_run
 
 from dipaco_jax.storage import files
-from dipaco_jax.training import run_checkpoints as run_state_lib
+from dipaco_jax.training import run_checkpoints
 
 
 def arrays(k):
@@ -29,7 +29,7 @@ def abstract(meta):
 def saved(tmp_path_factory):
   """Checkpoints of 4 and 6 updates; that of 2 was to go."""
   directory = tmp_path_factory.mktemp('run') / 'state'
-  state = run_state_lib.RunState(directory, 2)
+  state = run_checkpoints.RunCheckpoints(directory, 2)
   for updates in (2, 4, 6):
     state.save(updates, arrays(updates), {'record': {'phase': updates, 'best': [None, 1.5]}})
   state.wait()
@@ -38,14 +38,14 @@ def saved(tmp_path_factory):
 
 
 def restored(directory):
-  state = run_state_lib.RunState(directory, 2)
+  state = run_checkpoints.RunCheckpoints(directory, 2)
   try:
     return state.restore(abstract)
   finally:
     state.close()
 
 
-def test_run_state_comes_back_as_it_was(saved):
+def test_a_checkpoint_comes_back_as_it_was(saved):
   found, meta = restored(saved)
   assert meta == {'record': {'phase': 6, 'best': [None, 1.5]}}
   small.assert_close(found, arrays(6), 0)
@@ -62,7 +62,7 @@ def test_of_older_ones_no_more_is_read_than_is_needed(saved, tmp_path, caplog):
   assert f'checkpoint {directory / "4"} is corrupt (meta/' in caplog.text
 
 
-def test_no_run_state_is_none(tmp_path):
+def test_no_checkpoint_is_none(tmp_path):
   assert restored(tmp_path / 'none') is None
 
 
@@ -106,7 +106,7 @@ def test_half_of_an_old_checkpoint_is_passed_over(saved, tmp_path, caplog):
 
 def test_what_these_devices_cannot_use_is_moved_aside_and_can_be_taken_back(saved, tmp_path, caplog):
   directory = copied(saved, tmp_path)
-  state = run_state_lib.RunState(directory, 2)
+  state = run_checkpoints.RunCheckpoints(directory, 2)
   _, meta = state.restore(lambda meta: None if meta['record']['phase'] == 6 else abstract(meta))
   assert meta['record']['phase'] == 4 and set(state.metas) == {4}
   state.save(6, arrays(5), {'record': {'phase': 5, 'best': [None, 1.5]}})
@@ -123,7 +123,7 @@ def test_what_these_devices_cannot_use_is_moved_aside_and_can_be_taken_back(save
 
 def test_where_these_devices_can_use_none_nothing_is_moved(saved, tmp_path):
   directory = copied(saved, tmp_path)
-  state = run_state_lib.RunState(directory, 2)
+  state = run_checkpoints.RunCheckpoints(directory, 2)
   with pytest.raises(ValueError, match='start on as many devices as before'):
     state.restore(lambda meta: None)
   state.close()
@@ -134,7 +134,7 @@ def test_where_these_devices_can_use_none_nothing_is_moved(saved, tmp_path):
 def test_a_checkpoint_is_not_compared_with_an_old_seal_of_its_name(saved, tmp_path, monkeypatch, caplog):
   directory = copied(saved, tmp_path)
   shutil.copytree(tmp_path / 'state.sha256' / '4', tmp_path / 'state.sha256' / '8')  # of one that is gone
-  state = run_state_lib.RunState(directory, 2)
+  state = run_checkpoints.RunCheckpoints(directory, 2)
   with monkeypatch.context() as killed:  # before there is a new seal
     killed.setattr(files, 'digests', lambda *args: os.stat('there is no such file'))
     state.save(8, arrays(8), {'record': {'phase': 8, 'best': [None, 1.5]}})
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_not_compared_with_an_old_seal_of_its_name(saved, tmp_pa
 
 def test_a_checkpoint_that_comes_with_the_next_one_is_sealed(tmp_path, monkeypatch):
   """Small ones do, between two looks of the thread that seals."""
-  state = run_state_lib.RunState(tmp_path / 'state', 2)
+  state = run_checkpoints.RunCheckpoints(tmp_path / 'state', 2)
 
   def meanwhile(seconds):
     for updates in '46':

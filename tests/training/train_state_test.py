@@ -6,8 +6,7 @@ import pytest
 import small
 
 from dipaco_jax.storage import files
-from dipaco_jax.training import metrics_log, train_state, training_loop
-from dipaco_jax.training import run_checkpoints as run_state_lib
+from dipaco_jax.training import metrics_log, run_checkpoints, train_state, training_loop
 
 
 def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
@@ -19,9 +18,9 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   stops = iter([False] * (job.steps_per_phase // job.dispatch_steps) + [True])  # in the second path's turn
   with pytest.raises(training_loop.Stopped):
     small.train(job, tmp_path / 'run', lambda: next(stops))
-  run_state = run_state_lib.RunState(tmp_path / 'run' / 'checkpoints' / job.name, 2)
-  restored = train_state.restore(run_state, made, made.fresh_state)
-  run_state.close()
+  checkpoints = run_checkpoints.RunCheckpoints(tmp_path / 'run' / 'checkpoints' / job.name, 2)
+  restored = train_state.restore(checkpoints, made, made.fresh_state)
+  checkpoints.close()
   assert restored is not None
   kinds = {turn: {x.sharding.memory_kind for x in jax.tree.leaves(inner)} for turn, inner in restored.inner.items()}
   assert kinds == {0: {'pinned_host'}, 1: {'device'}}
@@ -47,13 +46,13 @@ def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
 
 def test_checkpoints_of_another_version_are_refused(tmp_path):
   made = small.make_programs(small.settings(), 1)
-  run_state = run_state_lib.RunState(tmp_path / 'state', 2)
+  checkpoints = run_checkpoints.RunCheckpoints(tmp_path / 'state', 2)
   meta = {'record': {}, 'turns': [], 'own': [], 'in_turn': False, 'shapes': ''}  # no word of positions
-  run_state.save(2, {'x': np.zeros(2)}, meta)
-  run_state.wait()
+  checkpoints.save(2, {'x': np.zeros(2)}, meta)
+  checkpoints.wait()
   with pytest.raises(ValueError, match='are of another version: go on with that'):
-    train_state.restore(run_state, made, made.fresh_state)
-  run_state.close()
+    train_state.restore(checkpoints, made, made.fresh_state)
+  checkpoints.close()
 
 
 def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(tmp_path, monkeypatch):
