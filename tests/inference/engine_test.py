@@ -29,7 +29,7 @@ def run(request, tmp_path_factory):
 
 @functools.partial(jax.jit, static_argnums=0)
 def next_token(made, params, tokens_1L, length, sampling):
-  x_1LD, head_DV = trained_run.transformer.normed_and_head(made, params, tokens_1L, jnp.ones_like(tokens_1L))
+  x_1LD, head_DV = trained_run.transformer.logit_factors(made, params, tokens_1L, jnp.ones_like(tokens_1L))
   logits_1V = jnp.einsum('BLD,DV->BLV', x_1LD, head_DV)[:, length - 1]
   return decoding.sample(logits_1V, sampling, length[None])[0]
 
