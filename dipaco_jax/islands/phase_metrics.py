@@ -41,14 +41,14 @@ class PhaseMetrics:
     if self.first_done is None:
       self.first_done = self.last_done
     else:
-      self.timed_steps += self.job.dispatch_steps
-    self.lease.about |= {'step': after, 'of': self.job.steps_per_phase, 'loss': metrics_log.plain(loss)}
+      self.timed_steps += self.job.schedule.dispatch_steps
+    self.lease.about |= {'step': after, 'of': self.job.schedule.steps_per_phase, 'loss': metrics_log.plain(loss)}
     self.lease.about |= self.tokens_per_s()
 
   def warn_not_finite(self, after: int, steps: train_log.Steps):
     """Logs the first step that is not finite, and the first one after finite steps."""
     if self.is_finite and not steps.finite.all():
-      task, last = self.lease.task, self.job.global_step(self.lease.task.number, after)
+      task, last = self.lease.task, self.job.schedule.global_step(self.lease.task.number, after)
       train_log.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
     self.is_finite = bool(steps.finite[-1, 0])
 
@@ -56,7 +56,7 @@ class PhaseMetrics:
     """{'tokens_per_s': the rate since the first dispatch}, or {} before the second."""
     if self.first_done is None or not self.timed_steps:
       return {}
-    tokens = self.timed_steps * self.job.batch_size * self.job.programs.model.config.seq_len
+    tokens = self.timed_steps * self.job.data.batch_size * self.job.programs.model.config.seq_len
     return {'tokens_per_s': tokens / max(1e-9, self.last_done - self.first_done)}
 
   def close(self) -> dict[str, Any]:

@@ -92,14 +92,15 @@ def write_rows(island: Island, run: run_lib.Run, told: History):
   for phase, found in enumerate(told.phases):
     for fact in found.checkpoints:
       seconds = max(fact.meta['timed_s'], 1e-9)
-      rate = fact.meta['timed_steps'] * job.batch_size * run.settings.model.seq_len / seconds or None
+      rate = fact.meta['timed_steps'] * job.data.batch_size * run.settings.model.seq_len / seconds or None
       for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
         run.metrics.write(
-          'step', 'train', job.updates(phase, int(fact.key), after), step=job.global_step(phase, after), phase=phase,
+          'step', 'train', job.updates(phase, int(fact.key), after), phase=phase,
+          step=job.schedule.global_step(phase, after),
           paths=[int(fact.key)], paths_in_phase=len(found.checkpoints), loss=[loss], grad_norm=[norm],
           learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
         )  # fmt: skip
-    after = job.global_step(phase + 1, 0)
+    after = job.schedule.global_step(phase + 1, 0)
     run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(island, after, phase, found))
 
 

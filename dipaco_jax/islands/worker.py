@@ -97,7 +97,7 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 
   def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
     metrics.dispatched(after, found)
-    lease.ahead(1 - after / job.steps_per_phase)
+    lease.ahead(1 - after / job.schedule.steps_per_phase)
     if hosts.is_alone:
       lease.check()  # if others were there, they would wait for us in vain
     if kept and not lease.is_copy:
@@ -135,7 +135,7 @@ def inner_steps(
   del state
   weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
   for dispatch, batch in prefetching.prefetch(lambda d: job_lib.load(job, d), remaining(job, path, phase, step)):
-    first, after = job.global_step(phase, dispatch.step), dispatch.step + job.dispatch_steps
+    first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
     done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
@@ -144,10 +144,10 @@ def inner_steps(
 
 def holdout_loss(job: job_lib.Job, path: int, params) -> float | None:
   """A path's loss before the outer step, nats per target of its hold-out; None without a hold-out, or if not finite."""
-  if job.holdout is None:
+  if job.evaluation.holdout is None:
     return None
   turn = job.programs.layout.grid.coordinates(path)
-  for _, nll, targets in evaluation.turn_losses(job.programs, turn, lambda _: params, job.holdout):
+  for _, nll, targets in evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout):
     return evaluation.finite_mean(nll, targets)
   return None
 
@@ -165,8 +165,8 @@ def _job(island: Island, number: int) -> job_lib.Job:
 
 def remaining(job: job_lib.Job, path: int, phase: int, step: int) -> Iterator[job_lib.Dispatch]:
   """Dispatches of a path's phase from `step` on; the turn of a path that is alone on the devices is its index."""
-  for s in range(step, job.steps_per_phase, job.dispatch_steps):
-    last = s + job.dispatch_steps == job.steps_per_phase
+  for s in range(step, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
+    last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
     yield job_lib.Dispatch(phase, path, s, last, last)
 
 

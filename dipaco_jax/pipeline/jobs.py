@@ -20,36 +20,57 @@ from dipaco_jax.training.programs import Programs
 
 
 def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
-  """Pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
+  """Returns the pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
   s, made = run.settings, run.base_programs
   return job_lib.Job(
-    name='pretrain', programs=made, phases=1, steps_per_phase=s.pretrain.steps,
-    steps_per_dispatch=s.train.steps_per_dispatch, first_step=0, batch_size=s.pretrain.batch_size,
-    batch=streams(run, 'base', s.pretrain.batch_size), weights=lambda phase: np.ones((), np.float32), base=params,
-    base_state=None, validate=functools.partial(validate_stage.validate, run, made),
-  )  # fmt: skip
+    'pretrain',
+    made,
+    job_lib.Schedule(1, s.pretrain.steps, s.train.steps_per_dispatch),
+    job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size)),
+    weights=lambda phase: np.ones((), np.float32),
+    base=params,
+    base_state=None,
+    evaluation=job_lib.Evaluation(validate=functools.partial(validate_stage.validate, run, made)),
+  )
 
 
 def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
-  """All paths on the shards of a round. Global steps, and so schedules, go on from the base and from earlier rounds.
+  """Returns the training of all paths on the shards of a round.
 
-  So do a path's own steps, which say where it is in its shard.
+  Global steps, and so schedules, go on from the base and from earlier rounds. So do a path's own steps, which say where
+  it is in its shard.
   """
   s, made = run.settings, run.programs
+  begin = round_end(s, number - 1) if number else 0
   return job_lib.Job(
-    name='train', programs=made, phases=s.train.phases, round=number, until=round_end(s, number),
-    steps_per_phase=s.train.steps_per_phase, steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps,
-    batch_size=s.train.batch_size, batch=streams(run, str(number), s.train.batch_size), weights=weights(run, number),
-    base=run.base(), base_state=base_state(run, made) if s.inner.inherit_state else None, keep_state=s.inner.keep_state,
-    holdout=validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
-    validate=functools.partial(validate_stage.validate, run, made, number=number),
-    validate_every=s.evaluate.every_phases, publish=True,
-    lost=lost(run) if s.outer.lost else None, begin=round_end(s, number - 1) if number else 0,
-  )  # fmt: skip
+    'train',
+    made,
+    job_lib.Schedule(
+      s.train.phases,
+      s.train.steps_per_phase,
+      s.train.steps_per_dispatch,
+      s.pretrain.steps,
+      begin,
+      until=round_end(s, number),
+    ),
+    job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size)),
+    weights(run, number),
+    run.base(),
+    base_state(run, made) if s.inner.inherit_state else None,
+    s.inner.keep_state,
+    job_lib.Evaluation(
+      validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
+      functools.partial(validate_stage.validate, run, made, number=number),
+      s.evaluate.every_phases,
+    ),
+    publish=True,
+    round=number,
+    lost=lost(run) if s.outer.lost else None,
+  )
 
 
 def control_job(run: run_lib.Run) -> job_lib.Job:
-  """The base model for as many steps more as a path makes, of as many rows, on all text: plain AdamW, as it began.
+  """Returns the training of the dense control: plain AdamW from the base, on all text, for as many steps as a path.
 
   Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
   """
@@ -57,14 +78,20 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
   batch = streams(run, 'base', s.train.batch_size)
   return job_lib.Job(
-    name=run_lib.CONTROL, programs=made, phases=s.train.phases, steps_per_phase=s.train.steps_per_phase,
-    steps_per_dispatch=s.train.steps_per_dispatch, first_step=s.pretrain.steps, batch_size=s.train.batch_size,
-    batch=lambda path, step: batch(path, first + step), weights=lambda phase: np.ones((), np.float32), base=run.base(),
+    run_lib.CONTROL,
+    made,
+    job_lib.Schedule(s.train.phases, s.train.steps_per_phase, s.train.steps_per_dispatch, s.pretrain.steps),
+    job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step)),
+    weights=lambda phase: np.ones((), np.float32),
+    base=run.base(),
     base_state=base_state(run, made) if s.inner.inherit_state else None,
-    holdout=validate_stage.control_holdout(run) if s.train.early_stopping else None,
-    validate=functools.partial(validate_stage.validate, run, made), validate_every=s.evaluate.every_phases,
+    evaluation=job_lib.Evaluation(
+      validate_stage.control_holdout(run) if s.train.early_stopping else None,
+      functools.partial(validate_stage.validate, run, made),
+      s.evaluate.every_phases,
+    ),
     publish=True,
-  )  # fmt: skip
+  )
 
 
 def lost(run: run_lib.Run) -> Callable[[int], np.ndarray]:

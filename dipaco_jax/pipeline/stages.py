@@ -126,8 +126,10 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   """Publishes the last phase's modules again, from the last checkpoint, if they were removed."""
   best, losses = state.record.best_version, state.record.best_loss
-  if not processes.any_process((run.workdir / 'modules' / str(job.phases)).exists(), 'the last version'):
-    module_publishing.publish_modules(run.workdir, job.phases, job.programs.layout, job.programs.unshard(state.modules))
+  if not processes.any_process((run.workdir / 'modules' / str(job.schedule.phases)).exists(), 'the last version'):
+    module_publishing.publish_modules(
+      run.workdir, job.schedule.phases, job.programs.layout, job.programs.unshard(state.modules)
+    )
   if processes.is_first() and not (run.workdir / 'paths' / 'best.json').exists():
     publishing.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
 
@@ -161,6 +163,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dict[str, Any]:
   """Returns the figures of training for the report."""
   s, made, base = run.settings, job.programs, run.result('pretrain')
+  phases, tau = job.schedule.phases, job.schedule.steps_per_phase
   placement = made.placement
   devices = placement.mesh.devices.reshape(-1)
   flops = performance.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
@@ -168,15 +171,14 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + base['tokens']
   active, heard = (
-    sum(int((of(phase) > 0).sum()) for phase in range(job.phases)) / max(1, job.phases)
-    for of in (job.weights, job.heard)
+    sum(int((of(phase) > 0).sum()) for phase in range(phases)) / max(1, phases) for of in (job.weights, job.heard)
   )
   return {
-    'phases': job.phases, 'steps': job.phases * job.steps_per_phase, 'train_tokens': tokens, 'tokens_per_s': rate,
-    'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, job.phases),
+    'phases': phases, 'steps': phases * tau, 'train_tokens': tokens, 'tokens_per_s': rate,
+    'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights),
-    'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * job.steps_per_phase),
+    'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * tau),
     'peak_memory_bytes': performance.device_peak_bytes(devices) or performance.process_peak_bytes(),
     'train_flops': flops * tokens,
     'model_flops_utilization':
@@ -186,5 +188,5 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
     'dtype': run.model.dtype.name,
     'compilations': sum(run.compilations[name] for name in programs_lib.NAMES),
-    'modules_sha256': module_store.modules_sha256(run.workdir, job.phases),
+    'modules_sha256': module_store.modules_sha256(run.workdir, phases),
   }  # fmt: skip

@@ -15,32 +15,19 @@ from dipaco_jax.training.programs import Programs
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """What to train, and on what."""
+class Schedule:
+  """Phases of tau inner steps, and where in the learning rate's schedule they are."""
 
-  name: str  # the stage
-  programs: Programs
   phases: int
   steps_per_phase: int  # tau
   steps_per_dispatch: int  # at most
-  first_step: int  # the global step before the first update
-  batch_size: int  # rows per path
-  batch: Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # (path, its own step) -> tokens, segments [B, L]
-  weights: Callable[[int], np.ndarray]  # phase -> w_i of every path, shaped like the grid; 0: not trained
-  base: dict[str, np.ndarray]  # parameters that every path starts from
-  base_state: Any  # inner state that every path starts with; None: fresh
-  keep_state: bool = True
-  holdout: evaluation.Rows | None = None  # for early stopping
-  validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
-  validate_every: int = 0  # phases; 0: after the last
-  publish: bool = False  # modules, for others to read
-  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
-  begin: int = 0  # the phase that this round begins with
+  first_step: int = 0  # the global step before the first update
+  begin: int = 0  # the phase that this round of sharding begins with
   until: int | None = None  # the phase before which this round ends; None: it is the last
-  lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
   @property
   def end(self) -> int:
+    """The phase before which training on these shards ends."""
     return self.phases if self.until is None else self.until
 
   @property
@@ -48,34 +35,69 @@ class Job:
     """k: the largest divisor of tau up to what was asked."""
     return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
+  def global_step(self, phase: int, step: int) -> int:
+    """Step of the learning rate's schedule, pretraining included."""
+    return self.first_step + phase * self.steps_per_phase + step
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """What is trained on."""
+
+  batch_size: int  # rows per path
+  batch: Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # (path, its own step) -> tokens, segments [B, L]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """What is measured at the end of phases."""
+
+  holdout: evaluation.Rows | None = None  # for early stopping
+  validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
+  validate_every: int = 0  # phases; 0: after the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What to train, and on what."""
+
+  name: str  # the stage
+  programs: Programs
+  schedule: Schedule
+  data: Data
+  weights: Callable[[int], np.ndarray]  # phase -> w_i of every path, shaped like the grid; 0: not trained
+  base: dict[str, np.ndarray]  # parameters that every path starts from
+  base_state: Any  # inner state that every path starts with; None: fresh
+  keep_state: bool = True
+  evaluation: Evaluation = Evaluation()
+  publish: bool = False  # modules, for others to read
+  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
+  lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
+
   def updates(self, phase: int, turn: int, step: int) -> int:
     """Number of inner steps of all paths before (phase, turn, step), on whatever devices: a checkpoint's name.
 
     A path counts where it does not train too.
     """
     in_turn = math.prod(self.programs.placement.positions)
-    return phase * self.phase_updates + in_turn * (turn * self.steps_per_phase + step)
+    return phase * self.phase_updates + in_turn * (turn * self.schedule.steps_per_phase + step)
 
   @property
   def phase_updates(self) -> int:
     """Number of inner steps of all paths in a phase; phases in which some do not train count as many."""
-    return self.programs.layout.grid.num_paths * self.steps_per_phase
-
-  def global_step(self, phase: int, step: int) -> int:
-    """Step of the learning rate's schedule, pretraining included."""
-    return self.first_step + phase * self.steps_per_phase + step
+    return self.programs.layout.grid.num_paths * self.schedule.steps_per_phase
 
   def own_step(self, path: int, phase: int, step: int) -> int:
     """Step of a path's data: its global step less the steps of phases that it sat out, so that it misses no row.
 
     A round's new shard is entered at the step that the path has come to.
     """
-    return self.first_step + int(self._trained_before[phase, path]) * self.steps_per_phase + step
+    return self.schedule.first_step + int(self._trained_before[phase, path]) * self.schedule.steps_per_phase + step
 
   @functools.cached_property
   def _trained_before(self) -> np.ndarray:
     """Number of earlier phases in which each path was trained, [phases, P]."""
-    trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.end)]
+    trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.schedule.end)]
     return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
 
   def first_state(self, phase: int, params) -> Any:
@@ -124,28 +146,28 @@ class Dispatch(NamedTuple):
 def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
   """Yields the dispatches from (phase, turn, step) on; turns in which no path trains are left out."""
   turns = job.programs.placement.turns()
-  for t in range(phase, job.end):
+  for t in range(phase, job.schedule.end):
     active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
     for i in active:
-      first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.steps_per_phase
-      for s in range(first, job.steps_per_phase, job.dispatch_steps):
-        last = s + job.dispatch_steps == job.steps_per_phase
+      first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.schedule.steps_per_phase
+      for s in range(first, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
+        last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
         yield Dispatch(t, i, s, last, last and i == active[-1])
 
 
 def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
   """The dispatch with its rows on the devices; every process reads its own paths' shards."""
   placement = job.programs.placement
-  turn, k = placement.turns()[dispatch.turn], job.dispatch_steps
+  turn, k = placement.turns()[dispatch.turn], job.schedule.dispatch_steps
   loaded: dict[Coordinates, np.ndarray] = {}
 
   def rows(position):
     if position not in loaded:
       path = placement.path(turn, position)
       first = job.own_step(path, dispatch.phase, dispatch.step)
-      loaded[position] = np.stack([np.stack(job.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
+      loaded[position] = np.stack([np.stack(job.data.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
     return loaded[position]
 
-  shape, spec = (k, job.batch_size, job.programs.model.config.seq_len), job.programs.specs.rows(1)
+  shape, spec = (k, job.data.batch_size, job.programs.model.config.seq_len), job.programs.specs.rows(1)
   parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
   return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]

@@ -56,14 +56,14 @@ class Trainer:
     restored = state_lib.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or state_lib.start(job.programs, job.base)
     record = self.state.record
-    if record.phase < job.begin:  # else all phases would train on the shards of this round
+    if record.phase < job.schedule.begin:  # else all phases would train on the shards of this round
       self.checkpoints.close()
       raise seals.Damaged(workdir / 'checkpoints' / job.name, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
-    self.journal = train_log.Journal(job.name, job.programs, job.updates(job.phases, 0, 0), rows, record)
+    self.journal = train_log.Journal(job.name, job.programs, job.updates(job.schedule.phases, 0, 0), rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
@@ -128,20 +128,20 @@ class Trainer:
       if renewed.any():
         fresh = programs.fresh_state(state.params)
         state.inner[dispatch.turn] = state_lib.choose(fresh, state.inner[dispatch.turn], renewed)
-    first, after = job.global_step(dispatch.phase, dispatch.step), dispatch.step + job.dispatch_steps
+    first, after = job.schedule.global_step(dispatch.phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
     )
     self.dispatched = True
     state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
-    self.unsaved += job.dispatch_steps
+    self.unsaved += job.schedule.dispatch_steps
     self.journal.dispatched(
       dispatch.phase,
       job.updates(dispatch.phase, dispatch.turn, after),
-      first + job.dispatch_steps,
+      first + job.schedule.dispatch_steps,
       job.trained(dispatch.phase, tuple(turn.tolist())),
       int((job.weights(dispatch.phase) > 0).sum()),
-      job.batch_size,
+      job.data.batch_size,
       found,
     )
 
@@ -164,7 +164,7 @@ class Trainer:
     programs, state = self.job.programs, self.state
     self._begin_own_losses(dispatch)
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
-    first, steps = self.job.global_step(dispatch.phase, 0), self.job.steps_per_phase
+    first, steps = self.job.schedule.global_step(dispatch.phase, 0), self.job.schedule.steps_per_phase
     state.gathered = programs.accumulate(
       state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
       self.job.heard(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
@@ -201,10 +201,12 @@ class Trainer:
     if job.publish:
       best = list(state.record.best_version), list(state.record.best_loss)
       self.publication = self.publisher.submit(self._publish, version, programs.unshard(state.modules), *best)
-    updates, step = job.updates(version, 0, 0), job.global_step(version, 0)
+    updates, step = job.updates(version, 0, 0), job.schedule.global_step(version, 0)
     self.journal.phase(updates, step, outer_s, statistics, holdout, excluded)
-    if job.validate and (version == job.phases or (job.validate_every and version % job.validate_every == 0)):
-      self.journal.evaluation(updates, step, job.validate(params_of_turn))
+    if job.evaluation.validate and (
+      version == job.schedule.phases or (job.evaluation.validate_every and version % job.evaluation.validate_every == 0)
+    ):
+      self.journal.evaluation(updates, step, job.evaluation.validate(params_of_turn))
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
@@ -218,7 +220,7 @@ class Trainer:
       moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
       usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
       found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
-      self.journal.excluded(phase, job.global_step(phase + 1, 0), path, found[path])
+      self.journal.excluded(phase, job.schedule.global_step(phase + 1, 0), path, found[path])
     try:
       screening.check_paths(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
@@ -230,10 +232,10 @@ class Trainer:
   def _early_stopping(self, version: int, params_of_turn) -> list[float | None]:
     """Points each path whose hold-out loss is its best so far at this version of its modules [2.7]."""
     record, programs = self.state.record, self.job.programs
-    if self.job.holdout is None:
+    if self.job.evaluation.holdout is None:
       record.best_version = [version] * len(record.best_version)
       return [None] * len(record.best_version)
-    losses = evaluation.losses(programs, params_of_turn, self.job.holdout)
+    losses = evaluation.losses(programs, params_of_turn, self.job.evaluation.holdout)
     found = [evaluation.to_compare(loss) for loss in evaluation.mean_by_path(losses)]
     of_models = evaluation.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
     evaluation.point(version, of_models, record.best_version, record.best_loss)
@@ -241,10 +243,10 @@ class Trainer:
 
   def _begin_own_losses(self, dispatch: job_lib.Dispatch):
     """Hold-out losses of what the paths in flight have come to, for the averaging gap; they are read later."""
-    if self.job.holdout is not None:
+    if self.job.evaluation.holdout is not None:
       turn = self.job.programs.placement.turns()[dispatch.turn]
       params = self.state.params
-      self.own_losses.append(evaluation.begin(self.job.programs, turn, lambda _: params, self.job.holdout))
+      self.own_losses.append(evaluation.begin(self.job.programs, turn, lambda _: params, self.job.evaluation.holdout))
 
   def _read_own_losses(self):
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
@@ -263,7 +265,7 @@ class Trainer:
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _updates_after(self, dispatch: job_lib.Dispatch) -> int:
-    return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.dispatch_steps)
+    return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.schedule.dispatch_steps)
 
   def _due(self, dispatch: job_lib.Dispatch) -> bool:
     """So many steps were made since the last; in a phase of no more steps than these, at its end; or the round is done.
@@ -271,8 +273,8 @@ class Trainer:
     A longer phase ends with one: only from there can a run go on with other positions.
     """
     job = self.job
-    is_long = len(job.programs.placement.turns()) * job.steps_per_phase > self.every_steps
-    after_all = dispatch.last_of_phase and (is_long or dispatch.phase + 1 == job.end)
+    is_long = len(job.programs.placement.turns()) * job.schedule.steps_per_phase > self.every_steps
+    after_all = dispatch.last_of_phase and (is_long or dispatch.phase + 1 == job.schedule.end)
     return after_all or (self.unsaved >= self.every_steps and (is_long or dispatch.last_of_phase))
 
   def _save(self, dispatch: job_lib.Dispatch):

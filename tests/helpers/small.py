@@ -82,11 +82,26 @@ def make_job(made: programs.Programs, **changes) -> job_lib.Job:
 
   t = s.train
   job = job_lib.Job(
-    'train', made, t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps, t.batch_size, batch, weights,
-    base(made.model), None, keep_state=s.inner.keep_state,
+    'train',
+    made,
+    job_lib.Schedule(t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps),
+    job_lib.Data(t.batch_size, batch),
+    weights,
+    base(made.model),
+    None,
+    s.inner.keep_state,
     lost=functools.partial(outer.lost_paths, s.outer.lost, grid.shape, s.seed) if s.outer.lost else None,
-  )  # fmt: skip
-  return dataclasses.replace(job, **changes)
+  )
+  return change_job(job, **changes)
+
+
+def change_job(job: job_lib.Job, **changes) -> job_lib.Job:
+  """Replaces fields of a job, or of its schedule, data or evaluation."""
+  for name, value in changes.items():
+    part = next((p for p in ('schedule', 'data', 'evaluation') if hasattr(getattr(job, p), name)), None)
+    fields = {name: value} if part is None else {part: dataclasses.replace(getattr(job, part), **{name: value})}
+    job = dataclasses.replace(job, **fields)
+  return job
 
 
 def train(job: job_lib.Job, workdir, stop=lambda: False):

@@ -25,7 +25,7 @@ def test_a_phase_adds_the_rounding_of_a_subtraction_and_an_addition(made, tmp_pa
   turn = np.zeros(0, np.int32)
   params = made.gather_path(made.start(job.base)[0], turn)
   state = made.fresh_state(params)
-  for step in range(0, job.steps_per_phase, job.dispatch_steps):
+  for step in range(0, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
     tokens, segments = np.stack([np.stack(small.batch(0, s)) for s in (step, step + 1)], 1)
     params, state, _ = made.steps(params, state, tokens, segments, np.int32(step), job.weights(0), turn)
   for name, plain in small.fetched(params).items():
@@ -58,7 +58,7 @@ def test_three_phases_are_the_run_of_optax(made, tmp_path):
     return optax.apply_updates(params, updates), state
 
   params, state = job.base, transformation.init(job.base)
-  steps = job.phases * job.steps_per_phase
+  steps = job.schedule.phases * job.schedule.steps_per_phase
   for step in range(steps):
     params, state = update(params, state, *small.batch(0, step))
   # A step errs by the rounding of a parameter (below 2), and of a direction that is a sum over the rows' targets.

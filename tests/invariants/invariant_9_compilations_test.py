@@ -24,7 +24,7 @@ def test_every_program_of_a_job_is_compiled_once(tmp_path):
   job = small.make_job(made, holdout=rows, validate=validate, validate_every=1, publish=True)
   counts = performance.count_compilations()
   small.train(job, tmp_path)
-  assert len(validated) == job.phases
+  assert len(validated) == job.schedule.phases
   assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)  # `unshard` among them
   jax.jit(lambda x: x + 1)(np.zeros(3))
   assert counts['<lambda>'] == 1  # so that the count is seen to count

@@ -9,12 +9,15 @@ import pytest
 from dipaco_jax.islands import phase_metrics
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.registry import Task
+from dipaco_jax.training import job as job_lib
 
 MODEL = types.SimpleNamespace(config=types.SimpleNamespace(seq_len=10))
 JOB = types.SimpleNamespace(
-  name='train', dispatch_steps=2, steps_per_phase=8, batch_size=3, programs=types.SimpleNamespace(model=MODEL),
-  global_step=lambda phase, step: 100 * phase + step,
-)  # fmt: skip
+  name='train',
+  schedule=job_lib.Schedule(phases=4, steps_per_phase=8, steps_per_dispatch=2, first_step=92),
+  data=types.SimpleNamespace(batch_size=3),
+  programs=types.SimpleNamespace(model=MODEL),
+)
 
 
 class Clock:

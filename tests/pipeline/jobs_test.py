@@ -40,13 +40,17 @@ def unattended():
 def test_it_goes_on_with_the_text_that_the_base_has_not_read(undisturbed, unattended, batch_size):
   run = unattended(undisturbed, batch_size=batch_size)
   s, job = run.settings, jobs.control_job(run)
-  assert (job.phases, job.steps_per_phase, job.first_step) == (4, 6, s.pretrain.steps) == (4, 6, 12)
+  assert (
+    (job.schedule.phases, job.schedule.steps_per_phase, job.schedule.first_step)
+    == (4, 6, s.pretrain.steps)
+    == (4, 6, 12)
+  )
   files = [str(undisturbed / 'shards' / 'base' / str(part) / 'train.array_record') for part in range(s.data.parts)]
   one_by_one = loader.Shard(files, 1, s.model.seq_len, s.seed, 0)
   read = s.pretrain.steps * s.pretrain.batch_size
   begin = -(-read // batch_size) * batch_size
   for step in range(3):
-    tokens, ids = job.batch(0, job.first_step + step)
+    tokens, ids = job.data.batch(0, job.schedule.first_step + step)
     at = range(begin + step * batch_size, begin + (step + 1) * batch_size)
     expected = [one_by_one.batch(position) for position in at]
     assert (tokens == np.concatenate([t for t, _ in expected])).all()

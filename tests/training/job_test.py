@@ -1,6 +1,5 @@
 """Paths that sit phases out go on in their shards from where they were, wherever a run is taken up."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -34,7 +33,7 @@ def loaded(job: job_lib.Job, dispatches) -> dict[int, list[int]]:
 
   for dispatch in dispatches:
     read.clear()
-    job_lib.load(dataclasses.replace(job, batch=batch), dispatch)
+    job_lib.load(small.change_job(job, batch=batch), dispatch)
     active = job.weights(dispatch.phase).reshape(-1) > 0
     for path, step in read:
       if active[path]:
@@ -45,7 +44,7 @@ def loaded(job: job_lib.Job, dispatches) -> dict[int, list[int]]:
 @pytest.mark.parametrize('how', SAMPLED)
 def test_no_batch_is_passed_over(how):
   job = make(**SAMPLED[how])
-  train, tau = job.programs.settings.train, job.steps_per_phase
+  train, tau = job.programs.settings.train, job.schedule.steps_per_phase
   active = [outer.active_paths(train, 4, 0, phase) for phase in range(train.phases)]
   assert min(map(sum, active)) > 0 and max(map(sum, active)) < 4
   whole = loaded(job, job_lib.dispatches(job, 0, 0, 0))
@@ -65,11 +64,11 @@ def test_no_batch_is_passed_over(how):
 def test_where_all_train_an_own_step_is_the_global_step():
   job = make(phases=3)
   for phase in range(3):
-    assert {job.own_step(path, phase, 3) for path in range(4)} == {job.global_step(phase, 3)}
+    assert {job.own_step(path, phase, 3) for path in range(4)} == {job.schedule.global_step(phase, 3)}
 
 
 def test_every_row_is_seen_once_before_any_is_seen_twice():
-  job = dataclasses.replace(make(**SAMPLED['drawn']), first_step=0)
+  job = small.change_job(make(**SAMPLED['drawn']), first_step=0)
   for path, steps in loaded(job, job_lib.dispatches(job, 0, 0, 0)).items():
     num_rows = len(steps)  # of its shard, in batches of one
     rows = loader.shuffled(np.array(steps), num_rows, 0, path)

@@ -88,7 +88,7 @@ def leg(job, workdir, check=lambda trainer: None, stop_at=0):
 
 def tolerance(job):
   """As in invariant 4."""
-  steps = job.phases * job.steps_per_phase
+  steps = job.schedule.phases * job.schedule.steps_per_phase
   return 1.33 * 8**0.5 * steps * small.EPS * (2 + 0.01 * small.ROWS * small.LENGTH)
 
 

@@ -15,7 +15,9 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   job = small.make_job(made)
   undisturbed = small.train(job, tmp_path / 'undisturbed')
 
-  stops = iter([False] * (job.steps_per_phase // job.dispatch_steps) + [True])  # in the second path's turn
+  stops = iter(
+    [False] * (job.schedule.steps_per_phase // job.schedule.dispatch_steps) + [True]
+  )  # in the second path's turn
   with pytest.raises(training_loop.Stopped):
     small.train(job, tmp_path / 'run', lambda: next(stops))
   checkpoints = run_checkpoints.RunCheckpoints(tmp_path / 'run' / 'checkpoints' / job.name, 2)
@@ -36,7 +38,7 @@ def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
   assert [sum(row) for row in lost] == [3, 2, 1], 'of the first phase all'
   undisturbed = small.train(job, tmp_path / 'undisturbed')
 
-  dispatches = 3 * job.steps_per_phase // job.dispatch_steps  # of a phase
+  dispatches = 3 * job.schedule.steps_per_phase // job.schedule.dispatch_steps  # of a phase
   for at in (dispatches, dispatches + 1, 2 * dispatches):
     with pytest.raises(training_loop.Stopped):
       small.train(job, tmp_path / f'run{at}', iter([False] * (at - 1) + [True]).__next__)
