@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dipaco_jax.core.errors import InputError
@@ -68,10 +68,7 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if name == 'grid':
     if not isinstance(value, (Mapping, tuple, list)):
       raise InputError(f'config.grid={value!r} should be {wanted(name, kind, example)}')
-    value = tuple(sorted(value.items() if isinstance(value, Mapping) else value))
-    return tuple(
-      (_convert(axis, str, 'grid axis', ''), _convert(size, int, f'grid.{axis}', '')) for axis, size in value
-    )
+    return _grid(value.items() if isinstance(value, Mapping) else value, wanted(name, kind, example))
   if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
     value = tuple(value.split(',')) if value else ()
   if typing.get_origin(kind) is tuple:
@@ -81,6 +78,17 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if type(value) is not kind:
     raise InputError(f'config.{name}={value!r} should be {wanted(name, kind, example)}')
   return value
+
+
+def _grid(axes: Iterable[Any], words: str) -> tuple[tuple[str, int], ...]:
+  """Converts axes and their sizes, sorted by name; `words` says what they should be."""
+  pairs = [tuple(axis) if isinstance(axis, (tuple, list)) else (axis,) for axis in axes]
+  if any(len(pair) != 2 for pair in pairs):
+    raise InputError(f'config.grid={tuple(pairs)!r} should be {words}')
+  names = [_convert(axis, str, 'grid axis', '') for axis, _ in pairs]
+  if len({*names}) < len(names):
+    raise InputError(f'config.grid={tuple(pairs)!r} names an axis twice')
+  return tuple(sorted((axis, _convert(size, int, f'grid.{axis}', '')) for axis, size in pairs))
 
 
 def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:

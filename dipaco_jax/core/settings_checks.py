@@ -58,6 +58,11 @@ def _check_routing(s, num_paths: int):
     raise InputError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
   if s.routing.method == 'discriminative':
     _check_discriminative(s)
+  first = s.routing.first if s.routing.method == 'discriminative' else s.routing.method
+  if s.routing.arrange != 'none' and first != 'kmeans':
+    raise InputError(f"config.routing.arrange={s.routing.arrange!r} places the clusters of 'kmeans', not of {first!r}")
+  if s.routing.capacity and s.routing.method in ('random', 'single'):
+    raise InputError(f'config.routing.capacity is for routers with scores: {s.routing.method!r} has none')
   if 0 < s.routing.capacity < 1:
     raise InputError(f'config.routing.capacity={s.routing.capacity} should be 1 or more: all text has to go somewhere')
   if s.routing.capacity and s.routing.top_n > 1:

@@ -66,7 +66,7 @@ def chunks(path: str) -> Iterator[bytes]:
 def decode(path: str, read: ReadSoFar | None = None) -> Iterator[str]:
   """Yields a file's text in chunks, counted in `read`. Raises InputError where it is not UTF-8, or has a NUL."""
   decoder = codecs.getincrementaldecoder('utf-8-sig')()
-  offset = 0
+  offset, held = 0, ''  # `held`: a carriage return at the end of a chunk, whose newline may be in the next
   for chunk in itertools.chain(chunks(path), [b'']):
     if b'\0' in chunk:
       raise InputError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is no plain text: leave out this file')
@@ -75,7 +75,9 @@ def decode(path: str, read: ReadSoFar | None = None) -> Iterator[str]:
       text = decoder.decode(chunk, final=not chunk)
     except UnicodeDecodeError as e:
       raise InputError(f'{path}: not UTF-8 at byte {start + e.start}: convert it, or leave out this file') from e
-    offset, text = offset + len(chunk), text.replace('\r\n', '\n')
+    text = held + text
+    held = '\r' if chunk and text.endswith('\r') else ''
+    offset, text = offset + len(chunk), text[: len(text) - len(held)].replace('\r\n', '\n')
     if read:
       read.bytes, read.chars = offset, read.chars + len(text)
     yield text
@@ -96,7 +98,7 @@ def pieces(chunks: Iterator[str]) -> Iterator[str]:
 
 
 def break_at(text: str, begin: int, end: int) -> int:
-  """Returns where to cut: after a blank line, else after a line, else after a space, else at `begin`."""
+  """Returns where to cut: before a blank line, else after a line, else after a space, else at `begin`."""
   ends = (text.find(mark, begin, end) for mark in ('\n\n', '\n', ' '))
   return next((at + 1 for at in ends if at >= 0), begin)
 

@@ -137,6 +137,10 @@ class Storage:
       raise Corrupt(f'{self.url_of(index_name)} is corrupt: {e}') from e
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
       raise Corrupt(f'{self.url_of(index_name)} is corrupt: its sha256 is not {sha256}')
+    if not isinstance(index, dict) or not all(isinstance(digest, str) for digest in index.values()):
+      raise Corrupt(f'{self.url_of(index_name)} is corrupt: it is no index')
+    for name in index:
+      checked_name(name)  # it comes from another process, and says where to write
     with publishing.publish_directory(folder, sealed=False) as aside:
 
       def download(name: str):

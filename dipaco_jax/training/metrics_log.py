@@ -4,6 +4,7 @@ A row of metrics.jsonl is one JSON object with kind, stage, updates (made so far
 and values. `rewind` takes back what a resumed run is about to do again, so that every update has its row once.
 """
 
+import errno
 import json
 import logging
 import math
@@ -41,7 +42,7 @@ class Metrics:
     row |= {name: plain(value) for name, value in values.items()}
     line = to_line(row)
     if self._file.write(line) != len(line):
-      raise OSError(f'no space for a row of {len(line)} bytes in {self._file.name}')
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
     if stage not in self._events:
       self._events[stage] = tensorboard.Events(self._workdir / 'events' / stage)
     self._events[stage].write(row)

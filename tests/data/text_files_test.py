@@ -121,3 +121,10 @@ def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
 def test_half_a_surrogate_pair_is_replaced(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\\ud800b \\ud83d\\ude00"}\n' * 300)
   assert {d.text for d in corpus.documents(corpora.in_files(tmp_path), 'train')} == {'a?b \U0001f600'}
+
+
+@pytest.mark.parametrize('size', [1, 2, 3, 7])
+def test_text_does_not_depend_on_where_its_chunks_end(tmp_path, monkeypatch, size):
+  (tmp_path / 'a.txt').write_bytes(b'one\r\ntwo\r\n\r\nthree\rfour\r')
+  monkeypatch.setattr(text_files, 'CHUNK_BYTES', size)
+  assert ''.join(text_files.decode(f'{tmp_path}/a.txt')) == 'one\ntwo\n\nthree\rfour\r'

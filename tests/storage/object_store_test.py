@@ -311,3 +311,12 @@ def test_which_errors_of_a_folder_pass(tmp_path, number, calls):
       place.retry('a', action)
     assert raised.value.errno == number
   assert len(made) == calls
+
+
+@pytest.mark.parametrize('index', ['{"../outside": "0"}', '{"/outside": "0"}', '["a"]', 'null', '{"a": 3}'])
+def test_an_index_that_names_files_elsewhere_writes_nothing(tmp_path, index):
+  place = object_store.open_storage(str(tmp_path / 'place'))
+  place.write('tree.index.json', index.encode())
+  with pytest.raises((ValueError, OSError), match=r'cannot name an object|is no index'):
+    place.download_tree('tree', tmp_path / 'here' / 'tree', '')
+  assert not (tmp_path / 'here' / 'outside').exists() and not (tmp_path / 'here' / 'tree').exists()
