@@ -1,4 +1,4 @@
-"""Sums of outer gradients that do not depend on the order of the paths, to the bit [2.7]. Pure.
+"""Sums of outer gradients that do not depend on the order of the paths, to the bit: the online average of [3].
 
 A contribution c = w (old - new) is computed in float32, as in SPMD, and rounded to a multiple of 2^-40. Rounding and
 conversion to an integer are one addition: with M = 1.5 * 2^12 and |c| <= 2^11, the float64 M + c is in [2^12, 2^13],
@@ -7,7 +7,8 @@ where neighbours are 2^-40 apart and their bits, read as integers, 1 apart. So i
     bits(M + c) = bits(M) + 2^40 round(c),    sum_i bits(M + c_i) = n bits(M) + 2^40 sum_i round(c_i)   (mod 2^64).
 
 Integers modulo 2^64 add in any order. The sum is recovered if 2^40 |sum_i round(c_i)| < 2^63. It stays within 2^62, as
-|c| >= `LIMIT` = 2^7 is refused, and so are more than `MAX_CONTRIBUTIONS` = 2^15. Neither refusal depends on the order.
+|c| >= `LIMIT` = 2^7 is refused, and so are more than `MAX_CONTRIBUTIONS` = 2^15. So is a sum of weights of 2^23, which
+is 2^63 quanta and no int64. Whether a set of contributions is refused does not depend on their order.
 """
 
 import concurrent.futures
@@ -22,6 +23,7 @@ QUANTUM = 2.0**-40
 LIMIT = 2.0**7
 MAX_CONTRIBUTIONS = 2**15
 LARGEST_WEIGHT = 2.0**20
+WEIGHT_QUANTA_LIMIT = 2**63  # of int64, in which `state` holds them
 M = 1.5 * 2.0**12
 BITS_OF_M = int(np.float64(M).view(np.uint64))
 ROW = 2**13  # below the length from which BLAS starts threads of its own
@@ -52,11 +54,14 @@ class ExactSum:
 
     Raises:
       FloatingPointError: a contribution is not finite; names the parameter.
-      ValueError: a contribution is out of range, or an array has another shape; names the parameter.
+      ValueError: a contribution is out of range, or an array has another shape; names the parameter. Or there are too
+        many contributions, or their weights are too large.
     """
     w, quanta = quantize(weight)
     if self.contributions >= MAX_CONTRIBUTIONS:
       raise ValueError(f'more than {MAX_CONTRIBUTIONS} contributions to one sum')
+    if self.weight_quanta + quanta >= WEIGHT_QUANTA_LIMIT:
+      raise ValueError(f'weights of {self.weight:g} and {w:g}: their sum has to stay below 2^23')
     sums = self.sums or zeros_like(old, np.uint64)
     for arrays in (old, new):
       check_arrays(sums, arrays, np.float32)
@@ -84,7 +89,7 @@ class ExactSum:
   def mean(self) -> dict[str, np.ndarray]:
     """Returns sum_i w_i (old - new_i) / sum_i w_i, float32; raises ValueError if nothing has been added."""
     if not self.contributions:
-      raise ValueError('a mean of no contributions')
+      raise ValueError('there are no contributions, and so there is no mean: skip the outer step of this module')
     means = zeros_like(self.sums, np.float32)
     base = np.uint64(self.contributions * BITS_OF_M % 2**64)
     strips = [tuple(x.reshape(-1)[part] for x in (self.sums[name], means[name])) for name, part in strips_of(means)]

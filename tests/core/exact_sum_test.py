@@ -143,6 +143,16 @@ def test_weights_are_positive_and_bounded(weight):
     ExactSum().add(weight, random_tree(1, 0), random_tree(1, 1))
 
 
+def test_a_sum_of_weights_that_its_state_cannot_hold_is_refused():
+  made, tree = ExactSum(), {'w': np.zeros(1, 'f')}
+  weight = 2.0**20 - 0.5
+  for _ in range(8):
+    made.add(weight, tree, tree)
+  with pytest.raises(ValueError, match=r'sum has to stay below 2\^23'):
+    made.add(weight, tree, tree)
+  assert ExactSum.from_state(made.state()).weight == 8 * weight
+
+
 @pytest.mark.parametrize(
   'other, message',
   [
