@@ -77,8 +77,8 @@ def check_options(rest: list[str]):
     raise InputError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
   if not FLAGS.workdir and not FLAGS.compile_only:
     raise InputError('--workdir is missing: name a directory to keep the run in')
-  printable.check_name('workdir', FLAGS.workdir or '', 4096)
-  printable.check_name('name', FLAGS.name)
+  printable.check_name('--workdir', FLAGS.workdir or '', 4096)
+  printable.check_name('--name', FLAGS.name)
   if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
     raise InputError(
       f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '

@@ -1,7 +1,7 @@
-"""The averaging gap: how much the outer step raises each path's loss on its hold-out [2.6]. Pure.
+"""The averaging gap: how much the outer step [2.6] raises each path's loss on its hold-out. Pure.
 
-With L_i(theta) the loss of path i on its shard's hold-out in nats per token, and theta_i its parameters at the end of
-the phase:
+It is not in the paper. With L_i(theta) the loss of path i on its shard's hold-out in nats per token, and theta_i its
+parameters at the end of the phase:
 
     gap_i = L_i(the path's modules after the outer step) - L_i(theta_i)
 

@@ -30,8 +30,10 @@ def interval(nats_N: np.ndarray, tokens_N: np.ndarray, seed: int = 0) -> tuple[f
   count = len(tokens_N)
   if count < MIN_DOCUMENTS or not np.isfinite(nats_N).all():
     return None
-  rng, means = np.random.default_rng(seed), []
-  for start in range(0, RESAMPLES, rows := max(1, CELLS // count)):
+  rng = np.random.default_rng(seed)
+  rows = max(1, CELLS // count)
+  means = []
+  for start in range(0, RESAMPLES, rows):
     drawn = rng.integers(count, size=(min(rows, RESAMPLES - start), count))
     means.append(nats_N[drawn].sum(1) / tokens_N[drawn].sum(1))
   low, high = np.exp(np.minimum(np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]), 700.0))

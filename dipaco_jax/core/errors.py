@@ -7,14 +7,14 @@ NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
 class InputError(ValueError):
-  """A mistake that the user can mend: the message names the option, field or file, and the fix.
+  """A mistake that the user can fix: the message names the option, field or file, and the fix.
 
   Commands end with its message and status 2. Any other ValueError is a fault of the program.
   """
 
 
 class Diverged(Exception):
-  """Training cannot continue from its current state; earlier checkpoints remain."""
+  """Divergence: training cannot continue from its current state; earlier checkpoints remain."""
 
 
 class Unavailable(Exception):

@@ -12,7 +12,7 @@ PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: '
 
 
 class Field(NamedTuple):
-  """A field's description; numbers are above 0 unless it says otherwise."""
+  """A field's description and bounds; numbers have to be above 0 unless `zero`."""
 
   about: str  # one line, after the field's name
   zero: bool = False  # 0 is allowed too

@@ -37,7 +37,7 @@ class Level:
 
 
 class Grid:
-  """Named axes in the order of their names; paths count in row-major order, the last axis fastest."""
+  """A grid of paths: named axes, sorted by name; paths are numbered in row-major order, the last axis fastest."""
 
   def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = ()):
     """Raises InputError for a size below 1, or a name that is 'data' or no identifier."""
@@ -65,7 +65,7 @@ class Grid:
     return math.prod(self.shape)
 
   def coordinates(self, path: int) -> Coordinates:
-    """Converts a path's index in [0, P) to one coordinate per axis."""
+    """Converts a path's index in [0, P) to one coordinate per axis. Raises InputError outside the grid."""
     if not 0 <= path < self.num_paths:
       raise InputError(f'path {path} is not in the grid {self}: paths go from 0 to {self.num_paths - 1}')
     coords = []
@@ -75,7 +75,7 @@ class Grid:
     return tuple(reversed(coords))
 
   def path(self, coordinates: Coordinates) -> int:
-    """Converts one coordinate per axis to the path's index; the inverse of `coordinates`."""
+    """Converts one coordinate per axis to the path's index. Raises InputError outside the grid."""
     index = 0
     for c, size in zip(coordinates, self.shape, strict=True):
       if not 0 <= c < size:
@@ -127,7 +127,7 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:
       raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
-    # Names become file names, also where case is ignored and a name has 255 bytes at most.
+    # Names become file names, also on file systems that ignore case or allow only 255 bytes.
     if not re.fullmatch(r'\w{1,60}', name) or name.casefold() in {level.name.casefold() for level in levels}:
       raise InputError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
     try:

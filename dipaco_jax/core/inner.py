@@ -5,8 +5,9 @@ With g the gradient clipped to norm c, and eta_s the learning rate of the global
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
 
-t counts the path's own updates and s is an argument: the schedule belongs to the run, the moments to the path.
-A step whose loss or |g| is not finite is skipped, up to `inner.max_skipped` in a row: theta, m, v and t stay.
+lambda is 0 for vectors (the scales of norms). t counts the path's own updates and s is an argument: the schedule
+belongs to the run, the moments to the path. A step whose loss or |g| is not finite is skipped, up to
+`inner.max_skipped` in a row: theta, m, v and t stay.
 """
 
 from collections.abc import Callable
@@ -33,9 +34,12 @@ class InnerState(NamedTuple):
 
 
 class Inner(NamedTuple):
-  """A path's optimizer: an Optax transformation without learning rate, and the learning rate by global step."""
+  """A path's optimizer: AdamW without learning rate, the rate by global step, and what `step` does about bad gradients.
 
-  init: Callable[[Any], Any]
+  It is no Optax pair: `init` makes an InnerState, `update` takes and returns its `optimizer` alone.
+  """
+
+  init: Callable[[Any], InnerState]
   update: Callable[[Any, Any, Any], tuple[Any, Any]]
   learning_rate: Callable[[jax.Array], jax.Array]
   clip_norm: float
@@ -43,7 +47,7 @@ class Inner(NamedTuple):
 
 
 def learning_rate(
-  config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0
+  config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float
 ) -> Callable[[jax.Array], jax.Array]:
   """Returns the cosine schedule of the global step s [7.1], warmed up again after pretraining.
 
@@ -55,7 +59,7 @@ def learning_rate(
     config: eta = learning_rate, warmup_steps, rewarm_steps, f = final_fraction.
     decay_steps: length of the cosine in global steps.
     pretrain_steps: the first global step of the paths.
-    of_paths: eta from that step on; 0 for the same eta.
+    path_rate: eta from that step on; 0: config.learning_rate.
   """
 
   def rate(step):
@@ -64,13 +68,13 @@ def learning_rate(
     cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(1.0, s / max(1, decay_steps))))
     again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
     again = jnp.where(step >= pretrain_steps, again, 1.0)
-    eta = jnp.where(step >= pretrain_steps, of_paths, config.learning_rate) if of_paths else config.learning_rate
+    eta = jnp.where(step >= pretrain_steps, path_rate, config.learning_rate) if path_rate else config.learning_rate
     return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
 
   return rate
 
 
-def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int, of_paths: float = 0.0) -> Inner:
+def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float) -> Inner:
   """Makes AdamW, or plain SGD for comparison with data-parallel training; for the arguments see `learning_rate`."""
   transformation = optax.identity()
   if config.optimizer == 'adamw':
@@ -78,7 +82,7 @@ def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int
       optax.scale_by_adam(config.b1, config.b2, config.epsilon),
       optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
     )
-  rate = learning_rate(config, decay_steps, pretrain_steps, of_paths)
+  rate = learning_rate(config, decay_steps, pretrain_steps, path_rate)
 
   def init(params):
     return InnerState(transformation.init(params), jnp.zeros((), jnp.int32))
@@ -168,11 +172,26 @@ def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[st
   }
 
 
-def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL, global_step):
+def step(
+  inner: Inner,
+  compute: Gradient,
+  params: Any,
+  state: InnerState,
+  tokens_BL: Any,
+  segments_BL: Any,
+  global_step: jax.Array,
+) -> tuple[Any, InnerState, dict[str, jax.Array]]:
   """Makes one update: returns (params, state, {name: value} of METRICS), with the loss before the update.
 
   After `max_skipped` skipped steps in a row the update is made even if it is not finite: screening then excludes the
   path at the end of its phase.
+
+  Args:
+    inner: the optimizer.
+    compute: the gradient.
+    params, state: of one path.
+    tokens_BL, segments_BL: a batch, as `compute` takes it.
+    global_step: s, int32 [].
   """
   loss, grads, norm = compute(params, tokens_BL, segments_BL)
   if inner.clip_norm:
@@ -189,8 +208,16 @@ def step(inner: Inner, compute: Gradient, params, state, tokens_BL, segments_BL,
   return params, state, {'loss': loss, 'grad_norm': norm, 'learning_rate': rate, 'skipped': skip.astype(jnp.float32)}
 
 
-def steps(inner: Inner, compute: Gradient, params, state, tokens_KBL, segments_KBL, first_step):
-  """Makes K updates in a scan; metrics are stacked, [K]."""
+def steps(
+  inner: Inner,
+  compute: Gradient,
+  params: Any,
+  state: InnerState,
+  tokens_KBL: jax.Array,
+  segments_KBL: jax.Array,
+  first_step: jax.Array,
+) -> tuple[Any, InnerState, dict[str, jax.Array]]:
+  """Makes K updates in a scan, see `step`; metrics are stacked, [K]."""
 
   def one(carry, xs):
     tokens_BL, segments_BL, offset = xs

@@ -5,8 +5,8 @@ For each module (l, e), with w_i the weight of path i and sums over the active p
     Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths), norm rescaling]
     module <- OuterOpt(module, Delta)
 
-w_i is 1, or in proportion to the shard's tokens (loss reweighing: alpha_i = |D_i| / sum_j |D_j|). A module that no
-active path goes through stays as it is, momentum included. A path-specific module is treated alike, with one path
+w_i is 1, or |D_i| / mean_j |D_j| with D_i the shard (loss reweighing: alpha_i = w_i / sum_j w_j) [2.7]. A module that
+no active path goes through stays as it is, momentum included. A path-specific module is treated alike, with one path
 [2.6.1].
 
 With `outer.row_weights`, which is not in the papers, a path's weight differs between the rows r of a parameter (its
@@ -25,7 +25,7 @@ between outer gradients are then those of moves times s.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -73,8 +73,10 @@ def vmap_modules(function: Callable, num_axes: int) -> Callable:
   return function
 
 
-def init(layout: Layout, transformation: optax.GradientTransformation, modules: Modules, inner_optimizer='adamw'):
-  """Returns the outer states before the first phase, {level name: OuterState}."""
+def init(
+  layout: Layout, transformation: optax.GradientTransformation, modules: Modules, inner_optimizer: str
+) -> dict[str, OuterState]:
+  """Returns the outer states before the first phase, {level name: OuterState}; h_0 depends on `inner.optimizer`."""
 
   def init_module(module):
     size = sum(x.size for x in jax.tree.leaves(module))
@@ -187,8 +189,15 @@ def num_active(layout: Layout, level: Level, weights: jax.Array) -> jax.Array:
   return per_module(layout, level, (weights > 0).astype(jnp.float32))
 
 
-def update_usual(layout: Layout, modules: Modules, state: dict[str, OuterState], weights, moved, inner_optimizer: str):
-  """Returns the outer states with h of the next phase, by the equation of screening.py.
+def update_usual(
+  layout: Layout,
+  modules: Modules,
+  state: dict[str, OuterState],
+  weights: jax.Array,
+  moved: Mapping[str, jax.Array],
+  inner_optimizer: str,
+) -> dict[str, OuterState]:
+  """Returns the outer states with h for the next phase [screening.py].
 
   Args:
     layout, modules, state, weights: see `update`.
@@ -225,7 +234,7 @@ def exchanged_bytes(layout: Layout, shapes, active: float, row_weights: bool = F
   Args:
     layout: grid and levels.
     shapes: one path's parameters.
-    active: paths that train in a phase; their mean where paths are sampled.
+    active: number of paths that train in a phase; the mean over phases where paths are sampled.
     row_weights: whether a path also sends one float32 a row.
   """
   shared = [shapes[name].shape for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1]
@@ -234,7 +243,7 @@ def exchanged_bytes(layout: Layout, shapes, active: float, row_weights: bool = F
 
 
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:
-  """Draws the paths whose outer gradient is lost in a phase, each with probability `lost` [arXiv 2311.08105, 3.2].
+  """Draws the paths whose outer gradient is lost in a phase, each with probability `lost` [arXiv 2311.08105].
 
   Such a path takes no part in the outer step, and goes on from its own parameters where others take the new modules.
   Returns bool, shaped like the grid.

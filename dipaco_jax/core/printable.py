@@ -22,7 +22,7 @@ SECRET = re.compile(
 
 
 def text(words: str) -> str:
-  """Returns the text with its lines, and with characters that only show themselves."""
+  """Makes control characters visible; line breaks and tabs stay."""
   return words.translate(SHOWN)
 
 
@@ -37,8 +37,8 @@ def name(words: str, most: int = MAX_NAME) -> str:
   return line if len(line) <= most else line[: most - 1] + '…'
 
 
-def check_name(option: str, words: str, most: int = MAX_NAME):
-  """Raises InputError if a name that a user gives has control characters or is too long."""
+def check_name(label: str, words: str, most: int = MAX_NAME):
+  """Raises InputError if a name that a user gives as `label` has control characters or is too long."""
   if words != text(words) or {*'\n\t'} & {*words} or len(words) > most:
     words = name(words)
-    raise InputError(f'--{option}={words}: give a name without control characters, of {most} characters at most')
+    raise InputError(f'{label}={words}: give a name without control characters, of {most} characters at most')

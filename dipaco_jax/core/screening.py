@@ -9,8 +9,8 @@ usual move of module e, and f = `outer.exclude_above`:
 
 Division by the learning rates makes moves comparable over warm-up and decay. A step of AdamW moves a parameter by about
 eta_s at most: h_0 is the square root of the module's number of parameters, and with f = 10 nothing that AdamW does is
-ever excluded. For plain SGD no such bound is known: h_0 is infinite, and h has no lower bound. Screening is not in the
-papers; without it one path that fails reaches every module within a few phases.
+ever excluded. For plain SGD no such bound is known: h_0 is infinite, the first phase sets h to the mean of r, and h has
+no lower bound. Screening is not in the papers; without it one path that fails reaches every module within a few phases.
 """
 
 import math
@@ -26,6 +26,7 @@ from dipaco_jax.core.grid import Coordinates, Grid, Level
 from dipaco_jax.core.modules import Layout
 
 MAX_RMS = 1e3  # root mean square of parameters or momentum; thousands of times that of models that work
+NO_PATH_FIX = 'lower config.train.learning_rate, or raise config.outer.exclude_above'
 
 
 def first_usual(num_parameters: int, optimizer: str) -> float:
@@ -94,18 +95,18 @@ def module_name(level: Level, module: Coordinates) -> str:
   return f'{level.name}/{"-".join(map(str, module))}' if module else level.name
 
 
-def module_without_paths(layout: Layout, heard: np.ndarray, excluded: np.ndarray) -> str | None:
+def module_without_paths(layout: Layout, expected: np.ndarray, excluded: np.ndarray) -> str | None:
   """Returns the name of a module that several paths should have moved and none did, or None.
 
   A module of one path stays as it is instead, and the path tries again until it has been excluded too often in a row.
 
   Args:
     layout: grid and levels.
-    heard: paths that should take part in the outer step, bool, shaped like the grid.
+    expected: paths whose outer gradient should reach the outer step, bool, shaped like the grid.
     excluded: those of them that are excluded, alike.
   """
   for level in layout.levels:
-    wanted, left = (np.sum(x, axis=layout.grid.lacking(level)) for x in (heard, heard & ~excluded))
+    wanted, left = (np.sum(x, axis=layout.grid.lacking(level)) for x in (expected, expected & ~excluded))
     for module in layout.grid.modules(level):
       if wanted[module] > 1 and not left[module]:
         return module_name(level, module)
@@ -114,20 +115,20 @@ def module_without_paths(layout: Layout, heard: np.ndarray, excluded: np.ndarray
 
 def no_path_left(module: str) -> Diverged:
   """Makes the error for a module that several paths should have moved and none did."""
-  return Diverged(f'no path of module {module} has an outer gradient that is finite and plausible')
+  return Diverged(f'no path of module {module} has an outer gradient that is finite and plausible; {NO_PATH_FIX}')
 
 
-def check_paths(layout: Layout, heard: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int):
+def check_paths(layout: Layout, expected: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int):
   """Raises Diverged if all paths, all paths of a module, or one path too often in a row are excluded.
 
   Args:
-    layout, heard, excluded: see `module_without_paths`.
+    layout, expected, excluded: see `module_without_paths`.
     in_a_row: see `count_in_a_row`; includes this phase.
     most: phases in a row in which a path may be excluded.
   """
-  if heard.any() and not (heard & ~excluded).any():
-    raise Diverged('no path has an outer gradient that is finite and plausible')
-  if module := module_without_paths(layout, heard, excluded):
+  if expected.any() and not (expected & ~excluded).any():
+    raise Diverged(f'no path has an outer gradient that is finite and plausible; {NO_PATH_FIX}')
+  if module := module_without_paths(layout, expected, excluded):
     raise no_path_left(module)
   for path, n in enumerate(in_a_row):
     if n > most:
@@ -144,4 +145,7 @@ def check_modules(layout: Layout, sound: Mapping[str, np.ndarray]):
 
 def module_too_large(module: str) -> Diverged:
   """Makes the error for a module that is not sound after an outer step."""
-  return Diverged(f'the outer step makes module {module} as large as no model that works is')
+  return Diverged(
+    f'after the outer step the parameters or the momentum of module {module} have a root mean square above '
+    f'{MAX_RMS:g}: lower config.outer.learning_rate'
+  )

@@ -23,4 +23,5 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 def of_name(name: str, order: Literal['big', 'little'] = 'big') -> int:
   """Hashes a name to an integer below 2^64."""
+  # Both orders are in published runs: `router` has little, all else big.
   return int.from_bytes(hashlib.blake2b(name.encode('utf-8', 'replace'), digest_size=8).digest(), order)

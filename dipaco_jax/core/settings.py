@@ -18,7 +18,7 @@ from dipaco_jax.core.fields import field
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """Where documents come from."""
+  """Source of documents."""
 
   source: str = field(
     'stdlib',
@@ -87,7 +87,7 @@ class Pretrain:
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-  """Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5]."""
+  """Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5, 2.6]."""
 
   phases: int = field(427, 'outer steps; a finished run is trained on by raising it', may_change=True)
   steps_per_phase: int = field(150, 'tau: inner steps between two outer steps')
@@ -126,14 +126,14 @@ class Inner:
 
 @dataclasses.dataclass(frozen=True)
 class Outer:
-  """What is done with the averaged outer gradient of a module [2.5, 2.7]."""
+  """Outer optimizer, and its treatment of the averaged outer gradients [2.5, 2.7]."""
 
   optimizer: str = field('nesterov', 'of the outer step', choices='nesterov momentum sgd adam')
   learning_rate: float = field(0.7, 'constant', most=10)
   momentum: float = field(0.9, "of 'nesterov' and 'momentum'; b1 of 'adam'; unused by 'sgd'", zero=True, below=1)
   epsilon: float = field(0.1, 'of adam')
-  rescale: bool = field(True, 'times sqrt(P_{l,e})')
-  reweigh: bool = field(True, "paths weigh as their shards' tokens")
+  rescale: bool = field(True, "times sqrt(number of the module's paths that take part) [2.7]")
+  reweigh: bool = field(True, "paths are weighted by their shards' tokens (loss reweighing) [2.7]")
   row_weights: bool = field(
     False, 'and, row by row of a parameter, by the size of their gradients there (core/outer.py)'
   )
@@ -146,7 +146,7 @@ class Outer:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-  """How a sequence finds its path [2.4]."""
+  """Routing of sequences to paths [2.4]."""
 
   method: str = field(
     'kmeans',
@@ -208,7 +208,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """How devices are laid out; zeros are filled in from the devices at hand."""
+  """Layout of devices; zeros are filled in from the devices at hand."""
 
   data: int = field(0, "devices inside one path's slice", zero=True)
   shard_states: bool = field(False, 'parameters and AdamW state sharded over `data`, else replicated')
@@ -236,7 +236,7 @@ class Settings:
   mesh: Mesh = Mesh()
 
   def to_dict(self) -> dict[str, Any]:
-    """Nested dicts of plain values, the grid as a dict: what a config file edits and config.json holds."""
+    """Returns nested dicts of plain values, the grid as a dict: what a config file edits and config.json holds."""
     return dataclasses.asdict(self) | {'grid': dict(self.grid)}
 
   @property
@@ -275,7 +275,7 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
     InputError: as `from_dict`, or a section is missing, which every run's config.json has.
   """
   if values is None or not values.keys() >= {field.name for field in dataclasses.fields(Settings)}:
-    raise InputError('it is not as it was written')
+    raise InputError('the file lacks a section, or is not as it was written')
   return from_dict(values)
 
 

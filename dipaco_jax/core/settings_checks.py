@@ -1,4 +1,4 @@
-"""What is wrong with bad settings: ranges of single fields, and what fields say of each other. `s` is a Settings."""
+"""Checks of settings: the range of each field, and the constraints between fields. `s` is a Settings."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from dipaco_jax.core.fields import Field, fields, flatten
 
 
 def check(s):
-  """Ranges of single fields, then what fields say of each other; raises InputError that names the fix."""
+  """Checks the range of each field, then the constraints between fields; raises InputError that names the fix."""
   values, plain = flatten(s.to_dict()), Field('')
   described = dict(fields(type(s)))
   for name, value in values.items():
@@ -85,7 +85,7 @@ def _check_evaluate(s, num_paths: int):
 
 def _check_data(data):
   if data.source == 'files' and not data.train:
-    raise InputError("config.data.train is empty: name the text, for instance --config.data.train='my/*.txt'")
+    raise InputError("config.data.train is empty: name the text, for instance 'my/*.txt'")
   if data.source in ('tfds', 'seqio'):
     _check_dataset(data)
 

@@ -22,7 +22,8 @@ def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL:
   Args:
     q_BLHK, k_BLHK, v_BLHK: queries, keys and values.
     segments_BL: segment ids; tokens attend to earlier ones of their own segment.
-    kernel: `attention` of settings.Model; 'splash' falls back to 'xla' for lengths that it does not take.
+    kernel: `attention` of settings.Model. 'auto': JAX chooses; 'cudnn' is for GPUs in 16 bits; 'splash' falls back to
+      'xla' for lengths that are no multiple of LANES.
   """
   length = q_BLHK.shape[1]
   if kernel == 'splash' and length % LANES == 0:

@@ -5,8 +5,8 @@ Where the path may change [2.4.3], the hidden states that enter some blocks are 
 block n, then all below n is the same, and computing blocks n and up once for all tokens turns the cache of one path
 into that of the other.
 
-A cache may have a second row for a single text: XLA for CPU copies a cache of one row at every step, as it fuses the
-update into its readers. (Two rows of everything would be slower still: a matrix times one row is fastest.)
+For one text a cache may have two equal rows: with one row XLA for CPU fuses the update into its readers and copies the
+cache at every step. (Two rows of everything would be slower still: a matrix times one row is fastest.)
 
 Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, H heads, K head size, V vocabulary.
 """
@@ -95,7 +95,7 @@ def prefill(
 
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
-  """Puts the newest token of each text into the cache: returns it, and the logits of the next token, float32 [B, V]."""
+  """Adds the newest token of each text to the cache: returns it and the logits of the next token, float32 [B, V]."""
   cache, position_B, B = texts.cache, texts.position, len(texts.token)
   keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
   x_B1D = embed(model, params, texts.token[:, None])
@@ -139,7 +139,10 @@ def _sample_one(logits_V: jax.Array, sampling: SamplingParams, position: jax.Arr
 
 
 def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) -> tuple[Texts, jax.Array]:
-  """Adds `num_steps` tokens to each text, or fewer up to its end: returns the texts and the tokens [num_steps, B]."""
+  """Adds `num_steps` tokens to each text, or fewer up to its end: returns the texts and the tokens [num_steps, B].
+
+  A text that has ended repeats its last token.
+  """
 
   def add_token(texts, _):
     cache, logits_BV = step(model, params, texts)

@@ -1,6 +1,7 @@
 """Cross-entropy in chunks of tokens, so that the [B, L, V] logits never exist; and which targets count [2.4].
 
-Only targets after a sequence's first 32 tokens count, for every method: the prefix is for the router.
+Only targets after a sequence's first `prefix_tokens` (the paper: 32) count, for every method: the prefix is for the
+router.
 """
 
 import functools
@@ -9,16 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from dipaco_jax.core.grid import largest_divisor
-from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.models import transformer
 
 
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:
   """Returns the next token of each token, [B, L], and whether it counts, float32 [B, L].
 
-  It counts if it is in the same segment, no padding, and at position `prefix_tokens` or later of its sequence.
+  It counts if it is in the same segment, is no padding, and is at position `prefix_tokens` or later of its sequence.
   """
   follow_BL, next_segment_BL = (jnp.pad(x_BL, ((0, 0), (0, 1)))[:, 1:] for x_BL in (tokens_BL, segments_BL))
-  late_BL = model_lib.positions(segments_BL) + 1 >= prefix_tokens
+  late_BL = transformer.positions(segments_BL) + 1 >= prefix_tokens
   counts_BL = (next_segment_BL == segments_BL) & (segments_BL > 0) & late_BL
   return follow_BL, counts_BL.astype(jnp.float32)
 
@@ -43,7 +44,10 @@ def token_nll(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: 
 
 
 def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-  """Returns -log p(target) of every token, float32 nats [N], and whether no token was likelier, bool [N]."""
+  """Returns -log p(target) of every token, float32 nats [N], and whether it is the argmax, bool [N].
+
+  Ties go to the lower id.
+  """
 
   def one(xt):
     nll_C, logits_CV, _ = _chunk_nll(xt[0], head_DV, xt[1])
@@ -88,11 +92,11 @@ def _backward(chunk, gradients, g):
 summed_nll.defvjp(_forward, _backward)
 
 
-def path_loss(model: model_lib.Transformer, prefix_tokens: int):
+def path_loss(model: transformer.Transformer, prefix_tokens: int):
   """Returns `loss(params, tokens_BL, segments_BL) -> (summed nll in nats, number of targets that count)`."""
 
   def loss(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = model_lib.logit_factors(model, params, tokens_BL, segments_BL)
+    x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
     targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
     x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
     nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), model.config.loss_chunk)
@@ -101,11 +105,11 @@ def path_loss(model: model_lib.Transformer, prefix_tokens: int):
   return loss
 
 
-def token_losses(model: model_lib.Transformer):
+def token_losses(model: transformer.Transformer):
   """Returns `losses(params, tokens_BL, segments_BL) -> nats_BL`, see `following_nll`."""
 
   def losses(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = model_lib.logit_factors(model, params, tokens_BL, segments_BL)
+    x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
     return following_nll(x_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
 
   return losses
@@ -118,8 +122,8 @@ def following_nll(x_BLD: jax.Array, head_DV: jax.Array, tokens_BL, segments_BL, 
   return nll_N.reshape(tokens_BL.shape) * inside_BL
 
 
-def row_losses(model: model_lib.Transformer, prefix_tokens: int):
-  """Returns `losses(params, tokens_BL, segments_BL) -> (nll_B in nats, number of targets that count_B)`."""
+def row_losses(model: transformer.Transformer, prefix_tokens: int):
+  """Returns `losses(params, tokens_BL, segments_BL) -> (nll_B, counts_B)`: nats, and how many targets count."""
 
   def losses(params, tokens_BL, segments_BL):
     _, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)

@@ -256,5 +256,8 @@ def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segm
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
-  """Returns z = g(x), the mean of the last block's output over the router's prefix [2.4]: float32 [B, D]."""
+  """Returns z = g(x), the mean of the last block's output over all tokens given: float32 [B, D].
+
+  These are to be the router's prefix alone [2.4].
+  """
   return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)

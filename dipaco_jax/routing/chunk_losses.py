@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.models import loss as loss_lib
-from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
 
 FILE = 'evaluation/excerpts.json'  # in a run's folder: its Excerpts
@@ -55,7 +55,7 @@ class Excerpts(NamedTuple):
 
   every: int  # W
   prefix_tokens: int
-  by: str  # what chooses after the first chunk: 'chooser', 'router' or '' for nothing
+  by: str  # what chooses after the first chunk: 'chooser', 'router', or '' where the path never changes
   documents: list[Excerpt]
 
   def to_dict(self) -> dict[str, Any]:
@@ -96,15 +96,15 @@ def pack_windows(seen: Sequence[np.ndarray], prefix: int, length: int) -> tuple[
 
 @functools.partial(jax.jit, static_argnames=('model', 'prefix'))
 def losses_and_routes(
-  model: model_lib.Transformer, prefix: int, params: model_lib.Params, fitted, tokens_BL, segments_BL
+  model: transformer.Transformer, prefix: int, params: transformer.Params, fitted, tokens_BL, segments_BL
 ):
   """Returns `loss.following_nll` [B, L], and the router's path of each window, int32 [B, X], or None without router.
 
   One program computes both, since compilation takes longest. Paths are meaningful for the base model's parameters only;
   ties go to the lower one.
   """
-  x_BLD = model_lib.hidden(model, params, tokens_BL, segments_BL)
-  factors: Any = model.apply(model_lib.variables(params), x_BLD, method=model_lib.Transformer.norm_and_head)
+  x_BLD = transformer.hidden(model, params, tokens_BL, segments_BL)
+  factors: Any = model.apply(transformer.variables(params), x_BLD, method=transformer.Transformer.norm_and_head)
   normed_BLD, head_DV = factors
   nats_BL = loss_lib.following_nll(normed_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
   if fitted is None:

@@ -4,9 +4,10 @@ A transformer fine-tuned from the base language model, with a head of P classes 
 
     T[n, j] = argmin_p sum_{k = j}^{j + H - 1} nll[n, p, k]       loss = -mean_{n, j} log softmax(x[n, j] head)[T[n, j]]
 
-with nll[n, p, k] the nats of token k + 1 under path p: the label of token j depends on the H tokens after it, and the
-chooser's input is the tokens up to it. The paper's W' is H; H to the end of the sequence works about as well as H = W,
-and serves every W.
+with nll[n, p, k] the nats of token k + 1 under path p, so that T is the paper's argmax_p of summed log-likelihoods S,
+with nll = -S: the label of token j depends on the H tokens after it, and the chooser's input is the tokens up to it. A
+token without finite losses has the label NONE and no part in training. The paper's W' is H; H to the end of the
+sequence works about as well as H = W, and serves every W.
 
 Parameters are the base model's, without the language model's head, and `chooser/kernel` [D, P].
 
@@ -24,14 +25,14 @@ import numpy as np
 
 from dipaco_jax.core import inner, settings
 from dipaco_jax.models import loss as loss_lib
-from dipaco_jax.models import transformer as model_lib
+from dipaco_jax.models import transformer
 from dipaco_jax.routing import chunk_policies
+from dipaco_jax.routing.path_labels import NONE
 
 KERNEL = 'chooser/kernel'
-NONE = -1  # the label of a token without finite losses, which has no part in training
 
 
-def init_params(base: Mapping[str, Any], num_paths: int) -> model_lib.Params:
+def init_params(base: Mapping[str, Any], num_paths: int) -> transformer.Params:
   """Returns the chooser's parameters before training: the base model's, and a head of zeros (uniform over paths)."""
   width = base['final_norm/scale'].shape[0]
   kept = {name: jnp.asarray(x) for name, x in base.items() if name != 'head/kernel'}
@@ -64,20 +65,22 @@ def _following(x_BPL: np.ndarray, ends_L: np.ndarray, dtype) -> np.ndarray:
   return upto_BPL[..., ends_L] - upto_BPL[..., :-1]
 
 
-def logits(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
+def logits(model: transformer.Transformer, params: transformer.Params, tokens_BL, segments_BL) -> jax.Array:
   """Returns the logits of the best path for the tokens after each token, float32 [B, L, P]."""
-  trunk = model_lib.variables({name: x for name, x in params.items() if name != KERNEL})
+  trunk = transformer.variables({name: x for name, x in params.items() if name != KERNEL})
   x_BLD: Any = model.apply(trunk, tokens_BL, segments_BL, method=lambda m, *rows: m.final_norm(m(*rows)))
   return jnp.einsum('BLD,DP->BLP', x_BLD, params[KERNEL].astype(x_BLD.dtype), preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames='model')
-def choose(model: model_lib.Transformer, params: model_lib.Params, tokens_BL, segments_BL) -> jax.Array:
+def choose(model: transformer.Transformer, params: transformer.Params, tokens_BL, segments_BL) -> jax.Array:
   """Returns the preferred path for the tokens after each token, ties to the lower: int32 [B, L]."""
   return logits(model, params, tokens_BL, segments_BL).argmax(axis=-1).astype(jnp.int32)
 
 
-def loss(model: model_lib.Transformer, params: model_lib.Params, rows: tuple, labels_BL) -> tuple[jax.Array, jax.Array]:
+def loss(
+  model: transformer.Transformer, params: transformer.Params, rows: tuple, labels_BL
+) -> tuple[jax.Array, jax.Array]:
   """Returns (summed cross-entropy in nats, number of tokens that have a label and a next token in their sequence).
 
   Args:
@@ -93,12 +96,12 @@ def loss(model: model_lib.Transformer, params: model_lib.Params, rows: tuple, la
 
 
 def train(
-  model: model_lib.Transformer,
-  params: model_lib.Params,
+  model: transformer.Transformer,
+  params: transformer.Params,
   batch: Callable[[int], tuple[Any, Any, Any]],
   num_steps: int,
   config: settings.Inner,
-) -> tuple[model_lib.Params, np.ndarray]:
+) -> tuple[transformer.Params, np.ndarray]:
   """Trains the chooser with AdamW, as a path's inner steps but without warm-up; the cosine ends with the last step.
 
   Equal arguments give equal bits, so that a run that was stopped can train again from the start.
@@ -113,15 +116,15 @@ def train(
   Returns:
     The parameters, and the mean loss before each step in nats, [num_steps].
   """
-  made = inner.make_optimizer(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0)
+  optimizer = inner.make_optimizer(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0, 0.0)
   compute = inner.gradient(functools.partial(loss, model))
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params, state, tokens_BL, segments_BL, labels_BL, i):
-    return inner.step(made, compute, params, state, (tokens_BL, segments_BL), labels_BL, i)
+    return inner.step(optimizer, compute, params, state, (tokens_BL, segments_BL), labels_BL, i)
 
   params = jax.tree.map(jnp.copy, params)
-  state = made.init(params)
+  state = optimizer.init(params)
   losses: list[jax.Array] = []
   for i in range(num_steps):
     params, state, metrics = step(params, state, *batch(i), jnp.int32(i))

@@ -15,7 +15,7 @@ CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)
 
 
 def rate(step, **changes):
-  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40)(jnp.int32(step)))
+  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0)(jnp.int32(step)))
 
 
 @pytest.mark.parametrize('step, expected', [
@@ -56,7 +56,7 @@ GRADS = {'matrix': jnp.full((2, 2), 3.0), 'scale': jnp.full(2, -4.0)}
 
 
 def one_step(config, grads=GRADS):
-  made = inner.make_optimizer(config, 100, 0)
+  made = inner.make_optimizer(config, 100, 0, 0.0)
   return inner.step(made, gradient_of(grads), PARAMS, made.init(PARAMS), None, None, jnp.int32(20))
 
 
@@ -96,7 +96,7 @@ def test_gradient_is_of_the_mean_over_targets():
 
 
 def test_steps_are_single_steps_in_a_row():
-  made = inner.make_optimizer(CONFIG, 100, 0)
+  made = inner.make_optimizer(CONFIG, 100, 0, 0.0)
 
   def compute(params, tokens, segments):
     grads = {name: x * tokens.mean() for name, x in params.items()}

@@ -16,7 +16,7 @@ def step(weights, deltas, state=None, old=None, rescale=False, **config):
   """deltas: {name: [2, 3]} old - new of every element of a path's parameter, by path."""
   transformation = outer.make_optimizer(settings.Outer(**config))
   old = old or modules.stack(LAYOUT, PARAMS)
-  state = state or outer.init(LAYOUT, transformation, old)
+  state = state or outer.init(LAYOUT, transformation, old, 'adamw')
   sums = {}
   for level in LAYOUT.levels:
     sums[level.name] = {}
@@ -67,7 +67,7 @@ def test_with_row_weights_every_row_is_divided_by_its_own_weight():
   sums = jax.tree.map(lambda x: jnp.full(x.shape, 6.0), old)
   masses = {name: {n: jnp.ones(x.shape) for n, x in level.items()} for name, level in old.items()}
   masses['low']['y'] = jnp.array([[1.0, 2], [3, 0]])  # [K_a, rows]; no path has a weight for the last
-  state = outer.init(LAYOUT, transformation, old)
+  state = outer.init(LAYOUT, transformation, old, 'adamw')
   new, _, _ = outer.update(LAYOUT, transformation, True, old, state, sums, one, masses)
   np.testing.assert_allclose(new['low']['y'][:, :, 0], [[-6, -3], [-2, 0]], rtol=1e-6)
   assert (new['shared']['x'] == -6).all(), 'row weights come without rescaling'
@@ -75,7 +75,7 @@ def test_with_row_weights_every_row_is_divided_by_its_own_weight():
 
 def test_the_usual_move_follows_the_paths_that_took_part():
   old, weights = modules.stack(LAYOUT, PARAMS), jnp.array([[1.0, 1, 0], [0, 0, 0]])
-  state = outer.init(LAYOUT, outer.make_optimizer(settings.Outer()), old)
+  state = outer.init(LAYOUT, outer.make_optimizer(settings.Outer()), old, 'adamw')
   assert state['low'].usual.tolist() == [2, 2], 'the square root of 4 parameters'
   moved = {level.name: jnp.array([[1.0, 5, 100], [7, 7, 7]]) for level in LAYOUT.levels}
   found = outer.update_usual(LAYOUT, old, state, weights, moved, 'adamw')

@@ -145,7 +145,7 @@ def test_one_path_alone_stops_as_soon_as_it_makes_no_step_and_goes_on_from_befor
 
 def test_a_step_that_is_not_finite_is_skipped_up_to_so_many_in_a_row():
   config = dataclasses.replace(small.settings().inner, max_skipped=2)
-  made, params = inner_lib.make_optimizer(config, 10, 0), {'w': np.ones((2, 2), 'f')}
+  made, params = inner_lib.make_optimizer(config, 10, 0, 0.0), {'w': np.ones((2, 2), 'f')}
   state = made.init(params)
   for norm, skipped in ((1.0, 0), (np.nan, 1), (np.inf, 2), (1.0, 0), (np.nan, 1)):
     compute = lambda p, t, s, norm=norm: (np.float32(1), {'w': np.full((2, 2), norm, 'f')}, np.float32(norm))  # noqa: E731
