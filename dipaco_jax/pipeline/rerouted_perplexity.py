@@ -4,7 +4,6 @@ Of the choosers only the learned one could serve: the oracle and history score e
 has seen what it is to predict: it is a bound.
 """
 
-import functools
 import hashlib
 from typing import Any
 
@@ -34,7 +33,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
   if s.reroute_every:
     by: dict[str, Any] = {
       'oracle': chunk_policies.oracle,
-      'history': functools.partial(chunk_policies.oracle, history=True),
+      'history': chunk_policies.history,
       'hindsight': lambda nll, counts, W, _: chunk_policies.hindsight(nll, counts, W),
     }
     if s.chunk_router_steps:

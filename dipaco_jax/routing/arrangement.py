@@ -1,8 +1,9 @@
-"""Arrangement of clusters of text on the grid, so that paths that share modules read similar text [2.3, 2.4.1]. Pure.
+"""Arrangement of clusters of text on the grid, so that paths that share modules read similar text. Pure.
 
-k-means numbers its clusters arbitrarily, while a path's number decides with which paths it shares modules. With D_cd
-the squared distance between centroids c and d, and M_ij the number of axes on which places i and j of the grid have the
-same coordinate (the number of modules that their paths share, where each level varies over one axis),
+This is not in the paper: k-means [2.4.1] numbers its clusters arbitrarily, while a path's number decides with which
+paths it shares modules. With D_cd the squared distance between centroids c and d, and M_ij the number of axes on which
+places i and j of the grid have the same coordinate (the number of modules that their paths share, where each level
+varies over one axis),
 
     cost(pi) = sum_{i < j} M_ij D_{pi(i) pi(j)}
 
@@ -18,10 +19,10 @@ MAX_PATHS = 2048  # with more paths M and D would not fit in memory, and the ord
 STARTS = 8
 
 
-def meetings(shape: Sequence[int]) -> np.ndarray:
-  """Returns M [P, P]: the number of axes of size above 1 on which two places agree; 0 for a place with itself."""
-  places = np.indices(shape).reshape(len(shape), -1)[[size > 1 for size in shape]]
-  shared = (places[:, :, None] == places[:, None, :]).sum(0)
+def shared_axes(shape: Sequence[int]) -> np.ndarray:
+  """Returns M [P, P]: the number of axes of size above 1 on which two paths have the same coordinate; diagonal 0."""
+  paths_AP = np.indices(shape).reshape(len(shape), -1)[[size > 1 for size in shape]]
+  shared = (paths_AP[:, :, None] == paths_AP[:, None, :]).sum(0)
   np.fill_diagonal(shared, 0)
   return shared
 
@@ -63,7 +64,7 @@ def arrange(centroids_PX: np.ndarray, shape: Sequence[int], seed: int, unlike: b
   num_paths, several = len(centroids_PX), sum(size > 1 for size in shape)
   if several < 2 or num_paths > MAX_PATHS:
     return np.arange(num_paths)
-  shared, apart = meetings(shape).astype(float), distances(np.asarray(centroids_PX, float))
+  shared, apart = shared_axes(shape).astype(float), distances(np.asarray(centroids_PX, float))
   apart = -apart if unlike else apart
   rng = np.random.default_rng([seed, num_paths])
   starts = [np.arange(num_paths), *(rng.permutation(num_paths) for _ in range(STARTS))]

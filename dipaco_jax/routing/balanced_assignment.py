@@ -1,7 +1,7 @@
-"""Balanced assignment of sequences to paths of limited capacity, as in SMALLTALK LM (arXiv 2410.03529). Pure.
+"""Balanced assignment of sequences to paths of limited capacity, and sequences for paths that got none. Pure.
 
-Also chooses sequences for paths that got none. DiPaCo has no capacities: its shards are as unequal as the text. NumPy,
-as this is sorting and counting on the host.
+Neither is in the paper, whose shards are as unequal as the text; the assignment is that of SMALLTALK LM (arXiv
+2410.03529). NumPy, as this is sorting and counting on the host.
 
 Dimensions: N sequences, P paths, E of them empty.
 """
@@ -22,7 +22,8 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
   the capacities as the target, is added to the scores.
 
   Args:
-    scores_NP: higher is better; comparable between sequences, as log-likelihoods are and k-means' scores are not.
+    scores_NP: higher is better; comparable between sequences, as log-likelihoods are. k-means' scores lack
+      -|x|^2, on which it then depends too who has to take another path; capacities are kept all the same.
     capacity_P: the number of sequences that each path takes at most.
 
   Raises:
@@ -62,7 +63,9 @@ def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarr
   for lack_N in lack_NE.T:
     mine: list[int] = []
     for n in np.argsort(lack_N, kind='stable'):
-      if len(mine) < quota and not taken[n] and left_P[owner_N[n]] > quota:
+      if len(mine) == quota:
+        break
+      if not taken[n] and left_P[owner_N[n]] > quota:
         mine.append(n)
         taken[n] = True
         left_P[owner_N[n]] -= 1

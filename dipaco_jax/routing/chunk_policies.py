@@ -8,6 +8,12 @@ a chunk. The path of chunk 0 is the prefix router's. That of chunk i + 1 depends
     by_chooser   the path that the learned chooser (chunk_router.py) prefers at the last token of chunk i
     hindsight    the path with the least nats on chunk i + 1 itself: a bound for all choices of paths for chunks
 
+In papers on mixtures of experts an oracle sees the text that it routes. Here, as in runs' results, it sees the chunk
+before, and `hindsight` is what they call an oracle. Two policies take no single path:
+
+    mixture      the top n paths' next-token distributions, mixed by the router's scores; not in the paper
+    posterior    all paths', mixed by their posterior given the tokens so far; not in the paper
+
 The prefix, whose targets do not count, is cut likewise, and the oracle looks at its nats too. With W = 16 the first
 token that counts, at position 32, is scored by the path that chunk 1 chooses; with W = 64 by the prefix router's path.
 
@@ -21,16 +27,14 @@ Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 BLOCK_BYTES = 1 << 26  # of all paths' token losses, float32, in memory at one time
 
 
-def oracle(
-  nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray, history: bool = False
-) -> np.ndarray:
+def oracle(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
   """Returns the nats of every sequence, [N], with oracle routing: by the nats on chunk i; ties go to the lower path.
 
   Args:
@@ -38,17 +42,16 @@ def oracle(
     counts_NL: which targets count.
     W: tokens in a chunk, 2 or more.
     first_N: the path of chunk 0.
-    history: choose by chunks 0 to i instead.
 
   Raises:
     ValueError: W is below 2, so that chunk 0 has no nats to choose by.
   """
-  total_N = np.zeros(len(counts_NL))
-  for rows, nll_BPL in blocks(nll):
-    seen_BPC = _by_chunk(nll_BPL, W)
-    best_BC = (seen_BPC.cumsum(axis=-1) if history else seen_BPC).argmin(axis=1)
-    total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], best_BC[:, :-1])
-  return total_N
+  return _by_least_nats(nll, counts_NL, W, first_N, lambda nats_BPC: nats_BPC)
+
+
+def history(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
+  """Returns the nats of every sequence, [N], chosen by the nats on chunks 0 to i; for the arguments see `oracle`."""
+  return _by_least_nats(nll, counts_NL, W, first_N, lambda nats_BPC: nats_BPC.cumsum(axis=-1))
 
 
 def by_chooser(
@@ -129,6 +132,15 @@ def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
     nll_BPL = np.stack([nll_NL[rows] for nll_NL in nll], axis=1)
     nll_BPL[~np.isfinite(nll_BPL)] = np.inf
     yield rows, nll_BPL
+
+
+def _by_least_nats(nll, counts_NL, W: int, first_N, seen: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+  """Chooses the path of chunk i + 1 by the least nats that `seen` makes of those of chunks 0 to i, [B, P, C]."""
+  total_N = np.zeros(len(counts_NL))
+  for rows, nll_BPL in blocks(nll):
+    best_BC = seen(_by_chunk(nll_BPL, W)).argmin(axis=1)
+    total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], best_BC[:, :-1])
+  return total_N
 
 
 def _counted(nats: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -112,7 +112,7 @@ def minimize(loss: Callable[[T], jax.Array], start: T, iterations: int, toleranc
   optimizer = optax.lbfgs()
   value_and_grad = optax.value_and_grad_from_state(loss)
 
-  def unsettled(carry):
+  def not_converged(carry):
     _, state = carry
     done, gradient = optax.tree.get(state, 'count'), optax.tree.get(state, 'grad')
     return (done == 0) | ((done < iterations) & (optax.tree.norm(gradient, ord=jnp.inf) > tolerance))
@@ -123,7 +123,7 @@ def minimize(loss: Callable[[T], jax.Array], start: T, iterations: int, toleranc
     updates, state = optimizer.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
     return optax.apply_updates(params, updates), state
 
-  return jax.lax.while_loop(unsettled, iterate, (start, optimizer.init(start)))[0]
+  return jax.lax.while_loop(not_converged, iterate, (start, optimizer.init(start)))[0]
 
 
 def split(key: jax.Array, num: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """k-means on features: the clusters of the generative router, one per path [2.4.1]. Pure.
 
-Greedy k-means++, restarts, Lloyd's iterations. Dimensions: N points, D width, K clusters, R rows at one time, T trials.
+Greedy k-means++, restarts, Lloyd's iterations. Dimensions: N points, D width, K clusters, R rows at one time, T
+trials, S restarts.
 """
 
 import functools
@@ -28,11 +29,11 @@ def fit(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: int)
   """
 
   def once(key):
-    centroids_KD = lloyd(z_ND, seed(key, z_ND, k), iterations)
+    centroids_KD = lloyd(z_ND, initial_centroids(key, z_ND, k), iterations)
     return centroids_KD, inertia(z_ND, centroids_KD)
 
-  centroids_RKD, inertia_R = jax.lax.map(once, jax.random.split(key, restarts))
-  return centroids_RKD[jnp.argmin(inertia_R)]
+  centroids_SKD, inertia_S = jax.lax.map(once, jax.random.split(key, restarts))
+  return centroids_SKD[jnp.argmin(inertia_S)]
 
 
 @jax.jit
@@ -42,8 +43,8 @@ def inertia(z_ND: jax.Array, centroids_KD: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames='k')
-def seed(key: jax.Array, z_ND: jax.Array, k: int) -> jax.Array:
-  """Chooses centroids [K, D] among the points by greedy k-means++ (Arthur and Vassilvitskii, 2007).
+def initial_centroids(key: jax.Array, z_ND: jax.Array, k: int) -> jax.Array:
+  """Chooses K initial centroids [K, D] among the points by greedy k-means++ (Arthur and Vassilvitskii, 2007).
 
   Each is the best of 2 + log(k) candidates, drawn in proportion to the squared distance from the centroids so far.
   """
@@ -74,9 +75,9 @@ def draw(key: jax.Array, weight_N: jax.Array, num: int) -> jax.Array:
 
 @jax.jit
 def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Array:
-  """Moves every centroid to the mean of its points until none moves; one without points takes the farthest point."""
+  """Runs Lloyd's algorithm until no centroid moves, at most `iterations`; an empty cluster takes the farthest point."""
 
-  def unsettled(carry):
+  def not_converged(carry):
     i, _, moved = carry
     return (i < iterations) & moved
 
@@ -90,7 +91,7 @@ def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Arra
     new_KD = jnp.where(empty_K[:, None], z_ND[farthest_K[place_K]], means_KD)
     return i + 1, new_KD, jnp.any(new_KD != old_KD)
 
-  return jax.lax.while_loop(unsettled, iterate, (0, centroids_KD, True))[1]
+  return jax.lax.while_loop(not_converged, iterate, (0, centroids_KD, True))[1]
 
 
 def _assign(z_ND, centroids_KD):

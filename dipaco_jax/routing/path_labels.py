@@ -1,8 +1,8 @@
-"""Labels of the discriminative router, without scoring every path on every document [2.4.2, 6]. Pure.
+"""Labels of the discriminative router [2.4.2]: exact, or with fewer scores, which the paper leaves open [6]. Pure.
 
 The label of a document is its best path, argmax_p s(d, p), with s = sum_j log p(token j | before) in nats. Exact labels
 need all P scores. The paths of a grid share modules, so that s is nearly a sum of one term per axis, and a label can be
-found from about sum_a K_a of the prod_a K_a scores:
+found from about sum_a K_a of the prod_a K_a scores, which is not in the paper:
 
     coordinate_ascent   the best of the K_a paths along each axis in turn, the other coordinates fixed
     additive            argmax_p m_d + sum_a u_{d, a, p_a}, fitted by least squares to the paths that were scored

@@ -1,6 +1,7 @@
 """The router r(x), which chooses a sequence's path from its feature z alone [2.4, 7.2, 7.3]. Pure.
 
-z is the mean over the first 32 tokens of the base model's last hidden state.
+z is the mean over the first `prefix_tokens` (the paper: 32) tokens of the hidden state after the base model's last
+block, before its final norm.
 
     x = (z - mean) / scale, and then x = gelu(x hidden + hidden_bias) if there is a hidden layer
     score_p(z) = 2 x c_p - |c_p|^2 + bias_p

@@ -33,7 +33,7 @@ def test_clusters_of_a_lattice_find_their_rows_and_columns():
   lattice = np.stack(np.meshgrid(np.arange(4) * 3.0, np.arange(4) * 1.0, indexing='ij'), -1).reshape(16, 2)
   mixed = np.random.default_rng(1).permutation(16)
   found = lattice[mixed][arrangement.arrange(lattice[mixed], (4, 4), 0)].reshape(4, 4, 2)
-  shared, apart = arrangement.meetings((4, 4)), arrangement.distances(found.reshape(16, 2))
+  shared, apart = arrangement.shared_axes((4, 4)), arrangement.distances(found.reshape(16, 2))
   best = arrangement.cost(shared, arrangement.distances(lattice), np.arange(16))
   assert arrangement.cost(shared, apart, np.arange(16)) <= best * 1.0001
 

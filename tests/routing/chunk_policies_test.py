@@ -73,7 +73,7 @@ def test_history_takes_the_best_path_on_all_chunks_before(W):
     return min(range(PATHS), key=lambda path: nats(drawn, n, path, range(chunk.start)))
 
   expected = by_hand(drawn, W, choose)
-  found = chunk_policies.oracle(drawn.nll, drawn.counts, W, drawn.first, history=True)
+  found = chunk_policies.history(drawn.nll, drawn.counts, W, drawn.first)
   np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -175,9 +175,9 @@ def test_a_path_that_has_diverged_is_not_chosen(bad):
   drawn.nll[gone][:] = np.where(drawn.nll[gone] > 0, bad, 0)
   drawn.first[drawn.first == gone] = 0
   first = np.searchsorted(others, drawn.first)
-  for history in (False, True):
-    found = chunk_policies.oracle(drawn.nll, drawn.counts, 16, drawn.first, history)
-    np.testing.assert_array_equal(found, chunk_policies.oracle(without, drawn.counts, 16, first, history))
+  for policy in (chunk_policies.oracle, chunk_policies.history):
+    found = policy(drawn.nll, drawn.counts, 16, drawn.first)
+    np.testing.assert_array_equal(found, policy(without, drawn.counts, 16, first))
   found = chunk_policies.hindsight(drawn.nll, drawn.counts, 16)
   np.testing.assert_array_equal(found, chunk_policies.hindsight(without, drawn.counts, 16))
 

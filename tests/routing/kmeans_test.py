@@ -69,14 +69,14 @@ def test_draws_are_in_proportion_to_weights():
 def test_seeding_finds_blobs_that_are_far_apart():
   z_ND = blobs(600, 8, 12, 0.01)
   for key in range(10):
-    seeds_KD = np.asarray(kmeans.seed(jax.random.key(key), z_ND, 12))
+    seeds_KD = np.asarray(kmeans.initial_centroids(jax.random.key(key), z_ND, 12))
     assert squared_distances(z_ND, seeds_KD).min(1).max() < 0.1  # one seed in each: others are 4 or more away
     assert all((seed_D == z_ND).all(1).any() for seed_D in seeds_KD)
 
 
 def test_seeding_is_as_good_as_that_of_sklearn():
   z_ND = hidden_like(200, 8)
-  ours = [squared_distances(z_ND, kmeans.seed(jax.random.key(i), z_ND, 9)).min(1).sum() for i in range(60)]
+  ours = [squared_distances(z_ND, kmeans.initial_centroids(jax.random.key(i), z_ND, 9)).min(1).sum() for i in range(60)]
   theirs = [
     squared_distances(z_ND, cluster.kmeans_plusplus(z_ND, 9, random_state=i)[0]).min(1).sum() for i in range(60)
   ]
@@ -87,7 +87,7 @@ def test_seeding_is_as_good_as_that_of_sklearn():
 def test_best_restart_wins():
   z_ND = hidden_like(200, 8)
   keys = jax.random.split(jax.random.key(3), 4)
-  alone = [kmeans.inertia(z_ND, kmeans.lloyd(z_ND, kmeans.seed(key, z_ND, 9), 30)) for key in keys]
+  alone = [kmeans.inertia(z_ND, kmeans.lloyd(z_ND, kmeans.initial_centroids(key, z_ND, 9), 30)) for key in keys]
   best = kmeans.inertia(z_ND, kmeans.fit(jax.random.key(3), z_ND, 9, 30, 4))
   assert min(alone) < max(alone)
   assert float(best) == pytest.approx(float(min(alone)), rel=1e-5)

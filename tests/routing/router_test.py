@@ -33,7 +33,7 @@ def test_arranging_moves_clusters_about_the_grid_and_changes_none():
   for fitted in (alike, as_they_come, unlike):
     assert {*map(bytes, np.asarray(fitted.centroids))} == {*map(bytes, np.asarray(as_they_come.centroids))}
     apart = arrangement.distances(np.asarray(fitted.centroids, float))
-    costs.append(arrangement.cost(arrangement.meetings((2, 3)), apart, np.arange(6)))
+    costs.append(arrangement.cost(arrangement.shared_axes((2, 3)), apart, np.arange(6)))
   assert costs[0] < costs[1] < costs[2]
 
 
