@@ -17,6 +17,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
+from dipaco_jax.storage import records
 
 READ_RECORDS = 256  # at one time
 BUFFER_BYTES = 8 << 20
@@ -125,7 +126,7 @@ def _tf_records(tf: Any, path: str) -> Iterator[bytes]:
 
 
 def _array_records(path: str) -> Iterator[bytes]:
-  reader = ArrayRecordReader(path, 'readahead_buffer_size:0,max_parallelism:0')
+  reader = ArrayRecordReader(path, records.RANDOM_ACCESS)
   for start in range(0, reader.num_records(), READ_RECORDS):
     yield from reader.read(start, min(start + READ_RECORDS, reader.num_records()))
 

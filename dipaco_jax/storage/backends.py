@@ -1,7 +1,6 @@
 """The two kinds of places where `object_store` keeps objects: a folder of a file system, or a bucket.
 
-Both have the same methods. `get` raises FileNotFoundError for an object that is absent, `create` leaves an object that
-is already there as it is, `names` and `tidy` take the name of a folder, '' for all.
+Both have the methods that `Storage` calls, which `Folder` describes; a folder also has `root`, a bucket `reader`.
 """
 
 import contextlib
@@ -33,30 +32,38 @@ class Folder:
     self.root = root
 
   def put(self, name: str, data: files.Data):
+    """Writes an object, whole or not at all, in place of one that is there."""
     files.write_file(self.root / name, data)
 
   def create(self, name: str, data: files.Data):
+    """Writes an object unless there is one of this name, which stays as it is."""
     files.write_file(self.root / name, data, publish=_link_unless_there)
 
   def get(self, name: str) -> memoryview:
+    """Returns an object's bytes. Raises FileNotFoundError."""
     return files.read_file(self.root / name).toreadonly()
 
   def exists(self, name: str) -> bool:
+    """Tells whether there is an object of this name."""
     return (self.root / name).is_file()
 
   def delete(self, name: str):
+    """Removes an object, which may be absent."""
     path = self.root / name
     with contextlib.suppress(FileNotFoundError):
       path.unlink()
       files.sync(path.parent)
 
   def names(self, prefix: str) -> Iterator[str]:
+    """Yields the names of all objects below a folder, '' for all, in any order."""
     return (str(file.relative_to(self.root)) for file in files.complete_files(self.root / prefix))
 
   def tidy(self, prefix: str):
+    """Removes what killed writers left below a folder, '' for all."""
     files.tidy(self.root / prefix)
 
   def is_transient(self, error: Exception) -> bool:
+    """Tells whether the call that raised this error may succeed later."""
     return isinstance(error, OSError) and error.errno in TRANSIENT
 
 

@@ -23,9 +23,11 @@ def read_file(path: Path) -> memoryview:
 
 
 def write_file(path: Path, *parts: Data | str, publish: Callable[[Path, Path], None] | None = None):
-  """Writes a file whole or not at all; it is on the disk before it is seen.
+  """Writes a file atomically: under a temporary name, synced, then renamed.
 
   Args:
+    path: name of the file, whose folder is made if it is absent.
+    parts: its content, one after the other; text in UTF-8.
     publish: gives the file that was written aside (first argument) its name (second); None: `os.replace`.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def sync(path: Path):
 
 
 def put_in_place(aside: Path, path: Path):
-  """Renames a complete directory to `path`, replacing one of that name; what is seen is whole at every moment."""
+  """Renames a complete directory to `path`. One of that name is moved aside first: for a moment there is none."""
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)  # of a run that was killed
   if path.exists():

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dipaco_jax.core.errors import InputError
 
@@ -23,13 +23,14 @@ def hold(workdir: Path) -> Iterator[None]:
       with contextlib.suppress(BlockingIOError):
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
-      time.sleep(0.2 * (attempt + 1 < HOLD_ATTEMPTS))
+      if attempt + 1 < HOLD_ATTEMPTS:
+        time.sleep(0.2)
     else:
       f.seek(0)
-      owner = json.loads(f.read() or '{}')
+      holder = _read_record(f)
       raise InputError(
-        f'--workdir={workdir} is in use by process {owner.get("pid")} on {owner.get("host")} since '
-        f'{owner.get("started")}: wait for it, stop it, or choose another; where that host is gone for good and a '
+        f'--workdir={workdir} is in use by process {holder.get("pid")} on {holder.get("host")} since '
+        f'{holder.get("started")}: wait for it, stop it, or choose another; where that host is gone for good and a '
         'file server still keeps its lock, remove the file `lock` there'
       )
     f.truncate(0)
@@ -51,7 +52,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def owner(workdir: Path) -> dict[str, Any] | None:
-  """Returns what the holder of a workdir's lock wrote of itself, None if nobody holds it; leaves the lock as it is."""
+  """Returns the record {pid, host, started} of the process that holds a workdir's lock; leaves the lock as it is.
+
+  It is {} while that process writes it, and None if nobody holds the lock.
+  """
   file = workdir / 'lock'
   if not file.exists():
     return None
@@ -59,9 +63,14 @@ def owner(workdir: Path) -> dict[str, Any] | None:
     try:
       fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-      try:
-        found = json.loads(f.read())
-      except ValueError:
-        found = None  # its holder is writing it
-      return found if isinstance(found, dict) else {}
+      return _read_record(f)
   return None
+
+
+def _read_record(file: TextIO) -> dict[str, Any]:
+  """Reads the record of a lock's holder; {} while it is being written."""
+  try:
+    found = json.loads(file.read())
+  except ValueError:
+    return {}
+  return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Published modules as others read them; `training.module_publishing` writes them.
+"""Reading of published modules; `training.module_publishing` writes them.
 
 Each is one self-contained safetensors file, `modules/<version>/<level>/<c0-c1>.safetensors`, where the version is the
 number of outer steps inside. A version is published whole, with {file: sha256} in `index-<process>.json`, one for every
@@ -74,7 +74,7 @@ def versions(workdir: Path) -> list[int]:
 
 
 def collect(workdir: Path, keep: Iterable[int]):
-  """Removes the published versions but those in `keep` and the newest."""
+  """Deletes the published versions but those in `keep` and the newest (garbage collection)."""
   for leftover in (*workdir.glob('.collected-*'), *workdir.glob('.version-*')):  # of runs that were killed
     shutil.rmtree(leftover)
   for version in set(versions(workdir)[:-1]) - set(keep):

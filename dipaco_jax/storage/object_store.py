@@ -1,4 +1,4 @@
-"""Storage of objects that islands exchange, in a folder, `s3://` or `gs://`: what is read is what was written [3].
+"""Objects in a folder, `s3://` or `gs://`, which islands exchange [3]: what is read is what was written.
 
 An object is seen whole or not at all, and its sha256 is compared on every read. A name, such as
 'modules/level-a/0/7-3.safetensors', is written by one attempt only and never again with other bytes.
@@ -61,7 +61,7 @@ class Storage:
   def fetch(self, name: str) -> memoryview:
     """Returns an object's bytes without comparing their sha256, for objects that have a seal inside. Raises Missing."""
     try:
-      data = self.retry(name, lambda: self.backend.get(name))
+      data = self.retry(name, lambda: self.backend.get(checked_name(name)))
     except FileNotFoundError as e:
       raise Missing(f'{self.url_of(name)} is missing') from e
     with self.lock:
@@ -75,7 +75,7 @@ class Storage:
 
   def exists(self, name: str) -> bool:
     """Tells whether there is an object of this name."""
-    return self.retry(name, lambda: self.backend.exists(name))
+    return self.retry(name, lambda: self.backend.exists(checked_name(name)))
 
   def delete(self, name: str):
     """Removes an object, which may be absent."""

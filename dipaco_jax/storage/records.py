@@ -13,6 +13,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from dipaco_jax.storage import seals
 
 READ_RECORDS = 2048  # read at one time
+RANDOM_ACCESS = 'readahead_buffer_size:0,max_parallelism:0'  # options of a reader
 
 T = TypeVar('T')
 
@@ -21,20 +22,25 @@ T = TypeVar('T')
 def record_writer(file: str) -> Iterator[ArrayRecordWriter]:
   """Opens a writer of records, each in a group of its own and uncompressed, the fastest to read at random.
 
-  Raises OSError.
+  It writes in place, so the file belongs in a directory that is still being written aside. Raises OSError.
   """
   writer = ArrayRecordWriter(file, 'group_size:1,uncompressed')
   try:
-    yield writer
+    try:
+      yield writer
+    except BaseException:
+      with contextlib.suppress(RuntimeError):  # the error of the block is the one to raise
+        writer.close()
+      raise
     writer.close()
   except RuntimeError as e:
     raise OSError(f'{file}: {e}') from e
 
 
 def record_reader(file: str) -> ArrayRecordReader:
-  """Opens a reader of records at random. Raises seals.Damaged."""
+  """Opens a reader for random access. Raises seals.Damaged."""
   try:
-    reader = ArrayRecordReader(file, 'readahead_buffer_size:0,max_parallelism:0')
+    reader = ArrayRecordReader(file, RANDOM_ACCESS)
     if reader.ok():
       return reader
   except (RuntimeError, ValueError):

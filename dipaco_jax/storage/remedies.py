@@ -46,7 +46,8 @@ def locate(file: Path) -> tuple[Path, str]:
 
 def stage_of(name: str) -> str:
   """Returns the stage that makes a file, '' if none does."""
-  first, second, *_ = [*name.split('/'), '']
+  first, _, rest = name.partition('/')
+  second = rest.partition('/')[0]
   if first.startswith('tokenize-'):
     return 'tokenize'  # before it is done
   if first == 'stages':
@@ -58,7 +59,8 @@ def stage_of(name: str) -> str:
 
 def files_to_remove(workdir: Path, name: str) -> list[str]:
   """Lists what has to go, of what is there, for the command of the run to make a file again."""
-  first, second, *_ = [*name.split('/'), '']
+  first, _, rest = name.partition('/')
+  second = rest.partition('/')[0]
   if first == 'modules' and not _is_last_version(workdir, second):
     return _files_of_training(workdir)
   if first in ('routing', 'shards', 'modules'):
@@ -81,4 +83,5 @@ def _there(workdir: Path, names: list[str]) -> list[str]:
 def _is_last_version(workdir: Path, version: str) -> bool:
   """Tells whether a version of the modules is the last one of a run that has trained to its end."""
   versions = [int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit()]
-  return (workdir / 'stages' / 'train.json').exists() and int(version) >= max(versions, default=0)
+  is_done = (workdir / 'stages' / 'train.json').exists()
+  return is_done and version.isdigit() and int(version) >= max(versions, default=0)

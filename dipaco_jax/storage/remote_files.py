@@ -7,6 +7,7 @@ import re
 from typing import Any, BinaryIO, cast
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import object_store
 
 WILDCARDS = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
@@ -31,7 +32,7 @@ def find(pattern: str) -> list[str]:
   try:
     return [f'{bucket}/{found}' for found in _storage(bucket).names(folder) if matches(found)]
   except OSError as e:
-    raise InputError(f'{pattern}: {e.strerror}; see to its name and to credentials') from e
+    raise InputError(f'{pattern}: {e.strerror}; check its name and your credentials') from e
 
 
 def open_file(path: str) -> BinaryIO:
@@ -54,8 +55,6 @@ def _split(path: str) -> tuple[str, str]:
 
 @functools.cache
 def _storage(bucket: str) -> Any:
-  from dipaco_jax.storage import object_store  # loads JAX
-
   return object_store.open_storage(bucket)
 
 

@@ -1,4 +1,4 @@
-"""Calls that are repeated while their errors are transient: to a disk, bucket or database that is away for a while."""
+"""Repeated calls of an action while its errors are transient: a disk, bucket or database is unavailable for a while."""
 
 import logging
 import random
@@ -38,4 +38,5 @@ def call(name: str, action: Callable[[], T], is_transient: Callable[[Exception],
 
 
 def first_line(error: Exception) -> str:
+  """Returns the first line of an error's message."""
   return str(error).split('\n', 1)[0]

@@ -1,4 +1,4 @@
-"""Seals: checksums by which what a stage has left is read as it was written, or refused with advice (`remedies`).
+"""Seals: checksums that are compared when a file of a stage is read; a damaged one is refused with advice (`remedies`).
 
 A seal is a sha256, in one of three places: a JSON object has it inside, as `seal`, over the rest; a directory that is
 published whole has `SHA256SUMS` beside its files; a file of its own has `NAME.sha256`. `sha256sum --check` takes the

@@ -64,3 +64,12 @@ def test_one_at_a_time_is_in_a_locked_directory(tmp_path):
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     list(pool.map(enter, range(8)))
   assert sorted(seen) == [[name] for name in range(8)] and os.listdir(tmp_path) == []
+
+
+def test_a_record_that_is_being_written_names_nobody(tmp_path, monkeypatch):
+  monkeypatch.setattr(lock, 'HOLD_ATTEMPTS', 1)
+  with lock.hold(tmp_path):
+    (tmp_path / 'lock').write_text('{"pid": 1')
+    assert lock.owner(tmp_path) == {}
+    with pytest.raises(InputError, match='is in use by process None'), lock.hold(tmp_path):
+      pass

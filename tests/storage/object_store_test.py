@@ -106,8 +106,16 @@ def test_an_object_that_is_missing_is_named(place):
 @pytest.mark.parametrize('name', ['', '/a', 'a/', 'a//b', '../a', 'a/../b', './a', 'a/.b.17'])
 def test_names_that_mean_something_else_are_refused(tmp_path, name):
   place = object_store.open_storage(str(tmp_path / 'place'))
-  with pytest.raises(ValueError, match='cannot name an object'):
-    place.write(name, b'')
+  actions = [
+    lambda: place.write(name, b''),
+    lambda: place.fetch(name),
+    lambda: place.agree(name, b''),
+    lambda: place.exists(name),
+    lambda: place.delete(name),
+  ]
+  for action in actions:
+    with pytest.raises(ValueError, match='cannot name an object'):
+      action()
   assert list(tmp_path.rglob('*')) == []
 
 

@@ -4,6 +4,7 @@ import pathlib
 
 import bits
 import numpy as np
+import pytest
 
 from dipaco_jax.storage import records, seals
 
@@ -37,3 +38,10 @@ def test_items_of_several_files_are_read_in_the_order_asked_for():
     reads.clear()
     assert records.read_across([3, 0, 1, 4], wanted, read) == ['abcdefgh'[i] for i in wanted]
     assert len(reads) == len(set(reads)) and 1 not in reads, 'each file once, and no empty one'
+
+
+def test_a_writer_is_closed_where_the_block_fails(tmp_path):
+  with pytest.raises(KeyError, match='of the block'), records.record_writer(str(tmp_path / 'x')) as writer:
+    writer.write(b'one')
+    raise KeyError('of the block')
+  assert not writer.is_open()

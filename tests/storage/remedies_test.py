@@ -29,6 +29,7 @@ TREES = (
     'modules/4/base/0.safetensors': 'modules/4 stages/train.json',
     'modules/4/index-0.json': 'modules/4 stages/train.json',
     'modules/3/low/0.safetensors': 'checkpoints/train modules routing/1 routing/1-scores shards/1 stages/train.json',
+    'modules/notes/x': 'checkpoints/train modules routing/1 routing/1-scores shards/1 stages/train.json',
     'paths/best.json': 'paths/best.json stages/train.json',
     'evaluation/validation/nll-0.npy': 'evaluation stages/evaluate.json',
     'stages/train.json': 'stages/train.json',
