@@ -31,7 +31,7 @@ def stream(engine, texts):
     while not text.finished:
       engine.step()
       print(shown(text.transcript.take()), end='', flush=True)
-    print(shown(text.transcript.take(everything=True)))
+    print(shown(text.transcript.take(final=True)))
 
 
 def summary(engine, texts, seconds: float) -> str:

@@ -2,8 +2,8 @@
 
 A source lists its documents as items in a fixed order; an item is cheap until it is read, so that a part of a stream
 costs little more than its share. Where a source has no validation split of its own, an item is training or validation
-text by its draw, which depends on its name and place alone. The pieces of a long text are on one
-side, or on one side of a place in it (`source_files`).
+text by its draw, which depends on its name and place alone. The pieces of a long text are on one side, or on one side
+of a place in it (`source_files`).
 """
 
 import hashlib
@@ -18,20 +18,18 @@ from dipaco_jax.core import printable, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source, source_files, source_seqio, source_stdlib, source_tfds
 
-SOURCES = {
+SOURCES = {  # (data, split, part, side) -> items, None where there is no such split
   'files': source_files.items,
   'stdlib': source_stdlib.items,
   'tfds': source_tfds.items,
   'seqio': source_seqio.items,
-}  # (data, split, part) to items, or to None where there is no such split
+}
 
 BYTES_PER_TOKEN = 4.0  # more than most vocabularies have in most languages
-LEAST_FLOORS, FLOORS = (
-  10,
-  2,
-)  # times a path's floor of validation tokens: in all, and for each path, as routes are uneven
+MIN_TOTAL_FLOORS = 10  # times a path's floor of validation tokens, in all
+FLOORS_PER_PATH = 2  # times a path's floor, for each path, as routes are uneven
 UNEVEN = 2  # times the mean: a piece that is cut where held-back text begins has few sequences
-ALL = 1 << 20
+ALL = 1 << 20  # sequences of a piece: more than any has
 HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
 
 
@@ -59,22 +57,49 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   `data.max_validation_fraction`. Reads only as much text as shows that there is enough, counting BYTES_PER_TOKEN; the
   result is the same in every process.
   """
-  d, length, num_paths = s.data, s.evaluate.seq_len or s.model.seq_len, math.prod(size for _, size in s.grid)
-  useful, floor = length - s.routing.prefix_tokens, d.min_validation_tokens * max(LEAST_FLOORS, FLOORS * num_paths)
-  most, own = d.max_validation_documents * useful or math.inf, SOURCES[d.source](d, 'validation')
-  how = 'given' if own else source_files.held_back(d) if d.source == 'files' else HOW.get(d.source, 'documents')
-  fraction, once, every = 1.0 if own else d.validation_fraction, 0.0, 0.0
-  for item in own or _take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE):
-    if once * fraction >= floor:
-      break
-    tokens = len(item.read()[0].encode()) / BYTES_PER_TOKEN
-    first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
-    once, every = once + first, every + (tokens * useful / length if item.is_piece else first)
+  d = s.data
+  num_paths = math.prod(size for _, size in s.grid)
+  floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * num_paths)
+  own = SOURCES[d.source](d, 'validation')
+  how = 'given' if own else _how(d)
+  fraction = 1.0 if own else d.validation_fraction
+  items = own or _take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE)
+  once, every = _count_tokens(s, items, fraction, floor)
   if every * fraction >= floor:
+    most = d.max_validation_documents * (_eval_len(s) - s.routing.prefix_tokens) or math.inf
     needed = floor / max(1.0, min(once * fraction, most))
     return HeldBack(d.validation_fraction, math.ceil(UNEVEN * needed) if needed > 1 else 1, how)
   raised = min(max(fraction, d.max_validation_fraction), floor / max(every, 1.0))
   return HeldBack(d.validation_fraction if own else raised, ALL, how)
+
+
+def _how(data: settings.Data) -> str:
+  """Returns what of the training text is held back: 'documents', 'files' or 'ends' of files."""
+  return source_files.held_back(data) if data.source == 'files' else HOW.get(data.source, 'documents')
+
+
+def _eval_len(s: settings.Settings) -> int:
+  return s.evaluate.seq_len or s.model.seq_len
+
+
+def _count_tokens(
+  s: settings.Settings, items: Iterator[source.Item], fraction: float, floor: float
+) -> tuple[float, float]:
+  """Counts the validation tokens of items, if each gave one sequence, and if pieces of long texts gave all of theirs.
+
+  Stops as soon as a `fraction` of the first number is `floor`.
+  """
+  length = _eval_len(s)
+  useful = length - s.routing.prefix_tokens
+  once = every = 0.0
+  for item in items:
+    if once * fraction >= floor:
+      break
+    tokens = len(item.read()[0].encode()) / BYTES_PER_TOKEN
+    first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
+    once += first
+    every += tokens * useful / length if item.is_piece else first
+  return once, every
 
 
 def _train_items(data: settings.Data, part: source.Part, side: source.Side | None = None) -> Iterator[source.Item]:

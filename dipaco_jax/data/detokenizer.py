@@ -1,4 +1,4 @@
-"""Tokens to text as they come; nothing is shown that a later token could take back."""
+"""Streaming detokenization: text of tokens as they come, without anything that a later token could change."""
 
 import os.path
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class Transcript:
     if not self.stopped:
       self._grow()
 
-  def take(self, everything: bool = False) -> str:
-    """Returns what is new since the last call; what may begin a stop string waits, unless `everything` is wanted."""
-    held = 0 if everything or self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
+  def take(self, final: bool = False) -> str:
+    """Returns what is new since the last call; `final` also returns what may begin a stop string, which else waits."""
+    held = 0 if final or self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
     end = max(self._shown, len(self.text) - held)
     new, self._shown = self.text[self._shown : end], end
     return new

@@ -11,7 +11,7 @@ from dipaco_jax.storage.records import READ_RECORDS
 
 BLOCK_SEQUENCES = 1 << 18  # drawn at one time
 MIN_DOCUMENTS = 8  # a path with so many has one in its hold-out, whatever the draw
-LEAST_PIECES = 16  # of longer texts are held back at least, if that is at most MOST_PIECES
+LEAST_PIECES = 16  # pieces of longer texts to hold back at least, while these are at most MOST_PIECES
 MOST_PIECES = 0.1  # of all pieces
 
 
@@ -59,7 +59,14 @@ def blocks(count: int) -> Iterator[slice]:
 def draw_documents(
   documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: DrawnPieces | None = None
 ) -> np.ndarray:
-  """Draws documents by a hash of (seed, purpose, document) below `fraction`, and of longer texts `pieces`: bool [N]."""
+  """Draws documents by a hash of (seed, purpose, document) below `fraction`, and of longer texts `pieces`: bool [N].
+
+  Args:
+    documents: [N] document of each sequence.
+    seed, purpose: of the draw; of a purpose the first 7 bytes count, and draws of one purpose are the same.
+    fraction: of the documents.
+    pieces: of longer texts, those that are drawn; None: there are none.
+  """
   key = int.from_bytes(purpose.encode()[:7], 'big')
   found = np.empty(len(documents), bool)
   for block in blocks(len(documents)):
@@ -75,13 +82,16 @@ def held_out(
   fraction: float,
   pieces: DrawnPieces | None = None,
 ) -> np.ndarray:
-  """Tells of each sequence whether its document is held back: bool [N].
+  """Returns whether the document of each sequence is held back: bool [N].
 
   A document is drawn by a hash of (seed, its number), a piece of a longer text by its own draw. A path of MIN_DOCUMENTS
   or more that no draw hit gets the document of its lowest draw.
 
   Args:
     documents, first: [N] document and first path of each sequence; -1: it is neither used nor held back.
+    num_paths: of the grid.
+    seed: of the draw.
+    fraction: of the documents.
     pieces: of longer texts, those to hold back.
   """
   held, hit = np.empty(len(documents), bool), np.zeros(num_paths, bool)

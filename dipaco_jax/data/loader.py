@@ -7,7 +7,6 @@ path's own (see `training.job.Job.own_step`). Nothing here imports JAX.
 import functools
 import os
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
@@ -17,8 +16,6 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage.records import read_across, read_records, record_reader
 
 BLOCK = 4096  # positions of a stream shuffled at one time
-S = TypeVar('S')
-T = TypeVar('T')
 
 
 @functools.lru_cache(256)  # bounds the open files, however many the paths

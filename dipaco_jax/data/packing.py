@@ -11,7 +11,8 @@ OPEN_ROWS = 64  # rows being packed
 def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
   """Packs sequences into rows [2, seq_len] of tokens and of segment ids (1, 2...; 0 is padding).
 
-  A sequence goes into the first of at most OPEN_ROWS open rows that has room; none crosses rows.
+  A sequence goes into the least recently filled of the open rows that has room; none crosses rows. Where more than
+  OPEN_ROWS would be open, the fullest is closed.
   """
   open_rows: list[tuple[list[np.ndarray], int]] = []
   for tokens in sequences:
@@ -23,7 +24,8 @@ def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
       continue
     open_rows.append((row, used + len(tokens)))
     if len(open_rows) > OPEN_ROWS:
-      yield _row(open_rows.pop(max(range(len(open_rows)), key=lambda i: open_rows[i][1]))[0], seq_len)
+      fullest = max(range(len(open_rows)), key=lambda i: open_rows[i][1])
+      yield _row(open_rows.pop(fullest)[0], seq_len)
   for row, _ in open_rows:
     yield _row(row, seq_len)
 

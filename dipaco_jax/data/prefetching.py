@@ -1,4 +1,4 @@
-"""Work ahead of its use, in threads."""
+"""Prefetching in threads."""
 
 import collections
 import concurrent.futures

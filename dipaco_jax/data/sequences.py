@@ -7,7 +7,7 @@ sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
 the same numbers; and `<split>.draws`, if any document has a draw, by which neighbouring pieces are held back together.
-Memory does not grow with the text. Nothing here imports JAX.
+Memory for tokens does not grow with the text. Nothing here imports JAX.
 """
 
 import collections
@@ -111,6 +111,7 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
 
 
 def no_counts() -> collections.Counter[str]:
+  """Returns counts of zero, for one split."""
   return collections.Counter(documents=0, sequences=0, tokens=0, dropped=0)
 
 

@@ -1,4 +1,4 @@
-"""Shards: the sequences of each path, packed into rows and written to files [2.4]. Nothing here imports JAX."""
+"""Shards: the sequences of each path, packed into rows, in files [2.4, 2.4.4, 2.7]. Nothing here imports JAX."""
 
 import collections
 import os
@@ -13,7 +13,7 @@ from dipaco_jax.storage.records import READ_RECORDS, read_meta, record_writer, w
 
 
 class Dealt(NamedTuple):
-  """The paths of each sequence and whether it is held back: 2 bytes beside `assignment`, which is no copy."""
+  """The paths of each sequence, and whether its document is held back; `assignment` is not copied."""
 
   seed: int
   assignment: np.ndarray  # [N, top_n] paths, the best first; -1: it is not used

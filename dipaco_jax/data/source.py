@@ -1,4 +1,4 @@
-"""What every source of text gives: its documents as items, in a fixed order, each of them cheap until it is read.
+"""The protocol of sources of text: documents as items, in a fixed order, cheap until they are read.
 
 A source is a function `items(data, split, part, side)`: an iterator, or None where there is no such split.
 """
@@ -29,7 +29,10 @@ class Item(NamedTuple):
 
 
 class Side(NamedTuple):
-  """The side of a split that is wanted: what a source may leave out, to save time, and has to cut apart."""
+  """The side of a split, training or validation, that is wanted.
+
+  A source may skip the other side to save time, and has to cut pieces at the border.
+  """
 
   fraction: float  # of the text that is for validation: items whose draw is below
   is_validation: bool

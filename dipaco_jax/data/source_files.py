@@ -1,6 +1,6 @@
 """Documents in files: plain text, cut into pieces, and JSON with a document a line; on disk or in a bucket.
 
-Neighbouring pieces of a text tell much of each other. So whole files of plain text are held back, if there are
+Neighbouring pieces of a text predict each other. So whole files of plain text are held back, if there are
 WHOLE_FILES or more, else a stretch at the end of each. A line of JSON is a text of its own.
 """
 
@@ -163,9 +163,13 @@ def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float
 
   The piece in which the last `fraction` of the text begins is cut there, as a short text has few pieces.
   """
-  total, done, behind, read = text_bytes(path), 0, 1.0, text_files.ReadSoFar()
+  total = text_bytes(path)
+  read = text_files.ReadSoFar()
+  done = 0  # characters
+  behind = 1.0
 
   def place(chars: float) -> float:
+    """Returns the share of the text before so many characters, by the bytes of a character as read so far."""
     return chars * read.bytes / max(1, read.chars) / max(1, total)
 
   for piece in text_files.pieces(text_files.decode(path, read)):

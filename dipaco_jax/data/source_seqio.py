@@ -30,7 +30,7 @@ def items(
   """
   seqio, tf = load_library('seqio', data.source), load_library('tensorflow', data.source)
   task = _task(seqio, data)
-  splits = _blaming_input(data, lambda: task.splits)
+  splits = _as_input_error(data, lambda: task.splits)
   if split not in splits:
     if split == 'validation':
       return None
@@ -38,7 +38,7 @@ def items(
   mixture = isinstance(task, seqio.Mixture)
   apart = part != source.WHOLE and not mixture and 'validation' in splits
   shard = {'shard_info': seqio.ShardInfo(*part)} if apart else {}
-  dataset = _blaming_input(data, lambda: _dataset(data, task, mixture, split, shard))
+  dataset = _as_input_error(data, lambda: _dataset(data, task, mixture, split, shard))
   found = enumerate(_text_rows(tf, data, _strings(tf, data, task, dataset)))
   numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else source.take(found, part)
   return (
@@ -80,8 +80,8 @@ def _dataset(data: settings.Data, task: Any, is_mixture: bool, split: str, shard
     return get()
 
 
-def _blaming_input(data: settings.Data, action: Callable[[], Any]) -> Any:
-  """Returns what `action` returns; raises InputError for any error, as the task is the user's."""
+def _as_input_error(data: settings.Data, action: Callable[[], Any]) -> Any:
+  """Returns what `action` returns; turns any error into InputError, as the task is the user's code."""
   try:
     return action()
   except Exception as e:

@@ -15,7 +15,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remote_files
 
-PIECE_CHARS = 10_000  # a long text is cut at the first blank line after so many
+PIECE_CHARS = 10_000  # a long text is cut before the first blank line after so many
 ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
 CHUNK_BYTES = 1 << 20
 CHECK_BYTES = 1 << 20  # of each file are read before any work
@@ -56,11 +56,11 @@ def chunks(path: str) -> Iterator[bytes]:
   except OSError as e:
     if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
       raise  # nothing is wrong with the file: the same command may go on
-    raise InputError(f'{path}: {e.strerror or e}; mend or leave out this file') from e
+    raise InputError(f'{path}: {e.strerror or e}; fix it, or leave it out') from e
   except Exception as e:
     if not isinstance(e, (EOFError, zlib.error)) and type(e).__name__ != 'ZstdError':
       raise
-    raise InputError(f'{path}: damaged or cut short ({e}); mend or leave out this file') from e
+    raise InputError(f'{path}: damaged or cut short ({e}); fix it, or leave it out') from e
 
 
 def decode(path: str, read: ReadSoFar | None = None) -> Iterator[str]:
@@ -98,7 +98,10 @@ def pieces(chunks: Iterator[str]) -> Iterator[str]:
 
 
 def break_at(text: str, begin: int, end: int) -> int:
-  """Returns where to cut: before a blank line, else after a line, else after a space, else at `begin`."""
+  """Returns where to cut: before the first blank line, else after a line, else after a space, else at `begin`.
+
+  The newline of the blank line begins the next piece.
+  """
   ends = (text.find(mark, begin, end) for mark in ('\n\n', '\n', ' '))
   return next((at + 1 for at in ends if at >= 0), begin)
 

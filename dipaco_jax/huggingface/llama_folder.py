@@ -24,7 +24,7 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 
 def make_files(
-  params: llama_weights.Arrays, made: settings.Model, tokenizer: bytes, dtype: str, about: Any
+  params: llama_weights.Arrays, model: settings.Model, tokenizer: bytes, dtype: str, about: Any
 ) -> dict[str, bytes]:
   """Returns {name: bytes} of the files of a folder; `about` goes into its config.json, under our own name.
 
@@ -33,7 +33,7 @@ def make_files(
   """
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
   special_ids = tokenizer_json.special_ids(tokenizer)
-  config = llama_weights.make_config(made, len(params['embed/tokens']), special_ids)
+  config = llama_weights.make_config(model, len(params['embed/tokens']), special_ids)
   generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
   generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
   return tokenizer_json.make_files(tokenizer) | {
@@ -48,7 +48,7 @@ def _wrong(folder: str, words: str) -> InputError:
 
 
 def is_our_config(config: bytes) -> bool:
-  """Tells whether a config.json is as `make_files` wrote it; transformers keeps our key, and adds its own."""
+  """Returns whether a config.json is as `make_files` wrote it: transformers keeps our key and adds its own."""
   try:
     found = json.loads(config)
   except ValueError:
@@ -61,23 +61,28 @@ def check_config(s: settings.Settings):
   folder, given = s.pretrain.init, s.tokenizer.model_file
   _fitting_config(folder, s.model)
   if not given:
-    try:
-      remote_files.open_file(f'{folder}/tokenizer.model').close()
-    except OSError as e:
-      raise InputError(
-        f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
-        'its own in config.tokenizer.model_file, or start from another folder'
-      ) from e
-    fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
-    raise InputError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
+    raise _tokenizer_error(folder)
   vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
   _fitting_config(folder, s.model, vocab_size)
   there = {name for file in _weight_files(folder) for name in _weight_names(folder, file)}
   _check_missing(folder, there, transformer.make_model(s.model, vocab_size))
 
 
-def _check_missing(folder: str, there: Collection[str], made: transformer.Transformer):
-  if missing := [name for name in map(llama_weights.their_name, transformer.shapes(made)) if name not in there]:
+def _tokenizer_error(folder: str) -> InputError:
+  """Returns the error of a config that names no tokenizer, by whether the folder has one."""
+  try:
+    remote_files.open_file(f'{folder}/tokenizer.model').close()
+  except OSError:
+    return InputError(
+      f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
+      'its own in config.tokenizer.model_file, or start from another folder'
+    )
+  fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
+  return InputError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
+
+
+def _check_missing(folder: str, there: Collection[str], model: transformer.Transformer):
+  if missing := [name for name in map(llama_weights.their_name, transformer.shapes(model)) if name not in there]:
     raise _wrong(folder, f'{", ".join(_weight_files(folder))} has no {missing[0]}')
 
 
@@ -97,14 +102,14 @@ def _weight_names(folder: str, name: str) -> Collection[str]:
   return types.keys()
 
 
-def load_params(folder: str, made: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the base's parameters, float32, and what the stage's record has on them: the files' sha256, what was changed.
 
   Raises:
     InputError: the folder's model is no path of this config, or a file is not what it should be.
   """
-  theirs, heads = _fitting_config(folder, made.config, made.vocab_size), made.config.num_heads
-  shapes = transformer.shapes(made)
+  theirs, heads = _fitting_config(folder, model.config, model.vocab_size), model.config.num_heads
+  shapes = transformer.shapes(model)
   wanted = {llama_weights.their_name(name): name for name in shapes}
   found: dict[str, np.ndarray] = {}
   sha256: dict[str, str] = {}
@@ -113,8 +118,8 @@ def load_params(folder: str, made: transformer.Transformer) -> tuple[dict[str, n
     sha256[file] = hashlib.sha256(data).hexdigest()
     mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
     found |= {name: _as_ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
-  _check_missing(folder, {llama_weights.their_name(name) for name in found}, made)
-  kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - made.vocab_size
+  _check_missing(folder, {llama_weights.their_name(name) for name in found}, model)
+  kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - model.vocab_size
   if kv_heads < heads:
     logging.warning('%s: keys and values of %d heads are repeated for %d', folder, kv_heads, heads)
   if left_out:
@@ -123,10 +128,10 @@ def load_params(folder: str, made: transformer.Transformer) -> tuple[dict[str, n
   return dict(sorted(found.items())), about
 
 
-def _fitting_config(folder: str, made: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
+def _fitting_config(folder: str, model: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
   """Reads the config.json. Raises InputError where its model cannot be a path, or its vocabulary is too small."""
   theirs = _parsed(folder, 'config.json', _read(folder, 'config.json'))
-  if wrong := llama_weights.misfits(theirs, made):
+  if wrong := llama_weights.misfits(theirs, model):
     raise _wrong(folder, ', '.join(wrong))
   if theirs['vocab_size'] < vocab_size:
     raise InputError(

@@ -70,7 +70,7 @@ def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     InputError: the shapes don't fit.
   """
   kind, x = name.split('/')[-1], x.astype(np.float32)
-  wrong = InputError(f'{their_name(name)} is of shape {x.shape}, which its config.json does not say')
+  wrong = InputError(f'{their_name(name)} is of shape {x.shape}, which contradicts its config.json')
   if x.ndim != (1 if kind == 'scale' else 2):
     raise wrong
   if kind in ('tokens', 'kernel'):
@@ -97,7 +97,7 @@ def make_config(model: settings.Model, vocab_size: int, special_ids: Mapping[str
 
 
 def misfits(theirs: Mapping[str, Any], model: settings.Model) -> list[str]:
-  """Lists what keeps a model with this config.json from being a path: 'set config.model...', or what no field mends."""
+  """Lists what keeps a model with this config.json from being a path; of fields as 'set config.model...'."""
   rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
   theirs = DEFAULTS | {name: x for name, x in (*theirs.items(), *rope.items()) if x is not None}
   plain = {'model_type': 'llama', 'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False}

@@ -134,7 +134,7 @@ def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str
         transcript.add(token)
       if start + W >= len(text.tokens) and not (following and following.goes_on):
         transcript.close()
-      words.append(transcript.take(everything=True))
+      words.append(transcript.take(final=True))
     found.append(words)
   return found
 

@@ -17,7 +17,7 @@ def pieces(tokens, before=(), stop=()) -> tuple[list[str], Transcript]:
     transcript.add(token)
     found.append(transcript.take())
   transcript.close()
-  return [*found, transcript.take(everything=True)], transcript
+  return [*found, transcript.take(final=True)], transcript
 
 
 @given(WORDS, WORDS)
