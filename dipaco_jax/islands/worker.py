@@ -134,7 +134,7 @@ def inner_steps(
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
   weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in prefetching.prefetch(lambda d: job_lib.load(job, d), remaining(job, path, phase, step)):
+  for dispatch, batch in prefetching.prefetch(lambda d: job_lib.load_batch(job, d), remaining(job, path, phase, step)):
     first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every

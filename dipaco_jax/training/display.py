@@ -1,7 +1,7 @@
-"""What a command shows of its work on stderr, and what it is at where there is nothing else to show.
+"""Activities shown on stderr.
 
-On a terminal one line changes; elsewhere lines follow each other, few where work is long. Nothing here ever raises: who
-reads may go, and the work goes on.
+On a terminal one line changes; elsewhere lines follow each other, the rarer the longer the work takes. Nothing here
+raises: the reader may go, and the work goes on.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 
-QUICK_S = 1.0  # what is done sooner gets no word
-TOLD_S = 2.5  # what takes longer is said to be done
+QUICK_S = 1.0  # shorter activities are not shown
+TOLD_S = 2.5  # longer ones get a line when they end
 TICK_S = 0.2
-LATE = 1.1  # by so much, what shows how far it is may be, before it is said for it what is done
+LATE = 1.1  # a progress line may be late by this factor of its pause before the activity is shown instead
 
 
 def pause_s(elapsed_s: float) -> float:
-  """Between lines that are no terminal's, of work that has taken so long."""
+  """Returns the seconds between lines of a log (no terminal), by how long the work has taken."""
   return 2.5 if elapsed_s < 60 else 10 if elapsed_s < 600 else 30
 
 
@@ -52,13 +52,13 @@ class Display:
       self._write(f'{line}\n', False)
 
   def leave(self):
-    """The line that is shown stays."""
+    """Ends the line that is shown, so that it stays."""
     self.stands = False
     if self._open:
       self._write('\n', False)
 
   def clear(self):
-    """The line that is shown goes."""
+    """Erases the line that is shown."""
     if self._open:
       self._write(self.cleared, False)
 
@@ -91,7 +91,7 @@ class Activity:
     self.words, self.tells, self.started, self.told = words, tells, time.monotonic(), False
 
   def tick(self, display: Display):
-    """Says what it is, after a second in which nothing was shown, and then from time to time."""
+    """Shows the activity after a second in which nothing was shown, and then from time to time."""
     now = time.monotonic()
     elapsed, silence = now - self.started, now - display.written
     is_covered = display.stands and not self.tells  # a line says more than we could
@@ -114,7 +114,7 @@ class Activity:
 
 
 class Activities:
-  """What is being done, the innermost last; a thread says it while there is any."""
+  """The activities of a process, the innermost last, which a thread shows while there is any."""
 
   def __init__(self, display: Display):
     self._display, self._all, self._some = display, list[Activity](), threading.Event()
@@ -153,11 +153,12 @@ begin, end = _activities.begin, _activities.end
 
 @contextlib.contextmanager
 def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[None]:
-  """This takes the block's time.
+  """Shows an activity while the block runs.
 
   Args:
-    tells: also, where that was long, that it is over.
-    at_once: says so now, not only after a second.
+    words: the activity.
+    tells: whether its end is shown too, if it was long.
+    at_once: shows it now, not only after a second.
   """
   activity = begin(words, tells, at_once)
   try:
@@ -167,7 +168,7 @@ def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[Non
 
 
 def duration(seconds: float) -> str:
-  """'7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
+  """Formats seconds: '7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
   s = round(seconds)
   if s < 60:
     return f'{s} s'

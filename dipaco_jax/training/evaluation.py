@@ -24,14 +24,14 @@ class Rows(NamedTuple):
 
 
 class Losses(NamedTuple):
-  """Of every row: nats over the targets that count, and how many those are; a [rows] float64 array per path."""
+  """Losses by path and row: nats over the targets that count, and the number of these; float64 [rows] per path."""
 
   nll: list[np.ndarray]
   targets: list[np.ndarray]
 
 
 def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Losses:
-  """Every path's losses on its own rows."""
+  """Computes every path's losses on its own rows."""
   num_paths = len(rows.counts)
   result = Losses([np.zeros(0)] * num_paths, [np.zeros(0)] * num_paths)
   for turn in programs.placement.turns():
@@ -43,7 +43,7 @@ def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], row
 def turn_losses(
   programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """(path, nats, targets) of a turn's paths, of those that have rows."""
+  """Yields (path, nats, targets) of those of a turn's paths that have rows."""
   return read(begin(programs, turn, params_of_turn, rows))
 
 
@@ -67,7 +67,7 @@ def begin(programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coord
 
 
 def read(begun: Begun) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """(path, nats, targets), float64, of what was begun; the device is read once."""
+  """Yields (path, nats, targets), float64, of a dispatched evaluation; the device is read once."""
   if not begun.outputs:
     return
   nll, count = (
@@ -78,7 +78,7 @@ def read(begun: Begun) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
 
 def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:
-  """Tokens and segments `[m_a, ..., B, L]`; a path that has no rows left gets padding."""
+  """Loads tokens and segments `[m_a, ..., B, L]`; a path that has no rows left gets padding."""
   placement, shape = programs.placement, (rows.batch_size, rows.seq_len)
   loaded: dict[Coordinates, np.ndarray] = {}
 
@@ -97,23 +97,23 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
 
 
 def mean_by_path(found: Losses) -> list[float | None]:
-  """nats per target of each path; None where it has none."""
+  """Returns the nats per target of each path; None where it has none."""
   return [mean(nll, targets) for nll, targets in zip(found.nll, found.targets, strict=True)]
 
 
 def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
-  """Nats per target of one path's rows; None where they have none."""
+  """Returns the nats per target of one path's rows; None where they have none."""
   return float(nll.sum() / targets.sum()) if targets.sum() else None
 
 
 def finite_mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
-  """The same; None too where it is not finite."""
+  """Returns the nats per target of one path's rows; None if there are none, or the mean is not finite."""
   found = mean(nll, targets)
   return found if found is not None and math.isfinite(found) else None
 
 
 def to_compare(mean: float | None) -> float | None:
-  """A hold-out's mean for early stopping: one that is not finite is worse than any [2.7]."""
+  """Converts a hold-out's mean for early stopping: one that is not finite is worse than any [2.7]."""
   return mean if mean is None or math.isfinite(mean) else math.inf
 
 
@@ -157,7 +157,7 @@ def point(version: int, losses: Sequence[float | None], best_version: list[int],
 
 
 def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:
-  """Every path's mean loss on every path's rows, [path][rows]: P passes, on request only."""
+  """Computes every path's mean loss on every path's rows, [path][rows]: P passes, on request only."""
   num_paths = len(rows.counts)
   table: list[list[float | None]] = [[None] * num_paths for _ in range(num_paths)]
   for shift in range(num_paths):  # path i is evaluated on the rows of path i + shift
@@ -176,7 +176,7 @@ def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows)
 
 
 def in_flight(programs: Programs, turn: Coordinates, params_of_path: Callable[[int], dict[str, np.ndarray]]) -> Any:
-  """Parameters of the paths in flight, from the host or from files; each process loads its own paths only."""
+  """Makes the parameters of the paths in flight, from the host or from files; each process loads its own paths only."""
   placement = programs.placement
   loaded: dict[Coordinates, dict[str, np.ndarray]] = {}
 
@@ -200,7 +200,7 @@ def summarize(
   num_paths: int,
   domain_names: Sequence[str],
 ) -> dict[str, Any]:
-  """Perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
+  """Computes the perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
 
   Args:
     nll: [N] nats, summed over the counted tokens of a sequence.

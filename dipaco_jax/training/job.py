@@ -36,7 +36,7 @@ class Schedule:
     return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
   def global_step(self, phase: int, step: int) -> int:
-    """Step of the learning rate's schedule, pretraining included."""
+    """Returns the step of the learning rate's schedule, pretraining included."""
     return self.first_step + phase * self.steps_per_phase + step
 
 
@@ -75,9 +75,9 @@ class Job:
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
   def updates(self, phase: int, turn: int, step: int) -> int:
-    """Number of inner steps of all paths before (phase, turn, step), on whatever devices: a checkpoint's name.
+    """Returns the inner steps of all paths before (phase, turn, step), on whatever devices: a checkpoint's name.
 
-    A path counts where it does not train too.
+    Paths that do not train count too, so that names do not depend on the schedule.
     """
     in_turn = math.prod(self.programs.placement.positions)
     return phase * self.phase_updates + in_turn * (turn * self.schedule.steps_per_phase + step)
@@ -88,7 +88,7 @@ class Job:
     return self.programs.layout.grid.num_paths * self.schedule.steps_per_phase
 
   def own_step(self, path: int, phase: int, step: int) -> int:
-    """Step of a path's data: its global step less the steps of phases that it sat out, so that it misses no row.
+    """Returns the step of a path's data: its global step less those of phases that it sat out: it misses no row.
 
     A round's new shard is entered at the step that the path has come to.
     """
@@ -101,7 +101,7 @@ class Job:
     return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
 
   def first_state(self, phase: int, params) -> Any:
-    """The inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
+    """Returns the inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
     programs = self.programs
     if self.base_state is None or (phase and not self.keep_state):
       return programs.fresh_state(params)
@@ -110,13 +110,14 @@ class Job:
     )
 
   def heard(self, phase: int) -> np.ndarray:
-    """w_i of every path in the outer step, shaped like the grid; 0: it takes no part."""
+    """Returns w_i of every path in the outer step, shaped like the grid; 0 where it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
 
   def limits(self, phase: int) -> np.ndarray:
-    """f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
+    """Returns f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
 
-    Those are as far from the modules as these have moved since, whatever the learning rate is by now.
+    After a lost outer gradient a path starts from its own parameters, so its distance to the modules says nothing about
+    one phase.
     """
     limits = np.full(self.programs.layout.grid.shape, self.programs.settings.outer.exclude_above, np.float32)
     return limits if self.lost is None or not phase else limits * ~self.lost(phase - 1)
@@ -128,7 +129,7 @@ class Job:
     return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
 
   def trained(self, phase: int, turn: Coordinates) -> list[int]:
-    """The path of every position during a turn, -1 where it does not train in this phase."""
+    """Returns the path of every position during a turn, -1 where it does not train in this phase."""
     active = self.weights(phase).reshape(-1) > 0
     return [path if active[path] else -1 for path in self.programs.placement.paths(turn)]
 
@@ -155,8 +156,8 @@ def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]
         yield Dispatch(t, i, s, last, last and i == active[-1])
 
 
-def load(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
-  """The dispatch with its rows on the devices; every process reads its own paths' shards."""
+def load_batch(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
+  """Returns the dispatch and its rows on the devices; every process reads its own paths' shards."""
   placement = job.programs.placement
   turn, k = placement.turns()[dispatch.turn], job.schedule.dispatch_steps
   loaded: dict[Coordinates, np.ndarray] = {}

@@ -50,31 +50,31 @@ class Placement:
     return list(itertools.product(*map(range, self.block)))
 
   def path(self, turn: Coordinates, position: Coordinates) -> int:
-    """The path in flight at a mesh position during a turn."""
+    """Returns the path in flight at a mesh position during a turn."""
     return self.grid.path(tuple(p * b + t for p, b, t in zip(position, self.block, turn, strict=True)))
 
   def paths(self, turn: Coordinates) -> list[int]:
-    """The paths in flight during a turn, positions in row-major order."""
+    """Lists the paths in flight during a turn, positions in row-major order."""
     return [self.path(turn, position) for position in itertools.product(*map(range, self.positions))]
 
   def data_dim(self, shape: Sequence[int]) -> int | None:
-    """Dimension of a parameter that is sharded over `data`: the largest that divides; None if there is none."""
+    """Returns the largest dimension of a parameter that `data` divides, over which it is sharded; None if none is."""
     fit = [i for i, size in enumerate(shape) if size % self.data == 0]
     return max(fit, key=lambda i: shape[i]) if self.shard_states and self.data > 1 and fit else None
 
   def parameter_spec(self, shape: Sequence[int]) -> tuple[str | None, ...]:
-    """PartitionSpec entries of one path's parameter inside its slice."""
+    """Returns the PartitionSpec entries of one path's parameter inside its slice."""
     dim = self.data_dim(shape)
     return tuple('data' if i == dim else None for i in range(len(shape)))
 
   def in_flight_spec(self, shape: Sequence[int]) -> PartitionSpec:
-    """PartitionSpec of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
+    """Returns the PartitionSpec of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
     return PartitionSpec(*self.grid.names, *self.parameter_spec(shape))
 
   def assemble(
     self, shape: Sequence[int], spec: PartitionSpec, load: Callable[[Coordinates], np.ndarray], lead: int = 0
   ) -> jax.Array:
-    """One array from each position's part, asking only for the positions of this process's devices.
+    """Makes an array from each position's part, asking only for the positions of this process's devices.
 
     Args:
       shape: of a part; `lead` of its dimensions come before the mesh's axes: [shape[:lead], m_a, ..., shape[lead:]].
@@ -93,13 +93,13 @@ class Placement:
 
 
 def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
-  """Divisors of the grid's sizes with the largest product that the devices allow; the first axes longest."""
+  """Returns divisors of the grid's sizes with the largest product that the devices allow; the first axes longest."""
   options = itertools.product(*([d for d in range(k, 0, -1) if k % d == 0] for k in shape))
   return max((o for o in options if math.prod(o) <= devices), key=math.prod)
 
 
 def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
-  """The devices of each slice, whose own network is fast; all are one slice where a device does not say."""
+  """Groups devices by TPU slice, whose own network is fast; devices without a slice index are one slice."""
   found: dict[int, list[jax.Device]] = {}
   for device in devices:
     found.setdefault(getattr(device, 'slice_index', None) or 0, []).append(device)
@@ -112,7 +112,7 @@ def _room(slices: list[list[jax.Device]], data: int) -> int:
 
 
 def _arrange(shape: Coordinates, slices: list[list[jax.Device]]) -> np.ndarray:
-  """Devices `[m_a, ..., data]`: a path's are neighbours in their slice, and the first axes go from slice to slice."""
+  """Arranges devices `[m_a, ..., data]`: a path's are neighbours in a slice; the first axes go from slice to slice."""
   data, size = shape[-1], math.prod(shape)
   if max(map(len, slices)) < data:
     return np.array([device for devices in slices for device in devices][:size]).reshape(shape)
@@ -124,7 +124,7 @@ def _arrange(shape: Coordinates, slices: list[list[jax.Device]]) -> np.ndarray:
 
 
 def _in_slice(shape: Coordinates, devices: list[jax.Device]) -> np.ndarray:
-  """Neighbours in the mesh are neighbours in the slice, as far as may be; some of a slice may be no box: in order."""
+  """Arranges neighbours in the mesh as neighbours in the slice; in order where the devices form no box."""
   try:
     return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
   except AssertionError:
@@ -138,7 +138,7 @@ def place(
 
   Args:
     grid: of paths.
-    config: `data` devices inside a path; 0: as many as there are to spare and divide every batch.
+    config: `data` devices inside a path; 0: as many as leave room for all paths and divide every batch.
     batch_sizes: {config field: rows per path and step} that `data` has to divide.
     devices: all that may be used; some are left over where sizes don't divide.
 
@@ -171,7 +171,7 @@ def fetch(x: jax.Array) -> np.ndarray:
 
 
 def readable(x: jax.Array) -> jax.Array:
-  """The array, replicated if it is in parts that other processes have (small arrays only)."""
+  """Returns the array, replicated if other processes hold parts of it (small arrays only)."""
   if x.is_fully_addressable or x.is_fully_replicated:
     return x
   assert isinstance(x.sharding, NamedSharding)

@@ -1,4 +1,4 @@
-"""The metrics of a run: rows of metrics.jsonl, mirrored to TensorBoard [4].
+"""The metrics of a run: rows of metrics.jsonl, mirrored to TensorBoard.
 
 A row of metrics.jsonl is one JSON object with kind, stage, updates (made so far within the stage), time (unix seconds)
 and values. `rewind` takes back what a resumed run is about to do again, so that every update has its row once.
@@ -25,7 +25,13 @@ class Metrics:
   """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
 
   def __init__(self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None):
-    """`writes` is for one process of a job; the others' rows go nowhere. `evaluated` hears of evaluations."""
+    """Opens metrics.jsonl.
+
+    Args:
+      workdir: of the run.
+      writes: whether this process writes, as only one of a job does; rows of the others are dropped.
+      evaluated: called after each evaluation.
+    """
     self._workdir, self._writes, self._evaluated = pathlib.Path(workdir), writes, evaluated
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115
     self._events: dict[str, tensorboard.Events] = {}  # by stage
@@ -96,7 +102,7 @@ class Metrics:
 
 
 def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
-  """Rows of metrics.jsonl, oldest first; none where there is no file; a damaged or torn line is passed over."""
+  """Yields the rows of metrics.jsonl, oldest first; none if there is no file; damaged or torn lines are skipped."""
   path, damaged = pathlib.Path(workdir) / 'metrics.jsonl', 0
   if not path.exists():
     return
@@ -111,7 +117,7 @@ def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
 
 def rows_with(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, Any]]:
-  """Rows of metrics.jsonl whose lines have one of these in them; others are not parsed, since the file may be long."""
+  """Yields the rows whose lines contain one of `marks`; others are not parsed, since the file may be long."""
   path = pathlib.Path(workdir) / 'metrics.jsonl'
   if not path.exists():
     return
@@ -128,7 +134,7 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> dict[str, Any] | None:
-  """The inverse; None where the line is not as it was written. One of an older run, without a seal, is as it is."""
+  """Parses a line of metrics.jsonl; None where it is damaged. Lines without a seal, of older runs, are accepted."""
   if sealed := SEALED.fullmatch(line):
     line = sealed[1] + b'}'
     if int(sealed[2], 16) != zlib.crc32(line):
@@ -141,7 +147,7 @@ def from_line(line: bytes) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-  """Arrays and numpy scalars to lists and numbers that JSON has; NaN and infinities to None."""
+  """Converts arrays and NumPy scalars to values that JSON has; NaN and infinities to None."""
   if isinstance(value, Mapping):
     return {str(k): plain(v) for k, v in value.items()}
   if isinstance(value, (list, tuple)):

@@ -16,7 +16,7 @@ from dipaco_jax.training import processes
 
 
 def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Level, Coordinates, dict[str, np.ndarray]]]:
-  """The modules that this process is to write: those whose first replica is on its devices."""
+  """Yields the modules that this process writes: those whose first replica is on its devices."""
   for level in layout.levels:
     n = len(level.axes)
     found: dict[Coordinates, dict[str, np.ndarray]] = {}
@@ -47,7 +47,10 @@ def publish_module_files(
   unless the config was lengthened or the devices changed.
 
   Args:
-    name: of what is trained, by which the processes of a job tell their meetings apart.
+    workdir: of the run.
+    version: number of outer steps inside.
+    modules: (level, module, parameters) of those that this process writes.
+    name: name of what is trained, for the names of barriers.
   """
   aside = workdir / f'.version-{version}'
   if jax.process_index() == 0:

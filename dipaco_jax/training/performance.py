@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dipaco_jax.core import settings
 from dipaco_jax.training import display
 
-WORDS = {  # of programs
+WORDS = {  # what each program computes, for the display
   'init': 'the first parameters',
   'start': 'the first modules',
   'gather_path': 'the paths',
@@ -18,7 +18,9 @@ WORDS = {  # of programs
   'steps': 'the inner step',
   'accumulate': 'the outer gradient',
   'outer': 'the outer step',
+  'zero_sums': 'the zeros of the sums',
   'evaluate': 'the evaluation',
+  'unshard': 'the modules to publish',
   '<lambda>': 'a program',
 }
 
@@ -72,15 +74,15 @@ def count_compilations() -> collections.Counter[str]:
 
 
 def tell_compilations():
-  """Says on the display what XLA compiles, from now on."""
+  """Shows what XLA compiles, from now on."""
   from jax import monitoring
 
   compiling: dict[int, display.Activity] = {}  # by thread
 
   def listen(event: str, duration_secs: float, **about: str | int):
     thread = threading.get_ident()
-    if event == '/jax/core/compile/jaxpr_to_mlir_module_duration':  # which comes before
-      if thread in compiling:  # and was not compiled
+    if event == '/jax/core/compile/jaxpr_to_mlir_module_duration':  # lowering has ended: the name is known
+      if thread in compiling:  # the one before was lowered, but not compiled
         display.end(compiling.pop(thread))
       name = str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')
       compiling[thread] = display.begin(f'compiling {WORDS.get(name, name)}')
@@ -120,12 +122,12 @@ def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> f
 
 
 def process_peak_bytes() -> int:
-  """Largest resident size of this process so far, bytes."""
+  """Returns the largest resident size of this process so far, bytes."""
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return peak if sys.platform == 'darwin' else peak * 1024
 
 
 def device_peak_bytes(devices: Iterable) -> int | None:
-  """Largest use of memory on any of this process's JAX devices among these, bytes; None if they don't tell (a CPU)."""
+  """Returns the most bytes in use so far on any of this process's devices among these; None if unknown (a CPU)."""
   stats = [device.memory_stats() or {} for device in devices if device in device.client.local_devices()]
   return max((s['peak_bytes_in_use'] for s in stats if 'peak_bytes_in_use' in s), default=None)

@@ -16,7 +16,7 @@ BARRIER_MS = 7 * 24 * 3_600_000
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
 GONE = 69  # exit status where another process is gone; the runtime's own is 134
-OF_ANOTHER = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # what libraries say of it
+GONE_WORDS = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # in errors of libraries when another is gone
 
 
 def check(coordinator: str | None, num_processes: int | None, process_id: int | None):
@@ -31,7 +31,7 @@ def check(coordinator: str | None, num_processes: int | None, process_id: int | 
 
 
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None):
-  """Starts jax.distributed: by these, or by what Cloud TPU says of itself."""
+  """Starts jax.distributed with these arguments, or with those that Cloud TPU provides."""
   import jax
 
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
@@ -59,7 +59,7 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-  """The process ends with this block, with its status, whatever its threads are at."""
+  """Ends the process after the block, with its status, without waiting for threads."""
   code = 0
   try:
     yield
@@ -72,7 +72,7 @@ def ending() -> Iterator[None]:
 
 
 def status(error: BaseException) -> int:
-  """Exit status of a process that ends with this error."""
+  """Returns the exit status of a process that ends with this error."""
   if isinstance(error, BrokenPipeError):
     return 128 + signal.SIGPIPE  # as any tool whose output is piped into `head`
   code = error.code if isinstance(error, SystemExit) else 1
@@ -89,21 +89,24 @@ def tell(error: BaseException):
 
 
 def joined() -> bool:
-  """Whether this process is one of several."""
+  """Returns whether this process is one of several."""
   jax = sys.modules.get('jax')  # it is slow to import, and was not if there is no job
   return jax is not None and jax.distributed.is_initialized()
 
 
 def end_if_another_is_gone(error: BaseException):
-  """One line and status GONE where an error says that; before anything else waits for that process."""
+  """Ends this process with one line and status GONE where an error says that another process is gone.
+
+  Call it before anything waits for that process.
+  """
   theirs = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, InputError)
-  if joined() and theirs and OF_ANOTHER.search(str(error)):
+  if joined() and theirs and GONE_WORDS.search(str(error)):
     words = str(error).splitlines()[0]
     stopping.leave(GONE, f'another process of the run is gone ({words}): start all of them again')
 
 
 def barrier(name: str):
-  """All processes of a job wait for each other; by the coordinator, so that threads may and no device waits.
+  """Waits until all processes of a job are here, through the coordinator: threads may call it, and no device waits.
 
   A name serves once. It may take as long as the longest stage: a process that dies ends it for the others.
   """
@@ -116,7 +119,10 @@ def barrier(name: str):
 
 
 def any_process(flag: bool, occasion: str) -> bool:
-  """Whether it is so on any process of a job. All of them ask, once for each occasion; no device waits."""
+  """Returns whether `flag` is true on any process of a job.
+
+  All of them call it, once for each occasion; no device waits.
+  """
   import jax
 
   if jax.process_count() == 1:
@@ -131,7 +137,7 @@ def any_process(flag: bool, occasion: str) -> bool:
 
 
 def is_first() -> bool:
-  """Whether this is the process that writes for all of a job."""
+  """Returns whether this is the process that writes for all of a job."""
   jax = sys.modules.get('jax')
   return jax is None or jax.process_index() == 0
 

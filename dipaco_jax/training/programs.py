@@ -35,13 +35,13 @@ from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.mesh import Placement
 
-# As the compiler knows them.
+# Names of the programs, as XLA reports compilations.
 NAMES = ('start', 'gather_path', 'fresh_state', 'steps', 'accumulate', 'outer', 'zero_sums', 'evaluate', 'unshard')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Programs:
-  """What a run computes with, for one placement; see the file's docstring."""
+  """The compiled programs of a run, for one placement; see the file's docstring."""
 
   placement: Placement
   layout: modules_lib.Layout
@@ -56,7 +56,7 @@ class Programs:
 
   @property
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """One path's parameters."""
+    """Shapes of one path's parameters."""
     return self.specs.shapes
 
   # -- one path per position
@@ -66,10 +66,11 @@ class Programs:
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.specs.num_axes :]), tree)
 
   def expand(self, tree, at: int = 0):
+    """Adds the mesh's axes, of size 1 at a position, behind the first `at` axes."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.specs.num_axes, *x.shape[at:]), tree)
 
   def shard_map(self, function, in_specs, out_specs, **jit_options):
-    """A function of what is in flight, as one program over the whole mesh."""
+    """Compiles a function of what is in flight as one program over the whole mesh."""
     mapped = jax.shard_map(function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     # Stated, since one placement has several spellings: axes of one device may be named or not. What a checkpoint has
     # restored would be compiled for anew. Rows, and what is the host's, are spelled in one way only.
@@ -279,12 +280,12 @@ class Programs:
 
 
 def usual(outer_state) -> dict[str, Any]:
-  """{level: h of screening.py} of outer states, as `finish` wants it."""
+  """Returns {level: h of screening.py} from outer states, as `accumulate` takes it."""
   return {level: state.usual for level, state in outer_state.items()}
 
 
 def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:
-  """Programs of a run."""
+  """Makes the programs of a run."""
   s = settings
   inner = inner_lib.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   return Programs(placement, layout, model, settings, inner)

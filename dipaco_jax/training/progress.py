@@ -1,4 +1,4 @@
-"""How far long work is: one line that overwrites itself on a terminal, an occasional plain line elsewhere."""
+"""The progress of long work: one line that overwrites itself on a terminal, an occasional plain line elsewhere."""
 
 import collections
 import math
@@ -12,10 +12,10 @@ SLACK_S = 0.5  # that a line may come late; nobody is to wait for 3 s without a 
 
 
 class Progress:
-  """Of one stage."""
+  """The progress line of one stage."""
 
   def __init__(self, stage: str, total: int, unit: str, stream=None, clock=time.monotonic):
-    """total: of units; 0 where it is not known."""
+    """`total`: number of units; 0 if unknown."""
     self._stage, self._total, self._unit, self._clock = stage, total, unit, clock
     self._display = STDERR if stream is None else Display(stream)
     self._started, self._next_time = clock(), -math.inf

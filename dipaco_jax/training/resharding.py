@@ -1,4 +1,4 @@
-"""What paths keep between phases, taken over from a mesh with other positions: so that a run goes on elsewhere.
+"""Arrays of paths between phases, moved to a mesh with other positions, so that a run can go on on other devices.
 
 In-flight arrays are `[m_a, ..., shape]`, one for each turn (see mesh.py). With other m_a the path with coordinates c is
 at another position and has another turn, but everything is in blocks: those of both meshes lie whole in the
@@ -18,8 +18,14 @@ from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training.mesh import Placement
 
 
-def sharding(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:
-  """Sharding, on this mesh's devices, of an in-flight array of a mesh with `positions`; `new`: of one of this mesh."""
+def sharding_elsewhere(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:
+  """Returns the sharding, on this mesh's devices, of an in-flight array that has a mesh with `positions`.
+
+  Args:
+    placement: on this mesh.
+    positions: of the mesh that the array has.
+    new: the sharding that the array will get on this mesh.
+  """
   names, sizes = [], []
   for name, old, here in zip(placement.grid.names, positions, placement.positions, strict=True):
     common = math.gcd(old, here)
@@ -30,13 +36,13 @@ def sharding(placement: Placement, positions: Coordinates, new: NamedSharding) -
   return NamedSharding(mesh, new.spec, memory_kind=new.memory_kind)
 
 
-def turns(
+def move_turns(
   placement: Placement, positions: Coordinates, old: Mapping[int, Any], shardings, fill: Callable[[Coordinates], Any]
 ) -> dict[int, Any]:
-  """Trees of in-flight arrays by turn, on a mesh with those positions, as trees by turn on this one.
+  """Moves trees of in-flight arrays by turn, from a mesh with those positions, to trees by turn on this one.
 
   Args:
-    old: by turn, as `sharding` places them; turns may be missing.
+    old: by turn, as `sharding_elsewhere` places them; turns may be missing.
     shardings: of a new tree's arrays.
     fill: turn -> a new tree, for the paths whose old turn is missing; a turn that has no others is left out.
   """
@@ -60,7 +66,7 @@ def turns(
 def _sources(
   placement: Placement, positions: Coordinates, turn: Coordinates
 ) -> dict[Coordinates, tuple[int, Coordinates]]:
-  """{position: (number of the turn, position)} of the turn's paths, here and on a mesh with those positions."""
+  """Returns {position: (number of the turn, position)} of the turn's paths, here and on a mesh with those positions."""
   block = tuple(k // m for k, m in zip(placement.grid.shape, positions, strict=True))
   numbers = {turn: i for i, turn in enumerate(itertools.product(*map(range, block)))}
   found = {}
@@ -72,7 +78,7 @@ def _sources(
 
 
 def _gather(sharding: NamedSharding, parts: Mapping[Coordinates, tuple[jax.Array, Coordinates]]) -> jax.Array:
-  """An in-flight array, from the array and the position there that each position's part is taken from."""
+  """Makes an in-flight array, from the array and the position there that each position's part is taken from."""
   (array, at), *_ = parts.values()
   n, sizes = len(at), [max(p) + 1 for p in zip(*parts, strict=True)]
 

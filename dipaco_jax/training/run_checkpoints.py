@@ -82,11 +82,11 @@ class RunCheckpoints:
         files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
 
   def _newer_than(self, updates: int) -> bool:
-    """Whether there is a checkpoint that was begun after this one had its name."""
+    """Returns whether there is a checkpoint that was begun after this one had its name."""
     return any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir())
 
   def _tidy_seals(self):
-    """Those of checkpoints that are gone go too."""
+    """Removes the seals of checkpoints that are gone."""
     for seal in self._seals.glob('*') if jax.process_index() == 0 else ():
       if not (self._directory / seal.name).exists():
         shutil.rmtree(seal, ignore_errors=True)
@@ -102,9 +102,9 @@ class RunCheckpoints:
         raise OSError(f'{name} is not as it was written')
 
   def _read_metas(self) -> dict[int, dict[str, Any]]:
-    """The meta of the checkpoints that are kept and can be read, by updates, the newest first.
+    """Reads the meta of the checkpoints that are kept and can be read, by updates, the newest first.
 
-    Older ones are passed over: a run that was killed while it removed one has left half of it.
+    Older ones are skipped: a run that was killed while it removed one has left half of it.
     """
     found = {}
     for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
@@ -113,16 +113,15 @@ class RunCheckpoints:
     return found
 
   def _read(self, updates: int, item: str, how: Any) -> list[Any]:
-    """An item as it was written; or nothing, see `_try`."""
-    if not self._try(updates, self._check_seal, updates, item):  # agreed on, before all of them restore together
+    """Returns [an item as it was written], or [], see `_read_or_move`."""
+    # The processes agree on the seal before all of them restore together.
+    if not self._read_or_move(updates, self._check_seal, updates, item):
       return []
-    return [
-      restored[item]
-      for restored in self._try(updates, self._manager.restore, updates, args=self._ocp.args.Composite(**{item: how}))
-    ]
+    args = self._ocp.args.Composite(**{item: how})
+    return [restored[item] for restored in self._read_or_move(updates, self._manager.restore, updates, args=args)]
 
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
-    """(arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
+    """Restores (arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
 
     A corrupt one is named in the log, moved away, and the one before it is used. Those that cannot be used here are
     moved away too, and the log says how to take them back: their updates will be made again.
@@ -151,8 +150,8 @@ class RunCheckpoints:
       self._move(elsewhere, 'elsewhere')
     return found
 
-  def _try(self, updates: int, read: Callable, *args, **options) -> list[Any]:
-    """Returns [what `read` returns], or [] if any process cannot read: the checkpoint is corrupt, and is moved away."""
+  def _read_or_move(self, updates: int, read: Callable, *args, **options) -> list[Any]:
+    """Returns [what `read` returns]; if any process cannot read, moves the corrupt checkpoint away and returns []."""
     found, why = [], ''
     try:
       found = [read(*args, **options)]
@@ -169,7 +168,7 @@ class RunCheckpoints:
     return []
 
   def _move(self, gone: Sequence[int], why: str):
-    """Takes checkpoints away, never for ever: it may have been this machine that is wrong, or for a moment.
+    """Moves checkpoints aside and never deletes them: this machine may be at fault, or only for a moment.
 
     All of them before any process looks what there is: one that goes while another process looks is an error there.
     """

@@ -1,4 +1,4 @@
-"""Where the arrays of a run lie: shapes and PartitionSpecs of parameters, states and sums, on one placement.
+"""Shapes and PartitionSpecs of a run's parameters, states and sums, on one placement.
 
 In-flight arrays have the mesh's axes in front, [m_a, ..., shape]; stacked modules the axes of their level. Inside a
 path's slice, parameters and AdamW state are replicated over `data`, or sharded over it.
@@ -25,7 +25,7 @@ from dipaco_jax.training.mesh import Placement
 
 
 class Gathered(NamedTuple):
-  """What a phase has gathered so far for its outer step; zeros at its beginning."""
+  """Sums of a phase for its outer step; zeros at its beginning."""
 
   sums: Any  # w (old - new), [positions along axes that a level lacks, K_a, ..., shape] by level and parameter
   squares: Any  # |w (old - new)|^2, [positions, K_a, ...] by level

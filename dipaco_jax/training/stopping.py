@@ -22,13 +22,13 @@ Answer = Callable[[int], bool]  # whether the process goes on for now; called by
 
 
 def say(words: str):
-  """A line on stderr, if there is somebody to read it."""
+  """Prints a line on stderr; ignores a closed one."""
   with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed terminal, a full disk
     print(f'{display.STDERR.cleared}dipaco_jax: {words}', file=sys.stderr, flush=True)
 
 
 def leave(status: int, words: str = ''):
-  """Ends the process without what is done at exit, such as to wait for its threads."""
+  """Ends the process at once, without waiting for threads or running exit handlers."""
   late = threading.Timer(LAST_WORDS_S, os._exit, (status,))
   late.daemon = True
   with contextlib.suppress(RuntimeError):  # no thread can be started any more
@@ -64,7 +64,7 @@ def _overdue(error: Exception, limit_s: float):
 
 
 class Signals:
-  """SIGINT, SIGTERM and SIGHUP, as a thread hears them; see `listening`."""
+  """The handler of SIGINT, SIGTERM and SIGHUP, which a thread runs; see `listening`."""
 
   def __init__(self, words: str):
     self.received = 0  # the number of the last one
@@ -82,7 +82,7 @@ class Signals:
 
   @contextlib.contextmanager
   def graceful(self, has_news: Callable[[], bool]) -> Iterator[None]:
-    """Within the block a signal only sets `received` if there is something to save; KeyboardInterrupt follows then.
+    """Defers signals to the end of the block while there is something to save; a signal only sets `received` then.
 
     Raises:
       KeyboardInterrupt: at the end of the block, where nobody has looked since.
@@ -121,10 +121,12 @@ _listening: Signals | None = None  # signals are the process's
 
 @contextlib.contextmanager
 def listening(words: str = '') -> Iterator[Signals]:
-  """Signals are heard in this block, which the main thread enters; in another such, by the same.
+  """Handles SIGINT, SIGTERM and SIGHUP in a thread while the block runs; the main thread enters it.
+
+  Nested blocks share the handler.
 
   Args:
-    words: said where one ends the process.
+    words: printed where a signal ends the process.
   """
   global _listening
   if _listening:

@@ -34,7 +34,7 @@ class Events:
   """Writes one stage's events. In this thread: tensorboardX's own writer thread dies and blocks on a full disk."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None = None):
-    """`purge_step`: what earlier files of the folder hold from this step on is not shown any more."""
+    """Opens a stage's events; from `purge_step` on, what earlier files hold is hidden."""
     from tensorboardX import event_file_writer
     from tensorboardX.proto import event_pb2
 
@@ -80,7 +80,7 @@ class Means:
     self._open: dict[int, Sums] = {}  # by step
 
   def add(self, row: Mapping[str, Any]) -> list[tuple[int, list[Scalar]]]:
-    """Steps that a row completes, in their order; the row of a phase completes all."""
+    """Returns the steps that a row completes, in their order; the row of a phase completes all."""
     if row['kind'] == 'phase':
       steps = sorted(self._open)
     elif row['kind'] == 'step':
@@ -96,12 +96,12 @@ class Means:
 
 
 def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-  """(name, value) of what a row has measured."""
+  """Yields (name, value) of what a row has measured."""
   return ((name, value) for name, value in row.items() if name not in POSITION)
 
 
 def scalars(row: Mapping[str, Any]) -> Iterator[Scalar]:
-  """(tag, number) of a row; of a row of a step those of its paths, since their mean is that of several rows."""
+  """Yields (tag, number) of a row; for a step's row only those of its paths, as their mean needs several rows."""
   for name, value in figures(row):
     if row['kind'] == 'step':
       if isinstance(value, list):
@@ -122,7 +122,7 @@ def _of_paths(tag: str, values: Sequence[Any], paths: Iterable[int]) -> Iterator
 
 
 def _named(tag: str, value: Any) -> Iterator[Scalar]:
-  """A number, or numbers by name; where names have numbers by name, their mean too."""
+  """Yields a number, or numbers by name; where names have numbers by name, their mean too."""
   if not isinstance(value, Mapping):
     yield from ((tag, float(value)) for _ in numbers(value) if not isinstance(value, list))
     return
@@ -134,5 +134,5 @@ def _named(tag: str, value: Any) -> Iterator[Scalar]:
 
 
 def numbers(value: Any) -> list[float]:
-  """The numbers in a value: of a list those that are finite, which JSON has."""
+  """Lists the numbers in a value: of a list those that are finite, which JSON has."""
   return [float(v) for v in (value if isinstance(value, list) else [value]) if isinstance(v, (int, float))]

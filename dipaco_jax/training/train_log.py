@@ -1,4 +1,4 @@
-"""What a training loop writes of itself: rows of metrics, the progress line, seconds and tokens for the report."""
+"""The log of a training loop: rows of metrics, the progress line, and seconds and tokens for the report."""
 
 import logging
 import math
@@ -16,14 +16,14 @@ from dipaco_jax.training.train_state import Record
 
 
 def warn_not_finite(name: str, path: int, step: int, finite_K: np.ndarray, skipped: float):
-  """Says which is the first of a path's steps up to `step` that was not finite."""
+  """Warns of the first of a path's steps up to `step` that was not finite."""
   which = step - len(finite_K) + 1 + int(np.argmin(finite_K))
   done = 'it is skipped' if skipped else 'config.inner.max_skipped lets it pass'
   logging.warning('%s, step %d: loss or gradient of path %d is not finite: %s', name, which, path, done)
 
 
 class Steps(NamedTuple):
-  """What is said of some steps of some paths."""
+  """Figures of some steps of some paths."""
 
   sums: dict[str, np.ndarray]  # of loss and norm over the steps that were finite, [P]
   means: dict[str, np.ndarray]  # the same; NaN where none was
@@ -43,7 +43,7 @@ def of_steps(found: dict[str, np.ndarray]) -> Steps:
 
 
 class Journal:
-  """Of one stage. Metrics are read from the device one dispatch late, so that it never waits for us."""
+  """The log of one stage. Metrics are read one dispatch late, so that the device never waits."""
 
   def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics_log.Metrics, record: Record):
     self._name, self._programs, self._rows, self._record = name, programs, rows, record
@@ -55,7 +55,7 @@ class Journal:
     self.lap()
 
   def lap(self):
-    """Time counts from here: what went before was no inner step."""
+    """Starts the clock anew: what went before was no inner step."""
     self._clock = time.monotonic()
 
   def dispatched(self, *work):
@@ -72,7 +72,7 @@ class Journal:
     self._pending = None
 
   def _write(self, phase: int, updates: int, step: int, paths: list[int], in_phase: int, rows: int, found):
-    """A row for a dispatch; losses and norms are means over the steps that were finite.
+    """Writes a row for a dispatch; losses and norms are means over the steps that were finite.
 
     Args:
       phase, updates, step: phase it was in; updates and global steps after it.
@@ -102,7 +102,7 @@ class Journal:
     self._progress.update(updates, **shown)
 
   def _note_not_finite(self, step: int, trained: list[int], finite_KP: np.ndarray, skipped_P: np.ndarray):
-    """Warns of paths whose steps were not finite; raises Diverged where there is but one path, and no end of them."""
+    """Warns of paths whose steps were not finite; raises Diverged if the only path skipped too many in a row."""
     record, most = self._record, self._programs.settings.inner.max_skipped
     for path, finite_K, skipped in zip(trained, finite_KP.T, skipped_P, strict=True):
       if not finite_K.all() and not self._not_finite[path]:
@@ -116,16 +116,16 @@ class Journal:
       )
 
   def all_are_skipping(self) -> bool:
-    """Whether the last step that was read was finite for no path at all."""
+    """Returns whether the latest step was finite for no path."""
     return all(self._not_finite)
 
   def excluded(self, phase: int, step: int, path: int, why: str):
-    """Says that a path takes no part in an outer step, and why."""
+    """Logs that a path takes no part in an outer step, and why."""
     words = screening.exclusion_message(self._programs.layout.grid, path, why)
     logging.warning('%s, phase %d, step %d: %s', self._name, phase + 1, step, words)
 
   def _count(self, steps: int, tokens: int) -> float | None:
-    """Adds to the record; tokens/s since the last call, None for the first."""
+    """Adds to the record; returns tokens/s since the last call, None for the first."""
     now, record = time.monotonic(), self._record
     seconds, self._clock = now - self._clock, now
     record.tokens += tokens
@@ -142,7 +142,7 @@ class Journal:
     self, updates: int, step: int, outer_s: float, statistics: dict, holdout: list[float | None],
     excluded: dict[int, str],
   ):  # fmt: skip
-    """A row for a phase and its outer step; the sums of its steps' losses start anew."""
+    """Writes a row for a phase and its outer step; the sums of its steps' losses start anew."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
@@ -165,7 +165,7 @@ class Journal:
     record.skipped, record.own_loss = [0] * len(means), [None] * len(means)
 
   def _tell_gap(self, gap: float | None):
-    """Once, where the outer step costs the paths much."""
+    """Warns once if the outer step raises the losses of paths by much."""
     if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
       self._told_gap = True
       logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging_gap.describe(gap))
@@ -184,7 +184,7 @@ class Journal:
       )
 
   def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
-    """A row for a validation."""
+    """Writes a row for a validation."""
     self._rows.write('evaluation', self._name, updates, phase=self._record.phase, step=step, **figures)
 
   def close(self):

@@ -17,12 +17,12 @@ from dipaco_jax.training import resharding, run_checkpoints
 from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.programs import Programs
 
-OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another --workdir'
+OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another working directory'
 
 
 @dataclasses.dataclass
 class Record:
-  """Position, early stopping, and the sums that the report is made from."""
+  """Host side of the state: position, early stopping, and the sums that the report is made from."""
 
   phase: int = 0  # complete phases
   turn: int = 0  # complete turns of the phase
@@ -64,7 +64,7 @@ class State:
   own: dict[int, Any] = dataclasses.field(default_factory=dict)  # parameters by turn, where outer gradients were lost
 
   def arrays(self) -> dict[str, Any]:
-    """The arrays of a checkpoint: nothing that `gather_path` and zeros make again."""
+    """Returns the arrays of a checkpoint: nothing that `gather_path` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
     kept |= {'gathered': _as_kept(self.gathered)} if self.record.turn else {}
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
@@ -89,8 +89,8 @@ def _as_gathered(kept: Any) -> specs_lib.Gathered:
   return specs_lib.Gathered(kept.sums, kept.squares, kept.moved, kept.excluded, getattr(kept, 'masses', {}))
 
 
-def start(programs: Programs, base: dict[str, np.ndarray]) -> State:
-  """Every path is the base model."""
+def new_state(programs: Programs, base: dict[str, np.ndarray]) -> State:
+  """Makes the state before the first update, in which every path is the base model."""
   modules, outer, gathered = programs.start(base)
   return State(modules, outer, gathered, {}, None, new_record(programs.layout.grid.num_paths))
 
@@ -116,7 +116,7 @@ def save(checkpoints: run_checkpoints.RunCheckpoints, updates: int, state: State
 def restore(
   checkpoints: run_checkpoints.RunCheckpoints, programs: Programs, first_state: Callable[[Any], Any]
 ) -> State | None:
-  """The state of the newest checkpoint that can be read; with other positions, of the last at the end of a phase.
+  """Restores the newest checkpoint that can be read; with other positions, the last at the end of a phase.
 
   Args:
     first_state: in-flight parameters -> the inner state of paths that have none of their own.
@@ -132,16 +132,19 @@ def restore(
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
-    begin = lambda turn: programs.gather_path(arrays['modules'], np.array(turn, np.int32))  # noqa: E731
-    moved = functools.partial(resharding.turns, programs.placement, positions)
-    inner = moved(inner, programs.specs.waiting, lambda turn: first_state(begin(turn)))
-    own = moved(own, programs.specs.shardings(programs.specs.params), begin)
+
+    def gather(turn: Coordinates) -> Any:
+      return programs.gather_path(arrays['modules'], np.array(turn, np.int32))
+
+    moved = functools.partial(resharding.move_turns, programs.placement, positions)
+    inner = moved(inner, programs.specs.waiting, lambda turn: first_state(gather(turn)))
+    own = moved(own, programs.specs.shardings(programs.specs.params), gather)
   record = Record(**meta['record'])
   return State(arrays['modules'], arrays['outer'], gathered, inner, arrays.get('params'), record, own)
 
 
 def _zeros(programs: Programs) -> specs_lib.Gathered:
-  """Makes the zeros of between phases, without the modules and outer states that `start` would make too."""
+  """Makes the zeros of between phases, without the modules and outer states that `new_state` makes too."""
 
   def one(struct, sharding):
     part = np.zeros(sharding.shard_shape(struct.shape), struct.dtype)
@@ -187,7 +190,7 @@ def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> Stat
   modules, outer, gathered = place((specs.modules, specs.outer, specs.gathered))
   waiting, (params, inner) = specs.waiting, place((specs.params, specs.state))
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
-    elsewhere = functools.partial(resharding.sharding, programs.placement, positions)
+    elsewhere = functools.partial(resharding.sharding_elsewhere, programs.placement, positions)
     waiting, params = jax.tree.map(elsewhere, (waiting, params))
   by_turn = {turn: inner if meta['in_turn'] and turn == record.turn else waiting for turn in meta['turns']}
   own = dict.fromkeys(meta['own'], params)

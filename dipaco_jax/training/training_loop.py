@@ -26,16 +26,16 @@ from dipaco_jax.training import (
   run_checkpoints,
   stopping,
   train_log,
+  train_state,
 )
 from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import programs as programs_lib
-from dipaco_jax.training import train_state as state_lib
 
 CLOSE_S = 30  # after an error, for what was begun to be written
 
 
 class Stopped(KeyboardInterrupt):
-  """The run was asked to stop, and its state is saved."""
+  """The run was asked to stop, and its last finite state is saved."""
 
 
 class Trainer:
@@ -53,8 +53,8 @@ class Trainer:
     """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, every_steps, stop
     self.checkpoints = run_checkpoints.RunCheckpoints(workdir / 'checkpoints' / job.name, keep, job.phase_updates)
-    restored = state_lib.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
-    self.state = restored or state_lib.start(job.programs, job.base)
+    restored = train_state.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
+    self.state = restored or train_state.new_state(job.programs, job.base)
     record = self.state.record
     if record.phase < job.schedule.begin:  # else all phases would train on the shards of this round
       self.checkpoints.close()
@@ -73,10 +73,10 @@ class Trainer:
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
 
   def has_news(self) -> bool:
-    """Whether something would be lost if the process ended now; others would wait for one of several."""
+    """Returns whether an exit now would lose updates, or leave other processes waiting."""
     return self.dispatched or processes.joined()
 
-  def train(self) -> state_lib.State:
+  def train(self) -> train_state.State:
     """Trains to the end of the round's last phase.
 
     Raises:
@@ -89,11 +89,11 @@ class Trainer:
       opened.callback(self.journal.close)
       return self._to_the_end()
 
-  def _to_the_end(self) -> state_lib.State:
+  def _to_the_end(self) -> train_state.State:
     record = self.state.record
     todo = job_lib.dispatches(self.job, record.phase, record.turn, record.step)
     try:
-      for dispatch, batch in prefetching.prefetch(functools.partial(job_lib.load, self.job), todo):
+      for dispatch, batch in prefetching.prefetch(functools.partial(job_lib.load_batch, self.job), todo):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)
@@ -123,11 +123,11 @@ class Trainer:
       renewed = self._in_flight(state.record.excluded, turn) > 0
       if (own := state.own.pop(dispatch.turn, None)) is not None:
         lost = job.lost_in_flight(dispatch.phase - 1, tuple(turn))
-        state.params = state_lib.choose(own, state.params, lost & ~renewed)
+        state.params = train_state.choose(own, state.params, lost & ~renewed)
       state.inner[dispatch.turn] = self._inner_state(dispatch)
       if renewed.any():
         fresh = programs.fresh_state(state.params)
-        state.inner[dispatch.turn] = state_lib.choose(fresh, state.inner[dispatch.turn], renewed)
+        state.inner[dispatch.turn] = train_state.choose(fresh, state.inner[dispatch.turn], renewed)
     first, after = job.schedule.global_step(dispatch.phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
@@ -160,7 +160,7 @@ class Trainer:
   # -- outer
 
   def _end_turn(self, dispatch: job_lib.Dispatch):
-    """The paths' part of the outer gradient; their AdamW state waits, in host memory if the config asks."""
+    """Adds the outer gradients of the turn's paths to the sums; their AdamW state waits, perhaps in host memory."""
     programs, state = self.job.programs, self.state
     self._begin_own_losses(dispatch)
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
@@ -178,7 +178,7 @@ class Trainer:
       state.inner[dispatch.turn] = jax.device_put(inner, programs.specs.waiting)
 
   def _end_phase(self, dispatch: job_lib.Dispatch):
-    """The outer step, and what follows from the new modules: hold-out losses, publication, validation."""
+    """Makes the outer step, then hold-out losses, publication and validation of the new modules."""
     job, state, programs = self.job, self.state, self.job.programs
     self.journal.catch_up()
     self._read_own_losses()
@@ -210,7 +210,7 @@ class Trainer:
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
-    """Why paths took no part in the outer step, by path; raises Diverged where it is no use to go on."""
+    """Returns why paths took no part in the outer step, by path; raises Diverged where training cannot go on."""
     job, record, layout = self.job, self.state.record, self.job.programs.layout
     config, trained, excluded = job.programs.settings.outer, job.weights(phase) > 0, statistics['excluded']
     record.excluded = screening.count_in_a_row(record.excluded, trained, excluded)
@@ -242,7 +242,7 @@ class Trainer:
     return found
 
   def _begin_own_losses(self, dispatch: job_lib.Dispatch):
-    """Hold-out losses of what the paths in flight have come to, for the averaging gap; they are read later."""
+    """Dispatches the hold-out losses of the paths in flight before the outer step, for the averaging gap."""
     if self.job.evaluation.holdout is not None:
       turn = self.job.programs.placement.turns()[dispatch.turn]
       params = self.state.params
@@ -258,7 +258,7 @@ class Trainer:
   # -- what survives
 
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
-    """Modules, then the pointers to them, then what nobody points at goes: in this order no pointer ever dangles."""
+    """Publishes modules, then the pointers, then deletes versions without pointers: no pointer ever dangles."""
     module_publishing.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
     if jax.process_index() == 0:
       publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
@@ -268,9 +268,9 @@ class Trainer:
     return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.schedule.dispatch_steps)
 
   def _due(self, dispatch: job_lib.Dispatch) -> bool:
-    """So many steps were made since the last; in a phase of no more steps than these, at its end; or the round is done.
+    """Returns whether to save: after `every_steps` steps; where a phase has no more, at its end only; after the round.
 
-    A longer phase ends with one: only from there can a run go on with other positions.
+    A longer phase ends with a checkpoint: only from there can a run go on with other positions.
     """
     job = self.job
     is_long = len(job.programs.placement.turns()) * job.schedule.steps_per_phase > self.every_steps
@@ -278,10 +278,9 @@ class Trainer:
     return after_all or (self.unsaved >= self.every_steps and (is_long or dispatch.last_of_phase))
 
   def _save(self, dispatch: job_lib.Dispatch):
-    """Everything that goes before is published and noted first: a checkpoint refers to nothing that isn't there.
+    """Saves a checkpoint, after everything that it refers to has been published and logged.
 
-    Where there is one path and its last step was not finite, the checkpoint before stays the newest: parameters may be
-    what is wrong, and there is nothing else to go on from.
+    Where the last step was finite for no path, nothing is saved: the parameters may be what is wrong.
     """
     self.journal.catch_up()
     self._read_own_losses()
@@ -291,7 +290,7 @@ class Trainer:
     self.publication.result()
     record = self.state.record
     updates = self.job.updates(record.phase, record.turn, record.step)
-    state_lib.save(self.checkpoints, updates, self.state, self.job.programs.placement.positions)
+    train_state.save(self.checkpoints, updates, self.state, self.job.programs.placement.positions)
     self.unsaved = 0
     pointed, kept = self.pointed | {updates: list(record.best_version)}, self.checkpoints.kept
     still_there = kept(self.pointed)  # until this one is written

@@ -33,7 +33,7 @@ def loaded(job: job_lib.Job, dispatches) -> dict[int, list[int]]:
 
   for dispatch in dispatches:
     read.clear()
-    job_lib.load(small.change_job(job, batch=batch), dispatch)
+    job_lib.load_batch(small.change_job(job, batch=batch), dispatch)
     active = job.weights(dispatch.phase).reshape(-1) > 0
     for path, step in read:
       if active[path]:

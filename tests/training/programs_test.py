@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.training import programs
+from dipaco_jax.training import performance, programs
 
 GRID = {'a': 2, 'b': 2}
 SGD = {'outer': dict(optimizer='sgd', learning_rate=1.0, rescale=False, reweigh=False)}
@@ -109,3 +109,7 @@ def test_sums_are_zero_after_an_outer_step(made):
   gathered = made.accumulate(gathered, modules, programs.usual(outer), params, state, ones, 0 * ones, step, step, turn)
   assert any(np.asarray(x).any() for x in jax.tree.leaves(gathered.sums))
   assert not any(np.asarray(x).any() for x in jax.tree.leaves(made.zero_sums(gathered)))
+
+
+def test_the_display_has_words_for_every_program():
+  assert set(programs.NAMES) <= performance.WORDS.keys()

@@ -38,13 +38,13 @@ def test_every_path_has_its_own_again(grid, positions, devices, missing):
     for position in np.ndindex(positions):
       whole[position] = placement.grid.path([p * b + t for p, b, t in zip(position, block, turn, strict=True)])
     if number not in missing:
-      old[number] = {'x': jax.device_put(whole, resharding.sharding(placement, positions, new))}
+      old[number] = {'x': jax.device_put(whole, resharding.sharding_elsewhere(placement, positions, new))}
   lost = set(range(placement.grid.num_paths)) - {int(path) for tree in old.values() for path in np.unique(tree['x'])}
 
   def fill(turn):
     return {'x': jax.device_put(np.full((*placement.positions, 3, placement.data), -1), new)}
 
-  found = resharding.turns(placement, positions, old, {'x': new}, fill)
+  found = resharding.move_turns(placement, positions, old, {'x': new}, fill)
   for number, turn in enumerate(placement.turns()):
     paths = placement.paths(turn)
     assert (number in found) == bool(set(paths) - lost)
@@ -58,7 +58,7 @@ def test_a_device_reads_no_more_than_it_must():
   """On more devices, each one the part of a path; on fewer, its own paths."""
   for grid, positions, devices, share in (({'a': 8}, (2,), 8, 2), ({'a': 8}, (8,), 2, 2), ({'a': 6}, (2,), 3, 1)):
     placement = place(grid, devices)
-    found = resharding.sharding(placement, positions, NamedSharding(placement.mesh, P('a')))
+    found = resharding.sharding_elsewhere(placement, positions, NamedSharding(placement.mesh, P('a')))
     assert found.shard_shape((*positions, 5)) == (positions[0] // share, 5)
 
 
