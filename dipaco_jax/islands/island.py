@@ -121,7 +121,7 @@ class Island:
     with contextlib.ExitStack() as stack:
       try:
         stack.enter_context(lock.hold(self.run.workdir))
-      except ValueError as e:
+      except InputError as e:
         raise Busy(str(e)) from e
       yield
 

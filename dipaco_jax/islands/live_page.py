@@ -58,10 +58,10 @@ class LivePage:
     """Makes rows as metrics.jsonl has them; those of complete phases are read once."""
     while self.is_complete(self.phases):
       found = run_history.read_phase(self.island, self.pointers, self.phases)
-      self.rows += self.steps(found.checkpoints)
       after = screening_facts.first_step(self.island, self.phases + 1)
       row = run_history.of_phase(self.island, after, self.phases, found)
-      self.rows.append({'kind': 'phase', 'stage': 'train'} | row)
+      # all of a phase at once, and last: what failed before is tried again from the phase's first row
+      self.rows += [*self.steps(found.checkpoints), {'kind': 'phase', 'stage': 'train'} | row]
       self.phases += 1
     rows, phase = list(self.rows), self.phases
     while facts := self.island.registry.facts('checkpoint', number=phase):

@@ -66,6 +66,10 @@ class Fact(NamedTuple):
   meta: dict
 
 
+class Conflict(ValueError):
+  """Another fact exists under the same name."""
+
+
 class Lost(Exception):
   """The task went to another owner; this claim is void."""
 
@@ -85,7 +89,7 @@ class Registry:
       lease_s: how long a claim lasts without a heartbeat.
       patience_s: how long every call waits for a database that is away, before it raises its error.
     Raises:
-      ValueError: the URL is of another kind of database, or the tables are another version's.
+      InputError: the URL is of another kind of database, or the tables are another version's.
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s)
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
@@ -150,7 +154,7 @@ class Registry:
 
     Raises:
       Lost: the task went to another owner. Nothing is written.
-      ValueError: the task is ours, but other facts exist under these names. Nothing is written.
+      Conflict: the task is ours, but other facts exist under these names. Nothing is written.
     """
 
     def work(connection: sa.Connection):
@@ -172,14 +176,14 @@ class Registry:
     self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
 
   def put(self, facts: Sequence[Fact]):
-    """Inserts facts without a task, or raises ValueError and inserts none where others exist under these names."""
+    """Inserts facts without a task, or raises Conflict and inserts none where others exist under these names."""
     self._db.transact(lambda connection: self._insert_facts(connection, facts))
 
   def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
     for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
       inserted = connection.execute(self._new_fact, _row(fact)).rowcount
       if not inserted and (there := _content(connection, fact)) != _canonical(fact):
-        raise ValueError(f'{fact} cannot replace the fact that is there: {there}')
+        raise Conflict(f'{fact} cannot replace the fact that is there: {there}')
 
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
     """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.

@@ -195,7 +195,7 @@ def settle(
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
   try:
     registry.put([Fact('config', '', 0, '', digest(config), about)])
-  except ValueError as e:
+  except registry_lib.Conflict as e:
     words = changes(registry.facts('config')[0].meta['config'], settings)
     raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
   [fact] = registry.facts('config')

@@ -106,7 +106,7 @@ def write_rows(island: Island, run: run_lib.Run, told: History):
 
 def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
   """Makes the row of a phase; `after` is the global step at its end."""
-  means: list[float | None] = [None] * island.run.layout.grid.num_paths
+  means: list[float | None] = [None] * island.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
   for fact in found.checkpoints:
     rows, path = fact.meta['rows'], int(fact.key)
@@ -115,7 +115,7 @@ def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, 
     if steps := sum(row[4] for row in rows):  # that were finite
       means[path] = math.fsum(row[1] * row[4] for row in rows if row[4]) / steps
   norms, cosines = {}, {}
-  for level in island.run.layout.levels:
+  for level in island.layout.levels:
     mine = {
       fact.key.removeprefix(f'{level.name}/'): fact.meta
       for fact in found.modules
@@ -185,6 +185,7 @@ def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
     'phases': s.train.phases,
     'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
     'outer_fraction': outer_s / (outer_s + inner_s),
+    'busy_s': inner_s + outer_s,
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
     'island_bytes': bytes_by_role(island),

@@ -28,7 +28,7 @@ import numpy as np
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact, NewTask, Registry
+from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 
 RESUMED = 'resumed'  # key of the fact that a run was resumed after it had diverged
 
@@ -180,7 +180,7 @@ def end(island: Island, phase: int, why: str, left_out: Collection[str] = ()) ->
 def tell(island: Island, why: str, phase: int = -1, left_out: Collection[str] = ()):
   """Tells all roles to end, unless that was told before; `phase` is the one that diverged, -1 if it is none."""
   about = {'why': why, 'phase': phase, 'left_out': sorted(left_out), 'by': island.name}
-  with contextlib.suppress(ValueError):
+  with contextlib.suppress(Conflict):
     island.registry.put([Fact('diverged', '', island.resumed, '', hashlib.sha256(why.encode()).hexdigest(), about)])
 
 

@@ -7,6 +7,7 @@ from one_process import Machine, close
 
 from dipaco_jax.islands import run_history
 from dipaco_jax.islands.registry import Fact
+from dipaco_jax.pipeline import jobs, stages
 
 
 def test_replicas_of_a_model_point_at_one_version(tmp_path):
@@ -24,4 +25,17 @@ def test_replicas_of_a_model_point_at_one_version(tmp_path):
     made.registry.put(list(found))
     assert pointers.add(version) == losses
   assert (pointers.version, pointers.loss) == ([2, 2, 1, 1], [2.125, 2.125, 5.0, 5.0])
+  close(made)
+
+
+def test_the_train_record_is_busy_for_its_work_not_for_the_wall_clock(tmp_path, monkeypatch):
+  made = Machine(one_process.two_phases(tmp_path), {}).island(tmp_path)
+  monkeypatch.setattr(jobs, 'paths_job', lambda run, number: None)
+  monkeypatch.setattr(stages, 'figures', lambda run, job, record: {'busy_s': record.inner_s + record.outer_s})
+  about = {'worker': 'a', 'timed_steps': 1, 'timed_s': 1.0}
+  checkpoints = [Fact('checkpoint', '0', 0, '', '', about | {'started': 0.0, 'ended': 6.0})]
+  modules = [Fact('module', 'low/0', 1, '', '', {'started': 6.0, 'ended': 8.0})]
+  phase = run_history.Phase(checkpoints, modules, [], [None], [1])
+  found = run_history.figures(made, made.run, run_history.History([phase], [1], [None], wall_s=10.0))
+  assert (found['busy_s'], found['goodput'], found['outer_fraction']) == (8.0, 0.6, 0.25)
   close(made)
