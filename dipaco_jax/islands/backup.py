@@ -11,7 +11,7 @@ from dipaco_jax.islands.interval import Interval
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
-LOOK_S = 10.0  # between looks: a task that is ready at two of them is abandoned
+LOOK_S = 10.0  # between looks; a task that is ready at two looks in a row counts as abandoned
 STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
 RECENT = 32
 COPY = 'copy of '
@@ -38,10 +38,10 @@ class Backup:
       if (row['id'], row['fence']) in before:
         return self.island.registry.claim(self.island.name, [row['kind']], [row['key']])
     others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
-    return self.copy([row for row in others if row['kind'] == 'train'])
+    return self.straggler([row for row in others if row['kind'] == 'train'])
 
-  def copy(self, running: list[registry_lib.Row]) -> Task | None:
-    """The task that has run longest of those that run for too long and that no other backup copies."""
+  def straggler(self, running: list[registry_lib.Row]) -> Task | None:
+    """Returns, as a copy, the longest running straggler that no other backup copies; None where there is none."""
     registry = self.island.registry
     usual_s = registry.durations('train', RECENT) if running else []
     late = [row for row in running if usual_s and running_s(row) > STRAGGLES * statistics.median(usual_s)]
@@ -55,5 +55,6 @@ class Backup:
 
 
 def running_s(row: registry_lib.Row) -> float:
-  """Seconds since the task was claimed, by the database's clock."""
+  """Returns the seconds since a task was claimed."""
+  # lease - lease_left_s is the database's present time
   return row['lease'] - row['lease_left_s'] - row['claimed']

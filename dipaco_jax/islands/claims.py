@@ -1,9 +1,10 @@
 """The tasks that a role holds: which it claims next, and when.
 
-What a task reads is fetched in a thread; near the end of a task that says how far it is, the next one is claimed and
+What a task reads is fetched in a thread. Near the end of a task that reports its progress, the next one is claimed and
 fetched.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,8 @@ class Claims:
     self.fetcher = futures.ThreadPoolExecutor(1)
     self.ahead: futures.Future[Lease | None] | None = None  # the claim of the next task
     self.asking = Interval(ASK_AGAIN_S)
-    self.fetch_s, self.work_s = 0.0, 1e9  # how long the last task that is fetched took: to fetch, and then
+    # How long the last task that is fetched took: to fetch, and then; unknown at first: nothing is claimed ahead.
+    self.fetch_s, self.work_s = 0.0, math.inf
     self.last_busy = time.monotonic()
     self.postponed = ''  # a kind of task that has to wait, maybe for a later one that only this role can do
 
@@ -88,6 +90,7 @@ class Claims:
     return lease
 
   def fetch(self, task: Task) -> Any:
+    """Fetches what a task reads, and notes how long that took."""
     began = time.monotonic()
     found = self.fetches[task.kind](self.island, task)
     self.fetch_s = time.monotonic() - began

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -22,9 +22,8 @@ T = TypeVar('T')
 Row = dict[str, Any]
 
 SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
-IDLE_S = (
-  5  # PostgreSQL ends a transaction whose client is silent for so long, so that no one waits for a stopped process
-)
+# PostgreSQL ends a transaction whose client is silent for this long, so that nobody waits for a stopped process.
+IDLE_S = 5
 
 # A connection that does not answer is closed within half a minute.
 KEEPALIVE = {
@@ -78,7 +77,7 @@ def connect(url: str) -> sa.Engine:
   Raises InputError for a URL of no such database; the message does not show the URL, any part of which may be the
   password.
   """
-  with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
+  with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
     parsed = sa.make_url(url)
     if parsed.drivername == 'sqlite' and parsed.database:
       return _connect_sqlite(parsed)
@@ -125,7 +124,7 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
 
 
 @contextlib.contextmanager
-def _turn(engine: sa.Engine):
+def _writer_turn(engine: sa.Engine) -> Iterator[None]:
   """Lets one writer at a time into SQLite, roughly first come, first served.
 
   SQLite's own wait favours the last to come: of 8 processes, one waits for seconds. The system grants a file's lock in
@@ -147,7 +146,7 @@ class Database:
   """A process's connection to the database, which its threads may share.
 
   Attributes:
-    insert: the dialect's `insert`, which knows ON CONFLICT.
+    insert: the dialect's `insert`, which has ON CONFLICT.
   """
 
   def __init__(self, url: str, patience_s: float):
@@ -182,7 +181,7 @@ class Database:
     """Returns work(connection) in a transaction, which is tried again while the database is busy or away."""
 
     def transaction() -> T:
-      with _turn(engine), engine.begin() as connection:
+      with _writer_turn(engine), engine.begin() as connection:
         return work(connection)
 
     try:
@@ -190,7 +189,7 @@ class Database:
     except sa.exc.OperationalError as e:
       if is_refused(e):
         words = retry.first_line(e)
-        raise InputError(f'the registry refuses us ({words}): see to its user, password and database') from e
+        raise InputError(f'the registry refuses us ({words}): check its user, password and database') from e
       raise
 
 
@@ -199,7 +198,10 @@ def _rows(result: sa.Result) -> list[Row]:
 
 
 def is_transient(error: Exception) -> bool:
-  """Whether the same call may succeed later: the database is away, starts, is full, or chose us in a deadlock."""
+  """Returns whether the same call may succeed later.
+
+  It may where the database is unreachable, starting or full, or ended the transaction to resolve a deadlock.
+  """
   if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
     return isinstance(error, OSError)
   code = getattr(error.orig, 'sqlite_errorcode', None)
@@ -209,6 +211,6 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_refused(error: sa.exc.DBAPIError) -> bool:
-  """Whether a connection was refused for its user, password or database; such an error has no code, only words."""
+  """Returns whether a connection was refused for its user, password or database: the error has no code, only words."""
   refusals = 'authentication failed', 'does not exist'
   return isinstance(error, sa.exc.OperationalError) and any(words in str(error.orig) for words in refusals)

@@ -19,7 +19,7 @@ KINDS = ('evaluate', 'finish')
 
 
 def perform(island: Island, task: Task, lease: Lease) -> Publish:
-  """Does an evaluator's task of any kind."""
+  """Does an evaluator's task; returns what publishes its facts."""
   facts = {'evaluate': holdout, 'finish': finish}[task.kind](island, task)
   return lambda: facts
 

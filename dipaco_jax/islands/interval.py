@@ -1,4 +1,4 @@
-"""What a process does from time to time."""
+"""Intervals at which a process does something."""
 
 import math
 import time
@@ -11,6 +11,7 @@ class Interval:
     self.seconds, self.last = seconds, -math.inf
 
   def is_due(self) -> bool:
+    """Returns whether it is due now; if so, the interval begins again."""
     now = time.monotonic()
     if now - self.last < self.seconds:
       return False

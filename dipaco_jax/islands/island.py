@@ -80,9 +80,9 @@ class Island:
 
   @functools.lru_cache(64)  # noqa: B019
   def tree_sha256(self, tree: str) -> str:
-    """The digest of a directory's index, from the fact of the task that made it; '' for the stages' records.
+    """Returns the digest of a directory's index, from the fact of the task that made it; '' for the stages' records.
 
-    Those contain times, so that no two machines write the same.
+    Those contain times, so no two machines write the same.
     """
     kind, _, number = maker(tree)
     [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
@@ -102,7 +102,7 @@ class Island:
     return fact
 
   def distrust(self, e: seals.Damaged):
-    """Compares all that was fetched with its digests again, when it is next asked for: a file here is damaged."""
+    """Compares all that was fetched with its digests again when it is next asked for; called when a file is damaged."""
     self.storage.verified_trees.clear()
     if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
@@ -139,13 +139,13 @@ class Island:
     return transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
 
   def modules_of(self, path: int) -> dict[str, str]:
-    """Keys of the modules that a path goes through, by level."""
+    """Returns the keys of the modules that a path goes through, by level."""
     coordinates = self.layout.grid.coordinates(path)
     grid = self.layout.grid
     return {level.name: module_store.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
 
   def paths_through(self, module: str) -> list[int]:
-    """Paths that go through a module."""
+    """Returns the paths that go through a module."""
     grid, (level, fixed) = self.layout.grid, self.parse_module(module)
     positions = grid.positions(level)
     ranges = [
@@ -160,7 +160,7 @@ class Island:
     return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
 
   def all_modules(self) -> list[str]:
-    """Keys of all modules, level by level."""
+    """Returns the keys of all modules, level by level."""
     layout = self.layout
     return [module_store.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
@@ -173,12 +173,12 @@ class Island:
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:
-    """The paths that train in a phase, bool [P]."""
+    """Returns which paths train in a phase, bool [P]."""
     s = self.run.settings
     return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
 
   def round_of(self, phase: int) -> int:
-    """The round of re-sharding whose shards a phase trains on."""
+    """Returns the round of re-sharding whose shards a phase trains on."""
     s = self.run.settings
     return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
 
@@ -201,7 +201,7 @@ def raising_gone(name: str) -> Iterator[None]:
 
 
 def maker(name: str) -> tuple[str, str, int]:
-  """The task (kind, key, number) that wrote an object or a directory, from its name."""
+  """Returns the task (kind, key, number) that wrote an object or a directory, from its name."""
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
     return 'train', parts[2].partition('-')[0], int(parts[1])

@@ -14,9 +14,9 @@ SIGN_OF_LIFE_S = 5.0
 
 
 class Lease:
-  """A task that this process owns for as long as it is alive and heard; a thread renews the lease.
+  """A task that this process owns while its heartbeats arrive; a thread sends them.
 
-  The lease on a copy, a task that another process owns, is only watched: it is lost when that task runs no more.
+  The lease on a copy, a task that another process owns, is only watched: it is lost when that task no longer runs.
   """
 
   def __init__(self, island: Island, role: str, task: Task):
@@ -26,7 +26,7 @@ class Lease:
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # called with the share of the task that is left
     self.began: float | None = None  # when what was fetched was there
-    self.is_at_work = False  # until then, others are shown the task before
+    self.is_at_work = False  # until then, `beat` still shows the task before
     self._lost: BaseException | None = None
     self._progress: dict[str, Any] | None = None
     self._over, self._news = threading.Event(), threading.Event()
@@ -85,5 +85,5 @@ class Lease:
 
 
 def moved(island: Island) -> dict[str, int]:
-  """Counts the bytes that this process has read from and written to storage."""
+  """Returns the bytes that this process has read from and written to storage."""
   return {'bytes_in': island.storage.bytes_in, 'bytes_out': island.storage.bytes_out}

@@ -29,7 +29,7 @@ class LivePage:
     self.phases = 0  # that are complete
     self.next, self.failed = time.monotonic() + every_s, False
 
-  def due(self):
+  def write_if_due(self) -> None:
     """Writes the page if it is due. Never raises: a run does not end for its page."""
     started = time.monotonic()
     if started < self.next:
@@ -43,9 +43,9 @@ class LivePage:
       self.failed = True
     self.next = time.monotonic() + max(self.every_s, (time.monotonic() - started) / live_report.SHARE)
 
-  def write(self):
+  def write(self) -> None:
     """Writes the page, unless no path is done with a phase yet, or the evaluator makes the report of the run."""
-    registry, rows = self.island.registry, self.read()
+    registry, rows = self.island.registry, self.make_rows()
     if not rows or 'finish' in registry.counts():
       return
     self.island.fetch_trees()
@@ -54,12 +54,12 @@ class LivePage:
     if 'finish' not in registry.counts():
       self.island.storage.write(live_report.PAGE, text.encode())
 
-  def read(self) -> list[dict[str, Any]]:
+  def make_rows(self) -> list[dict[str, Any]]:
     """Makes rows as metrics.jsonl has them; those of complete phases are read once."""
     while self.is_complete(self.phases):
       found = run_history.read_phase(self.island, self.pointers, self.phases)
       after = screening_facts.first_step(self.island, self.phases + 1)
-      row = run_history.of_phase(self.island, after, self.phases, found)
+      row = run_history.phase_row(self.island, after, self.phases, found)
       # all of a phase at once, and last: what failed before is tried again from the phase's first row
       self.rows += [*self.steps(found.checkpoints), {'kind': 'phase', 'stage': 'train'} | row]
       self.phases += 1
@@ -70,7 +70,7 @@ class LivePage:
     return rows
 
   def is_complete(self, phase: int) -> bool:
-    """Whether all modules of the version after a phase are there, and evaluated."""
+    """Returns whether all modules of the version after a phase are there, and evaluated."""
     registry, s = self.island.registry, self.island.run.settings
     if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(self.island.all_modules()):
       return False
@@ -78,7 +78,7 @@ class LivePage:
     return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
-    """Makes a row for a phase of each path."""
+    """Yields a row of steps for each path's checkpoint of a phase."""
     s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T

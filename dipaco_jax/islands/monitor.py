@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 
-from dipaco_jax.islands import live_page, run_history, schedule, screening_facts
+from dipaco_jax.islands import evaluator, live_page, outer_executor, run_history, schedule, screening_facts, worker
 from dipaco_jax.islands.island import OBJECTS, Island
 from dipaco_jax.islands.schedule import INNER
 
-PAUSE_S = 2.0
-GENERATIONS = 2
-ROLES = {'worker': ('prepare', 'train', 'reroute'), 'outer': ('outer',), 'evaluator': ('evaluate', 'finish')}
-SILENT_S = 60
+PAUSE_S = 2.0  # between looks
+GENERATIONS = 2  # of objects that are kept below the open tasks, as above
+ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': evaluator.KINDS}
+SILENT_S = 60  # a role that is silent for longer counts as gone
 
 
 def watch(island: Island):
@@ -34,7 +34,7 @@ def watch(island: Island):
       if why and why != about['stuck']:
         logging.warning('%s', why)
       about['stuck'] = why
-      page.due()
+      page.write_if_due()
       time.sleep(PAUSE_S)
     collector.collect(island.run.settings.train.phases)
     collector.finish()
@@ -59,14 +59,14 @@ def signs_of_life(island: Island, about: dict[str, str]) -> Iterator[None]:
 
 
 def frontier(island: Island) -> int:
-  """The lowest phase that a task still works on, or will once all facts have had their consequences."""
+  """Returns the lowest phase that a task works on, or will once all facts have had their consequences."""
   before = {'train': 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
   lowest = island.registry.lowest_open()
   return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 
 def stuck(island: Island) -> str:
-  """Tasks that keep failing, and roles that have gone silent while they are needed; '' where all is well."""
+  """Returns what is stuck: tasks that keep failing, and roles that are needed and silent; '' where all is well."""
   failing = [
     f'{t["kind"]} {t["key"]} {t["number"]} failed {t["attempts"]} times: {t["error"]}'
     for t in island.registry.tasks('ready') + island.registry.tasks('running')
@@ -114,7 +114,7 @@ class Collector:
     return not keep.isdisjoint(names)
 
   def _inner(self, phase: int) -> set[str]:
-    """Names of the inner states that the phase's paths go on from; deletes the ones before."""
+    """Returns the names of the inner states that the phase's paths go on from; deletes the ones before."""
     kept = set()
     for fact in self.island.registry.facts('checkpoint', number=phase):
       if INNER in fact.meta['objects']:
@@ -125,7 +125,7 @@ class Collector:
     return kept
 
   def _kept(self) -> set[str]:
-    """Objects of modules that early stopping points at, and of all newer versions, which may share older objects."""
+    """Returns objects of modules that early stopping points at, and of all newer versions, which may share them."""
     versions = {*self.pointers.version} - {0}
     kept = {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
     number = self.next

@@ -4,8 +4,8 @@
     module <- OuterOpt(module, Delta)                                            [2.5, 2.7]
 
 The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: it releases
-the task, and a further checkpoint wakes it. Its sums stay in memory, the oldest of them in files of this machine; an
-executor that finds neither sums anew.
+the task, and the next checkpoint wakes it. Sums stay in memory, the least recently used in files of this machine; an
+executor that finds neither begins anew.
 
 Paths that their workers have excluded are left out, and so are contributions that are not plausible when they are read
 here: a machine in between may be bad. A module whose only path is left out stays as it is (`screening_facts`).
@@ -38,7 +38,7 @@ from dipaco_jax.storage import files, tensors
 KINDS = ('outer',)
 SHA256 = 32  # bytes of a digest, which comes before the data
 READERS = 2  # of contributions, beside the one that is being added
-HELD = 4  # sums in memory, each with its module and outer state: as large as 4 modules together
+MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 modules
 
 
 class Partial:
@@ -86,8 +86,8 @@ class Partial:
       else:
         self.squares[path], self.moved[path] = square, moved
 
-  def is_of(self, excluded: Collection[str]) -> bool:
-    """Whether the sum leaves out these paths at most, and contains none of them."""
+  def agrees_with(self, excluded: Collection[str]) -> bool:
+    """Returns whether the sum leaves out no other paths than these, and contains none of them."""
     return self.left_out.keys() <= set(excluded) and self.squares.keys().isdisjoint(excluded)
 
   def take_mean(self) -> dict[str, np.ndarray]:
@@ -111,7 +111,7 @@ class Executor:
     made = island.registry.facts('module', [module], task.number)  # by an earlier attempt, here or elsewhere
     excluded: dict[str, str] = dict(made[0].meta.get('left_out', {})) if made else {}
     partial = self.take(island, task)
-    if made and not partial.is_of(excluded):
+    if made and not partial.agrees_with(excluded):
       partial = self.take(island, task, anew=True)
     self.put_back(task, partial)  # at once: the sum is kept also where the next contribution cannot be read
     missing = weights.keys() - partial.squares.keys() - partial.left_out.keys()
@@ -127,9 +127,9 @@ class Executor:
       lease.about |= {'step': len(partial.squares), 'of': len(weights)}
       lease.check()
     left_out = excluded | partial.left_out
-    if made and not partial.is_of(excluded):
+    if made and not partial.agrees_with(excluded):
       raise RuntimeError(
-        f'{module} {task.number}: {partial.left_out} took part when it was made first; check this machine'
+        f'{module} {task.number}: {partial.left_out} were counted when it was first made; check this machine'
       )
     if left_out and not made:
       lease.check()
@@ -156,12 +156,12 @@ class Executor:
   def put_back(self, task: Task, partial: Partial):
     """Keeps a sum in memory, and moves the least recently used to its file."""
     self.partials[task.key, task.number] = partial
-    if len(self.partials) > HELD:
+    if len(self.partials) > MAX_IN_MEMORY:
       self.partials.popitem(last=False)[1].save()
 
 
 def version_before(island: Island, task: Task) -> Fact:
-  """The fact of the task's module before the outer step."""
+  """Returns the fact of the task's module before the outer step."""
   return island.registry.facts('module', [task.key], task.number - 1)[0]
 
 
@@ -175,7 +175,8 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
   if partial.squares:
     name, sha256, figures = outer_step(island, task, partial)
   else:
-    (_, _, _, name, sha256, _), figures = version_before(island, task), {}
+    before = version_before(island, task)
+    name, sha256, figures = before.uri, before.sha256, {}
   partial.file.unlink(missing_ok=True)
   more = [
     screening_facts.exclusion(island, int(path), phase, why, owners[path], island.name)
@@ -222,7 +223,7 @@ def step(
 
 @functools.cache
 def _compiled(config: settings.Outer):
-  """The outer step of one module, compiled once for all modules of a level."""
+  """Returns the outer step of one module, compiled once for all modules of a level."""
   transformation = outer.make_optimizer(config)
 
   def update(params, state, mean, factor):
@@ -234,7 +235,7 @@ def _compiled(config: settings.Outer):
 
 
 def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
-  """w_i of a module's paths, by their names, divided by one power of two such that the largest is in (1/2, 1].
+  """Returns w_i of a module's paths, by name, divided by the power of two that brings the largest into (1/2, 1].
 
   The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
   """
@@ -246,7 +247,7 @@ def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
 
 @functools.lru_cache(4)
 def path_weights(island: Island, phase: int) -> np.ndarray:
-  """w_i of every path [2.7], [P]; 0 for one that takes no part."""
+  """Returns w_i of every path [2.7], [P]; 0 for one that takes no part."""
   number = island.round_of(phase)
   island.fetch_trees(f'shards/{number}')
   return jobs.weights(island.run, number)(phase).reshape(-1)

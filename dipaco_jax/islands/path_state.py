@@ -33,7 +33,7 @@ def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
 
 
 def zeros(job: Job, has_inner: bool) -> PathState:
-  """A state of zeros, shaped like a path's."""
+  """Returns a state of zeros, shaped like a path's."""
   shapes = job.programs.shapes
   inner = {INNER: jax.eval_shape(job.programs.inner.init, shapes)} if has_inner else {}
   by_place = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(inner)}
@@ -71,5 +71,5 @@ def _is_spec(x: Any) -> bool:
 
 
 def _place(*names: str) -> str:
-  """The name of an array, as `jax.tree_util.keystr` gives it to one in nested dicts."""
+  """Returns the name that `jax.tree_util.keystr` gives an array in nested dicts."""
   return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))

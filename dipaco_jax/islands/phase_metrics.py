@@ -43,7 +43,8 @@ class PhaseMetrics:
     else:
       self.timed_steps += self.job.schedule.dispatch_steps
     self.lease.about |= {'step': after, 'of': self.job.schedule.steps_per_phase, 'loss': metrics_log.plain(loss)}
-    self.lease.about |= self.tokens_per_s()
+    if rate := self.tokens_per_s():
+      self.lease.about['tokens_per_s'] = rate
 
   def warn_not_finite(self, after: int, steps: train_log.Steps):
     """Logs the first step that is not finite, and the first one after finite steps."""
@@ -52,15 +53,15 @@ class PhaseMetrics:
       train_log.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
     self.is_finite = bool(steps.finite[-1, 0])
 
-  def tokens_per_s(self) -> dict[str, float]:
-    """{'tokens_per_s': the rate since the first dispatch}, or {} before the second."""
+  def tokens_per_s(self) -> float | None:
+    """Returns the rate since the first dispatch; None before the second."""
     if self.first_done is None or not self.timed_steps:
-      return {}
+      return None
     tokens = self.timed_steps * self.job.data.batch_size * self.job.programs.model.config.seq_len
-    return {'tokens_per_s': tokens / max(1e-9, self.last_done - self.first_done)}
+    return tokens / max(1e-9, self.last_done - self.first_done)
 
   def close(self) -> dict[str, Any]:
-    """Reads the last metrics; returns what the path's checkpoint tells of the phase."""
+    """Reads the last metrics; returns what the path's checkpoint notes about the phase."""
     self.read_pending()
     seconds = self.last_done - self.first_done if self.first_done is not None else 0.0
     return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}

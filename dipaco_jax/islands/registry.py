@@ -47,7 +47,7 @@ class Task(NamedTuple):
   number: int
   fence: int
   owner: str
-  wakes: int  # before the claim
+  wakes: int  # how often it had been woken when it was claimed
   progress: dict | None  # what a former owner left to go on from
 
   @property
@@ -128,12 +128,12 @@ class Registry:
     noted = {} if progress is None else {'noted': _json(progress)}
     statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
     if not self._db.change(statement, _claimed(task) | noted | {'lease_s': self.lease_s}):
-      raise Lost(f'{task} is not ours any more')
+      raise Lost(f'{task} is no longer ours')
 
   def watch(self, task: Task):
     """Raises Lost where `heartbeat` would, without renewing the lease."""
     if not self._db.rows(schema.IS_RUNNING, _claimed(task)):
-      raise Lost(f'{task} runs no more')
+      raise Lost(f'{task} no longer runs')
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):
     """Hands the task back at once; does nothing where it is lost.
@@ -162,9 +162,9 @@ class Registry:
         self._insert_facts(connection, facts)
       elif facts:
         if not all(_content(connection, fact) == _canonical(fact) for fact in facts):
-          raise Lost(f'{task} is not ours any more, and its facts are not there')
+          raise Lost(f'{task} is no longer ours, and its facts are not there')
       elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
-        raise Lost(f'{task} is not ours any more')
+        raise Lost(f'{task} is no longer ours')
 
     self._db.transact(work)
 
@@ -204,7 +204,7 @@ class Registry:
     return self._db.transact(work)
 
   def facts(self, kind: str, keys: Sequence[str] | None = None, number: int | None = None) -> list[Fact]:
-    """Facts of a kind, ordered by number, then key; only of these keys and of this number, if given."""
+    """Returns the facts of a kind, by number, then key; only those of these keys and this number, if given."""
     query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
     if keys is not None:
       query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
@@ -213,7 +213,7 @@ class Registry:
     return [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
 
   def unscheduled(self, limit: int = 100) -> list[Fact]:
-    """Facts whose consequences may not be there as tasks yet, the lowest numbers first."""
+    """Returns facts whose consequences may not be there as tasks yet, the lowest numbers first."""
     query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)
     return [_fact(row) for row in self._db.rows(query)]
 
@@ -231,21 +231,21 @@ class Registry:
     return found
 
   def ready_kinds(self) -> set[str]:
-    """Kinds of tasks that are ready; reads none that are done."""
+    """Returns the kinds of tasks that are ready; reads none that are done."""
     query = sa.select(TASKS.c.kind).where(schema.OPEN, TASKS.c.state == 'ready').distinct()
     return {row['kind'] for row in self._db.rows(query)}
 
   def is_idle(self) -> bool:
-    """Whether, at one moment, all tasks are done and every fact has had its consequences."""
+    """Returns whether, at one moment, all tasks are done and every fact has had its consequences."""
     [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled')))
     return not row['unsettled']
 
   def lowest_open(self) -> dict[str, int]:
-    """The lowest number, by kind, of tasks that are not done and of facts that may not have had their consequences."""
+    """Returns by kind the lowest number of tasks that are not done, and of facts that may lack their consequences."""
     return {row['kind']: row['lowest'] for row in self._db.rows(schema.LOWEST)}
 
   def tasks(self, state: str | None = None, kind: str | None = None, limit: int = 1000) -> list[Row]:
-    """All columns of tasks, and of those that run `lease_left_s`, which is negative once the lease has run out."""
+    """Returns tasks with all their columns; `lease_left_s` of those that run is negative once the lease has run out."""
     left = sa.case((TASKS.c.state == 'running', TASKS.c.lease - Now())).label('lease_left_s')
     query = sa.select(TASKS, left).order_by(TASKS.c.kind, TASKS.c.number, TASKS.c.id).limit(limit)
     if state is not None:
@@ -257,7 +257,7 @@ class Registry:
     return [row | {'progress': row['progress'] and json.loads(row['progress'])} for row in self._db.rows(query)]
 
   def durations(self, kind: str, limit: int) -> list[float]:
-    """Seconds from the last claim to the end of the newest tasks of a kind that are done."""
+    """Returns the seconds from the last claim to the end, of the newest tasks of a kind that are done."""
     seconds = (TASKS.c.ended - TASKS.c.claimed).label('seconds')
     query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done')
     return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
@@ -270,7 +270,7 @@ class Registry:
     self._db.change(insert.on_conflict_do_update(index_elements=['name', 'role'], set_=news), row)
 
   def roles(self) -> list[Row]:
-    """name, role, about of every role, and `silent_s` since its last sign of life."""
+    """Returns name, role and about of every role, and `silent_s`, the seconds since its last sign of life."""
     names = ROLES.c.name, ROLES.c.role
     query = sa.select(*names, ROLES.c.about, (Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
     return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
@@ -285,12 +285,12 @@ def _row(fact: Fact) -> Row:
 
 
 def _canonical(fact: Fact) -> tuple:
-  """The part of a fact that must agree with what is there; `meta` tells how it was made."""
+  """Returns the part of a fact that must agree with what is there; `meta` tells how it was made."""
   return fact.uri, fact.sha256
 
 
 def _content(connection: sa.Connection, fact: Fact) -> tuple | None:
-  """The canonical part of what the registry has under the fact's name."""
+  """Returns the canonical part of what the registry has under the fact's name."""
   row = connection.execute(schema.CONTENT, _name(fact)).one_or_none()
   return row and tuple(row)
 

@@ -13,7 +13,7 @@ from dipaco_jax.islands.database import Among, Now
 
 VERSION = 3
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
-LOCKED = 100  # tasks that others may be claiming at this moment, which a claim skips: PostgreSQL's connections
+MAX_LOCKED = 100  # rows that other claims may hold at this moment, and a claim skips: PostgreSQL's connections
 
 TEXT = sa.Text().with_variant(sa.Text(collation='C'), 'postgresql')  # sorts by its bytes, as in SQLite
 UNSCHEDULED = sa.text('NOT scheduled')
@@ -161,7 +161,9 @@ def claim(kinds: tuple[str, ...], keyed: bool) -> sa.Executable:
   order = TASKS.c.number, TASKS.c.id
   free = [TASKS.c.lease <= Now()]
   mine = [Among(TASKS.c.key, KEYS)] if keyed else []
-  heads = [sa.select(*order).where(TASKS.c.kind == kind, *free, *mine).order_by(*order).limit(LOCKED) for kind in kinds]
+  heads = [
+    sa.select(*order).where(TASKS.c.kind == kind, *free, *mine).order_by(*order).limit(MAX_LOCKED) for kind in kinds
+  ]
   head = sa.union_all(*(sa.select(each.subquery()) for each in heads)).subquery()
   first = sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(*free).order_by(*order).limit(1)
   return (

@@ -12,7 +12,7 @@ FILE = 'file:'
 
 
 def given(option: str | None) -> str:
-  """The URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of a file that contains it.
+  """Returns the URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of the file with it.
 
   Raises InputError where there is no such file, or it contains anything but a URL.
   """

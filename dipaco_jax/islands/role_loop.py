@@ -1,4 +1,4 @@
-"""How every role of an islands run works: take a task, hold its lease, publish what it made while it takes the next.
+"""The loop of every role: it takes a task, holds its lease, and publishes what it made while it takes the next.
 
 Roles meet in the database and in storage only. One may be killed at any point: its tasks go to others when their leases
 run out, and at once where it could still hand them back (SIGTERM).
@@ -45,19 +45,19 @@ class Role:
     self.publication: futures.Future | None = None
     self.failures = 0  # in a row
     self.done = 0
-    self.unlucky = 0  # attempts in a row that found no task
-    self.sign_of_life, self.heeding = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
-    self.look_around = Interval(LOOK_AROUND_S)
+    self.idle_attempts = 0  # in a row: they found no task
+    self.beat_interval, self.divergence_interval = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
+    self.idle_check_interval = Interval(LOOK_AROUND_S)
     self.reported_bytes = lease_lib.moved(self.island)  # up to our last fact
 
   def serve(self):
     """Does tasks until the run is finished; raises Diverged where it cannot go on."""
     with self.handing_over():
       while True:
-        if self.heeding.is_due():
+        if self.divergence_interval.is_due():
           screening_facts.heed(self.island)
         if lease := self.claims.next():
-          self.unlucky = 0
+          self.idle_attempts = 0
           self.work(lease)
         elif self.publication:
           self.settle()  # what it makes possible may be for us
@@ -87,7 +87,7 @@ class Role:
       self.failures, self.done = 0, self.done + 1
 
   def with_bytes(self, facts: Sequence[Fact]) -> list[Fact]:
-    """The same facts; the first tells of the bytes moved since our last one, including those for sums that go on."""
+    """Returns the facts; the first notes the bytes moved since our last one, for sums that go on too."""
     before, self.reported_bytes = self.reported_bytes, lease_lib.moved(self.island)
     since = {name: count - before[name] for name, count in self.reported_bytes.items()}
     return [facts[0]._replace(meta=facts[0].meta | since | {'role': self.claims.role}), *facts[1:]]
@@ -100,7 +100,7 @@ class Role:
 
   @contextlib.contextmanager
   def failing(self, lease: Lease) -> Iterator[None]:
-    """Gives a task back with its error, for others to try; after some failures this role ends with the error."""
+    """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it."""
     try:
       yield
     except registry_lib.Lost:
@@ -138,20 +138,20 @@ class Role:
   def is_finished_when_idle(self) -> bool:
     """Gives a sign of life, looks around, waits; returns whether the run is finished. Less than a query a second."""
     registry = self.island.registry
-    if self.sign_of_life.is_due():
+    if self.beat_interval.is_due():
       about = {'task': '', 'tasks_done': self.done, **lease_lib.moved(self.island)}
       registry.beat(self.island.name, self.claims.role, about)
-    if self.look_around.is_due():
+    if self.idle_check_interval.is_due():
       if schedule.is_finished(self.island):
         return True
       schedule.advance(self.island)
-    self.unlucky += 1
-    time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.unlucky) * random.uniform(0.7, 1.3))
+    self.idle_attempts += 1
+    time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.idle_attempts) * random.uniform(0.7, 1.3))
     return False
 
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:
-    """Gives back all that is held at SIGTERM and SIGINT, at once, and ends the process."""
+    """Gives back, at SIGTERM, SIGINT or an error, every task that is held, and ends the process."""
 
     def give_back(number: int) -> bool:
       late = threading.Timer(GIVE_BACK_S, os._exit, (128 + number,))

@@ -74,6 +74,11 @@ def run_role(
   """Works in a role until the run is finished.
 
   Args:
+    settings: the config, as in every other process of the run.
+    workdir: the place that all processes share, a folder or the URL of a bucket.
+    url: of the registry; None or '': a file in the workdir.
+    name: of this process; '': its role, host and process id.
+    lease_s: how long a claim lasts without a heartbeat.
     share: 'i/n', for an outer executor: which modules it takes before others.
     is_backup: whether this worker takes abandoned tasks and stragglers' only.
     resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
@@ -148,7 +153,7 @@ def check(url: str | None, share: str) -> str:
 
 
 def part_named(share: str) -> slice:
-  """Parses 'i/n': which of all modules the i-th of n executors takes first."""
+  """Parses 'i/n': returns which of all modules the i-th of n executors takes first. Raises InputError."""
   i, _, n = share.partition('/')
   if share and not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
     raise InputError(f'--share={share}: write i/n, i from 0 to n - 1')
@@ -156,15 +161,15 @@ def part_named(share: str) -> slice:
 
 
 def local_place(workdir: str) -> pathlib.Path:
-  """The folder of a run's files on this machine: the workdir itself, if it is a folder."""
+  """Returns the folder of a run's files on this machine: the workdir itself, if it is a folder."""
   there = storage_lib.open_storage(workdir).local_path('here')
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`; raises InputError where another user may have put something into it, or still can.
+  """Makes `local_place`. Raises InputError where another user may have written into it, or can.
 
-  Its name is no secret, and what is compiled there is run.
+  Its name can be guessed, and compiled programs in it are run.
   """
   place = local_place(workdir)
   if storage_lib.open_storage(workdir).local_path('here'):
@@ -179,7 +184,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
 
 
 def default_registry(local: pathlib.Path) -> str:
-  """The URL of the registry that a run has where none is named."""
+  """Returns the URL of the registry of a run that names none."""
   return f'sqlite:///{(local / "registry.db").absolute()}'
 
 
@@ -220,7 +225,7 @@ def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:
-  """Settings for one path on this process's devices: as many of them as divide its batches."""
+  """Returns settings for one path on this process's devices: as many of them as divide its batches."""
   sizes = [*s.batch_sizes('train').values(), *s.batch_sizes('pretrain').values()]
   data = s.mesh.data or max(d for d in range(1, jax.device_count() + 1) if all(size % d == 0 for size in sizes))
   return dataclasses.replace(s, mesh=dataclasses.replace(s.mesh, data=data))

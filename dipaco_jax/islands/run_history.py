@@ -75,7 +75,7 @@ def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
 
 
 def holdout_losses(island: Island, version: int) -> tuple[list[float | None], list[float]]:
-  """Losses of a version by path, None where there is none, and how many targets each is the mean of."""
+  """Returns the losses of a version by path, None where there is none, and how many targets each is the mean of."""
   losses: list[float | None] = [None] * island.layout.grid.num_paths
   targets = [0.0] * len(losses)
   for fact in island.registry.facts('evaluation', number=version):
@@ -101,10 +101,10 @@ def write_rows(island: Island, run: run_lib.Run, told: History):
           learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
         )  # fmt: skip
     after = job.schedule.global_step(phase + 1, 0)
-    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **of_phase(island, after, phase, found))
+    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **phase_row(island, after, phase, found))
 
 
-def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
+def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
   """Makes the row of a phase; `after` is the global step at its end."""
   means: list[float | None] = [None] * island.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
@@ -130,23 +130,23 @@ def of_phase(island: Island, after: int, phase: int, found: Phase) -> dict[str, 
   failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
   failed |= {'skipped_by_path': skipped} if any(skipped) else {}
   return {
-    'phase': phase + 1, 'step': after, 'inner_s': seconds(found.checkpoints),
-    'outer_s': seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
+    'phase': phase + 1, 'step': after, 'inner_s': busy_seconds(found.checkpoints),
+    'outer_s': busy_seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
     'holdout_loss_before_by_path': before,
     'averaging_gap': averaging_gap.mean_gap(averaging_gap.gaps(before, found.losses)),
     'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip
 
 
-def seconds(facts: Sequence[Fact]) -> float:
-  """Seconds of work on all of them together."""
+def busy_seconds(facts: Sequence[Fact]) -> float:
+  """Returns the seconds of work on all facts together."""
   return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
 
 
 def timeline(island: Island) -> dict[str, Any]:
-  """The tasks that are done, each [owner, kind, phase, start, end], in seconds since the first began.
+  """Returns the tasks that are done, each [owner, kind, phase, start, end], in seconds since the first began.
 
-  By the database's clock: those of machines differ, and a picture would show a phase before what it needs.
+  Times are the database's: machines' clocks differ, and a picture would show a phase before what it needs.
   """
   found = [
     (task['owner'], kind, task['number'] + first, task['claimed'], task['ended'])
@@ -158,7 +158,7 @@ def timeline(island: Island) -> dict[str, Any]:
 
 
 def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
-  """Bytes read from and written to storage, {role: {'in', 'out'}}, by what facts tell.
+  """Returns the bytes read from and written to storage, {role: {'in', 'out'}}, as facts have them.
 
   A killed process counts up to its last fact. Traffic with the database is not included.
   """
@@ -173,12 +173,12 @@ def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
 
 
 def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
-  """Figures of the training stage for the report; tokens/s are those of all workers together."""
+  """Returns the figures of the training stage for the report; tokens/s are those of all workers together."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
   checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
   tokens = len(checkpoints) * s.train.steps_per_phase * s.train.batch_size * s.model.seq_len
-  outer_s = math.fsum(seconds(phase.modules) for phase in told.phases)
-  inner_s, workers = seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
+  outer_s = math.fsum(busy_seconds(phase.modules) for phase in told.phases)
+  inner_s, workers = busy_seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
   timed = sum(fact.meta['timed_steps'] for fact in checkpoints)
   record = state_lib.Record(tokens=tokens, inner_s=told.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s)
   return stages.figures(run, job, record) | {

@@ -1,8 +1,7 @@
 """The schedule of an islands run: facts, and the tasks that they make possible [3].
 
-Islands share no mesh, but facts in a registry and objects in storage. A fact is an immutable row, inserted once, and
-the only authority; a task only says who may do what. Both are named by (kind, key, number), and a task is complete when
-its facts are inserted:
+Islands share no mesh; they share facts in a registry, which says what both are, and objects in storage. A task is
+complete when its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
@@ -37,7 +36,7 @@ CARRIED = ('usual',)  # metadata of a module that its next version keeps where n
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
-  """The fact of a path's checkpoint after a phase; its digest covers all objects, one for each level.
+  """Makes the fact of a path's checkpoint after a phase; its digest covers all objects, one for each level.
 
   The checkpoint of an excluded path has no objects, as nobody would read them.
   """
@@ -57,7 +56,7 @@ def schedule(island: Island, facts: Sequence[Fact]):
 
 
 def _after_modules(island: Island, facts: Iterable[Fact]):
-  """Lets paths whose modules are all there train and be evaluated; a module that nobody trains is its next version."""
+  """Adds the tasks of paths whose modules are all there, and carries modules that no path trains over."""
   s, carried = island.run.settings, []
   for version, found in itertools.groupby(facts, lambda fact: fact.number):
     group = list(found)
@@ -76,14 +75,14 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
 
 
 def _with_modules(island: Island, paths: Sequence[int], version: int) -> list[int]:
-  """Paths whose modules of a version are all there."""
+  """Returns the paths whose modules of a version are all there."""
   needed = {path: list(island.modules_of(path).values()) for path in paths}
   there = {f.key for f in island.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
   return [path for path in paths if there.issuperset(needed[path])]
 
 
 def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int):
-  """Lets paths that have come to a version be evaluated and train on; `rounds`: how many have made their shards."""
+  """Adds the tasks of paths that are at a version, to evaluate and train them; `rounds` have made their shards."""
   s = island.run.settings
   end = jobs.round_end(s, rounds)
   if 0 < version <= end and s.train.early_stopping:
@@ -94,14 +93,14 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
 
 
 def _after_round(island: Island, number: int):
-  """Lets paths go on from the version that the round has waited for, or from a later one that nobody has to train."""
+  """Adds the tasks of paths at the version that the round has waited for, or a later one that nobody has to train."""
   s, paths = island.run.settings, range(island.layout.grid.num_paths)
   for version in range(jobs.round_end(s, number - 1), jobs.round_end(s, number) + 1):
     _after_paths(island, _with_modules(island, paths, version), version, number)
 
 
 def _after_checkpoints(island: Island, facts: Iterable[Fact]):
-  """Every module of the path has a contribution more."""
+  """Wakes the outer tasks of the paths' modules: each has one more contribution."""
   for phase, found in itertools.groupby(facts, lambda fact: fact.number):
     modules = sorted({module for fact in found for module in island.modules_of(int(fact.key)).values()})
     island.registry.add_tasks(NewTask('outer', module, phase + 1, 'waiting') for module in modules)

@@ -10,7 +10,7 @@ module is in its fact, `usual`. Facts tell which paths take no part:
     diverged (number)           why the run cannot go on: all roles end. The same command withdraws what blocks the
                                 phase, and notes that as `diverged resumed (number)`; then the phase is trained again.
 
-A process knows how often the run had been resumed when it began, and ends if it diverges once more.
+A process knows how often the run had been resumed when it began; it ends when the run diverges again.
 """
 
 import contextlib
@@ -48,24 +48,24 @@ class Bounds(NamedTuple):
 
 
 def bounds(island: Island, modules: Iterable[Fact], phase: int) -> Bounds:
-  """The limits for paths that start from these modules."""
+  """Returns the limits for paths that start from these modules."""
   usual = {island.parse_module(fact.key)[0].name: usual_of(island, fact) for fact in modules}
   return Bounds(usual, rates(island, phase), island.run.settings.outer.exclude_above)
 
 
 def first_usual(island: Island, module: str) -> float:
-  """h_0 of a module."""
+  """Returns h_0 of a module."""
   names = island.layout.names(island.parse_module(module)[0])
   return screening.first_usual(sum(island.shapes[n].size for n in names), island.run.settings.inner.optimizer)
 
 
 def usual_of(island: Island, module: Fact) -> float:
-  """h of a module's version, which its fact notes unless it is h_0."""
+  """Returns h of a module's version: what its fact notes, or h_0."""
   return module.meta.get('usual', first_usual(island, module.key))
 
 
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
-  """h of the next version, as its fact notes it, from h of this one and r of the paths that took part."""
+  """Returns the metadata that notes h of the next version, from h of this one and r of the paths that took part."""
   first = first_usual(island, module)
   found = float(screening.next_usual(number(usual), number(math.fsum(moved)), jnp.asarray(len(moved)), first))
   return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
@@ -79,14 +79,14 @@ def number(x: float) -> jax.Array:
 
 @functools.lru_cache(4)
 def rates(island: Island, phase: int) -> float:
-  """The sum of the learning rates of a phase's steps."""
+  """Returns the sum of the learning rates of a phase's steps."""
   s = island.run.settings
   rate = inner.learning_rate(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   return float(screening.sum_of_rates(rate, np.int32(first_step(island, phase)), s.train.steps_per_phase))
 
 
 def first_step(island: Island, phase: int) -> int:
-  """The global step before a phase."""
+  """Returns the global step before a phase."""
   s = island.run.settings
   return s.pretrain.steps + phase * s.train.steps_per_phase
 
@@ -124,7 +124,7 @@ def exclusion(island: Island, path: int, phase: int, why: str, worker: str, exec
 
 
 def begins_anew(island: Island, path: int, phase: int) -> bool:
-  """Whether a path that was trained in a phase took no part in an outer step after it."""
+  """Returns whether a path that was trained in a phase was excluded from an outer step after it."""
   return bool(island.registry.facts('excluded', [str(path)], phase))
 
 
@@ -216,7 +216,7 @@ def resume(island: Island) -> int:
 
 
 def to_withdraw(island: Island, ended: Fact) -> list[str]:
-  """Paths that took no part in the phase that diverged, if some module waits for them and no new version has them."""
+  """Returns the paths, of those excluded in the phase that diverged, that a module waits for and no new version has."""
   phase = ended.meta['phase']
   made = {fact.key: fact.meta.get('left_out', ()) for fact in island.registry.facts('module', number=phase + 1)}
   paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}

@@ -40,7 +40,7 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
 
 
 def reroute(island: Island, task: Task, lease: Lease) -> Publish:
-  """Shards the text anew for a round; needs all paths at the version that ends the round before [2.4.2]."""
+  """Shards the text anew for a round, from all paths at the version that ended the round before [2.4.2]."""
   run, number = island.run, task.number
   version = jobs.round_end(run.settings, number - 1)
   island.fetch_trees('sequences', 'base', f'routing/{number - 1}', f'shards/{number - 1}')
@@ -56,9 +56,9 @@ def reroute(island: Island, task: Task, lease: Lease) -> Publish:
 
 
 def take_over(island: Island, made: Fact):
-  """Fetches what was published before, and removes from this machine what nobody has as it was published.
+  """Fetches what was published before; what cannot be fetched is removed here too.
 
-  A task that is done again then makes only what is missing.
+  So a task that is done again makes only what is missing.
   """
   for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
     island.storage.verified_trees.discard((tree, sha256))

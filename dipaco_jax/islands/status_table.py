@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from dipaco_jax.core import printable
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.training.progress import duration
+from dipaco_jax.training.display import duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5
 KINDS = ('prepare', 'train', 'outer', 'evaluate', 'reroute', 'finish')

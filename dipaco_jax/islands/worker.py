@@ -43,7 +43,7 @@ def perform(island: Island, task: Task, lease: Lease, hosts: Hosts | None = None
 
 
 def follow(island: Island, hosts: Hosts):
-  """Trains on another host than the first, with it, until it is done; raises Diverged where the run has diverged."""
+  """Trains with the first host, on another, until that is done. Raises Diverged where the run has diverged."""
   with stopping.listening() as signals, signals.answered(pass_on_sigterm):
     while message := hosts.receive():
       if why := message.get('diverged'):
@@ -51,7 +51,7 @@ def follow(island: Island, hosts: Hosts):
       with hosts.ending_together():
         start = Start(**message)
         job = make_job(island, island.round_of(start.phase))
-        inner_steps(island, job, start, share(hosts, path_state.zeros(job, start.has_inner)), lambda *_: None)
+        inner_steps(island, job, start, broadcast_state(hosts, path_state.zeros(job, start.has_inner)), lambda *_: None)
         hosts.barrier()
 
 
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
 
 
 def fetch(island: Island, task: Task) -> Loaded:
-  """Reads the path's shard, and its state of a former owner within the phase, or of the phase's start."""
+  """Reads a path's shard, and its state: a former owner's within the phase, or that of the phase's start."""
   path, phase, step = int(task.key), task.number, 0
   job = make_job(island, island.round_of(phase))
   old, before = island.path_parameters(path, phase), trained_before(island, path, phase)
@@ -99,13 +99,13 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     metrics.dispatched(after, found)
     lease.ahead(1 - after / job.schedule.steps_per_phase)
     if hosts.is_alone:
-      lease.check()  # if others were there, they would wait for us in vain
+      lease.check()  # other hosts would wait in vain for a process that ends here
     if kept and not lease.is_copy:
       writer.submit(keep, island, lease, task, after, kept)
 
   with futures.ThreadPoolExecutor(1) as writer, hosts.ending_together():
     hosts.broadcast(start._asdict())
-    state, loss = inner_steps(island, job, start, share(hosts, state), done)
+    state, loss = inner_steps(island, job, start, broadcast_state(hosts, state), done)
     hosts.barrier()
   about = metrics.close() | {
     'holdout_loss': loss,
@@ -143,13 +143,15 @@ def inner_steps(
 
 
 def holdout_loss(job: job_lib.Job, path: int, params) -> float | None:
-  """A path's loss before the outer step, nats per target of its hold-out; None without a hold-out, or if not finite."""
+  """Returns a path's loss before the outer step, nats per target of its hold-out.
+
+  None without a hold-out, or where the loss is not finite.
+  """
   if job.evaluation.holdout is None:
     return None
   turn = job.programs.layout.grid.coordinates(path)
-  for _, nll, targets in evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout):
-    return evaluation.finite_mean(nll, targets)
-  return None
+  found = next(evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout), None)
+  return evaluation.finite_mean(*found[1:]) if found else None
 
 
 def make_job(island: Island, number: int) -> job_lib.Job:
@@ -164,14 +166,14 @@ def _job(island: Island, number: int) -> job_lib.Job:
 
 
 def remaining(job: job_lib.Job, path: int, phase: int, step: int) -> Iterator[job_lib.Dispatch]:
-  """Dispatches of a path's phase from `step` on; the turn of a path that is alone on the devices is its index."""
+  """Yields the dispatches of a path's phase from `step` on; its turn is its index, as it is alone on the devices."""
   for s in range(step, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
     last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
     yield job_lib.Dispatch(phase, path, s, last, last)
 
 
-def share(hosts: Hosts, state: PathState) -> PathState:
-  """The first host's state, on all hosts of this worker."""
+def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
+  """Returns the first host's state, on all hosts of this worker."""
   return path_state.from_arrays(hosts.share(state.to_arrays()), state.params)
 
 
@@ -179,18 +181,18 @@ def share(hosts: Hosts, state: PathState) -> PathState:
 
 
 def trained_before(island: Island, path: int, phase: int) -> int | None:
-  """The last phase before this one in which the path was trained; None where there is none."""
+  """Returns the last phase before this one in which the path was trained; None where there is none."""
   return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
 
 
 def read_inner_state(island: Island, path: int, phase: int) -> Arrays:
-  """A path's inner state after a phase."""
+  """Reads a path's inner state after a phase."""
   [found] = island.registry.facts('checkpoint', [str(path)], phase)
   return island.read_object(*found.meta['objects'][INNER])
 
 
 def resume(island: Island, progress: dict[str, Any] | None, old: Arrays) -> tuple[int, PathState] | None:
-  """Step and state that a former owner has kept within the phase; None where there is none, or it cannot be read."""
+  """Returns the step and state that a former owner kept within the phase; None where it kept none that can be read."""
   if not progress:
     return None
   try:

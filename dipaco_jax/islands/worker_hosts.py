@@ -1,4 +1,4 @@
-"""A worker of several hosts [3]: the first has tasks and leases, and publishes; the others train with it, as it says.
+"""A worker of several hosts [3]: the first has tasks and leases, and publishes; the others train what it tells them.
 
 All run the same programs in the same order, and their collectives keep them in step. They fail together too: where one
 fails or is preempted, all end, and the first hands its tasks back, or their leases run out. Whoever started the
@@ -70,13 +70,13 @@ class Hosts:
       os._exit(1)
 
   def _wait_for_leaving(self):
-    """Takes another host's preemption for the first's own."""
+    """Waits for another host's preemption, and ends this one as if it were its own."""
     _awaited(LEAVING)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def pass_on_sigterm(number: int) -> bool:
-  """Tells the first host of a SIGTERM, and waits for it to end us; returns whether the signal was one."""
+  """Tells the first host of a SIGTERM and waits for it to end this one; returns whether the signal was a SIGTERM."""
   if number == signal.SIGTERM:
     late = threading.Timer(LEAVE_S, os._exit, (128 + number,))
     late.daemon = True

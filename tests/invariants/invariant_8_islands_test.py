@@ -120,9 +120,9 @@ def check_losses(facts: registry.Registry, run):
 def check_page(made: island.Island, run):
   """What the monitor writes while the run trains: a point for each path and phase, from facts alone."""
   page, s = live_page.LivePage(made, every_s=0), run.settings
-  page.due()
+  page.write_if_due()
   assert not page.failed and not made.storage.exists('report.html'), 'the report of the whole is being made'
-  rows = page.read()
+  rows = page.make_rows()
   assert page.phases == s.train.phases
   num_paths = run.layout.grid.num_paths
   first, expected = history.make_curves(rows, num_paths), {path: [] for path in range(num_paths)}

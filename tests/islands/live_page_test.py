@@ -25,26 +25,26 @@ def test_rows_need_no_file_of_this_machine(made):
   put_phase(made, 0)
   assert not (made.run.workdir / 'stages').exists()
   page = live_page.LivePage(made)
-  rows = page.read()
+  rows = page.make_rows()
   assert [row['kind'] for row in rows] == ['step'] * 4 + ['phase'] and page.phases == 1
   assert rows[-1]['loss_by_path'] == [3.0] * 4 and rows[-1]['holdout_loss_by_path'] == [2.5] * 4
-  assert page.read() == rows
+  assert page.make_rows() == rows
 
 
 def test_a_phase_that_cannot_be_read_is_counted_once(made, monkeypatch):
   put_phase(made, 0)
-  page, real = live_page.LivePage(made), run_history.of_phase
+  page, real = live_page.LivePage(made), run_history.phase_row
 
   def failing(*args):
     raise OSError('the registry is away')
 
-  monkeypatch.setattr(run_history, 'of_phase', failing)
+  monkeypatch.setattr(run_history, 'phase_row', failing)
   for _ in range(2):
     with pytest.raises(OSError):
-      page.read()
-  monkeypatch.setattr(run_history, 'of_phase', real)
-  rows = page.read()
+      page.make_rows()
+  monkeypatch.setattr(run_history, 'phase_row', real)
+  rows = page.make_rows()
   assert [row['kind'] for row in rows] == ['step'] * 4 + ['phase']
   put_phase(made, 1)
-  assert [row['phase'] for row in page.read() if row['kind'] == 'phase'] == [1, 2]
+  assert [row['phase'] for row in page.make_rows() if row['kind'] == 'phase'] == [1, 2]
   assert page.pointers.version == [1] * 4
