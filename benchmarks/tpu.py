@@ -66,7 +66,7 @@ def measure(name: str, s: settings.Settings) -> dict[str, Any]:
   except dry_run.DoesNotFit as e:
     return about | {'fits': False, 'hbm_bytes': e.needed}
   needed = dry_run.program_bytes(compiled['steps'])
-  if needed > dry_run.SPARE * chips.chip.hbm_bytes:
+  if needed > dry_run.USABLE * chips.chip.hbm_bytes:
     return about | {'fits': False, 'hbm_bytes': needed}
   sent = dry_run.traffic(made, compiled, chips)
   found = roofline.estimate_times(made, compiled['steps'], chips, sent)

@@ -20,13 +20,14 @@ from jax.sharding import PartitionSpec as P
 from dipaco_jax.core import grid as grid_lib
 from dipaco_jax.core import modules
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import hlo, roofline
 from dipaco_jax.planning.topology import Topology
 from dipaco_jax.training import mesh, programs
 from dipaco_jax.training.performance import GIB
 
-SPARE = 0.95  # of a chip's memory is for programs; the rest is the runtime's
+USABLE = 0.95  # the share of a chip's memory that programs may use; the runtime has the rest
 LINKS = 'data', 'grid', 'dcn'  # the fastest first
 
 
@@ -41,7 +42,8 @@ class DoesNotFit(Exception):
 def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
   """Returns the figures by name, which `to_text` prints. Raises InputError where the devices do not take the grid."""
   s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
-  mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)  # the base model's
+  # Raises InputError where pretraining's batches do not divide.
+  mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)
   made = make_programs(s, topology)
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {
@@ -62,8 +64,8 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
 
 
 def fits(memory: dict[str, Any], topology: Topology) -> bool:
-  """Tells whether a run's `memory_use` leaves the runtime its part of a chip's memory."""
-  return memory['hbm_bytes_per_chip'] <= SPARE * topology.chip.hbm_bytes
+  """Returns whether a run's memory use leaves the runtime its share of a chip's memory."""
+  return memory['hbm_bytes_per_chip'] <= USABLE * topology.chip.hbm_bytes
 
 
 def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
@@ -88,38 +90,45 @@ class Arguments(NamedTuple):
 
 
 def argument_shapes(made: programs.Programs) -> Arguments:
+  """Returns shapes and shardings of all that the programs take, as they lie on the topology's devices."""
   stacked = jax.eval_shape(made.start, made.shapes)
   params = jax.eval_shape(made.gather_path, stacked[0], turn_shape(made))
   state = jax.eval_shape(made.fresh_state, params)
   specs = made.specs.modules, made.specs.outer, made.specs.gathered, made.specs.params, made.specs.state
-  place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+
+  def place(x, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
   trees = zip((*stacked, params, state), specs, strict=True)
   return Arguments(*(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
 
 
-def turn_shape(made: programs.Programs):
+def turn_shape(made: programs.Programs) -> jax.ShapeDtypeStruct:
+  """Returns the shape of a turn: the index of the paths in flight on each mesh axis, replicated."""
   return replicated(made, (len(made.placement.positions),), np.int32)
 
 
-def replicated(made: programs.Programs, shape, dtype):
+def replicated(made: programs.Programs, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+  """Returns the shape of an array that every device of the mesh has whole."""
   return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(made.placement.mesh, P()))
 
 
-def row_shapes(made: programs.Programs, steps: int | None):
+def row_shapes(made: programs.Programs, steps: int | None) -> jax.ShapeDtypeStruct:
   """Returns the shape of tokens, or segment ids, of a dispatch of `steps` steps; None: of a batch of evaluation."""
   s = made.settings
   size = s.train.batch_size if steps else s.evaluate.batch_size or s.train.batch_size
   length = s.model.seq_len if steps else s.evaluate.seq_len or s.model.seq_len
-  shape = (*(steps,) * bool(steps), *made.placement.positions, size, length)
-  sharding = NamedSharding(made.placement.mesh, made.specs.rows(int(bool(steps))))
+  leading = (steps,) if steps else ()
+  shape = (*leading, *made.placement.positions, size, length)
+  sharding = NamedSharding(made.placement.mesh, made.specs.rows(len(leading)))
   return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
 
 
-PHASE = 'steps', 'accumulate', 'outer', 'evaluate'
+PROGRAMS = 'steps', 'accumulate', 'outer', 'evaluate'  # of a phase
 KEYS = {'accumulate': 'finish'}  # of programs in the JSON object, where they have been renamed
 
 
-def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict[str, Any]:
+def compile_all(made: programs.Programs, names: tuple[str, ...] = PROGRAMS) -> dict[str, Any]:
   """Compiles the programs of a phase, or some of them. Raises DoesNotFit."""
   a, t = argument_shapes(made), made.settings.train
   k = grid_lib.largest_divisor(t.steps_per_phase, t.steps_per_dispatch)
@@ -137,7 +146,8 @@ def compile_all(made: programs.Programs, names: tuple[str, ...] = PHASE) -> dict
   return {name: compile_program(getattr(made, name), *calls[name]) for name in names}
 
 
-def compile_program(program, *args) -> Any:
+def compile_program(program: Any, *args: Any) -> Any:
+  """Compiles a program for its arguments' shapes. Raises DoesNotFit where a chip has too little memory."""
   try:
     return program.lower(*args).compile()
   except jax.errors.JaxRuntimeError as e:
@@ -164,9 +174,8 @@ def bytes_on_chip(tree) -> int:
 def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
   """Returns the bytes of a chip's HBM at its fullest, and by kind while a path trains."""
   a, turns = argument_shapes(made), len(made.placement.turns())
-  taken = (
-    a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
-  )  # `accumulate` takes this part of the state
+  # 'accumulate' is given AdamW's second moments as an argument: they are counted with the program.
+  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
   waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
   held = {
     'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting,
@@ -176,6 +185,7 @@ def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, A
   }
   needed = {name: held[name] + program_bytes(compiled[name]) for name in held}
   found = compiled['steps'].memory_analysis()
+  own = found.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # counted under other names
   return {
     'hbm_bytes_per_chip': max(needed.values()),
     'hbm_bytes_by_program': {KEYS.get(name, name): size for name, size in needed.items()},
@@ -185,9 +195,7 @@ def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, A
       'outer states and sums': bytes_on_chip((a.outer, a.gathered)),
       'gradients': bytes_on_chip(a.params),
       'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
-      'rows and programs': program_bytes(compiled['steps'])
-      - found.temp_size_in_bytes
-      - bytes_on_chip((a.params, a.state)),
+      'rows and programs': program_bytes(compiled['steps']) - own,
     },
   }
 
@@ -202,8 +210,8 @@ def program_bytes(program: Any) -> int:
 # -- traffic
 
 
-def widest_link(data: int, slices: list[int], group: list[int]) -> str:
-  """Returns the widest link of a group of devices: 'data', inside a path's slice; 'grid'; 'dcn', from slice to slice.
+def slowest_link(data: int, slices: list[int], group: list[int]) -> str:
+  """Returns the slowest link that a group crosses: 'data', in a path's devices; 'grid'; 'dcn', between TPU slices.
 
   Args:
     data: devices inside a path, which are next to each other in the mesh.
@@ -223,7 +231,7 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
   for name in ('steps', 'outer'):
     count, size = dict.fromkeys(LINKS, 0), dict.fromkeys(LINKS, 0.0)
     for collective in hlo.collectives(compiled[name].as_text()):
-      crossed = [widest_link(made.placement.data, slices, group) for group in collective.groups or [everybody]]
+      crossed = [slowest_link(made.placement.data, slices, group) for group in collective.groups or [everybody]]
       link = max(crossed, key=LINKS.index)
       count[link] += 1
       size[link] += collective.sent(len(everybody))
@@ -257,14 +265,17 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
       if fits(memory_use(made, compile_all(made)), topology):
         fewer = f' --config.train.batch_size={size} --config.evaluate.batch_size={size}' if size < last else ''
         return f'--config.model.remat={remat} --config.train.microbatch={microbatch}{fewer}'
-    except (DoesNotFit, ValueError):  # ValueError: a path's devices do not divide it
+    except (DoesNotFit, InputError):  # InputError: the batch is not a multiple of a path's devices
       continue
   return ''
 
 
 def to_text(found: dict[str, Any]) -> str:
   """Formats the figures of `estimate`, a line for each."""
-  gib = lambda n: f'{n / GIB:.2f} GiB'  # noqa: E731
+
+  def gib(num_bytes: float) -> str:
+    return f'{num_bytes / GIB:.2f} GiB'
+
   lines = [
     f'topology       {found["topology"]}: {found["chips"]} chips, {found["chips_per_path"]} to a path, '
     f'{found["paths_in_turn"]} paths in turn on each',

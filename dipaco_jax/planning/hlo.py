@@ -73,7 +73,7 @@ def replica_groups(line: str) -> list[list[int]]:
     return moved.reshape(-1, math.prod(devices.shape[i] for i in inside)).tolist()
   if match := re.search(r'replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', line):
     return device_order(match[2]).reshape(*map(int, match[1].split(','))).tolist()
-  raise ValueError(f'a spelling of replica groups that is not known: {line}')
+  raise ValueError(f'unknown spelling of replica groups: {line}')
 
 
 # -- traffic with HBM
@@ -84,11 +84,13 @@ NOT_READ = 'AllocateBuffer', 'ConcatBitcast'  # custom calls that only name memo
 
 
 class Instruction(NamedTuple):
+  """An instruction of an HLO computation."""
+
   name: str
-  shape: str
+  shape: str  # with layout and memory space
   op: str
   operands: list[str]
-  line: str
+  line: str  # its whole text
 
 
 def computations(text: str) -> dict[str, list[Instruction]]:
@@ -128,8 +130,8 @@ def in_hbm(shape: str) -> str:
 class Traffic:
   """Bytes that a compiled program reads from HBM and writes to it: an upper bound.
 
-  Every instruction reads its operands and writes its results once, only the slices of what is sliced. Loops count as
-  often as they run. Arrays in a chip's vector memory cost nothing.
+  Every instruction reads each operand once and writes its results once; a slice counts as its own size, not its
+  operand's. Loops count once per iteration. Arrays in a chip's vector memory cost nothing.
   """
 
   def __init__(self, text: str):
@@ -141,6 +143,7 @@ class Traffic:
     return sum(self.instruction_bytes(computation, i) for i in self.bodies[computation])
 
   def instruction_bytes(self, where: str, i: Instruction) -> int:
+    """Returns the bytes that one instruction moves; for a call, loop or branch, those of its computation."""
     if i.op in FREE or i.op.endswith('-done') or any(f'"{name}"' in i.line for name in NOT_READ):
       return 0
     if i.op == 'while':

@@ -48,7 +48,10 @@ PRODUCTS = {'xla': {'none': 6, 'dots': 8, 'full': 8}, 'splash': {'none': 7, 'dot
 
 
 def extra_splash_flops(config: settings_lib.Model) -> float:
-  """Returns the FLOPs of a token that splash needs beyond 'xla'; mostly negative, for blocks that it leaves out."""
+  """Returns the FLOPs per token that splash attention needs beyond 'xla'.
+
+  Negative where the blocks that it skips outweigh what it computes again.
+  """
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES:
     return 0
@@ -58,7 +61,7 @@ def extra_splash_flops(config: settings_lib.Model) -> float:
 
 
 def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
-  """Returns bounds of the seconds of a step, model FLOPs utilization, and hours of the whole config.
+  """Returns bounds of the seconds of a step, model FLOPs utilization, and hours of the whole run.
 
   Args:
     steps: the compiled program of inner steps.
@@ -91,9 +94,9 @@ def seconds_to_send(num_bytes: dict[str, float], chip: Chip) -> float:
 
 def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
   """Returns the seconds of pretraining and of all phases: paths in turn, and the outer step; nothing else."""
-  s, rows_a_chip = made.settings, made.settings.train.batch_size / made.placement.data
+  s, rows_per_chip = made.settings, made.settings.train.batch_size / made.placement.data
   alone = mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), list(made.placement.mesh.devices.reshape(-1)))
-  base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_a_chip
+  base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_per_chip
   turns = [made.placement.paths(turn) for turn in made.placement.turns()]
   active = [outer.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
   num_turns = sum(bool(of_phase[paths].any()) for of_phase in active for paths in turns)

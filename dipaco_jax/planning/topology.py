@@ -12,7 +12,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import performance
 
 DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, as Google publishes it by pod
-# What the compiler requires, by kind or shape.
+# Options that the TPU compiler requires, by kind or by shape.
 OPTIONS: dict[str, dict[str, Any]] = {
   'v4': {'chip_config_name': 'megacore'},  # a chip's two cores as one device
   '1x1': {'chips_per_host_bounds': (1, 1, 1)},
