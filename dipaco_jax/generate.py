@@ -74,7 +74,7 @@ def main():
     from dipaco_jax.inference.trained_run import TrainedRun
 
     run = TrainedRun(f.workdir)
-    command.devices()
+    command.check_devices()
     command.keep_programs()
     engine = Engine(run, version=f.version)
   texts = [engine.start(request) for request in requests_from_flags(run, engine.max_length)]

@@ -30,7 +30,7 @@ def main():
   from dipaco_jax.inference import lm_eval_model
   from dipaco_jax.storage import files
 
-  command.devices()
+  command.check_devices()
   manager = TaskManager(include_path=f.include_path)
   if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
     raise InputError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')

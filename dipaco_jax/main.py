@@ -3,8 +3,8 @@
 Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
 Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is
 gone (start all of them again); 75 the disk is full or gone (run it again when there is space); 130 stopped by Ctrl-C,
-143 by SIGTERM and 129 by its terminal's end, with everything saved. Where nobody reads what it says any more, it goes
-on in silence.
+143 by SIGTERM and 129 by its terminal's end, with everything saved. If its output is
+closed, it goes on silently.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator
 flags.DEFINE_string('registry', None, 'With --role: postgresql://..., sqlite:////FILE, file:PATH; or DIPACO_REGISTRY.')
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
-flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when its parent is no more this process.')
+flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when this process is no longer its parent.')
 flags.DEFINE_bool('backup', False, 'With --role=worker: does abandoned tasks, and copies those of stragglers.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
@@ -56,7 +56,7 @@ ONLY_WITH = {
 
 
 def parse(argv: list[str]) -> settings_lib.Settings:
-  """Flags and the config; anything wrong with them ends with status 2 and one line."""
+  """Parses flags and the config; exits with status 2 and one line where they are wrong."""
   try:
     argv, overrides = config_file.split(argv)
     check_options(FLAGS(argv)[1:])
@@ -64,7 +64,7 @@ def parse(argv: list[str]) -> settings_lib.Settings:
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
     return settings_lib.from_dict(values)
-  except (ValueError, flags.Error) as e:
+  except (InputError, flags.Error) as e:
     command.fail(command.explain(e, usage.MEANT))
 
 
@@ -77,6 +77,8 @@ def check_options(rest: list[str]):
     raise InputError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
   if not FLAGS.workdir and not FLAGS.compile_only:
     raise InputError('--workdir is missing: name a directory to keep the run in')
+  if FLAGS.compile_only and not FLAGS.topology:
+    raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
   printable.check_name('--workdir', FLAGS.workdir or '', 4096)
   printable.check_name('--name', FLAGS.name)
   if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
@@ -100,16 +102,17 @@ def main(argv: list[str] | None = None):
 
 
 def guarded(argv: list[str], signals: stopping.Signals):
-  """All of it; what is the user's to mend ends in one line."""
+  """Runs the command; errors that the user can mend end with one line and an exit status."""
   if tell(argv[1:]):
-    return None
+    return
   try:
     settings = parse(argv)
     if FLAGS.compile_only:
-      return compile_only(settings)
-    if FLAGS.role:
-      return run_role(settings)
-    run_in(pathlib.Path(FLAGS.workdir), settings, signals)
+      compile_only(settings)
+    elif FLAGS.role:
+      run_role(settings)
+    else:
+      run_in(pathlib.Path(FLAGS.workdir), settings, signals)
   except KeyboardInterrupt:
     signals.leave()
   except Exception as e:
@@ -147,20 +150,20 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     from dipaco_jax.storage import lock
 
   with display.doing('looking for devices'):
-    command.devices()
+    command.check_devices()
   first = processes.is_first()
   display.STDERR.silent = not first
   preflight.check_text(workdir, settings)
   with display.doing('looking at the model'):
     preflight.check_model(settings)
-  with contextlib.ExitStack() as open_:
-    open_.enter_context(preflight.kept(workdir))
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(preflight.kept(workdir))
     if first:
-      open_.enter_context(lock.hold(workdir))
+      stack.enter_context(lock.hold(workdir))
       preflight.settle_config(workdir, settings, sys.argv[1:])
     processes.barrier('config')
     preflight.compilation_cache(workdir)
-    page = open_.enter_context(live_report.LiveReport(workdir))
+    page = stack.enter_context(live_report.LiveReport(workdir))
     run_stages(workdir, settings, signals, page.due)
     page.close()
     if first:
@@ -196,9 +199,7 @@ def run_stages(
 
 
 def compile_only(settings: settings_lib.Settings):
-  """A table of what the run will cost, and as the last line the same as one JSON object."""
-  if not FLAGS.topology:
-    raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
+  """Prints a table of what the run will cost, and as the last line the same as a JSON object."""
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
@@ -214,7 +215,7 @@ def compile_only(settings: settings_lib.Settings):
 
 
 def run_role(settings: settings_lib.Settings):
-  """One process of an islands run."""
+  """Works in a role of an islands run."""
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
@@ -229,17 +230,17 @@ def run_role(settings: settings_lib.Settings):
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   if FLAGS.parent:
-    threading.Thread(target=follow, args=(FLAGS.parent,), daemon=True).start()
-  command.devices()
+    threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
+  command.check_devices()
   preflight.check_model(settings)
   preflight.compilation_cache(roles.make_local_place(FLAGS.workdir))
   roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
-    resumes=not FLAGS.parent,  # which sees to that before it starts the first of many
+    resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
   )  # fmt: skip
 
 
-def follow(parent: int):
+def end_with_parent(parent: int) -> None:
   """Ends this process after its parent."""
   while os.getppid() == parent:
     time.sleep(1)
@@ -247,7 +248,7 @@ def follow(parent: int):
 
 
 def finish(workdir: pathlib.Path):
-  """The report, and a summary of it."""
+  """Writes the report and prints a summary. Raises Diverged where the perplexity is not finite."""
   from dipaco_jax.reports import failures, headline, run_report
   from dipaco_jax.storage import files
 

@@ -115,7 +115,7 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
 
 def table(found: Sequence[Outcome], dense: Outcome) -> str:
   """Returns a table of candidates beside the dense path."""
-  lines = [('', 'loss', 'less dense', 'averaging gap', 'seconds')]
+  lines = [('', 'loss', 'minus dense', 'averaging gap', 'seconds')]
   for one in (dense, *found):
     others = one is not dense
     less = f'{one.loss - dense.loss:+.3f}' if others and math.isfinite(one.loss - dense.loss) else ''
@@ -161,7 +161,10 @@ class Search:
     if (folder / 'config.json').exists():
       there, wanted = (settings.digest(s) for s in (stage_records.read_settings(folder), self.settings_with(changes)))
       if there != wanted:
-        raise InputError(f'--workdir={self.workdir}: {folder.name} is of other options or another config: name another')
+        raise InputError(
+          f'--workdir={self.workdir}: {folder.name} holds a run with other options or '
+          'another config: name another folder'
+        )
     if not (folder / 'stages' / 'evaluate.json').exists() and not diverged.exists():
       print(f'[{len(self.done) + 1}/{self.num_runs}] {name}', file=sys.stderr, flush=True)
       other = str(self.done[0]) if self.done else self.reuse
@@ -178,7 +181,7 @@ class Search:
 
 
 def train(options: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
-  """Runs the program; returns its exit status. A signal to end is passed on, and its end waited for."""
+  """Runs `main` in a process and returns its exit status; passes signals on and waits for its end."""
   process = subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *options], env=env, stdout=stdout)
 
   def stop(number, frame):
@@ -210,21 +213,22 @@ def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], 
   found = [runs.run(FIRST.replace('-', ' '), {})]
   best = found[0]
 
-  def try_it(name: str, changes: Mapping[str, Any]) -> Outcome:
+  def run_candidate(name: str, changes: Mapping[str, Any]) -> Outcome:
+    """Runs a candidate on the best so far, and adds it to `found`."""
     found.append(runs.run(name, best.changes | dict(changes)))
     return found[-1]
 
   if not is_plain:
-    best = min(best, try_it('plain averages', PLAIN), key=lambda one: one.loss)
+    best = min(best, run_candidate('plain averages', PLAIN), key=lambda one: one.loss)
   if by_row:
-    best = min(best, try_it('averages by row', PLAIN | by_row), key=lambda one: one.loss)
-  best = longest_good([best, *(try_it(f'tau {t}', lasting(steps, t)) for t in taus(tau))])
-  best = min(best, try_it('a third of the rate', rate), key=lambda one: one.loss)
+    best = min(best, run_candidate('averages by row', PLAIN | by_row), key=lambda one: one.loss)
+  best = longest_good([best, *(run_candidate(f'tau {t}', lasting(steps, t)) for t in taus(tau))])
+  best = min(best, run_candidate('a third of the rate', rate), key=lambda one: one.loss)
   return best, found, runs.run('dense', ALONE)
 
 
 def advice(s: settings.Settings, best: Outcome) -> dict[str, Any]:
-  """Returns the changes for the whole run: with other phases, fields that count phases still span as many steps."""
+  """Returns the options for the whole run. Fields that count phases span as many steps as before."""
   tau = s.train.steps_per_phase
   if best.tau == tau:
     return dict(best.changes)
@@ -286,6 +290,6 @@ if __name__ == '__main__':
   flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default 4 phases or 5% of all.', lower_bound=0)
   try:
     sys.argv[1:], OVERRIDES[:] = config_file.split(sys.argv[1:])
-  except ValueError as e:
+  except InputError as e:
     command.fail(str(e))
   command.run(main)

@@ -94,7 +94,7 @@ def main() -> int:
     logging.getLogger('uvicorn.access').setLevel(logging.INFO)
   command.keep_programs()
   run = TrainedRun(f.workdir)
-  command.devices()
+  command.check_devices()
   name = os.path.basename(os.path.realpath(f.workdir) if '://' not in f.workdir else f.workdir.rstrip('/'))
   num_paths = run.layout.grid.num_paths
   server = http_server.Server(

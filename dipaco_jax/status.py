@@ -1,5 +1,6 @@
 """Says how far a run is: `python -m dipaco_jax.status --workdir=DIR`; while it runs, on this machine or another."""
 
+import contextlib
 import itertools
 import math
 import mmap
@@ -21,7 +22,8 @@ from dipaco_jax.pipeline.stage_records import read_settings, read_stages
 from dipaco_jax.reports import failures, headline
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
-from dipaco_jax.training.progress import duration, whose_loss
+from dipaco_jax.training.display import duration
+from dipaco_jax.training.progress import whose_loss
 
 CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {
@@ -71,9 +73,10 @@ def of_islands(workdir: str, url: str) -> str:
   file = url.removeprefix('sqlite:///')
   if file != url and not pathlib.Path(file).exists():
     raise InputError(f'--registry={url}: there is no such file; name the registry of a run')
-  tasks = registry.Registry(url, patience_s=5)
-  lines = status_table.lines(tasks)
-  for fact in tasks.facts('finished'):
+  facts = registry.Registry(url, patience_s=5)
+  with contextlib.closing(facts):
+    lines, finished = status_table.lines(facts), facts.facts('finished')
+  for fact in finished:
     words, *more = headline.outcome(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)

@@ -1,7 +1,10 @@
 """What all commands share: how they start and end, how a config is read, and the text of --help.
 
-Read `command` first. The commands themselves are the files above this room: `main`, `recipe`, `status`, `generate`,
+Read `command` first (start and end of a command), then `config_file` (a config and its overrides) and `usage` (the text
+of --help). The commands themselves are the files above this room: `main`, `recipe`, `status`, `generate`,
 `serve`, `export`, `harness`, `inspect` and `report`.
 
 Flags and ConfigDict are known here and in the commands, and nowhere else.
+
+Imports from `core` and `training`.
 """

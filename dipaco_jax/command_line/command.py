@@ -17,14 +17,14 @@ from dipaco_jax.core import errors, fields, printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display, processes, stopping
 
-TRY_AGAIN = 75  # exit status where the disk is full
-DIVERGED = 65  # where training cannot go on
+TRY_AGAIN = 75  # exit status: the disk is full
+DIVERGED = 65  # exit status: training cannot go on
 AFTER_DIVERGENCE = (
   'the same command goes on from the last checkpoint, which is from before: that helps where a machine was at fault; '
   'else use another --workdir and a lower learning rate'
 )
-# What is wrong with a file that is the user's to mend.
-NAMES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+# Errors of a file that the user can mend.
+USER_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def run(main: Callable[[], int | None]):
@@ -54,11 +54,11 @@ def run(main: Callable[[], int | None]):
         fail(f'{e.filename or "the disk"}: {e.strerror}; run it again when there is space', TRY_AGAIN)
       if e.filename is None and e.strerror and '://' in e.strerror:
         fail(e.strerror)  # of storage, in our words
-      if e.errno not in NAMES:
+      if e.errno not in USER_ERRNOS:
         raise
-      fail(f'{e.filename2 or e.filename}: {e.strerror}; see to its name and permissions')
+      fail(f'{e.filename2 or e.filename}: {e.strerror}; check its name and permissions')
 
-  display.STDERR.only_terminal = True  # their output goes to other programs
+  display.STDERR.only_terminal = True  # a command's output may go to another program: progress is for terminals only
   with processes.ending(), stopping.listening():
     if '--version' in sys.argv and 'version' not in flags.FLAGS:  # else it is that of a run's modules
       print(f'dipaco_jax {dipaco_jax.__version__}')
@@ -84,8 +84,8 @@ def check_out(option: str, file: str | None):
     raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
-def devices():
-  """Raises InputError where JAX has none: what is said of that comes in many words, or none."""
+def check_devices() -> None:
+  """Raises InputError, in one line, where JAX finds no device; JAX's own error has many lines, or none."""
   import jax
 
   try:
@@ -97,8 +97,8 @@ def devices():
     raise InputError(f'JAX_PLATFORMS={named}: JAX has no device: {why}; {fix}') from e
 
 
-def quiet():
-  """Keeps the libraries' chatter off the display; our own warnings stay."""
+def quiet() -> None:
+  """Silences the libraries' logs; warnings of this package stay."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   from absl import logging as absl_logging
 
@@ -110,14 +110,14 @@ def quiet():
 
 
 class Plain(logging.Formatter):
-  """What is said of text from outside obeys nothing that stands in it, and tells no passwords."""
+  """Formats log records, without control characters of outside text and without passwords."""
 
   def format(self, record: logging.LogRecord) -> str:
     return display.STDERR.cleared + printable.redacted(printable.text(super().format(record)))
 
 
-def keep_programs():
-  """Compiled programs of commands that may not write into a workdir: in the user's cache, unless JAX is told where."""
+def keep_programs() -> None:
+  """Keeps compiled programs in the user's cache, for commands that write into no workdir, unless JAX is told where."""
   import jax
 
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
@@ -127,7 +127,7 @@ def keep_programs():
 
 
 def fail(words: str, status: int = 2) -> NoReturn:
-  """One line on stderr, and out."""
+  """Prints one line on stderr and exits."""
   stopping.say(printable.redacted(printable.text(words)))
   sys.exit(status)
 

@@ -1,6 +1,6 @@
 """A config: a Python file with get_config(), and what the command line changes in it by --config.FIELD=VALUE.
 
-What is wrong with either is said in one line, that names the file and the line, or the option, and the fix.
+Errors in either are one line that names the file and line, or the option, and the fix.
 """
 
 import ast
@@ -20,7 +20,9 @@ from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError
 
 SHIPPED = pathlib.Path(__file__).parent.parent / 'configs'  # in a clone a link, so that wheels take them along
-FIELDS = {'seed': 0, 'grid': {}} | fields.flatten(settings.Settings().to_dict())  # and their defaults, in order
+FIELDS = {'seed': 0, 'grid': {}} | fields.flatten(
+  settings.Settings().to_dict()
+)  # and their defaults, in order; the first two stand alone, before all sections
 ABOUT = dict(fields.fields(settings.Settings))
 TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no': False}
 
@@ -33,12 +35,12 @@ class Override(typing.NamedTuple):
 
 
 def shipped() -> list[str]:
-  """Names of the configs that come with the package."""
+  """Returns the names of the configs that come with the package."""
   return sorted(file.stem for file in SHIPPED.glob('*.py'))
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
-  """The other arguments, and those that are --config.FIELD=VALUE, --config.FIELD VALUE or --[no]config.SWITCH."""
+  """Splits arguments into others, and --config.FIELD=VALUE, --config.FIELD VALUE or --[no]config.SWITCH."""
   rest, overrides, left = [], [], list(argv)
   while left:
     arg = left.pop(0)
@@ -58,11 +60,11 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
 
 
 def read(named: str, overrides: Sequence[Override] = ()) -> dict[str, Any]:
-  """Fields by section, for `settings.from_dict`.
+  """Reads a config with its overrides; returns fields by section, for `settings.from_dict`.
 
   Args:
     named: a file, or the name of a config of `shipped`; a variant may follow, behind a colon.
-    overrides: are made in their order; those of one field of names, as of data.train, are taken together.
+    overrides: applied in order; several of one tuple of strings, as data.train, are joined.
   """
   file, variant = find(named)
   c = load(file, variant)
@@ -81,7 +83,7 @@ def read(named: str, overrides: Sequence[Override] = ()) -> dict[str, Any]:
 
 
 def find(named: str) -> tuple[pathlib.Path, list[str]]:
-  """The file, and the variant where one is named."""
+  """Returns the config's file, and its variant if one is named. Raises InputError."""
   name, *variant = named.split(':', 1)
   if pathlib.Path(name).is_file():
     return pathlib.Path(name), variant
@@ -94,7 +96,7 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
 
 
 def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
-  """Returns what get_config() of a file returns; raises an error in the file with its line."""
+  """Runs a config file and returns what its get_config() returns. Raises InputError with the line of an error in it."""
   try:
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
@@ -138,14 +140,14 @@ def _words(error: Exception) -> str:
 
 
 def _wrong_type(last: str, value: str) -> str:
-  """ConfigDict names no section, so that a field may be one of several."""
+  """Says what type a field should have; ConfigDict gives its name without the section, so it may be one of several."""
   kinds = {fields.wanted(name, kind_of(name), ABOUT[name].example) for name in FIELDS if name.split('.')[-1] == last}
   fix = f': write {value[:-2]}' if kinds == {'a whole number'} and re.fullmatch(r'\d+\.0', value) else ''
   return f'{last}={value} should be {" or ".join(sorted(kinds)) or "a section, with fields of its own"}{fix}'
 
 
 def kind_of(name: str) -> Any:
-  """The type of a field; raises InputError where there is none, with the nearest."""
+  """Returns the type of a field. Raises InputError that names the nearest where there is none."""
   if name in FIELDS:
     kind: Any = settings.Settings
     for part in name.split('.'):
@@ -227,7 +229,7 @@ def _no_axis(axis: str, text: str, grid: ConfigDict) -> str:
 
 
 def _joined(overrides: Sequence[Override]) -> list[Override]:
-  """Globs that were given one by one, as one override."""
+  """Joins the values of a field of globs that were given one by one; of other fields the last counts."""
   found: dict[str, Override] = {}
   for name, text in overrides:
     before = found.pop(name, None)

@@ -10,7 +10,7 @@ from dipaco_jax.core import settings
 
 COMMANDS = {
   'main': ('--config=tiny --workdir=runs/tiny', 'trains, from text to report; the same command again goes on'),
-  'recipe': ('--config=tiny --workdir=runs/recipe', 'how often paths should exchange, and how, by short runs'),
+  'recipe': ('--config=tiny --workdir=runs/recipe', 'finds how often paths should exchange, and how, by short runs'),
   'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
   'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
@@ -20,9 +20,9 @@ COMMANDS = {
   'report': ('--workdir=runs/tiny', 'writes the report again; several --workdir are compared'),
 }
 
-# What to write in place of options that there are not, by names that they have elsewhere.
 DEVICES = 'all devices are used; CUDA_VISIBLE_DEVICES and JAX_PLATFORMS choose among them'
 LONG = 'write --config.train.phases, or --config.train.steps_per_phase: a run is as long as these say'
+# What to write instead of options that do not exist, by the names they have in other programs.
 MEANT = {
   last: 'write ' + ' or '.join(f'--config.{name}' for name in config_file.FIELDS if name.split('.')[-1] == last)
   for last in {name.split('.')[-1] for name in config_file.FIELDS}
@@ -35,7 +35,7 @@ MEANT = {
 
 
 def commands() -> str:
-  """A line for each."""
+  """Returns the list of commands, two lines each."""
   lines = [f'  python -m dipaco_jax.{name} {options}\n      {words}' for name, (options, words) in COMMANDS.items()]
   return '\n'.join(['Commands; --help tells the options of each:', '', *lines])
 
@@ -49,7 +49,7 @@ def main_help(about: str, options: Mapping[str, str | None]) -> str:
 
 
 def _sections() -> list[str]:
-  """Every field and its default, below what its section is."""
+  """Returns every field with its default, under a line about its section."""
   words, lines, section = explanations(), [''], ''
   for name, value in config_file.FIELDS.items():
     before, section = section, name.rpartition('.')[0]
@@ -60,7 +60,7 @@ def _sections() -> list[str]:
 
 
 def _entry(name: str, words: str) -> str:
-  """One option or field, and what it is."""
+  """Returns one option or field with its explanation, wrapped."""
   indent = ' ' * 40
   wrapped = textwrap.wrap(words, _width(), initial_indent=indent, subsequent_indent=indent) or ['']
   if len(name) < 37:

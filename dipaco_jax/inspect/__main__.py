@@ -51,7 +51,7 @@ def main():
     from dipaco_jax.storage import files
 
     run = TrainedRun(options.workdir)
-    command.devices()
+    command.check_devices()
     command.keep_programs()
   every = excerpt_choice.every(run.settings) if options.every is None else options.every
   path = None if options.path is None else run.number(command.path_named(options.path))

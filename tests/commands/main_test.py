@@ -204,7 +204,7 @@ def test_no_device(monkeypatch, error, said):
   monkeypatch.setattr(jax, 'devices', fail)
   monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
   with pytest.raises(ValueError) as info:
-    command.devices()
+    command.check_devices()
   assert said in str(info.value) and '\n' not in str(info.value)
 
 

@@ -36,7 +36,7 @@ def test_longer_phases_win_unless_they_cost_something():
 def test_a_table_names_what_diverged():
   lines = recipe.table([found(8, 3.5, 'the config'), found(2, math.inf, 'tau 2')], found(8, 3.25, 'dense')).splitlines()
   assert [line.split() for line in lines] == [
-    ['loss', 'less', 'dense', 'averaging', 'gap', 'seconds'],
+    ['loss', 'minus', 'dense', 'averaging', 'gap', 'seconds'],
     ['dense', '3.250', '60'],
     ['the', 'config', '3.500', '+0.250', '+0.010', '60'],
     ['tau', '2', 'diverged', '+0.010', '60'],
@@ -118,6 +118,6 @@ def test_its_options_are_those_of_a_run_that_takes_its_base(tmp_path):
   again = start(*options)
   assert again.stdout == done.stdout and '[1/7]' in done.stderr and '[1/7]' not in again.stderr  # nothing is run twice
   other = start(*options[:2], '--steps=12')
-  assert other.returncode == 2 and 'is of other options' in other.stderr
+  assert other.returncode == 2 and 'holds a run with other options' in other.stderr
   said = tiny_run.run(config, tmp_path / 'run', *shlex.split(done.stdout.splitlines()[-1]))
   assert 'tokenize' not in said and 'train 96/96' in said  # 4 paths of 24 steps, of the text as it is there

@@ -27,7 +27,7 @@ while True:
 """
 PARENT = """
 import os, subprocess, sys, time
-child = 'import sys; from dipaco_jax import main; print("follows", flush=True); main.follow(int(sys.argv[1]))'
+child = 'import sys; from dipaco_jax import main; print("follows", flush=True); main.end_with_parent(int(sys.argv[1]))'
 subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])
 time.sleep(60)
 """
