@@ -10,6 +10,7 @@ from repository import ROOT
 
 from dipaco_jax import main
 from dipaco_jax.command_line import command
+from dipaco_jax.core import settings
 
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
 
@@ -206,6 +207,15 @@ def test_no_device(monkeypatch, error, said):
   with pytest.raises(ValueError) as info:
     command.check_devices()
   assert said in str(info.value) and '\n' not in str(info.value)
+
+
+def test_an_error_of_the_program_is_not_called_a_wrong_config(monkeypatch, run):
+  def fail(values):
+    raise ValueError('a bug')
+
+  monkeypatch.setattr(settings, 'from_dict', fail)
+  with pytest.raises(ValueError, match='a bug'):
+    run(TINY, '--workdir=new')
 
 
 def test_a_workdir_that_is_for_other_things(run, tmp_path):

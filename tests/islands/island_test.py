@@ -28,6 +28,15 @@ def test_a_workdir_that_another_process_holds_is_waited_for(made, tmp_path):
     raise ValueError('its own')
 
 
+def test_an_error_of_the_lock_is_not_called_busy(made, monkeypatch):
+  def fail(workdir):
+    raise ValueError('a bug')
+
+  monkeypatch.setattr(lock, 'hold', fail)
+  with pytest.raises(ValueError, match='a bug'), made.hold_workdir():
+    pass
+
+
 def test_a_module_and_its_paths_name_each_other(made):
   for module in made.all_modules():
     paths = [path for path in range(4) if module in made.modules_of(path).values()]
