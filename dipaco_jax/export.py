@@ -42,15 +42,16 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
   report = run.report
   facts = model_card.Facts(
-    run.settings,
-    number,
-    run.layout.grid.coordinates(number),
-    version,
-    modules,
-    run.best_versions[number] == version <= report.get('phases', 0),
-    report,
-    dtype,
-    sum(x.size for x in params.values()),
+    settings=run.settings,
+    number=number,
+    coordinates=run.layout.grid.coordinates(number),
+    version=version,
+    modules=modules,
+    # 'phases' is None in a report that was written before training ended.
+    measured=run.best_versions[number] == version and version <= (report.get('phases') or 0),
+    report=report,
+    dtype=dtype,
+    parameters=sum(x.size for x in params.values()),
   )
   about = {
     'path': number,

@@ -53,7 +53,8 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
   path = None if f.path is None else run.number(command.path_named(f.path))
   found: list[Request] = []
   for prompt in f.prompt:
-    tokens = tuple(int(t) for t in run.tokenizer.encode(sys.stdin.read() if prompt == '-' else prompt, eos=False))
+    words = command.decode_text(sys.stdin.buffer.read(), '--prompt=-') if prompt == '-' else prompt
+    tokens = tuple(int(t) for t in run.tokenizer.encode(words, eos=False))
     room = max(1, min(Request.max_tokens, max_length - len(tokens)))
     most = room if f.max_tokens is None else f.max_tokens
     request = Request(

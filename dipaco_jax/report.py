@@ -36,10 +36,11 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
 
 def check_options(workdirs: list[str], out: str | None):
   """Raises InputError where a report of the workdirs cannot be made, or not be written to `out`."""
-  for name in workdirs:
+  places = [pathlib.Path(name).resolve() for name in workdirs]
+  for i, name in enumerate(workdirs):
     if '://' in name:
       raise InputError(f'--workdir={name}: a report is made in a folder; one of islands is in their bucket at the end')
-    if workdirs.count(name) > 1:
+    if places[i] in places[:i]:
       raise InputError(f'--workdir={name} is named twice: a run is compared with others')
     if ',' in name and not pathlib.Path(name).exists():
       raise InputError(f'--workdir={name}: there is no such folder; name each run by a --workdir of its own')

@@ -55,8 +55,9 @@ class Engine:
       self.run.number(request.path)
     elif self.run.layout.grid.num_paths > 1:
       self.run.router  # noqa: B018  # raises where there is none
-    if not 0 <= min(request.tokens) <= max(request.tokens) < self.run.tokenizer.vocab_size:
-      raise InputError(f'prompt: token {max(request.tokens)} is none of the {self.run.tokenizer.vocab_size} there are')
+    vocab_size = self.run.tokenizer.vocab_size
+    if wrong := [token for token in request.tokens if not 0 <= token < vocab_size]:
+      raise InputError(f'prompt: token {wrong[0]} is not from 0 to {vocab_size - 1}')
 
   def start(self, request: Request) -> Text:
     """Queues a text, for `step` to grow; raises InputError that names what is wrong with the request."""

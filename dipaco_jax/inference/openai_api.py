@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.inference.request import Request
+from dipaco_jax.storage import seals
 
 MAX_TOKENS = 16  # OpenAI's default
 ERROR_TYPES = {401: 'authentication_error', 429: 'rate_limit_error'}
@@ -134,8 +136,10 @@ class ServedModel:
   def _check(self, request: Request):
     try:
       self.check_request(request)
-    except ValueError as e:
-      words = re.sub(r'^--(workdir=\S+: )?', '', str(e))  # clients are not told where the run is
+    except seals.Damaged:  # a fault of the server's; its message names the workdir
+      raise
+    except InputError as e:
+      words = str(e).removeprefix('--')  # of '--path=4: ...'
       param = re.split(r'\W', words)[0]
       raise ApiError(400, words, param if param in FIELDS else None) from e
 

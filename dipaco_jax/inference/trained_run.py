@@ -192,12 +192,15 @@ class TrainedRun:
 
   @property
   def router(self) -> TextRouter:
-    """The router of the last round of sharding that there was; raises InputError where there is none."""
+    """The router of the newest round of sharding. Raises InputError where there is none.
+
+    The message does not name the workdir: servers pass it on to clients.
+    """
     if self._router is None:
       method = self.settings.routing.method
       if method in ('random', 'single'):
-        raise InputError(f'--workdir={self.workdir}: config.routing.method={method!r} has no router: name a path')
-      raise InputError(f'--workdir={self.workdir}: there is no router yet: {NOT_YET}')
+        raise InputError(f'config.routing.method={method!r} has no router: name a path')
+      raise InputError(f'there is no router yet: {NOT_YET}')
     return self._router
 
   @functools.cached_property

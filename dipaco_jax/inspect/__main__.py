@@ -29,11 +29,10 @@ def read_text(words: str | None, file: str | None) -> str:
   if file is None:
     return words or ''
   try:
-    return (sys.stdin.buffer.read() if file == '-' else remote_files.read(file)).decode()
+    data = sys.stdin.buffer.read() if file == '-' else remote_files.read(file)
   except OSError as e:
     raise InputError(f'--file={file}: {e.strerror or e}; name a file, or give the text by --text') from e
-  except UnicodeDecodeError as e:
-    raise InputError(f'--file={file} is not UTF-8 ({e.reason} at byte {e.start}): convert it') from e
+  return command.decode_text(data, f'--file={file}')
 
 
 def main():

@@ -1,23 +1,25 @@
 """Numbers, bytes and times in words."""
 
 import datetime
+from collections.abc import Sequence
 
 
 def count(n: float | None) -> str:
   """Returns '1.05 M', '5.3 B' or '812'; 'not known' for None."""
-  if n is None:
-    return 'not known'
-  for scale, unit in ((1e15, 'P'), (1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'K')):
-    if abs(n) >= scale:
-      return f'{n / scale:.3g} {unit}'
-  return f'{n:,.0f}'
+  return 'not known' if n is None else _scaled(n, ('K', 'M', 'B', 'T', 'P', 'E', 'Z', 'Y')) or f'{n:,.0f}'
 
 
 def size(num_bytes: float) -> str:
   """Returns bytes in decimal units, as '1.05 MB'."""
-  if num_bytes < 1e3:
-    return f'{num_bytes:,.0f} bytes'
-  return f'{count(num_bytes).replace(" B", " G").replace(" K", " k")}B'
+  return _scaled(num_bytes, ('kB', 'MB', 'GB', 'TB', 'PB', 'EB', 'ZB', 'YB')) or f'{num_bytes:,.0f} bytes'
+
+
+def _scaled(n: float, units: Sequence[str]) -> str:
+  """Returns n with three digits, in the largest unit that it rounds to one of; '' for less than the first unit."""
+  for power, unit in reversed([*enumerate(units, 1)]):
+    if abs(n) >= 0.9995 * 1000**power:  # else 999,600 would be '1e+03 K'
+      return f'{n / 1000**power:.3g} {unit}'
+  return ''
 
 
 def clock_time(unix_s: float) -> str:

@@ -40,7 +40,8 @@ def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settin
   for words, name, form in FIGURES:
     values = [_value(report, name) for report in reports.values()]
     rows.append([words, *('-' if v is None else form(v) for v in values)])
-  rows[2:2] = rerouted(list(reports.values()))
+    if name == 'perplexity_interval':
+      rows += rerouted(list(reports.values()))
   flat = [report_page.settings_in_words(config) for config in configs.values()]
   for name in flat[0]:
     values = [config[name] for config in flat]

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import dipaco_jax
+
 PAGE = 'report.html'
 EVERY_S = 30.0  # at most: there are runs whose phases take a second
 SHARE = 0.05  # of a processor's time, that drawing may take
@@ -74,8 +76,8 @@ class LiveReport:
 
 def start_child(workdir: pathlib.Path) -> subprocess.Popen:
   """Starts a process that writes the page, without the devices; Ctrl-C does not reach it."""
-  package = str(pathlib.Path(__file__).parent.parent)
-  path = os.pathsep.join(filter(None, [package, os.environ.get('PYTHONPATH')]))
+  root = str(pathlib.Path(dipaco_jax.__file__).parent.parent)  # the folder that the package is in
+  path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
   return subprocess.Popen(
     [sys.executable, '-c', PROGRAM, str(workdir)],
     env=os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'},

@@ -175,6 +175,6 @@ def settings_in_words(s: settings.Settings) -> dict[str, str]:
 def _number(name: str, value: float | None) -> str:
   if value is None:
     return 'not known'
-  if 'bytes_' in name:
+  if 'bytes' in name:
     return size(value)
   return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}'

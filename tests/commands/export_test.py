@@ -65,9 +65,10 @@ def test_what_was_not_measured_has_no_figure(undisturbed, run, tmp_path):
   export.export(run, 2, other, tmp_path / 'other', 'float32')
   assert f'{report["perplexity_by_path"][2]:.2f}' not in (tmp_path / 'other' / 'README.md').read_text()
   unfinished = trained_run.TrainedRun(str(undisturbed))
-  unfinished.report = {}
-  export.export(unfinished, 2, other, tmp_path / 'unfinished', 'float32')
-  assert 'Nothing was measured yet' in (tmp_path / 'unfinished' / 'README.md').read_text()
+  for place, figures in ('no_report', {}), ('early_report', dict.fromkeys(report)):  # None: not measured yet
+    unfinished.report = figures
+    export.export(unfinished, 2, run.best_versions[2], tmp_path / place, 'float32')
+    assert 'Nothing was measured yet' in (tmp_path / place / 'README.md').read_text()
 
 
 def test_an_export_that_is_read_and_exported_again_is_the_same(undisturbed, run, exported):

@@ -57,6 +57,14 @@ def test_several_prompts_and_samples_and_standard_input(undisturbed):
   assert err.startswith('36 tokens in ')
 
 
+def test_input_that_is_not_utf8_is_told_in_a_line(undisturbed):
+  process = start(f'--workdir={undisturbed}', '--prompt=-')
+  process.stdin.buffer.write(b'caf\xe9')
+  out, err = process.communicate(timeout=240)
+  assert process.returncode == 2 and err.count('\n') == 1 and not out
+  assert '--prompt=- is not UTF-8 (unexpected end of data at byte 3): convert it' in err
+
+
 def test_a_damaged_run_is_told_in_a_line(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')

@@ -26,6 +26,7 @@ def command(*args) -> subprocess.CompletedProcess[str]:
     (['x'], "'x' is not an option"),
     (['--workdir=gs://b/x'], '--workdir=gs://b/x: a report is made in a folder'),
     (['--workdir=x', '--workdir=x'], '--workdir=x is named twice'),
+    (['--workdir=x', '--workdir=./x/'], '--workdir=./x/ is named twice'),
     (['--workdir=x,y'], 'name each run by a --workdir of its own'),
     (['--workdir=x', '--out=y'], '--out=y is for several runs'),
   ],

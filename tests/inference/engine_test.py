@@ -231,7 +231,10 @@ def test_text_ends_before_a_stop_string(run):
   assert text.finished == 'stop' and text.transcript.text == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize('change, words', [({'path': 4}, 'the paths are 0 to 3'), ({'tokens': (330,)}, 'token 330')])
+@pytest.mark.parametrize(
+  'change, words',
+  [({'path': 4}, 'the paths are 0 to 3'), ({'tokens': (330,)}, 'token 330'), ({'tokens': (-1, 5)}, 'token -1')],
+)
 def test_requests_for_what_the_run_has_not_are_refused(run, change, words):
   with pytest.raises(ValueError, match=words):
     Engine(run).start(dataclasses.replace(Request((5, 6, 7), 20), **change))

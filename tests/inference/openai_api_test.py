@@ -6,11 +6,12 @@ import json
 import made_run
 import pytest
 
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import Tokenizer
-from dipaco_jax.inference import openai_api
+from dipaco_jax.inference import openai_api, trained_run
+from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.openai_api import ApiError
 from dipaco_jax.inference.request import Request, check_request
+from dipaco_jax.storage import seals
 
 
 def served(check=functools.partial(check_request, max_length=96)) -> openai_api.ServedModel:
@@ -66,18 +67,26 @@ def test_more_texts_than_may_wait_are_refused():
   assert refused.value.body['error']['param'] == 'n'
 
 
-def test_an_error_does_not_tell_where_the_run_is():
-  def check(request):
-    raise InputError('--workdir=/secret/run: there is no router yet')
-
+def test_an_error_does_not_tell_where_the_run_is(tmp_path):
+  engine = Engine(trained_run.TrainedRun(made_run.write(tmp_path / 'secret run', made_run.settings())))
+  (tmp_path / 'secret run' / 'routing' / '0' / 'router.safetensors').unlink()
   with pytest.raises(ApiError) as refused:
-    parse(served(check))
+    parse(served(engine.check_request))
   assert refused.value.body['error'] == {
-    'message': 'there is no router yet',
+    'message': f'there is no router yet: {trained_run.NOT_YET}',
     'type': 'invalid_request_error',
     'param': None,
     'code': None,
   }
+
+
+@pytest.mark.parametrize('error', [ValueError('a bug'), seals.Damaged('/secret/run/router', 'is damaged')])
+def test_faults_of_the_server_are_not_told_as_faults_of_a_request(error):
+  def check(request):
+    raise error
+
+  with pytest.raises(type(error)):
+    parse(served(check))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import parsed_page
 
 from dipaco_jax import report
-from dipaco_jax.reports import comparison
+from dipaco_jax.pipeline import stage_records
+from dipaco_jax.reports import comparison, run_report
 
 
 def test_runs_are_compared_in_a_table_a_page_and_a_picture(runs, tmp_path):
@@ -25,6 +26,14 @@ def test_rerouted_perplexities_stand_side_by_side():
     ['re-routed, learned, W = 16', '9.000', '-', '8.000'],
     ['re-routed, oracle, W = 16', '-', '-', '7.000'],
   ]
+
+
+def test_an_interval_stands_under_its_perplexity(runs):
+  reports = {name: run_report.make_report(runs(name)) for name in ('grid', 'half')}
+  reports['grid']['reroute'] = {'learned': {'16': 9.0}}
+  configs = {name: stage_records.read_settings(runs(name)) for name in reports}
+  names = [row[0] for row in comparison.table(reports, configs)]
+  assert names[1:4] == ['perplexity', 'its 95% interval', 're-routed, learned, W = 16']
 
 
 def test_names_are_as_long_as_they_need_to_differ():

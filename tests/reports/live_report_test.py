@@ -1,8 +1,10 @@
 """The page that is written while a run trains: by another process, which training neither waits for nor depends on."""
 
+import os
 import time
 
 import pytest
+import repository
 import synthetic
 
 from dipaco_jax.reports import live_report
@@ -38,6 +40,13 @@ def test_a_child_writes_the_page_and_no_more(workdir):
     page.due()
     took_s = page._every_s * live_report.SHARE
     assert 0 < took_s < PATIENCE_S and page._child is None, 'what takes long is not done at once again'
+
+
+def test_the_child_finds_the_package_from_any_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(live_report, 'PROGRAM', 'import os, sys; open(sys.argv[1], "w").write(os.environ["PYTHONPATH"])')
+  assert live_report.start_child(tmp_path / 'seen').wait(PATIENCE_S) == 0
+  assert (tmp_path / 'seen').read_text().split(os.pathsep)[0] == str(repository.ROOT)
 
 
 def test_nothing_is_written_just_after_the_start(workdir):

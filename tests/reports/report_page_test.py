@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from dipaco_jax.pipeline import stage
-from dipaco_jax.reports import run_report
+from dipaco_jax.reports import report_page, run_report
 from dipaco_jax.storage import seals
 
 
@@ -52,6 +52,11 @@ def test_page_names_the_key_figures(reports):
   numbers = ('10.31', 'of the paths (10.02 to 10.61)', '10% lower (9 to 11%) than one dense model', '24% lower')
   for expected in ('16 paths', *numbers, '69 times as much', 'a4xb4', 'this run', '5f5f5f'):
     assert expected in words
+
+
+def test_bytes_are_in_gigabytes():
+  assert report_page._number('peak_memory_bytes', 12_345_678_901) == '12.3 GB'
+  assert report_page._number('outer_bytes_per_phase', 5_300) == '5.3 kB'
 
 
 def test_texts_are_escaped(tmp_path):
