@@ -84,10 +84,6 @@ def check_out(option: str, file: str | None):
     raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
-<<<<<<< HEAD
-def check_devices() -> None:
-  """Raises InputError, in one line, where JAX finds no device; JAX's own error has many lines, or none."""
-=======
 def decode_text(data: bytes, option: str) -> str:
   """Returns the text that an option names, as '--file=notes.txt'. Raises InputError where it is not UTF-8."""
   try:
@@ -96,9 +92,8 @@ def decode_text(data: bytes, option: str) -> str:
     raise InputError(f'{option} is not UTF-8 ({e.reason} at byte {e.start}): convert it') from e
 
 
-def devices():
-  """Raises InputError where JAX has none: what is said of that comes in many words, or none."""
->>>>>>> a3217cf (Export of an unfinished run, the live page's PYTHONPATH, an interval's row, amounts near a thousand, one run in two spellings, input that is not UTF-8)
+def check_devices() -> None:
+  """Raises InputError, in one line, where JAX finds no device; JAX's own error has many lines, or none."""
   import jax
 
   try:
