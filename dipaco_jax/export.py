@@ -24,7 +24,7 @@ def check_out(out: pathlib.Path):
   config = out / 'config.json'
   empty = out.is_dir() and not any(out.iterdir())
   if not empty and not (config.is_file() and llama_folder.is_our_config(config.read_bytes())):
-    raise InputError(f'--out={out} is not empty, and no export of ours: name another folder, or remove what is there')
+    raise InputError(f'--out={out} is not empty and not an export: name another folder, or remove what is there')
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):

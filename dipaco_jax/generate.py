@@ -41,7 +41,7 @@ def summary(engine, texts, seconds: float) -> str:
   words = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
   if engine.recomputed_without_cache:
     share = engine.recomputed / engine.recomputed_without_cache
-    words += f'; changes of path read {share:.0%} of what starting anew would have'
+    words += f'; changes of path recomputed {share:.0%} of what starting anew would have'
   return words
 
 

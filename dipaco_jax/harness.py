@@ -1,7 +1,7 @@
 """Runs tasks of the LM Evaluation Harness on a run, each text by the path that its beginning chooses.
 
     python -m dipaco_jax.harness --workdir=DIR --tasks=hellaswag,arc_easy        by the router
-    python -m dipaco_jax.harness --workdir=DIR --tasks=mine --include_path=DIR2  a task of your own; see --path, too
+    python -m dipaco_jax.harness --workdir=DIR --tasks=mine --include_path=DIR2  a task of your own
 
 Programs that call the harness themselves find the model in `dipaco_jax.inference.lm_eval_model`.
 """

@@ -1,4 +1,4 @@
-"""The report of a run, and of several side by side.
+"""Writes the report of a run, or compares several.
 
 Examples:
 

@@ -3,7 +3,7 @@
     python -m dipaco_jax.serve --workdir=runs/tiny [--port=8000 --max_batch=8 --max_paths=4]
 
 The router chooses a path for each text, unless a request is for model NAME/path-3. The first Ctrl-C or SIGTERM lets
-answers come to their ends, the second does not. With DIPACO_API_KEY in the environment, requests must bring that key.
+answers finish, the second does not. With DIPACO_API_KEY in the environment, requests must bring that key.
 """
 
 import ipaddress
@@ -12,6 +12,7 @@ import logging
 import os
 import shlex
 import socket
+from typing import NoReturn
 
 from absl import flags
 
@@ -50,14 +51,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def warm(engine):
-  """Loads paths into an engine and compiles its first programs; returns the engine."""
+  """Compiles an engine's first programs and loads its first paths; returns the engine."""
   num_paths, start = engine.run.layout.grid.num_paths, (engine.run.tokenizer.eos_id,)
   engine.generate([Request(start, 2, path, until_eos=False) for path in range(min(num_paths, engine.max_paths))])
   try:
     engine.run.router.path(start)
   except seals.Damaged:
     raise
-  except ValueError:  # there is no router; requests will hear of it
+  except InputError:  # there is no router: requests that need one are told
     pass
   return engine
 
@@ -65,14 +66,14 @@ def warm(engine):
 def greeting(name: str, num_paths: int, url: str) -> str:
   """Returns the lines that say where the server is, which models it has, and how to ask."""
   body = json.dumps({'model': name, 'prompt': 'The', 'max_tokens': 32})
-  paths = f'{name}/path-0 to path-{num_paths - 1}'
+  paths = f', its paths are {name}/path-0 to path-{num_paths - 1}' if num_paths > 1 else ''
   return printable.text(
-    f'{name} is at {url}/v1, its paths are {paths}; Ctrl-C stops it\n'
+    f'{name} is at {url}/v1{paths}; Ctrl-C stops it\n'
     f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
   )
 
 
-def main() -> int:
+def main() -> NoReturn:
   """Serves until a signal, and ends with its exit status."""
   f = flags.FLAGS
   check_options(f)
@@ -83,7 +84,7 @@ def main() -> int:
     from dipaco_jax.inference.engine import Engine
     from dipaco_jax.inference.trained_run import TrainedRun
   except ModuleNotFoundError as e:
-    raise InputError(f"{e.name} is missing, which serving needs: pip install -e '.[serve]'") from e
+    raise InputError(f'{e.name} is missing, which serving needs: pip install "dipaco_jax[serve]"') from e
   limits = connections.Limits(connections.IDLE + f.max_waiting + f.max_batch * f.max_paths)
   connections.reserve_descriptors(limits.most)
   host, port = listener.getsockname()[:2]
@@ -106,10 +107,8 @@ def main() -> int:
     f.grace_s,
     os.environ.get('DIPACO_API_KEY', ''),
   )
-  stopping.leave(
-    server.run(listener, limits, f.access_log)
-  )  # at once: the engine's thread may be at a long compilation
-  raise AssertionError
+  status = server.run(listener, limits, f.access_log)
+  stopping.leave(status)  # at once: the engine's thread may be at a long compilation
 
 
 if __name__ == '__main__':
@@ -121,6 +120,6 @@ if __name__ == '__main__':
   flags.DEFINE_integer('max_waiting', 64, 'Texts that may wait for a place; more are refused, with status 429.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
   flags.DEFINE_integer('reroute_every', Request.reroute_every, 'Tokens after which a path is chosen again; 0: never.')
-  flags.DEFINE_float('grace_s', 30.0, 'Seconds for answers to come to their ends when the server is stopped.')
+  flags.DEFINE_float('grace_s', 30.0, 'Seconds that answers may still take when the server is stopped.')
   flags.DEFINE_bool('access_log', False, 'Log a line for each request.')
   command.run(main)

@@ -40,7 +40,7 @@ class Text:
     return len(self.tokens) - len(self.request.tokens)
 
   def set_limit(self):
-    """Sets the length up to which its path stays: to the end of the chunk."""
+    """Sets the length up to which the text stays on its path: the end of its chunk, or of the text."""
     W = self.request.reroute_every
     self.limit = min(self.end, (len(self.tokens) // W + 1) * W) if W else self.end
 
@@ -59,6 +59,7 @@ class Text:
       self.finish('length')
 
   def finish(self, why: str):
+    """Ends the text, unless it has ended, for a reason of `finished`."""
     self.finished = self.finished or why
     self.transcript.close()
 
@@ -139,7 +140,7 @@ def _advance(model: Transformer, params: Params, texts: decoding.Texts):
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _rearrange(texts: decoding.Texts, rows, S: int, cache_rows: int) -> decoding.Texts:
-  """Returns the rows `rows` of a batch, with S positions; a lone one `cache_rows` times in the cache."""
+  """Returns rows of a batch with S positions; a single one is `cache_rows` times in the cache (see `decoding`)."""
   in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
   resized = decoding.pad(decoding.truncate(texts.cache, S), S)
   cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), resized)

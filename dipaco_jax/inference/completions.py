@@ -1,6 +1,6 @@
 """POST /v1/completions: a request is handed to the engine's thread, and answered whole or as a stream of events.
 
-A client that hangs up frees the places of its texts.
+When a client disconnects, its texts' rows are freed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dipaco_jax.inference.engine_thread import Delta, EngineThread, PendingReque
 from dipaco_jax.inference.openai_api import ApiError, CompletionRequest
 
 EVENT_HEADERS = [(b'content-type', b'text/event-stream; charset=utf-8'), (b'cache-control', b'no-cache')]
-FAILED = 'the server has failed at this request; its log says how'
+FAILED = 'the server failed on this request; its log has the error'
 
 
 class Completions:
@@ -31,10 +31,10 @@ class Completions:
     self.engine_thread, self.max_waiting = engine_thread, max_waiting
     self.open: set[PendingRequest] = set()
 
-  def end(self, why: ApiError):
+  def end(self, error: ApiError):
     """Ends all open requests with an error."""
     for pending in self.open:
-      pending.deltas.put_nowait(why)
+      pending.deltas.put_nowait(error)
 
   async def answer(self, request: CompletionRequest, scope: Scope, receive: Receive, send: Send):
     """Sends all texts in one body when they are finished."""

@@ -43,7 +43,7 @@ class Protocol(H11Protocol):
     self.state: tuple = ()
     there = [other for other in self.connections if isinstance(other, Protocol) and not other.is_cut]
     if len(there) > self.limits.most:
-      logging.warning('all %d connections are taken: those that have owed a request for longest end', self.limits.most)
+      logging.warning('all %d connections are taken: the ones idle longest are closed', self.limits.most)
       owing = (other for other in there if other.owes())
       for other in heapq.nsmallest(1 + self.limits.most // 16, owing, key=lambda other: other.since):
         other.cut()
@@ -91,6 +91,6 @@ def reserve_descriptors(most: int):
   need = most + TURNS * BACKLOG + FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if hard != resource.RLIM_INFINITY and hard < need:
-    raise InputError(f'{need} files may have to be open, and {hard} can be: see to ulimit -n, or lower --max_waiting')
+    raise InputError(f'{need} files may have to be open, and {hard} can be: raise ulimit -n, or lower --max_waiting')
   if soft != resource.RLIM_INFINITY and soft < need:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

@@ -7,7 +7,7 @@ before the chunk that it is in [2.4.3]:
     r_i = chooser(tokens before floor(i / W) * W)  else
 
 the chooser being the learned one [7.2.2] where the run has it, else the router on the last tokens. When the path
-changes, the cache is computed anew from the lowest block that differs, and no more.
+changes, the cache is computed anew only from the lowest block that differs.
 """
 
 import collections
@@ -30,7 +30,7 @@ from dipaco_jax.models import decoding
 from dipaco_jax.models.transformer import Params, Transformer
 from dipaco_jax.routing import chunk_router
 
-MIN_LENGTH = 16  # of tokens read at one time
+MIN_LENGTH = 16  # tokens; shorter prompts are padded to this
 
 
 class Engine:
@@ -78,7 +78,7 @@ class Engine:
   def step(self):
     """Admits the texts that there is room for, and grows those of one path, each path in its turn.
 
-    An error is raised; the texts that it happened to are finished with 'error', and the others go on.
+    Raises the error of a text that fails; it is finished with 'error', and the others go on.
     """
     while self.admit():
       pass
@@ -92,11 +92,11 @@ class Engine:
     return texts
 
   def admit(self) -> bool:
-    """Prefills the oldest text for which there is room on its path, up to its first token; whether there was one."""
+    """Prefills the oldest text whose path has room, up to its first token; returns whether there was one."""
     for text in sorted([*self.waiting, *self.moving], key=lambda text: text.turn):
       if len(self.batches) >= self.max_paths and all(b.count >= self.max_batch for b in self.batches.values()):
         break
-      with self._ending([text]):
+      with self._failing([text]):
         text.paths = text.paths or [self._choose_path(text)]
         if (path := self._path_with_room(text)) is not None:
           self._enter(text, path)
@@ -111,10 +111,10 @@ class Engine:
     number, batch = next(iter(self.batches.items()))
     self.batches.move_to_end(number)
     members = [text for text in batch.members if text]
-    with self._ending(members):
+    with self._failing(members):
       ready = batch.advance()
     for text in ready:
-      with self._ending([text]):
+      with self._failing([text]):
         if not text.finished:
           self._continue(text, batch.row(text), batch.path)
         batch.leave(text)
@@ -143,7 +143,7 @@ class Engine:
     self.moving[text] = (row, path.marks)
 
   @contextlib.contextmanager
-  def _ending(self, texts: Sequence[Text]) -> Iterator[None]:
+  def _failing(self, texts: Sequence[Text]) -> Iterator[None]:
     """Finishes these texts, and no others, with 'error' when the block raises."""
     try:
       yield
@@ -162,9 +162,9 @@ class Engine:
     self._drop_empty()
 
   def _close_a_path(self):
-    """Closes the path that is done soonest to younger texts, while a text waits for its path to be loaded.
+    """Stops the path that will be free soonest from taking younger texts, while a text waits for its path to be loaded.
 
-    Without that, paths in memory that are always asked for would never make room for another.
+    Otherwise paths in memory that are always asked for would never make room for another.
     """
     kept_out = [text for text in (*self.waiting, *self.moving) if text.paths and text.paths[-1] not in self.batches]
     self.closed = None
@@ -195,7 +195,7 @@ class Engine:
     return self.paths[number]
 
   def _choose_path(self, text: Text) -> int:
-    """Returns r_i for the next token; see above."""
+    """Returns r_i for the next token, by the rule in the module docstring."""
     W, tokens = text.request.reroute_every, text.tokens
     known = len(tokens) // W * W if W else 0
     if text.request.path is not None or self.run.layout.grid.num_paths == 1:

@@ -36,12 +36,15 @@ class PendingRequest:
 
 
 class EngineThread:
-  """Runs an engine in a thread of its own. The event loop calls the public methods; the thread runs the others."""
+  """Runs an engine in a thread of its own.
+
+  Public methods are called from the event loop, private ones from the thread.
+  """
 
   def __init__(self, load_engine: Callable[[], Engine], metrics: Metrics):
     self.load_engine, self.metrics = load_engine, metrics
     self.failure: BaseException | None = None  # that ended the thread
-    self.closed = False  # by the loop, which does not listen any more
+    self.closed = False  # set by the loop, which no longer listens
     self.engine: Engine  # from the first call of `changed` on
     self.thread = threading.Thread(target=self._main, daemon=True)
     self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -98,7 +101,10 @@ class EngineThread:
     self._send_deltas()
 
   def _turn(self, turn: Callable[[], bool]) -> bool:
-    """Gives the engine a turn and sends what is new; whether there may be another. An error ends its own texts only."""
+    """Runs one turn of the engine and sends what is new; returns whether another may follow.
+
+    An error ends its own texts only.
+    """
     try:
       more = turn()
     except Exception:

@@ -38,13 +38,13 @@ MAX_BODY_BYTES = 2**21
 SMALL_BODY_BYTES = 2**14  # so few are parsed at once: others can wait as long
 BODY_S = 30  # for a body to come
 CLOSE_S = 2  # for connections to end after the last answer
-HUNG_UP = 499  # the status that metrics count where the client has gone
+CLIENT_CLOSED = 499  # nginx's status for a client that closed the connection
 ROUTES = 'POST /v1/completions, GET /v1/models, GET /health and GET /metrics'
 NO_KEY = 'the key is missing or wrong: send the header Authorization: Bearer KEY, as DIPACO_API_KEY has it here'
 
 
 class Server:
-  """The routes of the server, and its life: loading, ready, stopping."""
+  """The server's routes, and its states: loading, ready, stopping."""
 
   def __init__(
     self,
@@ -56,15 +56,16 @@ class Server:
     grace_s: float,
     api_key: str,
   ):
-    """
+    """Makes a server that does not listen yet.
+
     Args:
       name: of the model.
       load_engine: loads the run; called by the engine's thread.
-      started: called when requests are answered.
-      reroute_every: of requests that give neither that nor a path.
+      started: called once requests can be answered.
+      reroute_every: W of requests that name neither it nor a path.
       max_waiting: texts that may wait for their first token.
-      grace_s: seconds after a signal that answers have to come to their ends.
-      api_key: that requests to /v1 must bring; '': none.
+      grace_s: seconds that answers may still take after a signal.
+      api_key: the key that requests to /v1 must bring; '': none.
     """
     self.name, self.started, self.reroute_every = name, started, reroute_every
     self.max_waiting, self.grace_s, self.api_key = max_waiting, grace_s, api_key
@@ -149,7 +150,7 @@ class Server:
       os._exit(128 + number)
     self.signal = number
     if num_open := len(self.completions.open):
-      words = f'{num_open} answers come to their ends, in {self.grace_s:g} s at most; once more ends at once'
+      words = f'{num_open} answers may finish, within {self.grace_s:g} s; a second signal ends at once'
       stopping.say(f'stopping: {words}')
     self._drain = asyncio.get_running_loop().create_task(self._finish())  # kept: the loop itself forgets tasks
 
@@ -198,12 +199,12 @@ class Server:
     return self.model
 
   def _guard(self, app: ASGIApp) -> ASGIApp:
-    """Wraps the routes of /v1: checks the key and counts answers by status."""
+    """Wraps the app: requests to /v1 need the key, and answers to completions are counted by status."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send):
       if scope['type'] != 'http' or not scope['path'].startswith('/v1/'):
         return await app(scope, receive, send)
-      status = HUNG_UP
+      status = CLIENT_CLOSED
 
       async def counted(message: Message):
         nonlocal status
@@ -252,7 +253,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     words = f'there is no {request.method} {request.url.path}: there are {ROUTES}'
     return _error_response(ApiError(error.status_code, words), error.headers)
   if isinstance(error, ClientDisconnect):
-    return Response(status_code=HUNG_UP)
+    return Response(status_code=CLIENT_CLOSED)
   return _error_response(ApiError(500, FAILED))
 
 

@@ -2,8 +2,8 @@
 
     lm_eval.simple_evaluate(model='dipaco', model_args={'workdir': 'runs/tiny'}, tasks=[...])
 
-once this file is imported. A request's first tokens choose its path, those of the context before those of what is
-scored, so that all answers to a question are scored by one path; or `path` is for all texts.
+after this file is imported. Each request's first tokens choose its path: those of the context, or where there is none
+those of the answer, so that all answers to a question are scored by one path. `path` fixes it for all texts.
 """
 
 import collections
@@ -32,7 +32,7 @@ NEW_TOKENS = 256  # if a task does not say how many, as in the harness' own mode
 
 @register_model('dipaco')
 class Dipaco(TemplateLM):
-  """See above. Texts have no token before them; where the harness needs one, it is bos, or else eos."""
+  """A run as lm_eval's model. Texts get no first token; where the harness needs one it is bos, or else eos."""
 
   def __init__(
     self,
@@ -61,6 +61,7 @@ class Dipaco(TemplateLM):
 
   @property
   def tokenizer_name(self) -> str:
+    """The name under which the harness caches rendered prompts."""
     return self.run.files.storage.url
 
   @property
@@ -84,7 +85,7 @@ class Dipaco(TemplateLM):
     return self.run.router.path(tokens) if self.fixed_path is None else self.fixed_path
 
   def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
-    """Returns (log p, whether greedy) of continuations: requests are (texts, ids of the context, of what follows)."""
+    """Returns (log p, whether greedy) of each continuation; a request is (texts, context ids, continuation ids)."""
     rows = []
     for (context, _), before, scored in requests:
       path = self.choose_path(before if context and before else scored)
@@ -110,7 +111,7 @@ class Dipaco(TemplateLM):
     return sums.tolist()
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """Continues contexts by the engine; those that leave no room lose their beginning."""
+    """Continues contexts; a context that leaves no room is cut at its beginning."""
     engine = Engine(self.run, max_batch=self.batch_size, version=self.version)
     texts = engine.generate([self.request(*request.args) for request in requests])
     for request, text in zip(requests, texts, strict=True):

@@ -7,7 +7,7 @@ BURST, PERIOD_S = 10, 60.0
 
 
 class RateLimit(logging.Filter):
-  """Passes BURST lines of a place in PERIOD_S; the first line of the next period says how many were dropped.
+  """Passes BURST lines in PERIOD_S from each place in the code; the next period's first line counts those dropped.
 
   Lines below WARNING all pass.
   """

@@ -53,7 +53,8 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(('temperature', 'top_p'), ('a number', _is_a(int, float))),
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is_a(bool))),
 }
-UNSUPPORTED: dict[str, tuple] = {  # and the values that change nothing, which may be given
+# Fields that are refused, and the values of each that change nothing and may be given.
+UNSUPPORTED: dict[str, tuple] = {
   'suffix': ('',),
   'logprobs': (),
   'logit_bias': ({},),
@@ -91,7 +92,7 @@ class ServedModel:
     """Returns the path that a model's name stands for, None for the model itself; raises ApiError."""
     found = re.fullmatch(re.escape(self.name) + r'(/path-(0|[1-9][0-9]{0,8}))?', given)
     if not found or (found[2] and int(found[2]) >= self.num_paths):
-      words = f'ask for {self.name}, or {self.name}/path-0 to path-{self.num_paths - 1}'
+      words = f'ask for {self.name}, or {path_names(self.name, self.num_paths)}'
       raise ApiError(404, f'there is no model {given[:80]!r}: {words}', 'model', 'model_not_found')
     return int(found[2]) if found[2] else None
 
@@ -107,7 +108,7 @@ class ServedModel:
     for text, tokens in prompts:
       request = self._request(values, tokens, path)
       self._check(request)
-      self._check(dataclasses.replace(request, seed=seed + n - 1))
+      self._check(dataclasses.replace(request, seed=seed + n - 1))  # the last seed: the others lie between
       requests += [dataclasses.replace(request, seed=seed + i) for i in range(n)]
       prefixes += [text if values.get('echo') else ''] * n
     prompt_tokens, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
@@ -149,7 +150,7 @@ def _parse_fields(body: bytes) -> dict[str, Any]:
   try:
     values = json.loads(body)
   except (ValueError, RecursionError) as e:
-    raise ApiError(400, f'the body is no JSON: {" ".join(str(e).split())}') from e
+    raise ApiError(400, f'the body is not JSON: {" ".join(str(e).split())}') from e
   if not isinstance(values, dict):
     raise ApiError(400, 'the body should be a JSON object, such as {"model": "NAME", "prompt": "A text"}')
   values = {name: value for name, value in values.items() if value is not None}
@@ -204,15 +205,22 @@ def _wants_usage(values: dict[str, Any]) -> bool:
   return options.get('include_usage', False)
 
 
+def path_names(name: str, num_paths: int) -> str:
+  """Returns which models are single paths, as 'run/path-0 to path-3'."""
+  return f'{name}/path-0' + (f' to path-{num_paths - 1}' if num_paths > 1 else '')
+
+
 def choice_object(index: int, text: str, paths: Sequence[int], finished: str | None) -> dict[str, Any]:
   """Returns a text, or a piece of one; `paths` wrote it so far, one after another."""
   return {'index': index, 'text': text, 'logprobs': None, 'finish_reason': finished or None, 'paths': [*paths]}
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+  """Returns the tokens that a request has used."""
   total = prompt_tokens + completion_tokens
   return {'prompt_tokens': prompt_tokens, 'completion_tokens': completion_tokens, 'total_tokens': total}
 
 
 def model_object(name: str, created: int) -> dict[str, Any]:
+  """Returns a model; `created` is in seconds since 1970."""
   return {'id': name, 'object': 'model', 'created': created, 'owned_by': 'dipaco_jax'}

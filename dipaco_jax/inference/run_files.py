@@ -16,7 +16,8 @@ PATIENCE_S = 30  # for a bucket that does not answer
 class RunFiles:
   """Reads files of a run by their names and checks them by their seals.
 
-  What reads a file raises object_store.Missing where it is not there, and seals.Damaged where it is not as written.
+  Methods that read raise object_store.Missing where a file is not there, and seals.Damaged where it is not as it was
+  written.
   """
 
   def __init__(self, workdir: str):
@@ -27,14 +28,14 @@ class RunFiles:
     """Reads a file; without a sha256, its seal says which it should have."""
     folder, _, file = f'./{name}'.rpartition('/')
 
-    def text(beside: str) -> str | None:
+    def read_seal(beside: str) -> str | None:
       try:
         return bytes(self.storage.fetch(f'{folder}/{beside}'[2:])).decode(errors='replace')
       except object_store.Missing:
         return None
 
     data = bytes(self.storage.fetch(name))
-    expected = sha256 or seals.recorded(file, text)
+    expected = sha256 or seals.recorded(file, read_seal)
     if expected and hashlib.sha256(data).hexdigest() != expected:
       raise self.damaged(name)
     return data

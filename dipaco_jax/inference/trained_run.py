@@ -32,7 +32,7 @@ from dipaco_jax.routing import router
 from dipaco_jax.storage import module_store, seals
 from dipaco_jax.storage.object_store import Missing
 
-NOT_YET = 'let the run train on; python -m dipaco_jax.status says where it is'
+NOT_YET = 'let the run train on; python -m dipaco_jax.status shows how far it is'
 ModuleMarks = Mapping[str, tuple[str, int]]
 
 
@@ -44,7 +44,7 @@ def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None
     version: of its modules; None: the version that early stopping chose [2.7].
 
   Raises:
-    InputError: there is no run, path or version, with what there is.
+    InputError: there is no such run, path or version; the message names those that exist.
     seals.Damaged: an object is missing or is not as it was written.
   """
   return TrainedRun(workdir).path(path, version)
@@ -53,7 +53,8 @@ def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None
 def load_router(workdir: str) -> TextRouter:
   """Loads the router, which chooses a path by a text's beginning.
 
-  Raises as `load`, and where text was dealt out at random.
+  Raises:
+    InputError: as `load`, or text was assigned at random.
   """
   return TrainedRun(workdir).router
 

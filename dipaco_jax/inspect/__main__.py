@@ -6,8 +6,8 @@
 The workdir may be s3:// or gs://.
 """
 
-# In a folder without an __init__.py: a file inspect.py would hide Python's module of that name from a program in the
-# package's folder.
+# This folder has no __init__.py: a file inspect.py, or a package, would hide Python's module `inspect` from a program
+# that is run in this folder's parent.
 
 import os
 import pathlib

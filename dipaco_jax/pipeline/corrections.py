@@ -1,6 +1,6 @@
 """A config that proved wrong before training may be corrected: what was made, and still fits, is kept.
 
-The line with which such a run ended is in `refused.txt`. Only where that is may the fields of config.json change.
+The message that ended such a run is in `refused.txt`. Only while that file is there may fields of config.json change.
 """
 
 import pathlib
@@ -14,13 +14,13 @@ FILE = 'refused.txt'
 
 
 def words(workdir: pathlib.Path) -> str:
-  """Why the run was refused; '' where it was not."""
+  """Reads why the run was refused; '' where it was not."""
   file = workdir / FILE
   return file.read_text().strip() if file.exists() else ''
 
 
 def note(workdir: pathlib.Path, why: str):
-  """Keeps why a run is refused; of no effect once it trains, where its config stays what it is."""
+  """Keeps why a run was refused; does nothing once it trains, as its config may then no longer change."""
   from dipaco_jax.storage import files
 
   begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))

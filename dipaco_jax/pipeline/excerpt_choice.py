@@ -27,7 +27,7 @@ from dipaco_jax.training import metrics_log, processes
 DOCUMENTS, TOKENS = 6, 512  # at most, and of each
 CANDIDATES = 1000  # documents that they are chosen among
 ROWS = 8  # texts at one time
-ROUND = 128  # a text is filled up to a multiple of so many tokens, unless it may not be as long
+ROUND = 128  # texts are padded to a multiple of this, up to the model's length, so that few programs are compiled
 
 
 class Text(NamedTuple):
@@ -39,13 +39,13 @@ class Text(NamedTuple):
 
 
 def every(s: settings.Settings) -> int:
-  """Tokens in a chunk, as the run is evaluated."""
+  """Returns W, the tokens in a chunk: the shortest that the run is evaluated with, or the default."""
   return min(s.evaluate.reroute_every, default=chunk_losses.DEFAULT_CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-  """What reads texts."""
+  """A run's models, router and tokenizer, as far as reading texts needs them."""
 
   model: model_lib.Transformer
   base: Any  # parameters
@@ -61,7 +61,10 @@ class Reader:
     return 'chooser' if self.chooser is not None else 'router' if self.fitted is not None else ''
 
   def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
-    """See `chunks.read`; None: under the base model; `size` rows at one time."""
+    """Returns nats and routes of padded rows under a path, or under the base model if `path` is None.
+
+    See `chunk_losses.losses_and_routes`; `size` rows are read at one time.
+    """
     params = self.base if path is None else self.params(path)
     read = functools.partial(chunk_losses.losses_and_routes, self.model, self.prefix_tokens, params, self.fitted)
     return chunk_losses.in_batches(read, size, *rows)
@@ -75,13 +78,13 @@ def read(
   first: Sequence[int] | None,
   known: Callable[[int], np.ndarray] | None = None,
 ) -> chunk_losses.Excerpts:
-  """Texts in chunks of W tokens, with paths and losses.
+  """Reads texts in chunks of W tokens; returns them with the path and the losses of each chunk.
 
   Args:
     texts: of at least one and at most `length` tokens each.
-    length: that they are filled up to.
-    first: the paths that they begin with; None: the router says.
-    known: a path's nats of the token after each, [N, L], where they need not be computed.
+    length: that they are padded to.
+    first: the paths that they begin with; None: the router chooses them.
+    known: path -> nats of the token after each token, [N, L], where they need not be computed.
   """
   rows, size = packing.pad([text.tokens for text in texts], length), min(ROWS, len(texts))
   paths = _paths(reader, texts, rows, W, first)
@@ -93,8 +96,9 @@ def read(
 
   found, words, documents = chunk_losses.gather_losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
   for n, text in enumerate(texts):
-    mine, length = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
-    documents.append(chunk_losses.make_excerpt(text.name, words[n], length, W, reader.prefix_tokens, paths[n], mine))
+    losses, num_tokens = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
+    excerpt = chunk_losses.make_excerpt(text.name, words[n], num_tokens, W, reader.prefix_tokens, paths[n], losses)
+    documents.append(excerpt)
   return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 
@@ -122,7 +126,7 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
 
 
 def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str]]:
-  """The text of every chunk of each; a character that two chunks spell is the second one's."""
+  """Returns the text of every chunk of every text; a character whose bytes lie in two chunks goes to the second."""
   found: list[list[str]] = []
   transcript = Transcript(tokenizer, ())
   for text, following in zip(texts, [*texts[1:], None], strict=True):
@@ -143,7 +147,7 @@ def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str
 
 
 def write(run: run_lib.Run):
-  """Those of validation documents, for the report; none where all paths are one model."""
+  """Writes excerpts of validation documents for the report; none where all paths are one model."""
   if any(level.axes for level in run.layout.levels):
     processes.only_first(lambda: _write(run), 'excerpts')
 
@@ -154,17 +158,19 @@ def _write(run: run_lib.Run):
   chosen, length = choose(run), min(TOKENS, run.eval_len)
   texts = [Text(domains[x.domain], x.tokens[:length]) for x in split.read(chosen)]
 
-  def known(path: int) -> np.ndarray:
+  known = None
+  if s.evaluate.reroute_every or s.evaluate.mixture:
     scored = token_losses.read(run.workdir / 'evaluation' / 'validation', run.layout.grid.num_paths)
-    return scored.nll[path][chosen, :length]
 
-  are_known = s.evaluate.reroute_every or s.evaluate.mixture
-  found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known if are_known else None)
+    def known(path: int) -> np.ndarray:
+      return scored.nll[path][chosen, :length]
+
+  found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known)
   publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
 
 
 def choose(run: run_lib.Run) -> list[int]:
-  """Validation documents: again and again the one whose domain and path are the fewest so far, the longest of these."""
+  """Returns indices of validation documents, chosen one by one: the longest of the rarest domain and path."""
   drawn = np.random.default_rng(run.settings.seed).permutation(len(run.sequences('validation')))[:CANDIDATES].tolist()
   sequences = dict(zip(drawn, run.sequences('validation').read(drawn), strict=True))
   paths = run.routed('validation', run.settings.rounds)

@@ -19,9 +19,10 @@ MAX_FEATURE_BYTES = 2**30
 
 
 def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
-  """z of a split's sequences (all, or those at `indices`), float32, FEATURE_ROWS at a time, by the base model.
+  """Yields z of a split's sequences (all, or those at `indices`), float32 [FEATURE_ROWS, D] at a time.
 
-  Those that `keep_features` has kept are read.
+  They are read from the kept file, which is made first unless it would be too large (`keep`); else the base model
+  computes them.
   """
   indices = np.arange(len(run.sequences(split))) if indices is None else indices
   if (file := keep(run, split)) is None:
@@ -32,7 +33,7 @@ def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> 
 
 
 def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
-  """`features/<split>.npy`, made if it is not there; None where it would be larger than MAX_FEATURE_BYTES."""
+  """Makes `features/<split>.npy` if it is missing; returns it, or None where it would exceed MAX_FEATURE_BYTES."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
   if not seals.is_whole(file):
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
@@ -60,7 +61,7 @@ def _features_program(network: transformer.Transformer):
 
 
 def router_data(run: run_lib.Run) -> np.ndarray:
-  """bool [training sequences]: whether one is of a document that is kept from all training [2.4.2]."""
+  """Returns whether each training sequence belongs to a document that is kept from all training, bool [N] [2.4.2]."""
   found, fraction = run.sequences('train'), run.settings.routing.router_fraction
   documents, _ = found.columns()
   return holdouts.draw_documents(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
@@ -74,8 +75,10 @@ def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn
 
 def check_router_data(run: run_lib.Run):
   """Raises InputError, before training, if there is too little router data for a discriminative router."""
-  num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum()) if run.settings.rounds else 0
-  if run.settings.rounds and count < num_paths:
+  if not run.settings.rounds:
+    return
+  num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum())
+  if count < num_paths:
     raise InputError(
       f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {count} sequences, fewer '
       f'than the {num_paths} paths: raise it, or give more text'

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import modules, outer
+from dipaco_jax.core import grid as grid_lib
+from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import run as run_lib
@@ -25,7 +26,7 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
   return job_lib.Job(
     'pretrain',
     made,
-    job_lib.Schedule(1, s.pretrain.steps, s.train.steps_per_dispatch),
+    job_lib.Schedule(phases=1, steps_per_phase=s.pretrain.steps, steps_per_dispatch=s.train.steps_per_dispatch),
     job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size)),
     weights=lambda phase: np.ones((), np.float32),
     base=params,
@@ -46,19 +47,19 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
     'train',
     made,
     job_lib.Schedule(
-      s.train.phases,
-      s.train.steps_per_phase,
-      s.train.steps_per_dispatch,
-      s.pretrain.steps,
-      begin,
+      phases=s.train.phases,
+      steps_per_phase=s.train.steps_per_phase,
+      steps_per_dispatch=s.train.steps_per_dispatch,
+      first_step=s.pretrain.steps,
+      begin=begin,
       until=round_end(s, number),
     ),
     job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size)),
-    weights(run, number),
-    run.base(),
-    base_state(run, made) if s.inner.inherit_state else None,
-    s.inner.keep_state,
-    job_lib.Evaluation(
+    weights=weights(run, number),
+    base=run.base(),
+    base_state=base_state(run, made) if s.inner.inherit_state else None,
+    keep_state=s.inner.keep_state,
+    evaluation=job_lib.Evaluation(
       validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
       functools.partial(validate_stage.validate, run, made, number=number),
       s.evaluate.every_phases,
@@ -80,7 +81,12 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   return job_lib.Job(
     run_lib.CONTROL,
     made,
-    job_lib.Schedule(s.train.phases, s.train.steps_per_phase, s.train.steps_per_dispatch, s.pretrain.steps),
+    job_lib.Schedule(
+      phases=s.train.phases,
+      steps_per_phase=s.train.steps_per_phase,
+      steps_per_dispatch=s.train.steps_per_dispatch,
+      first_step=s.pretrain.steps,
+    ),
     job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step)),
     weights=lambda phase: np.ones((), np.float32),
     base=run.base(),
@@ -95,14 +101,22 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
 
 
 def lost(run: run_lib.Run) -> Callable[[int], np.ndarray]:
-  """phase -> whose outer gradient is lost, shaped like the grid."""
-  s = run.settings
-  return functools.lru_cache(4)(functools.partial(outer.lost_paths, s.outer.lost, run.layout.grid.shape, s.seed))
+  """Returns phase -> which paths' outer gradients are lost, bool, shaped like the grid."""
+  s, shape = run.settings, run.layout.grid.shape
+
+  @functools.lru_cache(4)
+  def of_phase(phase: int) -> np.ndarray:
+    return outer.lost_paths(s.outer.lost, shape, s.seed, phase)
+
+  return of_phase
 
 
 def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:
-  """phase -> w_i of every path on the shards of a round, shaped like the grid; 0: it takes no part [2.7]."""
-  s, grid = run.settings, modules.grid_lib.Grid(run.settings.grid)
+  """Returns phase -> w_i of every path on the shards of a round, shaped like the grid [2.7].
+
+  It is 0 for a path that takes no part.
+  """
+  s, grid = run.settings, grid_lib.Grid(run.settings.grid)
   tokens = run.shards_meta(number)['shard_tokens']
 
   @functools.lru_cache(2)  # asked at every dispatch, of all paths
@@ -114,7 +128,7 @@ def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:
 
 
 def round_end(s: settings_lib.Settings, number: int) -> int:
-  """The phase after which a round's shards are no longer trained on."""
+  """Returns the number of phases after which a round's shards are no longer trained on."""
   return s.train.phases if number == s.rounds else (number + 1) * s.routing.phases_per_round
 
 
@@ -128,9 +142,9 @@ def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.Sta
 
 
 def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:
-  """`batch(path, its own step)` of the shards of one routing; opens a path's shard when it is first asked for.
+  """Returns (path, its own step) -> tokens and segments of a batch, from the shards of one routing.
 
-  The base's is one for each part of the text, which are read as one.
+  A shard is opened when it is first asked for. The base has one for each part of the text; they are read as one.
   """
   s = run.settings
 
@@ -144,16 +158,16 @@ def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int
 
 
 def named_leaves(tree) -> dict[str, np.ndarray]:
-  """A pytree of arrays to host arrays by their place in it; `from_leaves` is the inverse."""
+  """Returns a pytree's arrays on the host, by their place in it; `from_leaves` is the inverse."""
   return {jax.tree_util.keystr(path): mesh.fetch(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
-  """A pytree of that structure."""
+  """Returns the arrays as a pytree of a structure; the inverse of `named_leaves`."""
   return jax.tree_util.tree_map_with_path(lambda at, _: arrays[jax.tree_util.keystr(at)], structure)
 
 
 def base_state(run: run_lib.Run, made: Programs) -> Any:
-  """Inner state of the base model as `named_leaves` has kept it; None where it was not trained."""
+  """Returns the inner state that the base model ended with; None where it was not trained."""
   arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')
   return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 
 from dipaco_jax.core import errors, inner, modules, printable
+from dipaco_jax.core import grid as grid_lib
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus
@@ -24,7 +25,12 @@ from dipaco_jax.training import display, mesh, processes
 
 @contextlib.contextmanager
 def kept(workdir: pathlib.Path):
-  """Makes the workdir, and takes it away again where input proves wrong before the first stage is complete."""
+  """Makes the workdir; removes it again where the input proves wrong before the first text is tokenized.
+
+  Raises:
+    InputError: the workdir cannot be made, or holds other things.
+    Unavailable: the workdir is gone.
+  """
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
     check_place(workdir)
@@ -46,7 +52,7 @@ def kept(workdir: pathlib.Path):
 
 
 def is_there(file: pathlib.Path) -> bool:
-  """Also not where its file server, or the disk, does not answer."""
+  """Returns whether a file can be seen; False too where its disk or file server does not answer."""
   try:
     file.stat()
   except OSError:
@@ -55,14 +61,15 @@ def is_there(file: pathlib.Path) -> bool:
 
 
 def check_place(workdir: pathlib.Path):
-  """Raises InputError where the directory is somebody's for other things; compiled programs, lost+found are none."""
+  """Raises InputError where the directory holds other things than a run; those of a cache or a disk do not count."""
   there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
   if not there & {'lock', 'config.json'} and (others := there - {'lost+found', 'cache'}):
     raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
 
 
 def finished_tokenizing(workdir: pathlib.Path) -> bool:
-  return (workdir / 'stages' / 'tokenize.json').exists()
+  """Returns whether the text of a run is tokenized."""
+  return stage_records.record_file(workdir, 'tokenize').exists()
 
 
 def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
@@ -74,13 +81,16 @@ def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
 
 
 def check_model(settings: settings_lib.Settings):
-  """Patterns against the model's parameters, devices against batches: before any work."""
+  """Checks, before any work, levels' patterns against the parameters and batches against the devices.
+
+  Raises InputError.
+  """
   if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
     raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
   shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch
-  for stage, grid in (('train', layout.grid), ('pretrain', modules.grid_lib.Grid())):
+  for stage, grid in (('train', layout.grid), ('pretrain', grid_lib.Grid())):
     sizes = settings.batch_sizes(stage)
     rows = sizes[f'{stage}.batch_size'] // mesh.place(grid, settings.mesh, sizes, jax.devices()).data
     if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
@@ -109,7 +119,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, option
 
 
 def compilation_cache(workdir: pathlib.Path):
-  """A resumed run takes its programs from there; or from where JAX_COMPILATION_CACHE_DIR says."""
+  """Keeps compiled programs in the workdir for a resumed run, or where JAX_COMPILATION_CACHE_DIR says."""
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
@@ -128,7 +138,7 @@ def note_environment(run: run_lib.Run):
   file = run.workdir / 'environment.json'
   then = stage_records.read_environment(run.workdir)
   if not then and file.exists():
-    logging.warning('%s is not as it was written: nobody knows whether this run began on the same devices', file)
+    logging.warning('%s is damaged: whether this run began on the same devices is not known', file)
   then = then or now
   changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]
   if changed:

@@ -1,7 +1,7 @@
 """Routing more often while evaluating [2.4.3, 7.2.2], and mixtures of paths: from every path's token losses.
 
-Of the choosers only the learned one could serve: the oracle and history score each chunk under all paths, and hindsight
-has seen what it is to predict: it is a bound.
+Only the learned chooser could be used in serving: the oracle and history score each chunk under all paths, and
+hindsight has seen what it predicts, so it is a bound.
 """
 
 import hashlib
@@ -20,7 +20,10 @@ from dipaco_jax.training import processes
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:
-  """`reroute`: {chooser: {W: perplexity}}, and `mixture`: {number of paths, or 'posterior': perplexity}, as asked."""
+  """Returns `reroute`, {chooser: {W: perplexity}}, and `mixture`, {number of paths, or 'posterior': perplexity}.
+
+  The config says which of them are computed.
+  """
   s, result = run.settings.evaluate, {}
   if not (s.reroute_every or s.mixture):
     return {}
@@ -52,7 +55,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 
 
 def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
-  """Token losses of all paths, each at its version, on validation documents or ('train') on router data."""
+  """Returns token losses of all paths, each at its version, on validation documents or, for 'train', router data."""
   s, found = run.settings, run.sequences(split)
   indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(features.router_data(run))
   rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
@@ -70,10 +73,10 @@ def sources(run: run_lib.Run) -> list[str]:
 
 
 def log_weights(run: run_lib.Run) -> np.ndarray:
-  """The router's scores of validation documents, [N, P], per document in units of their deviation over the paths.
+  """Returns the router's scores of validation documents, [N, P], each document's standardized over the paths.
 
-  They order the paths, and weigh those of a mixture: a router's distances are no log-probabilities. Zeros where no
-  router was fitted.
+  They order the paths, and weigh those of a mixture, as a router's distances are not log-probabilities. Zeros
+  where no router was fitted.
   """
   if (fitted := run.router(run.settings.rounds)) is None:
     return np.zeros((len(run.sequences('validation')), run.layout.grid.num_paths), np.float32)
@@ -83,7 +86,7 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
 
 
 def learned_choices(run: run_lib.Run) -> np.ndarray:
-  """The path that the learned chooser prefers after each token of the validation documents, [N, L] int32."""
+  """Returns the path that the learned chooser prefers after each token of the validation documents, int32 [N, L]."""
   scored = score(run, 'train')
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'

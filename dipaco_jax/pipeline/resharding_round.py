@@ -10,6 +10,7 @@ so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`,
 import functools
 import logging
 import math
+import pathlib
 from typing import Any
 
 import jax
@@ -24,9 +25,9 @@ from dipaco_jax.storage import module_store, publishing, seals, tensors
 from dipaco_jax.training import evaluation, processes
 from dipaco_jax.training import progress as progress_lib
 
-SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
-TESTED = 0.2  # of the router data, that the classifier's accuracy is reported on
-GIVEN = 0.1  # of the mean shard, to a path that no text was routed to
+MAX_SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
+TESTED_SHARE = 0.2  # of the router data, that the classifier's accuracy is reported on
+GIVEN_SHARE = 0.1  # of the mean shard, to a path that no text was routed to
 ATTEMPTS = 3  # at giving every path text
 
 
@@ -49,22 +50,22 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
 
 
 def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> path_labels.Labels:
-  """The best path of every router sequence."""
+  """Returns the best path of every router sequence, as `routing.labels` asks."""
   score = functools.partial(log_likelihoods, run, version, indices)
   if run.settings.routing.labels == 'coordinate':
     start_N = run.routed('train', number - 1)[indices, 0]
-    return path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, SWEEPS)
+    return path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, MAX_SWEEPS)
   return path_labels.exact(all_scores(run, number, indices, score))
 
 
 def tell_of_failures(number: int, found: path_labels.Labels, num_sequences: int):
-  """Names the paths with scores that are not finite; raises Diverged where no sequence has a label."""
+  """Raises Diverged where no sequence has a label; otherwise warns of the paths with scores that are not finite."""
   if (found.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
   if found.failed.any() and jax.process_index() == 0:
     failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
     logging.warning(
-      'round %d of re-sharding: scores are not finite of path %s of %d router sequences, which it is no label of',
+      'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences',
       number,
       failed,
       num_sequences,
@@ -72,7 +73,10 @@ def tell_of_failures(number: int, found: path_labels.Labels, num_sequences: int)
 
 
 def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
-  """S of the pairs (documents [M], paths [M]), nats [M]; `documents` count in `indices`. By all processes."""
+  """Returns S of the pairs (documents [M], paths [M]), nats [M]; all processes call it together.
+
+  `documents` index into `indices`.
+  """
   made, found = run.programs, run.sequences('train')
   asked = [np.flatnonzero(paths == path) for path in range(made.layout.grid.num_paths)]
 
@@ -91,10 +95,10 @@ def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documen
 
 
 def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.ndarray:
-  """S [N, P]; each turn of paths is scored once and kept, whatever stops the run."""
+  """Returns S [N, P]; the scores of each turn of paths are kept, so that a run that was stopped goes on after them."""
   placement, num_paths = run.programs.placement, run.layout.grid.num_paths
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
-  there = {path: seals.is_whole(_file(folder, path)) for path in range(num_paths)}
+  there = {path: seals.is_whole(_score_file(folder, path)) for path in range(num_paths)}
   missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
   processes.barrier(f'what is missing in {folder.name}')
   progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
@@ -103,14 +107,14 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
     found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
     for path, of_path in zip(paths, found, strict=True):
       if jax.process_index() == 0:
-        publishing.write_array(_file(folder, path), of_path)
+        publishing.write_array(_score_file(folder, path), of_path)
     progress.update(i + 1)
   progress.close()
   processes.barrier(f'{folder.name} are there')
-  return np.stack([tensors.read_array(_file(folder, path)) for path in range(num_paths)], axis=1)
+  return np.stack([tensors.read_array(_score_file(folder, path)) for path in range(num_paths)], axis=1)
 
 
-def _file(folder, path: int):
+def _score_file(folder: pathlib.Path, path: int) -> pathlib.Path:
   return folder / f'{path}.npy'
 
 
@@ -142,12 +146,15 @@ def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndar
 
 
 def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, indices, count_P):
-  """(path, sequences) for each path without any: GIVEN of the mean shard, of `routing.sample` drawn from `indices`."""
+  """Returns (path, indices of sequences) for each path without text.
+
+  Each gets the share GIVEN_SHARE of the mean shard, of `routing.sample` sequences drawn from `indices`.
+  """
   drawn = np.random.default_rng([run.settings.seed, number]).permutation(indices)[: run.settings.routing.sample]
   drawn, empty = np.sort(drawn), np.flatnonzero(count_P == 0)
   chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, 'train', drawn))
   scores_NP = np.concatenate([np.asarray(chunk) for chunk in chunks])
-  quota = max(1, math.floor(GIVEN * paths_NT.shape[1] * len(drawn) / len(count_P)))
+  quota = max(1, math.floor(GIVEN_SHARE * paths_NT.shape[1] * len(drawn) / len(count_P)))
   lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
   found = balanced_assignment.fill_empty_paths(lack_NE, paths_NT[drawn, -1], count_P, quota)
   return [(path, drawn[mine]) for path, mine in zip(empty, found, strict=True)]
@@ -156,15 +163,15 @@ def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, in
 def _fit(
   run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.Labels
 ) -> tuple[router.Router, dict[str, Any]]:
-  """The classifier with its bias, and what it is like."""
+  """Fits the classifier and its bias to the labels; returns it and figures of its accuracy."""
   s, num_paths = run.settings, run.layout.grid.num_paths
   has_label = found.paths != path_labels.NONE
   of_all, labels_N, indices = len(indices), found.paths[has_label], indices[has_label]
   z_ND = jax.numpy.concatenate(list(features.compute(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   documents, _ = run.sequences('train').columns()
-  tested = holdouts.draw_documents(documents[indices], s.seed, TESTED, 'tested')  # whole documents
-  tested &= not tested.all()  # from the rest is learned
+  tested = holdouts.draw_documents(documents[indices], s.seed, TESTED_SHARE, 'tested')  # whole documents
+  tested &= not tested.all()  # unless nothing would be left to learn from
   fitted = classifier.fit_classifier(key, z_ND[~tested], labels_N[~tested], num_paths, hidden=s.routing.hidden)
 
   def accuracy() -> float | None:

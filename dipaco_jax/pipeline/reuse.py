@@ -10,7 +10,7 @@ from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import metrics_log
 
-OPTIONAL = ('features', 'shards/base')  # of no more use, or made again when they are asked for
+OPTIONAL = ('features', 'shards/base')  # may be gone: no longer needed, or made again when they are
 
 
 def take(run: run_lib.Run, other: pathlib.Path):
@@ -30,6 +30,7 @@ def take(run: run_lib.Run, other: pathlib.Path):
       continue
     record = stage_records.read_record(other, one.name)
     same = record and record['digest'] == stage.digest(run.settings, one.name)
+    # After `tokenize`, the base's learning rate follows the whole run's cosine.
     if not record or not same or (one.name != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
       return
     if not all((other / path).exists() for path in one.artefacts if path not in OPTIONAL):
@@ -44,7 +45,7 @@ def take(run: run_lib.Run, other: pathlib.Path):
 
 
 def _check(source: pathlib.Path):
-  """Records too, which are else looked at one by one: damage would be found here, and mended here in vain."""
+  """Checks a file, or all files of a directory, JSON records included: damage copied here could not be mended here."""
   for file in [source] if source.is_file() else files.complete_files(source):
     (seals.read_json if file.suffix == '.json' else seals.check)(file)
 

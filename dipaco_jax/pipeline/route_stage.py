@@ -1,4 +1,4 @@
-"""Every sequence to its path, and every path's sequences to its shard [2.4]: the stage `route`."""
+"""The stage `route`: every sequence gets a path, and every path its shard [2.4]."""
 
 import functools
 import logging
@@ -20,7 +20,7 @@ PART_ROWS = 64 * features.FEATURE_ROWS  # sequences that a process routes before
 
 
 def route(run: run_lib.Run) -> dict[str, Any]:
-  """Every sequence to its path, every path's sequences to its shard [2.4]."""
+  """Fits the first router, and routes and shards all text by it; returns figures for the record [2.4]."""
   routing = run.settings.routing
   method = routing.first if routing.method == 'discriminative' else routing.method
   features.check_router_data(run)
@@ -55,7 +55,7 @@ def _fit(run: run_lib.Run, method: str) -> tuple[router.Router, dict[str, Any]]:
 
 
 def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
-  """The control [N, top_n]: paths by a hash of the sequence's number."""
+  """Returns paths by a hash of each sequence's number, [N, top_n]: the control without a router."""
   ids = (f'{split}/{i}' for i in range(len(run.sequences(split))))
   return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
@@ -66,11 +66,11 @@ def publish_router(
   fit: Callable[[], tuple[router.Router, dict[str, Any]]],
   mend: Callable[[router.Router, np.ndarray], dict[str, Any]] = lambda fitted, paths: {},
 ):
-  """A round's router, and where it sends the sequences of both splits: each process routes its share of them.
+  """Fits and publishes a round's router, and the paths of both splits' sequences; each process routes its share.
 
   Args:
-    fit: the router and what is to be said of it; asked of the first process.
-    mend: is given the paths of the training sequences, [N, top_n], to change them; returns what is to be said of that.
+    fit: returns the router and facts for its record; called by the first process.
+    mend: changes the paths of the training sequences, [N, top_n], in place; returns facts for the record.
   """
   if processes.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
@@ -101,7 +101,11 @@ def publish_router(
 
 
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
-  """Fits it, unless a run that was stopped has; the features that are kept are there then."""
+  """Fits and keeps the router, unless a run that was stopped has.
+
+  It also keeps the features, so that all processes find them.
+  """
+  # A list: both are checked, so that both damaged files are removed.
   if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):  # noqa: C419
     with display.doing('fitting the router'):
       fitted, meta = fit()
@@ -113,14 +117,14 @@ def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple
 
 
 def _parts(run: run_lib.Run, folder: pathlib.Path, split: str) -> list[pathlib.Path]:
-  """Files of paths, of PART_ROWS sequences each."""
+  """Returns the files that paths are kept in, of PART_ROWS sequences each."""
   return [folder / f'{split}-{i}.npy' for i in range(-(-len(run.sequences(split)) // PART_ROWS))]
 
 
 def route_parts(
   run: run_lib.Run, fitted: router.Router, folder: pathlib.Path, split: str, top_n: int, share: tuple[int, int]
 ):
-  """The files of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
+  """Routes the parts of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
   num_sequences = len(run.sequences(split))
   parts = _parts(run, folder, split)
   for i in publishing.missing(parts, share):
@@ -130,18 +134,19 @@ def route_parts(
 
 
 def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity: float) -> np.ndarray:
-  """Paths [N, 1], none of which gets more than `capacity` times the mean."""
+  """Returns paths [N, 1], none of which gets more than `capacity` times the mean."""
   num_paths = run.layout.grid.num_paths
   chunks = (jax.numpy.asarray(z) for z in features.compute(run, split))
   scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
   room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
-  # The greedy rule (arXiv 2410.03529) alone gets part of what is to be had; on scores and duals nearly all.
+  # Greedy assignment (arXiv 2410.03529) by scores alone loses part of the likelihood; with the duals added it loses
+  # almost none.
   bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
   return balanced_assignment.assign(scores_NP + bias_P, room_P)[:, None]
 
 
 def publish_routes(run: run_lib.Run, number: int, assign, others: dict[str, files.Data] | None = None):
-  """`routing/<number>/`: paths of the sequences by `assign(split, top_n) -> int32 [N, top_n]`, and other files."""
+  """Publishes `routing/<number>/`: the sequences' paths, assign(split, top_n) -> int32 [N, top_n], and other files."""
   if (run.workdir / 'routing' / str(number)).exists():
     return
   with publishing.publish_directory(run.workdir / 'routing' / str(number)) as aside:

@@ -93,24 +93,24 @@ class Run:
     return programs_lib.make(settings, placement, layout, self.model)
 
   def sequences(self, split: str, open_parts: int | None = None) -> sequences_lib.Sequences:
-    """Tokenized and not yet routed."""
+    """Returns a split's sequences, tokenized and not yet routed."""
     return sequences_lib.Sequences(self.workdir / 'sequences', split, open_parts)
 
   def base(self) -> dict[str, np.ndarray]:
-    """Parameters of the base model."""
+    """Returns the parameters of the base model, read from its file each time."""
     return dict(sorted(tensors.read_arrays(self.workdir / 'base' / 'params.safetensors').items()))
 
   def routed(self, split: str, number: int) -> np.ndarray:
-    """Paths of the split's sequences, as the router of a round left them."""
+    """Returns the paths of a split's sequences by a round's router, int32: [N, top_n], or [N] of 'validation'."""
     return tensors.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
   def router(self, number: int) -> router_lib.Router | None:
-    """The router of a round, on the device; None if text was not routed by one."""
+    """Returns the router of a round, on the device; None if text was not routed by one."""
     file = self.workdir / 'routing' / str(number) / 'router.safetensors'
     return router_lib.Router(**jax.device_put(tensors.read_arrays(file))) if file.exists() else None
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
-    """Returns what `shards.merge` found for the shards of a round, or of the 'base'."""
+    """Returns the meta.json of the shards of a round, or of 'base': sizes by path (see `shards.merge_meta`)."""
     return seals.read_json(self.workdir / 'shards' / str(number) / 'meta.json', 'shard_tokens', 'holdout_rows')
 
   @property
@@ -123,7 +123,7 @@ class Run:
 
 
 def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0) -> Run:
-  """A run that writes no metrics, and is not asked to stop: for one of many processes."""
+  """Returns a run that writes no metrics and is not asked to stop, for one process of an islands run."""
   silent = metrics_log.Metrics(workdir, writes=False)
   return Run(
     workdir, settings, silent, performance.count_compilations(), lambda: False, contextlib.nullcontext, num_devices

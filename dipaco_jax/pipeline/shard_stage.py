@@ -1,4 +1,4 @@
-"""Every path's sequences to its shard [2.4]: the second half of the stage `route`."""
+"""The second half of the stage `route`: every path gets its shard of the sequences [2.4]."""
 
 import pathlib
 import shutil
@@ -17,14 +17,14 @@ from dipaco_jax.training import progress as progress_lib
 
 
 def write_shards(run: run_lib.Run, number: int):
-  """`shards/<number>/` of the paths, as `routing/<number>/` says, whose parts are of no more use."""
+  """Writes `shards/<number>/` by the paths in `routing/<number>/`, and removes the parts that those were made from."""
   if jax.process_index() == 0:
     shutil.rmtree(parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
   _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
 
 
 def write_base_shards(run: run_lib.Run):
-  """`shards/base/`: all text, for the base model; a shard for each part of it, which are read as one."""
+  """Writes `shards/base/`: all text, one shard for each part of it, which are read as one."""
 
   def part_of_each():
     counts = run.sequences('train').counts
@@ -55,7 +55,7 @@ def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.De
 def write_shard_parts(
   run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
 ):
-  """The shards of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
+  """Writes the shards of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
   missing = publishing.missing(folders, share)
   if not missing:
     return
@@ -69,14 +69,15 @@ def write_shard_parts(
 
 
 def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
+  """Publishes the shards when all parts are there. Raises InputError where a path has no text."""
   meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
-    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid, or more text')
+    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid or more text')
   publishing.write_json(folder / 'meta.json', meta)
   files.put_in_place(folder, done)
 
 
 def parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
-  """Directory of a round's router and of what it has routed so far."""
+  """Returns the folder of a round's router and of what it has routed so far."""
   return run.workdir / 'routing' / f'{number}-parts'

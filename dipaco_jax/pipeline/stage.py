@@ -9,7 +9,7 @@ class Stage(NamedTuple):
   """A stage of a run; `stages` has the functions that make them."""
 
   name: str
-  doing: str  # for status
+  doing: str  # what `status` says while it runs
   depends: tuple[str, ...]  # fields that it is the first to depend on; its digest covers those of the stages before too
   artefacts: tuple[str, ...] = ()  # paths in the workdir that another run may take over
   leftovers: tuple[str, ...] = ()  # globs of what another config cannot use
@@ -51,12 +51,12 @@ NAMES = tuple(stage.name for stage in STAGES)
 
 
 def before(name: str) -> tuple[Stage, ...]:
-  """Returns the stages up to the one of this name, and that one."""
+  """Returns the stages up to and including the named one."""
   return STAGES[: NAMES.index(name) + 1]
 
 
 def since(name: str) -> tuple[Stage, ...]:
-  """Returns the stage of this name and those after it."""
+  """Returns the named stage and those after it."""
   return STAGES[NAMES.index(name) :]
 
 

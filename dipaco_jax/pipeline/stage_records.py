@@ -1,4 +1,4 @@
-"""What a workdir says of its run and its stages, for whoever reads it: status, reports and roles. Loads no JAX."""
+"""The records of a run in its workdir: its config, its machine, its finished stages and their times. Loads no JAX."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ from dipaco_jax.pipeline import stage
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import metrics_log, processes
 
-MANY = 4  # paths more than these are not named
+MAX_NAMED = 4  # paths named in a message
 
 
 def read_settings(workdir: pathlib.Path) -> settings.Settings:
@@ -45,7 +45,7 @@ def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """{stage: what it found}; where text was sharded anew, 'route' tells of the last shards."""
+  """Returns {stage: its result}; where text was sharded anew, that of 'route' is about the newest shards."""
   results = {name: stage['result'] for name, stage in read_stages(workdir).items()}
   for found in results.get('train', {}).get('rounds', []):
     results['route'] = results['route'] | found
@@ -53,7 +53,7 @@ def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads what machine the run was made on; empty if that is not known."""
+  """Reads the machine that the run was made on; {} if it is not known."""
   try:
     return seals.read_json(workdir / 'environment.json')
   except seals.Damaged:
@@ -61,21 +61,21 @@ def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
-  """{stage: seconds so far} of one that is not complete."""
+  """Reads {stage: seconds so far} of the stages that are not complete."""
   found = {}
   for name in stage.NAMES:
     with contextlib.suppress(OSError, ValueError):
-      found[name] = float(seconds_file(workdir, name).read_text())
+      found[name] = _parse_seconds(seconds_file(workdir, name))
   return found
 
 
 def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
-  """Names paths with less validation text than `data.min_validation_tokens`; nothing where all have enough."""
+  """Returns a warning that names paths with less than `data.min_validation_tokens`; '' where all have enough."""
   short = [path for path, tokens in enumerate(tokens_by_path) if tokens < floor]
   if not short:
     return ''
-  named = ', '.join(f'path {path} has {tokens_by_path[path]:,}' for path in short[:MANY])
-  others = len(short) - MANY
+  named = ', '.join(f'path {path} has {tokens_by_path[path]:,}' for path in short[:MAX_NAMED])
+  others = len(short) - MAX_NAMED
   more = f', {others} more {"path has" if others == 1 else "paths have"} fewer too' if others > 0 else ''
   return (
     f'validation text is short of config.data.min_validation_tokens={floor:,} tokens for {len(short)} of '
@@ -84,12 +84,12 @@ def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
 
 
 def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Path of a finished stage's record."""
+  """Returns the file of a finished stage's record."""
   return workdir / 'stages' / f'{name}.json'
 
 
 def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
-  """Whether a stage's record is that of these settings; those of training and of evaluation may ask for more.
+  """Returns whether a stage is done with these settings; training and evaluation may have to do more.
 
   Raises:
     InputError: an artefact that others were made from is of another config.
@@ -119,21 +119,26 @@ def reopen(workdir: pathlib.Path, name: str):
 
 
 def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Path where an unfinished stage notes the seconds that it has taken."""
+  """Returns the file where an unfinished stage notes the seconds that it has taken."""
   return workdir / 'stages' / f'{name}.seconds'
 
 
 def _seconds(file: pathlib.Path) -> float:
   """Reads the seconds from a file; a file that holds no number counts as 0, with a warning."""
   try:
-    found = float(file.read_text())
+    return _parse_seconds(file)
   except FileNotFoundError:
     return 0.0
   except ValueError:
-    found = math.nan
-  if not (math.isfinite(found) and found >= 0):
-    logging.warning('%s is no number of seconds: time counts from here', file)
+    logging.warning('%s does not hold a number of seconds: time counts from here', file)
     return 0.0
+
+
+def _parse_seconds(file: pathlib.Path) -> float:
+  """Reads the seconds from a file. Raises ValueError where it does not hold a number of them."""
+  found = float(file.read_text())
+  if not (math.isfinite(found) and found >= 0):
+    raise ValueError(f'{found} is not a number of seconds')
   return found
 
 
@@ -158,4 +163,4 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
     yield elapsed
   finally:
     done.set()
-    thread.join(5)  # or later would be noted what has come to its end; a place that is away holds nobody up
+    thread.join(5)  # else it might write the file again after the record; at most 5 s, as a file server may not answer

@@ -1,4 +1,4 @@
-"""From text to a report: tokenize, pretrain, route, train, evaluate, report.
+"""The stages of a run, one after another: tokenize, pretrain, route, train, evaluate.
 
 Each stage leaves an artefact in the workdir that is published whole or not at all, and then its record
 `stages/<name>.json`: the digest of what it depended on, how long it took, and what it found. The same command again
@@ -70,7 +70,7 @@ def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run
 
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
-  """The base model: one path on all text [2.6]."""
+  """Trains the base model: one path on all text [2.6]."""
   params, about = first_parameters(run)
   if processes.any_process((run.workdir / 'base').exists(), 'base'):
     return _pretrained(run) | about
@@ -89,14 +89,14 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _pretrained(run: run_lib.Run) -> dict[str, Any]:
-  """Returns the record of a base whose record alone is gone; how fast it was trained is not known."""
+  """Returns the result of a base model whose record was lost; its speed is not known."""
   s = run.settings
   tokens = s.pretrain.steps * s.pretrain.batch_size * s.model.seq_len
   return {'steps': s.pretrain.steps, 'tokens': tokens, 'tokens_per_s': None}
 
 
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Returns what pretraining starts from, fresh or another model, and what the record says about it."""
+  """Returns the parameters that pretraining starts from, fresh or another model's, and what its record says of them."""
   if run.settings.pretrain.init:
     params, about = llama_folder.load_params(run.settings.pretrain.init, run.model)
     return params, {'init': about}
@@ -107,7 +107,10 @@ def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str,
 
 
 def train(run: run_lib.Run) -> dict[str, Any]:
-  """The grid of paths, from the base, whose checkpoints may go now that its record is written."""
+  """Trains the grid of paths from the base, round by round; returns figures for the report.
+
+  The base's checkpoints are removed first: its record is written, so nothing goes on from them.
+  """
   if processes.is_first():
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   for number in range(run.settings.rounds):
@@ -146,9 +149,9 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 
 
 def train_control(run: run_lib.Run) -> dict[str, Any]:
-  """The dense model that the paths are compared with, from the base; goes on where it was, as all training does.
+  """Trains the dense control, which the paths are compared with, from the base on; resumes where it stopped.
 
-  Where it diverges, the paths are evaluated without it: they are what the run is for.
+  If it diverges, the paths are evaluated without it.
   """
   shard_stage.write_base_shards(run)  # one of many processes has none yet
   with stage_records.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:

@@ -89,7 +89,7 @@ def write(
   def missing(turn: Coordinates) -> bool:
     return not all(nll_file(folder, path).exists() for path in placement.paths(turn))
 
-  # Looked at by all before any of them writes.
+  # All processes look before any of them writes.
   turns = [turn for turn in placement.turns() if processes.any_process(missing(turn), f'{name}: turn {turn}')]
   progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
@@ -101,7 +101,7 @@ def write(
 
 
 def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[int]) -> list[str]:
-  """Each path's source: sha256 over those recorded of the modules it picks, of the version it points at."""
+  """Returns each path's source: sha256 over the recorded digests of the modules that it picks at its version."""
 
   @functools.cache
   def recorded(version: int) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
         nll_file(folder, path).unlink(missing_ok=True)
   # After the stale files are gone: a run killed in between removes the rest.
   publishing.write_json(meta, {'rows': about, 'sources': list(sources)})
-  for path in range(len(sources)):  # what is not as it was written is taken away, before all look what there is
+  for path in range(len(sources)):  # damaged files are removed before the processes look what is there
     seals.is_whole(nll_file(folder, path))
   if not seals.is_whole(folder / 'counts.npy'):
     with _array_file(folder / 'counts.npy', np.dtype(bool), rows) as f:
@@ -176,7 +176,7 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
 
 @functools.lru_cache(8)  # one compilation for a run's programs, however often it scores
 def program(programs: Programs):
-  """`token_losses(params, tokens [m.., B, L], segments) -> nll [m.., B, L]`, whole on all devices of a slice."""
+  """Returns token_losses(params, tokens [m.., B, L], segments) -> nll [m.., B, L], whole on each device of a path."""
   losses = loss.token_losses(programs.model)
 
   def token_losses(params, tokens, segments):

@@ -1,8 +1,8 @@
 """Documents to a tokenizer and to sequences: the stage `tokenize`.
 
 Text is dealt out in parts, and parts to the processes of the job. Each is kept as soon as it is whole, so that a run
-that was stopped makes only those that are missing; in `tokenize-<fingerprint>/`, as parts that were made of other files
-are none of this text.
+that was stopped makes only those that are missing. They are in `tokenize-<fingerprint>/`, where the fingerprint is
+of the text's files: parts made of other files are not mixed in.
 """
 
 import functools
@@ -26,10 +26,14 @@ Path = pathlib.Path
 
 
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
-  """Documents to a tokenizer and to sequences of at most seq_len tokens."""
+  """Trains or takes a tokenizer, and makes sequences of at most seq_len tokens of all documents.
+
+  Returns figures for the record.
+  """
   s, file = run.settings, run.workdir / 'tokenizer.model'
   check_init(s)
-  folder, share, held = run.workdir / _name(s), (jax.process_index(), jax.process_count()), corpus.plan_held_back(s)
+  folder, held = run.workdir / _folder_name(s), corpus.plan_held_back(s)
+  share = jax.process_index(), jax.process_count()
   if s.tokenizer.model_file:
     given = s.tokenizer.model_file
     processes.only_first(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
@@ -44,7 +48,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
 
 
-def _name(s: settings.Settings) -> str:
+def _folder_name(s: settings.Settings) -> str:
   return f'tokenize-{corpus.fingerprint(s.data)}'
 
 
@@ -74,7 +78,7 @@ def _train(s: settings.Settings, folder: Path) -> bytes:
 
 def check_files(s: settings.Settings, folder: Path):
   """Raises InputError where the files are others now than when `folder` was begun: documents move from part to part."""
-  if folder.name != _name(s):
+  if folder.name != _folder_name(s):
     raise InputError('config.data: files came, went or changed while they were read: run it again')
 
 
@@ -89,7 +93,7 @@ def _folders(s: settings.Settings, folder: Path) -> list[Path]:
 
 
 def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: corpus.HeldBack):
-  """The parts of share (k, n): k, k + n, k + 2n..., but for those that a run that was stopped has left."""
+  """Writes the parts of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
   s, parts = run.settings, run.settings.data.parts
   missing, done = publishing.missing(_folders(s, folder), share), 0
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
@@ -112,7 +116,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: co
 
 
 def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
-  """`sequences/`, of all parts; what is left of making them goes."""
+  """Publishes `sequences/` when all parts are there, and removes what was left of making it."""
   check_files(run.settings, folder)
   check_parts(_folders(run.settings, folder / 'sequences'))
   meta = sequences.merge_meta(str(folder / 'sequences'), run.settings.data.parts)
@@ -131,7 +135,7 @@ def check_init(s: settings.Settings):
 
 
 def check_input(s: settings.Settings):
-  """Raises InputError, before any work, if a given model cannot be used, or the text is far too short."""
+  """Raises InputError, before any work, if a model or tokenizer cannot be used, or text is far too short."""
   check_init(s)
   if s.tokenizer.model_file:
     tokenizer.Tokenizer(s.tokenizer.model_file)
@@ -158,7 +162,7 @@ def check_validation(s: settings.Settings):
 
 
 def check_rows(s: settings.Settings, tokens: int):
-  """Raises InputError where so many tokens of text can't fill a batch of every path."""
+  """Raises InputError where `tokens` tokens of text cannot fill a batch of every path."""
   rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
   if rows < num_paths * s.train.batch_size:
     raise InputError(

@@ -32,7 +32,7 @@ def control_holdout(run: run_lib.Run) -> evaluation.Rows:
 
 
 def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
-  """The first `train.max_holdout_rows` of the hold-out of every shard of a round."""
+  """Returns the first `train.max_holdout_rows` hold-out rows of every shard of a round."""
   s, folder = run.settings, run.workdir / 'shards' / str(number)
 
   def load(path, start, stop):
@@ -44,7 +44,7 @@ def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
 
 
 def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluation.Rows:
-  """Validation documents by the path that they are routed to, one in a row."""
+  """Returns validation documents as rows, by the path that they are routed to."""
   found = run.sequences('validation')
   mine = [np.flatnonzero(assignment == path) for path in range(num_paths)]
 
@@ -55,19 +55,19 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
 
 
 class Measured(NamedTuple):
-  """Of every validation document, [N] each."""
+  """Losses of all validation documents, [N] each."""
 
   nll: np.ndarray  # nats, over the targets that count
   targets: np.ndarray  # number of those
 
   def over(self, other: 'Measured') -> tuple[float, tuple[float, float] | None]:
-    """The ratio of the perplexity to another model's on the same documents, and its interval."""
+    """Returns the ratio of the perplexity to another model's on the same documents, and its interval."""
     nats = self.nll - other.nll
     return float(np.exp(min(nats.sum() / self.targets.sum(), 700.0))), bootstrap.interval(nats, self.targets)
 
 
 def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
-  """Validation documents, each under the path that it is assigned to, or all under the only one."""
+  """Measures validation documents, each under the path that it is assigned to, or all under the only path."""
   found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
   assignment = np.zeros(len(found), np.int32) if assignment is None else assignment
   with display.doing('validating'):
@@ -79,7 +79,7 @@ def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.nda
 
 
 def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
-  """Perplexity of validation documents, each under its path by the router of a round, or all under the only path."""
+  """Returns perplexities of validation documents, each under its path by a round's router, or all under one."""
   assignment = None if number is None else run.routed('validation', number)
   measured = measure(run, made, params_of_turn, assignment)
   assignment = np.zeros(len(measured.nll), np.int32) if assignment is None else assignment
@@ -89,7 +89,7 @@ def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | Non
 def summary(
   run: run_lib.Run, nll: np.ndarray, count: np.ndarray, assignment: np.ndarray, num_paths: int
 ) -> dict[str, Any]:
-  """Perplexities from each validation document's nats, number of targets and path, [N] each."""
+  """Returns perplexities from each validation document's nats, number of targets and path, [N] each."""
   found = run.sequences('validation')
   piece_bytes, prefix = run.tokenizer.piece_bytes(), run.settings.routing.prefix_tokens
   everything = found.read(range(len(found)))
@@ -99,11 +99,11 @@ def summary(
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
-  """The base, the control if there is one, the last version of all paths, and each at the version that was chosen."""
+  """Evaluates the base, the control if there is one, all paths at their last version, and each at its chosen one."""
   s, made = run.settings, run.programs
   assignment, num_paths = run.routed('validation', s.rounds), made.layout.grid.num_paths
 
-  def told(measured: Measured) -> dict[str, Any]:
+  def with_interval(measured: Measured) -> dict[str, Any]:
     return summary(run, *measured, assignment, num_paths) | {
       'perplexity_interval': bootstrap.interval(measured.nll, measured.targets)
     }
@@ -114,16 +114,16 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
 
   final = of_version(s.train.phases)
   best = of_version(None) if s.train.early_stopping else final
-  result = told(best) | {
-    'perplexity_final': told(final)['perplexity'],
+  result = with_interval(best) | {
+    'perplexity_final': with_interval(final)['perplexity'],
     'validation_documents': int((best.targets > 0).sum()),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
   others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if has_control else {})
   for name, (dense, params) in others.items():
-    other = measure(run, dense, functools.partial(_of_one, dense, params))
+    other = measure(run, dense, functools.partial(_dense_in_flight, dense, params))
     ratio, ratio_interval = best.over(other)
-    result |= {f'{name}_{key}': value for key, value in told(other).items() if key != 'validation_tokens'}
+    result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
   if s.evaluate.matrix:
     load = functools.partial(module_store.load_path, run.workdir, run.layout)
@@ -132,11 +132,12 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
 
 
 def control(run: run_lib.Run) -> tuple[Programs, Callable[[], dict[str, np.ndarray]]]:
-  """The dense control's programs, and what loads it at the version that early stopping chose, or at the last."""
+  """Returns the dense control's programs, and a function that loads it at the version that was chosen, or the last."""
   s, made = run.settings, run.control_programs
   version = None if s.train.early_stopping else s.train.phases
   return made, lambda: module_store.load_path(run.workdir / run_lib.CONTROL, made.layout, 0, version)
 
 
-def _of_one(made: Programs, params: Callable[[], dict[str, np.ndarray]], turn: Coordinates) -> Any:
+def _dense_in_flight(made: Programs, params: Callable[[], dict[str, np.ndarray]], turn: Coordinates) -> Any:
+  """Puts the only model's parameters on the devices, whatever the turn."""
   return evaluation.in_flight(made, turn, lambda _: params())

@@ -9,6 +9,7 @@ from dipaco_jax.training.display import duration
 
 
 def time_by_stage(run: Run) -> Picture | None:
+  """Draws wall time by stage, exchange apart."""
   train, rows = run.results.get('train', {}), []
   for name, wall_s in run.report['wall_s'].items():
     outer_s = wall_s * (train.get('outer_fraction') or 0) if name == 'train' else 0.0
@@ -21,6 +22,7 @@ def time_by_stage(run: Run) -> Picture | None:
 
 
 def bytes_sent(run: Run) -> Picture | None:
+  """Draws bytes between paths, and those of synchronous training; None where nothing was exchanged."""
   train = run.results.get('train', {})
   sent, synchronous = (train.get(k) for k in ('outer_bytes_per_phase', 'synchronous_bytes_per_phase'))
   if not sent or not synchronous:
@@ -31,19 +33,20 @@ def bytes_sent(run: Run) -> Picture | None:
     ('synchronous', [(synchronous * phases, ORANGE)], size(synchronous * phases)),
   ]
   words = (
-    f'Paths spoke to each other once in {run.settings.train.steps_per_phase} steps. Training the same modules '
+    f'Paths exchanged parameters once in {run.settings.train.steps_per_phase} steps. Training the same modules '
     f'synchronously, exchanging gradients at every step, would have sent {synchronous / sent:,.0f} times as much.'
   )
   return Picture(category_plots.bars('Bytes between paths', rows), words)
 
 
 def timeline(run: Run) -> Picture | None:
+  """Draws the tasks of each worker of an islands run."""
   if not run.tasks:
     return None
   rows = timeline_plot.rows(run.tasks)
   words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
   shared = next((level.name for level in run.levels if not level.axes), None)
-  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever others are at.'
+  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
   if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
     words += f' At one moment, {phases} different phases were trained.'
   shown = timeline_plot.shown(rows)
@@ -53,6 +56,7 @@ def timeline(run: Run) -> Picture | None:
 
 
 def island_bytes(run: Run) -> Picture | None:
+  """Draws the bytes that each role has read and written."""
   moved = run.report['island_bytes']
   if not moved:
     return None

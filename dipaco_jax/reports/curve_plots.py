@@ -9,7 +9,8 @@ from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.palette import BLUE, COLOURS, GREY, INK, ORANGE, PAPER
 from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, MAX_COLOURED, WIDE, Curve, styled
 
-STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))  # of lines in turn, for eyes that see no colours
+# Line styles in turn, for readers who cannot tell the colours apart.
+STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
 
 
 @styled
@@ -27,7 +28,7 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
   if len(base.steps):
     ax.plot(base.steps, base.values, color=ORANGE, lw=1.6, ls=DASHED, label='base')
     plot_style.legend(ax, handlelength=2.6, labelcolor=ORANGE)
-  if limits := _seen([paths.values, base.values[first if settled else 0 :]]):
+  if limits := _limits([paths.values, base.values[first if settled else 0 :]]):
     ax.set_ylim(limits if settled else (0, limits[1]))
   _finish(ax, ends, title, ylabel)
   return figure
@@ -68,7 +69,7 @@ def perplexity_curves(
 
 @styled
 def by_level(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], levels: Sequence[str]):
-  """Draws a curve over phases for each level that has one, in the level's colour."""
+  """Draws a curve over phases for each name that has one."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
   for i, name in enumerate(levels):
@@ -108,7 +109,7 @@ def _median(values: np.ndarray) -> np.ndarray:
     return np.nanmedian(values, axis=-1)
 
 
-def _seen(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:
+def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:
   """Returns the limits of an axis that shows all curves; None where they have no values."""
   known = np.concatenate([np.ravel(c)[np.isfinite(np.ravel(c))] for c in curves])
   if not len(known):

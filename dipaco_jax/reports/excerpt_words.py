@@ -1,4 +1,4 @@
-"""What is said of texts by the paths that read them, on a page and in a terminal."""
+"""Sentences about texts and the paths that read them, for pages and terminals."""
 
 from dipaco_jax.routing.chunk_losses import Excerpt, Excerpts
 

@@ -6,7 +6,7 @@ from dipaco_jax.core.grid import Grid
 from dipaco_jax.reports import excerpt_words, pages, palette
 from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
-MANY = 32  # paths; with more, the legend shows those that read something
+MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
 
 
 def render(found: Excerpts, grid: Grid, workdir: str) -> str:
@@ -17,7 +17,7 @@ def render(found: Excerpts, grid: Grid, workdir: str) -> str:
 def content(found: Excerpts, grid: Grid) -> dict[str, Any]:
   """Returns what templates/excerpts.html shows."""
   read = {chunk.path for document in found.documents for chunk in document.chunks}
-  paths = range(grid.num_paths) if grid.num_paths <= MANY else sorted(read)
+  paths = range(grid.num_paths) if grid.num_paths <= MAX_LEGEND else sorted(read)
   return {
     'how': excerpt_words.how_chosen(found),
     'prefix_tokens': found.prefix_tokens,

@@ -20,13 +20,15 @@ def render(found: Excerpts, grid: Grid, coloured: bool) -> str:
 
 
 def _total(found: Excerpts) -> str:
-  """Gives the means over all tokens that are counted."""
+  """Returns a line with the means over all tokens that are counted."""
   counted = [document for document in found.documents if document.counted]
   tokens = sum(document.counted for document in counted)
 
   def mean(name: str) -> str:
     losses = [(getattr(document, name), document.counted) for document in counted]
-    return nats(None if None in dict(losses) or not tokens else sum(x * n for x, n in losses) / tokens)
+    if not tokens or any(loss is None for loss, _ in losses):
+      return nats(None)
+    return nats(sum(loss * n for loss, n in losses) / tokens)
 
   again = f', {mean("rerouted")} with paths chosen anew' if found.by else ''
   return f'All {tokens} tokens: {mean("base")} nats a token under the base, {mean("nats")} routed once{again}.'

@@ -19,7 +19,7 @@ from dipaco_jax.reports.plot_style import GREY, HALF, INK, PAPER, SMALL, short, 
 SLANT = 0.42  # how far the plane's back edge is to the right of its front edge, in widths of it
 LEFT = 0.25  # of the front edge's left end, where names begin
 CORNER = 22  # letters of a line that has room beside a storey
-MANY = 1024  # modules of a level, which are too many for shapes of their own
+MAX_VECTOR_CELLS = 1024  # modules of a level; more are drawn as pixels
 
 
 class Storey(NamedTuple):
@@ -85,7 +85,8 @@ def _draw_storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, colou
     if i + 1 < rows and index[i, j] != index[i + 1, j]:
       borders.append(squares[-1][2:4])
   shares = (numbers / largest)[index.ravel()]
-  if rows * columns > MANY:  # pixels, as in other pictures: seen through, they do on light and dark
+  if rows * columns > MAX_VECTOR_CELLS:
+    # As pixels, which page variables cannot recolour: their transparency suits light and dark pages.
     faces = [(PALE[colour], float(np.nan_to_num(share))) for share in shares]
     ax.add_collection(PolyCollection(squares, facecolors=faces, linewidths=0, antialiaseds=False, rasterized=True))
   else:

@@ -1,7 +1,8 @@
-"""The lead of a report: it claims no difference that chance may have made.
+"""The lead of a report. It claims a difference only where chance cannot explain it.
 
-A figure is compared on the same documents (`bootstrap`): with the base that the paths started from, and with one dense
-model trained for as many steps more (`evaluate.control`), as paths that train longer than their base beat it anyway.
+Perplexities are compared on the same documents (`bootstrap`): with the base that the paths started from, and with one
+dense model trained for as many further steps (`evaluate.control`), since paths that train longer than their base are
+better anyway.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
 
 
 def outcome(about: Mapping[str, Any]) -> list[str]:
-  """Returns the result of islands in words, by the fact of their end."""
+  """Returns the result of an islands run in words, from its last fact."""
   if about['perplexity'] is None:
     return ['training diverged']
   return [
@@ -73,6 +74,6 @@ def lead(report: Mapping[str, Any]) -> str:
     more = f'{report["steps"]:,} steps fewer' if report['steps'] else 'fewer steps'
     told = ', which was' if found else f'; the base, at {report["base_perplexity"]:.2f}, was'
     words += f'{told} trained for {more}'
-    words += f', and with {DENSE} they were not compared' if paths > 1 else ''
+    words += f', and they were not compared with {DENSE}' if paths > 1 else ''
   intervals = any(report[f'ratio_to_{name}_interval'] for name in ('control', 'base'))
   return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.' if intervals else f'{words}.'

@@ -1,4 +1,4 @@
-"""Tables drawn as cells, the stronger the larger their numbers: plain data in, a matplotlib Figure out."""
+"""Tables drawn as cells, darker for larger numbers: plain data in, a matplotlib Figure out."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.palette import PALE, PAPER, shade
 from dipaco_jax.reports.plot_style import HALF, HEIGHT, NAMED, SMALL, WIDE, styled
 
-MANY = 4000  # cells, which are too many for shapes of their own
+MAX_VECTOR_CELLS = 4000  # more cells are drawn as pixels
 BESIDE = 8  # paths that a picture of half the width has room to write numbers in columns for
 
 
@@ -59,7 +59,8 @@ def _heat(ax, shares: np.ndarray, colour: str, form: str, scale: float, written:
   places = [(i, j) for i, j in np.ndindex(shares.shape) if np.isfinite(shares[i, j])]
   cells = [[(j - 0.5, i - 0.5), (j + 0.5, i - 0.5), (j + 0.5, i + 0.5), (j - 0.5, i + 0.5)] for i, j in places]
   names = [colour if shares[at] >= 0 else below for at in places]
-  if shares.size > MANY:  # pixels, which no variable of a page's changes: seen through, they do on light and dark
+  if shares.size > MAX_VECTOR_CELLS:
+    # As pixels, which page variables cannot recolour: their transparency suits light and dark pages.
     faces = [(PALE[name], abs(shares[at])) for name, at in zip(names, places, strict=True)]
     ax.add_collection(PolyCollection(cells, facecolors=faces, linewidths=0, rasterized=True))
   else:

@@ -1,4 +1,4 @@
-"""The history of a run: curves from the rows of metrics.jsonl, and what workers of islands did when."""
+"""The history of a run: curves from the rows of metrics.jsonl, and the tasks of an islands run."""
 
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -62,14 +62,14 @@ def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
       evaluations[row['step']] = row
   base, paths = stages.values()
   return History(
-    _only(base.curve('loss')),
+    _single(base.curve('loss')),
     paths.curve('loss'),
     _by_path(phases.values(), 'holdout_loss_by_path', num_paths),
     _by_path(phases.values(), 'holdout_loss_before_by_path', num_paths),
-    _only(base.curve('grad_norm')),
+    _single(base.curve('grad_norm')),
     paths.curve('grad_norm'),
-    (_only(base.curve('learning_rate')), paths.curve('learning_rate')),
-    (_only(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
+    (_single(base.curve('learning_rate')), paths.curve('learning_rate')),
+    (_single(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
     Curve(np.array([*evaluations], int), np.array([row['perplexity'] for row in evaluations.values()], float)),
     Curve(np.array([*control], int), np.array([*control.values()], float)),
     next((row for row in evaluations.values() if row['stage'] == 'pretrain'), {}),
@@ -104,7 +104,7 @@ class _Steps:
     return _curve({step: np.array([np.mean(turns)]) for step, turns in self.of_all[name].items()}, 1)
 
 
-def _only(curve: Curve) -> Curve:
+def _single(curve: Curve) -> Curve:
   """Returns a curve of one column as one of [T]."""
   return Curve(curve.steps, curve.values[:, 0])
 

@@ -27,7 +27,10 @@ class LiveReport:
     self._began, self._failed = time.time(), False
 
   def due(self):
-    """Starts to write the page, unless it is being written or was just now. Call it where there is something new."""
+    """Starts writing the page, unless it is being written or was written less than `every_s` ago.
+
+    Call it when there is something new.
+    """
     if self._child and self._child.poll() is None:
       return
     self._settle()

@@ -50,7 +50,7 @@ def slabs(levels: Sequence[Level], names: Iterable[str]) -> list[Slab]:
 
 
 def _height(name: str) -> tuple[int, str]:
-  """Sorts parameters as the network applies them."""
+  """Returns the key by which parameters sort in the order that the network applies them."""
   block = re.match(r'block_(\d+)/', name)
   return (int(block[1]) if block else -1 if name.startswith('embed') else 10**9), name
 

@@ -14,7 +14,7 @@ from dipaco_jax.reports import palette
 
 
 def render(template: str, **values: Any) -> str:
-  """Returns the text of a template, such as 'report.html', without characters that a terminal or a page obeys."""
+  """Returns the text of a template, such as 'report.html', without control characters."""
   return printable.text(environment().get_template(template).render(values))
 
 

@@ -42,8 +42,8 @@ PAGE = {  # names of a page's own colours
 }
 SHADES = 50  # steps from paper to the strongest of a colour
 
-# From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two are alike,
-# whatever the eyes' cones lack; ink is legible on all of them.
+# From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two look
+# alike, for any kind of colour blindness; ink is legible on all.
 HUES = (
   ('#d1dbff', '#7f93f8'),
   ('#f6e277', '#b9a21c'),

@@ -17,7 +17,7 @@ def shard_sizes(run: Run) -> Picture | None:
     f'the smallest {amounts.count(min(tokens))}.'
   )
   if run.settings.outer.reweigh:
-    words += ' Paths weigh in the averages as their shards do.'
+    words += " Paths are weighted in the averages by their shards' sizes."
   return Picture(category_plots.shard_sizes(tokens, path_names(run.grid)), words)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dipaco_jax.core import printable
 from dipaco_jax.reports import palette
-from dipaco_jax.reports.palette import BLUE, COLOURS, GREY, INK, PAPER  # noqa: F401 for whoever draws
+from dipaco_jax.reports.palette import COLOURS, GREY, INK, PAPER
 from dipaco_jax.storage import seals
 
 # Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.
@@ -85,7 +85,7 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def left_out(name: str) -> Iterator[None]:
-  """Leaves a picture out that cannot be drawn, with a log: no run goes without a report for it.
+  """Leaves out a picture that cannot be drawn, and logs why: a run gets its report all the same.
 
   Raises:
     seals.Damaged: a file is not what was written, so the report would show what never happened.
@@ -104,6 +104,7 @@ def short(name: str, most: int = MAX_NAME) -> str:
 
 
 def axes(width: float, height: float, columns: int = 1, **kwargs):
+  """Returns a figure of this size in inches, and its axes."""
   from matplotlib.figure import Figure
 
   figure = Figure((width, height))

@@ -43,8 +43,8 @@ def by_path(run: Run) -> Picture | None:
   base = run.report['base_perplexity_by_path'] or [None] * len(values)
   words = (
     f'Each path{", and the base model," if any(base) else ""} on the validation text that is routed to that path, from '
-    'the lowest to the highest. Paths read different kinds of text, and some kinds are easier: the spread is not one '
-    'of skill.'
+    'the lowest to the highest. Paths read different kinds of text, and some kinds are easier, so that the spread '
+    'is not a difference in skill.'
   )
   if empty:
     words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'

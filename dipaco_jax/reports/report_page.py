@@ -56,7 +56,7 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
     sections={
       title: arrange([drawn[name] for name in names if name in drawn]) for title, names in figures.SECTIONS.items()
     },
-    # Older runs have none.
+    # None where all paths are one model.
     excerpts=excerpts_html.content(_read_excerpts(excerpts), run.grid) if excerpts.exists() else None,
     command=command.read_text(errors='replace').strip() if command.exists() else '',
     changed=[(name, value, default[name]) for name, value in chosen.items() if value != default[name]],

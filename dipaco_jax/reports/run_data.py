@@ -14,7 +14,7 @@ from dipaco_jax.reports.history import History
 from dipaco_jax.storage import lock, module_store
 from dipaco_jax.training import metrics_log
 
-DRIFT_BYTES = 300e6  # of modules, that are read while the run trains
+MAX_DRIFT_BYTES = 300e6  # of modules that are read while the run trains
 DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate': 'being evaluated'}
 
 
@@ -30,7 +30,7 @@ class Run(NamedTuple):
   history: History
   drifts: list[tuple[module_drift.Slab, module_drift.Drift]]  # empty where no modules are published yet
   tasks: list[timeline_plot.Task]  # of islands
-  notice: str  # how far the run is, where it is not finished
+  notice: str  # how far a run that is not finished is; ''
 
 
 def path_names(grid: Grid) -> list[str]:
@@ -68,7 +68,7 @@ def read_drifts(workdir: pathlib.Path, grid: Grid, levels: Sequence[Level], fini
     return []
   try:
     files = (workdir / 'modules' / str(published[-1])).glob('*/*.safetensors')
-    if finished or sum(file.stat().st_size for file in files) <= DRIFT_BYTES:
+    if finished or sum(file.stat().st_size for file in files) <= MAX_DRIFT_BYTES:
       return module_drift.measure(workdir, published[-1], grid, levels)
   except OSError:
     if finished:
@@ -79,7 +79,7 @@ def read_drifts(workdir: pathlib.Path, grid: Grid, levels: Sequence[Level], fini
 def with_figures_so_far(
   workdir: pathlib.Path, report: dict[str, Any], s: settings.Settings, curves: History
 ) -> dict[str, Any]:
-  """Returns the report with what training has measured until now in the place of what its last stages will."""
+  """Returns the report, with what training has measured so far where the last stages have measured nothing yet."""
   environment = stage_records.read_environment(workdir)
   device = report['device'] or environment.get('device')
   dtype: str | None = s.model.dtype
@@ -105,6 +105,6 @@ def progress_notice(s: settings.Settings, results: dict[str, Any], curves: Histo
   how = f'is still {DOING.get(doing, "at work")}' if is_running else 'is not finished, and no process works on it'
   done = int(max(curves.phases, default=0))
   if doing == 'train':
-    how += f': {f"phase {done}" if done else "none"} of {s.train.phases}{"" if done else " phases"} is done'
+    how += f': phase {done} of {s.train.phases} is done' if done else f': none of {s.train.phases} phases is done'
   now = amounts.clock_time(time.time())
   return f'This run {how}. Written at {now[:19]} {now[19:]}.'

@@ -119,8 +119,8 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
   """Returns the page of a run that is not finished.
 
   Args:
-    rows, tasks: those of metrics.jsonl and timeline.json, where the files are not in the workdir; the page then says
-      that the run is at work.
+    rows, tasks: what metrics.jsonl and timeline.json would hold, for a workdir without them; the page then says that
+      the run is at work.
 
   Raises:
     InputError: there is no run in workdir, or none of its stages is complete.

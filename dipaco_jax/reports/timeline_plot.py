@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.palette import shade
 
-COLOURS = {  # of odd and even phases
+KIND_COLOURS = {  # of odd and even phases
   kind: (shade(colour, 1), shade(colour, 0.6))
   for kind, colour in (('train', 'blue'), ('outer', 'orange'), ('evaluate', 'green'))
 }
 MAX_ROWS = 32  # of a kind of task, that a picture has room for
-MAX_BARS = 1000  # more of a row are pixels in an svg, too
+MAX_BARS = 1000  # longer rows are rasterized in the SVG
 
 
 class Task(NamedTuple):
+  """A task that was done, in seconds since the first began."""
+
   owner: str
   kind: str
   phase: int  # from 1
@@ -32,7 +34,7 @@ def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
   def sort_key(task: Task) -> tuple[Any, ...]:
     parts = re.split(r'(\d+)', task.owner)
-    return list(COLOURS).index(task.kind), [(int(part) if part.isdigit() else -1, part) for part in parts]
+    return list(KIND_COLOURS).index(task.kind), [(int(part) if part.isdigit() else -1, part) for part in parts]
 
   found = {}
   for _, group in itertools.groupby(sorted(tasks, key=sort_key), sort_key):
@@ -65,7 +67,7 @@ def draw(found: dict[str, list[Task]]):
   span = max(row[-1].end for row in found.values())
   scale, unit = next((s, u) for s, u in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds')) if span >= 5 * s or s == 1)
   for y, row in enumerate(reversed(found.values())):
-    colours = [COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
+    colours = [KIND_COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
     wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge
     ax.broken_barh(
       [(task.start / scale, (task.end - task.start) / scale) for task in row],
@@ -79,11 +81,11 @@ def draw(found: dict[str, list[Task]]):
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale
         ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=8.5)
-  for kind, (colour, _) in COLOURS.items():
+  for kind, (colour, _) in KIND_COLOURS.items():
     ax.broken_barh([], (0, 0), facecolor=colour, label=kind)
   ax.set_yticks(range(len(found)), [plot_style.short(owner) for owner in reversed(found)])
   plot_style.numbers(ax.xaxis, ticks=8)
-  ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Who was at what')
+  ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Tasks by worker')
   ax.grid(axis='y', visible=False)
-  plot_style.legend(ax, ncols=len(COLOURS), handlelength=1, fontsize=9)
+  plot_style.legend(ax, ncols=len(KIND_COLOURS), handlelength=1, fontsize=9)
   return figure

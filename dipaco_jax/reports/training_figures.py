@@ -8,7 +8,7 @@ from dipaco_jax.reports.history import History
 from dipaco_jax.reports.plot_style import Curve, Picture
 from dipaco_jax.reports.run_data import Run, path_names
 
-GREAT_GAP = 0.3  # nats between training and held-back loss, that are explained
+EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training and held-back loss
 
 
 def losses(run: Run) -> Picture | None:
@@ -25,7 +25,7 @@ def holdout(run: Run) -> Picture | None:
   words = 'On text of the same shard that the path never trains on: where it rises, the path overfits.'
   if (pointers := quality_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
     words += ' All paths were best after the last phase: none is taken from before it.'
-  if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > GREAT_GAP:
+  if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > EXPLAINED_GAP:
     words += (
       f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
       'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
@@ -51,7 +51,7 @@ def overfitting(history: History, steps: int) -> float | None:
 
 
 def learning_rate(run: Run) -> Picture | None:
-  words = 'Of the inner optimizer: one schedule over the base model’s steps and the paths’.'  # noqa: RUF001
+  words = "The inner optimizer's: one schedule over the steps of the base model and of the paths."
   return _training(run, 'Learning rate', 'learning rate', *run.history.learning_rate, words, by_path=False)
 
 
@@ -62,8 +62,8 @@ def gradient_norm(run: Run) -> Picture | None:
 
 
 def tokens_per_s(run: Run) -> Picture | None:
-  of = 'a worker, in the mean' if run.report['island_bytes'] else 'all devices together'
-  words = f'Trained tokens a second, of {of}; what lies between dispatches counts.'
+  of = 'of a worker on average' if run.report['island_bytes'] else 'of all devices together'
+  words = f'Training tokens per second {of}, time between dispatches included.'
   return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
 
 
@@ -107,8 +107,8 @@ def averaging(run: Run) -> Picture | None:
   if len(h.phases) < 2 or run.grid.num_paths < 2 or not both.any(axis=1).all():
     return None
   before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
-  words = 'The mean over the paths, on what their shards hold back: what lies between is what averaging takes '
-  words += f'away again. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
+  words = "Mean over the paths on their shards' hold-outs: the difference is what averaging loses again. "
+  words += f'The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
   return Picture(
     curve_plots.by_level('Loss around the outer step', 'nats per token', h.phases, curves, [*curves]), words

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from dipaco_jax.training import display
 
@@ -27,7 +28,7 @@ def say(words: str):
     print(f'{display.STDERR.cleared}dipaco_jax: {words}', file=sys.stderr, flush=True)
 
 
-def leave(status: int, words: str = ''):
+def leave(status: int, words: str = '') -> NoReturn:
   """Ends the process at once, without waiting for threads or running exit handlers."""
   late = threading.Timer(LAST_WORDS_S, os._exit, (status,))
   late.daemon = True

@@ -110,7 +110,7 @@ def test_a_full_queue_refuses_without_a_word_to_the_engine():
 @pytest.mark.parametrize('stream', [False, True])
 def test_what_fails_before_the_first_event_is_raised(stream):
   script = Script([Delta(0, '', 'error', (), 0)])
-  with pytest.raises(ApiError, match='its log says how') as failed:
+  with pytest.raises(ApiError, match='its log has the error') as failed:
     respond(Completions(script, 8), asked(stream))
   assert failed.value.status == 500 and script.cancelled == script.submitted
 

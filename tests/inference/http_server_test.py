@@ -72,9 +72,9 @@ def test_a_failure_is_an_error_of_its_own_request_and_told_only_in_the_log(serve
 
 
 MALFORMED = [
-  (b'{"model": "run", "prompt"', 400, None, 'is no JSON'),
-  (b'[' * 100_000, 400, None, 'is no JSON'),
-  (b'\xff\xfe{}', 400, None, 'is no JSON'),
+  (b'{"model": "run", "prompt"', 400, None, 'is not JSON'),
+  (b'[' * 100_000, 400, None, 'is not JSON'),
+  (b'\xff\xfe{}', 400, None, 'is not JSON'),
   (b'[]', 400, None, 'should be a JSON object'),
   (b' ' * 2_100_000, 413, None, 'larger than 2097152 bytes'),
   ({'model': None}, 400, 'model', 'model is missing'),
@@ -315,7 +315,7 @@ def test_a_second_signal_ends_at_once(workdir, tmp_path):
     with other.open(MANY | {'stream': True}) as connection:
       assert connection.recv(100).startswith(b'HTTP/1.1 200 OK')
       other.process.send_signal(signal.SIGTERM)
-      serving.wait_for(lambda: 'stopping: 1 answers come to their ends, in 30 s' in other.log.read_text())
+      serving.wait_for(lambda: 'stopping: 1 answers may finish, within 30 s' in other.log.read_text())
       assert other.process.poll() is None
       other.process.send_signal(signal.SIGTERM)
       assert other.process.wait(5) == 143

@@ -60,7 +60,7 @@ def test_it_goes_on_with_the_text_that_the_base_has_not_read(undisturbed, unatte
 
 def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
   run = unattended(undisturbed)
-  rows = jobs.control_job(run).holdout
+  rows = jobs.control_job(run).evaluation.holdout
   everything = [
     loader.read_rows(f'{undisturbed}/shards/base/{part}/holdout.array_record', 0, 10**6, run.settings.model.seq_len)
     for part in range(run.settings.data.parts)
@@ -69,7 +69,7 @@ def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
   assert rows.counts == [len(expected[0])] and rows.counts[0] > 3
   for start, stop in ((0, rows.counts[0]), (1, 2), (2, rows.counts[0] - 1)):
     assert all((x == y[start:stop]).all() for x, y in zip(rows.load(0, start, stop), expected, strict=True))
-  few = jobs.control_job(unattended(undisturbed, max_holdout_rows=3)).holdout
+  few = jobs.control_job(unattended(undisturbed, max_holdout_rows=3)).evaluation.holdout
   assert few.counts == [3]  # of each of the parts one
   assert (few.load(0, 0, 3)[0] == [tokens[0] for tokens, _ in everything]).all()
 

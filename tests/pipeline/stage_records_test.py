@@ -37,6 +37,14 @@ def test_more_phases_open_training_again_and_the_evaluation_is_made_anew(tmp_pat
   assert stage_records.is_done(tmp_path, changed('evaluate', matrix=True), 'train')
 
 
+@pytest.mark.parametrize('words', ['nan', '-3', 'inf', 'x', ''])
+def test_what_is_not_a_number_of_seconds_is_not_read(words, tmp_path):
+  file = stage_records.seconds_file(tmp_path, 'route')
+  file.parent.mkdir()
+  file.write_text(words)
+  assert stage_records.read_seconds(tmp_path) == {}
+
+
 def test_reopening_takes_back_later_records_and_keeps_the_seconds(tmp_path):
   for name in stage.NAMES:
     stage_records.write_record(tmp_path, S, name, 7.5, {'name': name})

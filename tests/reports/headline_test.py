@@ -23,8 +23,8 @@ def test_the_fair_comparison_comes_first():
 def test_without_a_control_it_says_what_it_does_not_compare():
   found = headline.lead(REPORT | {'ratio_to_control': None, 'ratio_to_control_interval': None})
   assert (
-    '27% lower (26 to 28%) than the base that they started from, which was trained for 96 steps fewer, and with one '
-    'dense model trained for as many steps they were not compared.'
+    '27% lower (26 to 28%) than the base that they started from, which was trained for 96 steps fewer, and they were '
+    'not compared with one dense model trained for as many steps.'
   ) in found
   alone = headline.lead(REPORT | {'paths': 1, 'ratio_to_control': None, 'ratio_to_control_interval': None})
   assert alone.startswith('On unseen text one path, trained on from the base, reaches') and 'not compared' not in alone

@@ -22,7 +22,7 @@ def test_a_run_that_trains_has_a_page_that_says_so(tmp_path):
 def test_large_modules_are_not_read_while_a_run_trains(runs, monkeypatch):
   half, whole = ([runs(name), run_report.make_report(runs(name))] for name in ('half', 'grid'))
   assert len(run_data.read_run(*half).drifts) == 4
-  monkeypatch.setattr(run_data, 'DRIFT_BYTES', 0)
+  monkeypatch.setattr(run_data, 'MAX_DRIFT_BYTES', 0)
   assert run_data.read_run(*half).drifts == [] and len(run_data.read_run(*whole).drifts) == 4
 
 

@@ -20,4 +20,4 @@ def test_a_great_gap_is_explained(runs, tmp_path):
   run = run_data.read_run(runs('grid'), run_report.make_report(runs('grid')))
   for history_, words in ((found, ''), (rise, f'In the last phase it lies {apart + 1:.1f} nats above')):
     caption = training_figures.holdout(run._replace(history=history_)).caption
-    assert words in caption and ('nats above' in caption) == bool(words or apart > training_figures.GREAT_GAP)
+    assert words in caption and ('nats above' in caption) == bool(words or apart > training_figures.EXPLAINED_GAP)
