@@ -7,7 +7,7 @@ from typing import Any
 from common import Results, Table, figure, figures
 from runs import Row
 
-from dipaco_jax.reports import plot_style
+from dipaco_jax.reports import palette, plot_style
 
 
 @plot_style.styled
@@ -21,9 +21,9 @@ def dots(table: Table, rows: Sequence[Row], results: Results):
 def draw_dots(ax, table: Table, rows: Sequence[Row], results: Results):
   for y, row in enumerate(rows):
     found = figures(results, row.name, table.columns[0])
-    ax.plot(found, [y] * len(found), 'o', color=plot_style.BLUE, markersize=4, alpha=0.6)
+    ax.plot(found, [y] * len(found), 'o', color=palette.BLUE, markersize=4, alpha=0.6)
     if found:
-      ax.plot([statistics.fmean(found)], [y], '|', color=plot_style.INK, markersize=14)
+      ax.plot([statistics.fmean(found)], [y], '|', color=palette.INK, markersize=14)
   run = {name for name, _ in results}
   ax.set_yticks(range(len(rows)), [row.title if row.name in run else f'{row.title} (not run)' for row in rows])
   ax.set_ylim(len(rows) - 0.5, -0.5)
