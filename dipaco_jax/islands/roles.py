@@ -106,9 +106,14 @@ def run_role(
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
+  _end(island, role, local / 'scratch')
+
+
+def _end(island: Island, role: str, scratch: pathlib.Path):
+  """Removes the scratch files of a role whose run is finished; raises Diverged if the run has no perplexity."""
   if role in ('outer', 'monitor'):
-    shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
-  if registry.facts('finished')[0].meta['perplexity'] is None:
+    shutil.rmtree(scratch, ignore_errors=True)  # sums of modules that others have finished
+  if island.registry.facts('finished')[0].meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
 
 
