@@ -32,8 +32,8 @@ class Metrics:
       writes: whether this process writes, as only one of a job does; rows of the others are dropped.
       evaluated: called after each evaluation.
     """
-    self._workdir, self._writes, self._evaluated = pathlib.Path(workdir), writes, evaluated
-    self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else open(os.devnull, 'wb')  # noqa: SIM115
+    self._workdir, self._evaluated = pathlib.Path(workdir), evaluated
+    self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else None
     self._events: dict[str, tensorboard.Events] = {}  # by stage
 
   def write(self, kind: str, stage: str, updates: int, **values):
@@ -42,7 +42,7 @@ class Metrics:
     Raises:
       OSError: the disk is full. What was written of the row is dropped when the file is next opened.
     """
-    if not self._writes:
+    if self._file is None:
       return
     row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3)}
     row |= {name: plain(value) for name, value in values.items()}
@@ -57,12 +57,12 @@ class Metrics:
 
   def sync(self):
     """Makes the rows so far survive a power cut, before a checkpoint after them does."""
-    if self._writes:
+    if self._file is not None:
       os.fsync(self._file.fileno())
 
   def rewind(self, stage: str, updates: int):
     """Drops the stage's rows of more than so many updates, here and in TensorBoard; call it when a stage resumes."""
-    if not self._writes:
+    if self._file is None:
       return
     path = self._workdir / 'metrics.jsonl'
     aside = path.with_name('metrics.jsonl.partial')
@@ -96,7 +96,8 @@ class Metrics:
     self.close()
 
   def close(self):
-    self._file.close()
+    if self._file is not None:
+      self._file.close()
     while self._events:
       self._events.popitem()[1].close()
 

@@ -167,7 +167,7 @@ def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypat
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, 0.01)
   before = scene.made.storage.names(island.OBJECTS)
-  with pytest.raises(Diverged, match='phase 1: the outer step makes module high/0'):
+  with pytest.raises(Diverged, match='phase 1: after the outer step the parameters or the momentum of module high/0'):
     scene.perform()
   outer_executor._compiled.cache_clear()
   assert scene.made.storage.names(island.OBJECTS) == before

@@ -141,7 +141,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   np.testing.assert_allclose(found['label_frequency_by_path'], counts / num)
   assert found['not_finite_by_path'] == [1, 0, num, 0]
   assert found['given_by_path'][2] >= found['shard_sequences'][2] > 0 and min(found['shard_rows']) > 0
-  assert f'round 1 of re-sharding: scores are not finite of path 0 on 1, 2 on {num} of {num} router' in caplog.text
+  assert f'scores that are not finite give no label: path 0 on 1, 2 on {num} of {num} router' in caplog.text
 
   for path in range(4):
     score(tmp_path, path, np.full(num, np.nan))

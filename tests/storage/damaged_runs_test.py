@@ -92,7 +92,8 @@ def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path,
     preflight.note_environment(run)
     with stage_records.stopwatch(tmp_path, 'train') as elapsed:
       assert (elapsed() >= 12) == (data == b'12')
-  assert caplog.text.count('train.seconds is no number') == 3 and caplog.text.count('environment.json is not as') == 4
+  assert caplog.text.count('train.seconds does not hold a number') == 3
+  assert caplog.text.count('environment.json is damaged') == 4
   run.metrics.close()
 
 
