@@ -24,7 +24,6 @@ from dipaco_jax.command_line import command, config_file, usage
 from dipaco_jax.core import errors, printable
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import corrections
 from dipaco_jax.training import display, processes, stopping
 
 FLAGS = flags.FLAGS
@@ -175,7 +174,7 @@ def run_stages(
   workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals, evaluated: Callable[[], None]
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
-  from dipaco_jax.pipeline import preflight, reuse, stages
+  from dipaco_jax.pipeline import corrections, preflight, reuse, stages
   from dipaco_jax.pipeline import run as run_lib
   from dipaco_jax.training import metrics_log, performance, training_loop
 
