@@ -1,5 +1,6 @@
 """What is trained: the base model, the grid of paths from it, and a dense control for the comparison."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,14 +47,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   return job_lib.Job(
     'train',
     made,
-    job_lib.Schedule(
-      phases=s.train.phases,
-      steps_per_phase=s.train.steps_per_phase,
-      steps_per_dispatch=s.train.steps_per_dispatch,
-      first_step=s.pretrain.steps,
-      begin=begin,
-      until=round_end(s, number),
-    ),
+    dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number)),
     job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size)),
     weights=weights(run, number),
     base=run.base(),
@@ -81,12 +75,7 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   return job_lib.Job(
     run_lib.CONTROL,
     made,
-    job_lib.Schedule(
-      phases=s.train.phases,
-      steps_per_phase=s.train.steps_per_phase,
-      steps_per_dispatch=s.train.steps_per_dispatch,
-      first_step=s.pretrain.steps,
-    ),
+    _schedule(s),
     job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step)),
     weights=lambda phase: np.ones((), np.float32),
     base=run.base(),
@@ -97,6 +86,16 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
       s.evaluate.every_phases,
     ),
     publish=True,
+  )
+
+
+def _schedule(s: settings_lib.Settings) -> job_lib.Schedule:
+  """Returns all phases after pretraining, of the paths and of their dense control."""
+  return job_lib.Schedule(
+    phases=s.train.phases,
+    steps_per_phase=s.train.steps_per_phase,
+    steps_per_dispatch=s.train.steps_per_dispatch,
+    first_step=s.pretrain.steps,
   )
 
 

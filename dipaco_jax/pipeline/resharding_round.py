@@ -62,7 +62,7 @@ def tell_of_failures(number: int, found: path_labels.Labels, num_sequences: int)
   """Raises Diverged where no sequence has a label; otherwise warns of the paths with scores that are not finite."""
   if (found.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
-  if found.failed.any() and jax.process_index() == 0:
+  if found.failed.any() and processes.is_first():
     failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
     logging.warning(
       'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences',
@@ -106,7 +106,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
     paths = placement.paths(turn)
     found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
     for path, of_path in zip(paths, found, strict=True):
-      if jax.process_index() == 0:
+      if processes.is_first():
         publishing.write_array(_score_file(folder, path), of_path)
     progress.update(i + 1)
   progress.close()

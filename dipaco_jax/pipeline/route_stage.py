@@ -39,7 +39,7 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   counts = np.bincount(routed, minlength=num_paths).tolist()
   late = [len(x.tokens) - run.settings.routing.prefix_tokens for x in found.read(range(len(found)))]
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
-  if jax.process_index() == 0 and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
+  if processes.is_first() and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(words)
   nmi = agreement.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}

@@ -18,7 +18,7 @@ from dipaco_jax.training import progress as progress_lib
 
 def write_shards(run: run_lib.Run, number: int):
   """Writes `shards/<number>/` by the paths in `routing/<number>/`, and removes the parts that those were made from."""
-  if jax.process_index() == 0:
+  if processes.is_first():
     shutil.rmtree(parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
   _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
 

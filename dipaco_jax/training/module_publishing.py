@@ -53,7 +53,7 @@ def publish_module_files(
     name: name of what is trained, for the names of barriers.
   """
   aside = workdir / f'.version-{version}'
-  if jax.process_index() == 0:
+  if processes.is_first():
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
   processes.barrier(f'{name}: version {version} begins')
   index = {}
@@ -65,7 +65,7 @@ def publish_module_files(
   here = aside / 'modules' / str(version)
   files.write_file(here / f'index-{jax.process_index()}.json', json.dumps(index, indent=1) + '\n')
   processes.barrier(f'{name}: version {version}')
-  if jax.process_index() == 0:
+  if processes.is_first():
     files.write_file(here / seals.SUMS, seals.sums(here))
     (workdir / 'modules').mkdir(exist_ok=True)
     files.put_in_place(here, workdir / 'modules' / str(version))

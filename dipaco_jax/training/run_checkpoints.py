@@ -87,7 +87,7 @@ class RunCheckpoints:
 
   def _tidy_seals(self):
     """Removes the seals of checkpoints that are gone."""
-    for seal in self._seals.glob('*') if jax.process_index() == 0 else ():
+    for seal in self._seals.glob('*') if processes.is_first() else ():
       if not (self._directory / seal.name).exists():
         shutil.rmtree(seal, ignore_errors=True)
 
@@ -172,7 +172,7 @@ class RunCheckpoints:
 
     All of them before any process looks what there is: one that goes while another process looks is an error there.
     """
-    for updates in gone if jax.process_index() == 0 else ():
+    for updates in gone if processes.is_first() else ():
       here = self._directory / str(updates)
       away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
       os.replace(here, away)

@@ -260,7 +260,7 @@ class Trainer:
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
     """Publishes modules, then the pointers, then deletes versions without pointers: no pointer ever dangles."""
     module_publishing.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
-    if jax.process_index() == 0:
+    if processes.is_first():
       publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 

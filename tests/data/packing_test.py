@@ -12,19 +12,24 @@ from numbered import SEQ_LEN
 from dipaco_jax.data import packing
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(1, SEQ_LEN), max_size=300), st.integers(1, 5))
-def test_every_sequence_is_packed_once_and_whole(lengths, open_rows):
+def pack_whole(pack, lengths: list[int], open_rows: int) -> np.ndarray:
+  """Rows [N, 2, SEQ_LEN] of numbered sequences of these lengths, each of which is found once and whole."""
   ends = np.cumsum([0, *lengths]) + 1
   sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(packing, 'OPEN_ROWS', open_rows)
-    rows = list(packing.pack(iter(sequences), SEQ_LEN))
-  packed = np.array(rows, np.int64).reshape(-1, 2, SEQ_LEN)
+    packed = np.array(list(pack(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
   assert sorted(numbered.segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
+  return packed
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, SEQ_LEN), max_size=300), st.integers(1, 5))
+def test_every_sequence_is_packed_once_and_whole(lengths, open_rows):
+  packed = pack_whole(packing.pack, lengths, open_rows)
   used = np.count_nonzero(packed[:, 1], axis=1)
   # Of two rows open together, one would have taken the other's first sequence if both were at most half full.
-  assert np.count_nonzero(used <= SEQ_LEN // 2) <= 1 or len(rows) > open_rows
+  assert np.count_nonzero(used <= SEQ_LEN // 2) <= 1 or len(packed) > open_rows
 
 
 def test_sequences_that_fit_exactly_share_a_row():
@@ -49,10 +54,5 @@ def test_single_sequences_are_padded_and_cut():
 @settings(deadline=None)
 @given(st.lists(st.integers(1, SEQ_LEN), max_size=300), st.integers(1, 5))
 def test_rows_in_order_come_as_their_first_sequences_do(lengths, open_rows):
-  ends = np.cumsum([0, *lengths]) + 1
-  sequences = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(packing, 'OPEN_ROWS', open_rows)
-    packed = np.array(list(packing.pack_in_order(iter(sequences), SEQ_LEN)), np.int64).reshape(-1, 2, SEQ_LEN)
-  assert sorted(numbered.segments(packed[:, 0], packed[:, 1])) == [tuple(s) for s in sequences], 'each once and whole'
+  packed = pack_whole(packing.pack_in_order, lengths, open_rows)
   assert (np.diff(packed[:, 0, 0]) > 0).all(), 'rows come as their first sequences do'

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import island_fixtures
 import one_process
 import pytest
 import safetensors.numpy
@@ -37,23 +38,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope='module')
-def one_device():
-  with one_process.one_device():
-    yield
-
-
-@pytest.fixture(scope='module')
-def machine(tmp_path_factory) -> Machine:
-  return Machine(one_process.two_phases(tmp_path_factory.mktemp('config')), {})
-
-
-@pytest.fixture(scope='module')
-def prepared(machine, tmp_path_factory) -> pathlib.Path:
-  """A place to copy, where training is about to begin."""
-  place = tmp_path_factory.mktemp('prepared')
-  machine.to_the_end(place, Faults(), end=one_process.PREPARED)
-  return place
+one_device, machine, prepared = island_fixtures.one_device, island_fixtures.machine, island_fixtures.prepared
 
 
 @pytest.mark.on('sqlite,s3')

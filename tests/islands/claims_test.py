@@ -2,17 +2,11 @@
 
 import pytest
 from role_loop_test import island, owned  # noqa: F401
+from stopped_clock import Clock
 
 from dipaco_jax.islands import claims
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.registry import NewTask
-
-
-class Clock:
-  now = 0.0
-
-  def monotonic(self) -> float:
-    return self.now
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stopped_clock import Clock
 
 from dipaco_jax.islands import phase_metrics
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
@@ -18,13 +19,6 @@ JOB = types.SimpleNamespace(
   data=types.SimpleNamespace(batch_size=3),
   programs=types.SimpleNamespace(model=MODEL),
 )
-
-
-class Clock:
-  now = 0.0
-
-  def monotonic(self) -> float:
-    return self.now
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 
+import island_fixtures
 import line
 import one_process
 import pytest
@@ -25,23 +26,7 @@ pytestmark = [
 ROUNDS = {'routing': dict(method='discriminative', rounds=1, phases_per_round=1)}
 
 
-@pytest.fixture(scope='module')
-def one_device():
-  with one_process.one_device():
-    yield
-
-
-@pytest.fixture(scope='module')
-def machine(tmp_path_factory) -> Machine:
-  return Machine(one_process.two_phases(tmp_path_factory.mktemp('config')), {})
-
-
-@pytest.fixture(scope='module')
-def prepared(machine, tmp_path_factory) -> pathlib.Path:
-  """A place to copy, where training is about to begin."""
-  place = tmp_path_factory.mktemp('prepared')
-  machine.to_the_end(place, Faults(), end=one_process.PREPARED)
-  return place
+one_device, machine, prepared = island_fixtures.one_device, island_fixtures.machine, island_fixtures.prepared
 
 
 def finish(machine: Machine, prepared: pathlib.Path, place: pathlib.Path, faults: Faults, **options) -> dict:
