@@ -19,6 +19,7 @@ class Config(NamedTuple):
   epsilon: float = 1e-6
   prefix: int = 32  # targets before this place of their sequence don't count
   remat: bool = False
+  attention: str | None = None  # of jax.nn.dot_product_attention; None is XLA's own
 
 
 def from_flat(params):
@@ -54,7 +55,7 @@ def block(config, p, x, sin, cos, mask):
   p = jax.tree.map(lambda w: w.astype(config.dtype) if w.ndim > 1 else w, p)
   h = rms_norm(x, p['attention_norm'], config.epsilon)
   q, k, v = (jnp.einsum('bld,dhk->blhk', h, p[name]) for name in 'qkv')
-  h = jax.nn.dot_product_attention(rope(q, sin, cos), rope(k, sin, cos), v, mask=mask)
+  h = jax.nn.dot_product_attention(rope(q, sin, cos), rope(k, sin, cos), v, mask=mask, implementation=config.attention)
   x += jnp.einsum('blhk,hkd->bld', h, p['o'])
   h = rms_norm(x, p['mlp_norm'], config.epsilon)
   return x + (jax.nn.silu(h @ p['gate']) * (h @ p['up'])) @ p['down']

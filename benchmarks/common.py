@@ -46,6 +46,8 @@ def define_sizes(**sizes: int):
   for name, default in ({'head_dim': 0, 'loss_chunk': settings.Model.loss_chunk} | sizes).items():
     flags.DEFINE_integer(name, default, HELP[name])
   flags.DEFINE_enum('dtype', 'float32', ABOUT['model.dtype'].choices[1:], 'of compute')
+  flags.DEFINE_enum('attention', 'auto', ABOUT['model.attention'].choices, 'its kernel')
+  flags.DEFINE_enum('layers', 'auto', ABOUT['model.layers'].choices, 'how blocks are compiled')
   flags.DEFINE_enum('remat', 'none', ABOUT['model.remat'].choices, 'what is computed again')
   flags.DEFINE_bool('tied', False, 'the head is the embedding, transposed')
 
@@ -54,6 +56,7 @@ def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Set
   """A run's settings, the sizes from the flags."""
   f = flags.FLAGS
   names = ('width', 'num_layers', 'num_heads', 'mlp_dim', 'seq_len', 'loss_chunk', 'dtype', 'remat', 'tied')
+  names += ('attention', 'layers')
   sizes = {name: getattr(f, name) for name in names} | {'head_dim': f.head_dim or f.width // f.num_heads}
   return settings.from_dict(
     {'grid': grid, 'levels': tuple(levels), 'model': sizes, 'train': {'batch_size': f.batch_size}}

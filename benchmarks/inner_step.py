@@ -1,10 +1,11 @@
-"""How fast inner steps are, against a bare loop written straight in JAX and Optax (bare.py) on the same model.
+"""How fast inner steps are, against loops written straight in JAX and Optax (bare.py) and in PyTorch (torch_loop.py).
 
-    python benchmarks/inner_step.py [--width=256 --batch_size=16 --steps_per_dispatch=6 ...]
+    python benchmarks/inner_step.py [--width=256 --batch_size=16 --steps_per_dispatch=6 --torch=compiled,eager ...]
 
-Three loops take turns in one process: the product's program of k steps, the bare loop with k steps in a scan, and the
-bare loop with one step per dispatch. All three must find the same losses. Prints a table and, as the last line, one
-JSON object; the ratios are of tokens per second, product over bare. `mfu` is null where the device's peak isn't known.
+The loops take turns in one process: the product's program of k steps, the bare loop with k steps in a scan, the bare
+loop with one step per dispatch (--bare=many leaves it out), and PyTorch's. All must find the same losses. Prints a
+table and, as the last line, one JSON object; the ratios are of tokens per second, product over the other. `mfu` counts
+attention in full, `mfu_causal` half of it; they are null where the device's peak isn't known.
 """
 
 import bare
@@ -20,6 +21,8 @@ from dipaco_jax.training import performance, programs
 
 common.define_sizes(width=256, num_layers=4, num_heads=4, mlp_dim=688, vocab_size=8192, seq_len=256, batch_size=16)
 STEPS = flags.DEFINE_integer('steps_per_dispatch', 6, 'k; 6 is what the default makes of phases of 150')
+BARE = flags.DEFINE_list('bare', ['many', 'one'], 'loops in JAX: k steps in a scan, one step per dispatch')
+TORCH = flags.DEFINE_list('torch', [], 'loops in PyTorch: compiled, eager')
 ROUNDS = flags.DEFINE_integer('rounds', 9, 'turns of each loop; medians are reported')
 
 
@@ -49,16 +52,19 @@ def ours(made: programs.Programs, params, rows) -> Loop:
   return Loop(step, in_flight, made.fresh_state(in_flight))
 
 
-def bare_loops(made: programs.Programs, params, rows) -> tuple[Loop, Loop]:
+def bare_config(made: programs.Programs) -> bare.Config:
+  m, prefix = made.settings.model, made.settings.routing.prefix_tokens
+  flash = 'cudnn' if jax.default_backend() == 'gpu' and m.dtype == 'bfloat16' else None
+  return bare.Config(jnp.dtype(m.dtype), m.rope_base, m.norm_epsilon, prefix, m.remat != 'none', flash)
+
+
+def bare_loops(made: programs.Programs, params, rows) -> dict[str, Loop]:
   """The bare loop with k steps per dispatch, and with one."""
-  s, inner = made.settings, made.settings.inner
-  config = bare.Config(
-    jnp.dtype(s.model.dtype), s.model.rope_base, s.model.norm_epsilon, s.routing.prefix_tokens, s.model.remat != 'none'
-  )
+  inner = made.settings.inner
   transformation = bare.optimizer(
     made.inner.learning_rate, inner.b1, inner.b2, inner.epsilon, inner.weight_decay, inner.clip_norm
   )
-  one, many = bare.make(config, transformation)
+  one, many = bare.make(bare_config(made), transformation)
   by_step = list(zip(*rows, strict=True))
 
   def each(params, state):
@@ -72,7 +78,19 @@ def bare_loops(made: programs.Programs, params, rows) -> tuple[Loop, Loop]:
     nested = jax.tree.map(jnp.copy, bare.from_flat(params))  # each loop donates its own
     return jax.device_put((nested, transformation.init(nested)), rows[0].sharding)
 
-  return Loop(lambda p, s: many(p, s, *rows), *fresh()), Loop(each, *fresh())
+  steps = {'many': lambda p, s: many(p, s, *rows), 'one': each}
+  return {f'bare_{name}': Loop(steps[name], *fresh()) for name in BARE.value}
+
+
+def torch_loops(made: programs.Programs, params, rows) -> dict:
+  """The loops in PyTorch, where they are asked for."""
+  if not TORCH.value:
+    return {}
+  import torch_loop
+
+  rates = np.asarray(jax.vmap(made.inner.learning_rate)(jnp.arange(STEPS.value * (ROUNDS.value + 2))))
+  given = bare_config(made), made.settings.inner, rates, params, rows
+  return {f'torch_{name}': torch_loop.Loop(*given, name == 'compiled') for name in TORCH.value}
 
 
 def peak_bytes() -> int:
@@ -95,24 +113,27 @@ def measure() -> dict:
   made = common.make_programs(s, [device])
   params = transformer.init(made.model, jax.random.key(0))
   rows = common.random_rows(s, STEPS.value)
-  product = ours(made, params, common.in_flight(made, rows))
-  losses = [np.asarray(product.run())]
-  peak = peak_bytes()  # before the bare loops take theirs
-  loops = (product, *bare_loops(made, params, jax.device_put(rows, device)))
-  losses += [np.asarray(loop.run()) for loop in loops[1:]]
+  loops: dict = {'ours': ours(made, params, common.in_flight(made, rows))}
+  losses = [np.asarray(loops['ours'].run())]
+  peak = peak_bytes()  # before the other loops take theirs
+  loops |= bare_loops(made, params, jax.device_put(rows, device)) | torch_loops(made, params, rows)
+  losses += [np.asarray(loop.run()) for loop in list(loops.values())[1:]]
   check(losses)
-  common.in_turns([loop.run for loop in loops], 1)  # nothing compiles or grows after this
-  ours_s, bare_s, one_s = common.in_turns([loop.run for loop in loops], ROUNDS.value)
-  tokens_per_s = STEPS.value * s.train.batch_size * s.model.seq_len / ours_s
-  flops = performance.flops_per_token(s.model, flags.FLAGS.vocab_size, s.model.seq_len) * tokens_per_s
+  common.in_turns([loop.run for loop in loops.values()], 1)  # nothing compiles or grows after this
+  seconds = dict(zip(loops, common.in_turns([loop.run for loop in loops.values()], ROUNDS.value), strict=True))
+  tokens = STEPS.value * s.train.batch_size * s.model.seq_len
+  per_s = {name: tokens / x for name, x in seconds.items()}
+  full, causal = (
+    performance.flops_per_token(s.model, flags.FLAGS.vocab_size, length) * per_s['ours']
+    for length in (s.model.seq_len, s.model.seq_len // 2)
+  )
   return {
-    'ratio': bare_s / ours_s,
-    'ratio_one_step_per_dispatch': one_s / ours_s,
-    'tokens_per_s': tokens_per_s,
-    'bare_tokens_per_s': tokens_per_s * ours_s / bare_s,
-    'bare_one_step_tokens_per_s': tokens_per_s * ours_s / one_s,
-    'mfu': performance.mfu(flops, device.device_kind, s.model.dtype, 1),
-    'model_gflops_per_s': flops / 1e9,
+    'tokens_per_s': per_s['ours'],
+    **{f'tokens_per_s_{name}': x for name, x in per_s.items() if name != 'ours'},
+    **{f'ratio_{name}': per_s['ours'] / x for name, x in per_s.items() if name != 'ours'},
+    'mfu': performance.mfu(full, device.device_kind, made.model.config.dtype, 1),
+    'mfu_causal': performance.mfu(causal, device.device_kind, made.model.config.dtype, 1),
+    'model_gflops_per_s': full / 1e9,
     'peak_memory_bytes': peak,
     'compilations': sum(compilations[name] for name in programs.NAMES),
     'losses': [float(x) for x in losses[0]],

@@ -68,7 +68,9 @@ class Model:
   dtype: str = field(
     'auto', "of compute; 'auto': float32 on CPU; parameters are float32", choices='auto float32 bfloat16'
   )
-  attention: str = field('auto', 'kernel; splash is for TPUs, cudnn for GPUs', choices='auto xla cudnn splash')
+  attention: str = field(
+    'auto', 'kernel; splash is for TPUs, flash and cudnn for GPUs', choices='auto xla flash cudnn splash'
+  )
   layers: str = field('auto', "'scanned': one block is compiled for all", choices='auto scanned unrolled')
   remat: str = field('none', "'dots' keeps what matrix products and splash make", choices='none full dots')
   loss_chunk: int = field(1024, 'tokens whose logits exist at one time')

@@ -1,8 +1,9 @@
-"""Causal attention within segments, softmax(q k^T / sqrt(K)) v, by one of three kernels:
+"""Causal attention within segments, softmax(q k^T / sqrt(K)) v, by one of these kernels:
 
-splash   Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
-cudnn    on GPU, in 16 bits
-xla      anywhere
+splash   JAX's in Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
+flash    ours in Pallas, on GPU in 16 bits: the same, and blocks of other segments are not computed either
+cudnn    JAX's on GPU in 16 bits, with an [L, L] mask
+xla      anywhere, with an [L, L] mask
 """
 
 import functools
@@ -11,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dipaco_jax.models import flash
+
 LANES = 128  # of a TPU; splash takes multiples of it as lengths
-RESIDUALS = 'attention'  # name of the residuals that splash's gradient needs beside q, k and v
 BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
 
 
@@ -21,16 +23,18 @@ def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL:
 
   Args:
     q_BLHK, k_BLHK, v_BLHK: queries, keys and values.
-    segments_BL: segment ids; tokens attend to earlier ones of their own segment.
-    kernel: `attention` of settings.Model. 'auto': JAX chooses; 'cudnn' is for GPUs in 16 bits; 'splash' falls back to
-      'xla' for lengths that are no multiple of LANES.
+    segments_BL: segment ids; tokens attend to earlier ones of their own segment, which lie next to each other.
+    kernel: `attention` of settings.Model. 'xla' stands in where 'splash' (lengths that are no multiple of LANES) or
+      'flash' (`flash.takes`) cannot compute it.
   """
   length = q_BLHK.shape[1]
   if kernel == 'splash' and length % LANES == 0:
     return splash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
+  if kernel == 'flash' and flash.takes(q_BLHK):
+    return flash.flash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
   same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
   mask_B1LL = (same_BLL & jnp.tril(jnp.ones((length, length), bool)))[:, None]
-  implementation: Any = {'auto': None, 'splash': 'xla'}.get(kernel, kernel)
+  implementation: Any = 'cudnn' if kernel == 'cudnn' else 'xla'
   return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
 
 
@@ -69,5 +73,5 @@ def _splash_kernel(length: int, heads: int, interpret: bool):
   mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
   with jax.ensure_compile_time_eval():  # a cached kernel must not hold tracers
     return lib.make_splash_mha_single_device(
-      mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=RESIDUALS
+      mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=flash.RESIDUALS
     )

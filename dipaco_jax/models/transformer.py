@@ -22,7 +22,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from dipaco_jax.core import settings
-from dipaco_jax.models import attention
+from dipaco_jax.models import attention, flash
 
 Params = dict[str, jax.Array]  # flat: name to array
 
@@ -134,7 +134,7 @@ REMAT_POLICIES = {
   'full': jax.checkpoint_policies.nothing_saveable,
   'dots': jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(attention.RESIDUALS),
+    jax.checkpoint_policies.save_only_these_names(flash.RESIDUALS),
   ),
 }
 
@@ -221,7 +221,8 @@ def make_model(config: settings.Model, vocab_size: int) -> Transformer:
 def for_device(config: settings.Model, platform: str) -> settings.Model:
   """Replaces 'auto' in a config by what it means on 'cpu', 'gpu' or 'tpu'."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
-  kernel, layers = ('splash', 'scanned') if platform == 'tpu' else ('auto', 'unrolled')
+  kernel = {'tpu': 'splash', 'gpu': 'flash'}.get(platform, 'xla')
+  layers = 'scanned' if platform == 'tpu' else 'unrolled'
   chosen = {'dtype': dtype, 'attention': kernel, 'layers': layers}
   unset: Any = {name: x for name, x in chosen.items() if getattr(config, name) == 'auto'}
   return dataclasses.replace(config, **unset)

@@ -85,8 +85,9 @@ def check_model(settings: settings_lib.Settings):
 
   Raises InputError.
   """
-  if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
-    raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
+  kernel, platform = settings.model.attention, jax.default_backend()
+  if (owner := {'splash': 'tpu', 'flash': 'gpu', 'cudnn': 'gpu'}.get(kernel, platform)) != platform:
+    raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
   shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch

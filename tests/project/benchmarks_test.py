@@ -25,12 +25,27 @@ def run(name: str, *flags: str, sizes=SIZES) -> dict:
 @pytest.mark.slow
 def test_inner_step():
   found = run('inner_step.py', '--num_layers=1', '--steps_per_dispatch=2', '--rounds=2')
-  keys = {'ratio', 'ratio_one_step_per_dispatch', 'tokens_per_s', 'mfu', 'peak_memory_bytes', 'compilations'}
+  keys = {'tokens_per_s', 'mfu', 'mfu_causal', 'peak_memory_bytes', 'compilations'}
   assert keys <= set(found)
   assert found['mfu'] is None  # nobody knows a CPU's peak
   assert found['compilations'] == 4  # start, begin, fresh_state and steps, once each
   assert math.isclose(found['losses'][0], math.log(64), rel_tol=0.2)  # of an untrained model on random tokens
-  assert found['tokens_per_s'] > 0 and found['ratio'] > 0 and found['ratio_one_step_per_dispatch'] > 0
+  assert found['tokens_per_s'] > 0 and found['ratio_bare_many'] > 0 and found['ratio_bare_one'] > 0
+
+
+@pytest.mark.slow
+def test_accelerator(tmp_path):
+  out = tmp_path / 'found.jsonl'
+  options = f'--parts=attention,outer --minutes=1 --out={out}'.split()
+  commands = 'attention.py --rows=2 --seq_len=128 --num_heads=1 --kernels=xla --repeats=1', 'outer_step.py --none'
+  env = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(FOLDER)}
+  code = 'import accelerator as a; from absl import app; a.COMMANDS.update(attention={!r}, outer={!r}); app.run(a.main)'
+  command = [sys.executable, '-c', code.format(*commands), *options]
+  first, second = (subprocess.run(command, capture_output=True, text=True, env=env).stdout for _ in range(2))
+  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [line['part'] for line in lines] == ['attention', 'outer', 'outer']  # what failed is tried again
+  assert 0 < lines[0]['xla_error'] < 1e-2 and lines[0]['versions']['jax'] and "'none'" in lines[1]['failed']
+  assert 'attention (' in first and 'attention: done before' in second
 
 
 @pytest.mark.slow

@@ -1,0 +1,206 @@
+"""Flash attention (arXiv 2205.14135, 2307.08691) for GPUs in Pallas, through Triton: causal, within segments.
+
+Segments lie one after the other in a row, so that a query i sees the keys from its segment's start to itself,
+
+    o_i = sum_j p_ij v_j,    p_ij = exp(s q_i.k_j - lse_i),    lse_i = log sum_j exp(s q_i.k_j),    start_i <= j <= i,
+
+with s = K^-1/2. Blocks above the diagonal and blocks of other segments are not computed, and no [L, L] scores are in
+memory. Of the gradient do,
+
+    dv_j = sum_i p_ij do_i    ds_ij = p_ij (do_i.v_j - do_i.o_i)    dq_i = s sum_j ds_ij k_j    dk_j = s sum_i ds_ij q_i
+
+Letters: Q queries and C keys of a block; B, L, H, K as in `attention`; G heads of keys and values.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+
+RESIDUALS = 'attention'  # name of the residuals that a kernel's gradient needs beside q, k and v
+HIDDEN = -1e30  # the score of a key that is not seen; finite, so that a block without seen keys gives no NaN
+
+
+class Blocks(NamedTuple):
+  """A kernel's blocks of queries and keys, its warps, and how many loads are in flight."""
+
+  queries: int
+  keys: int
+  warps: int
+  stages: int
+
+
+# The fastest of 7 and 10 on an H100, for heads of 64 at 1,024 tokens and of 128 at 2,048.
+FORWARD = Blocks(64, 64, 4, 3)
+BACKWARD_KEYS = Blocks(32, 64, 4, 3)
+BACKWARD_QUERIES = Blocks(64, 32, 4, 3)
+LENGTHS = 128  # lengths are multiples of it, and it is one of every block
+
+
+def takes(q_BLHK: jax.Array) -> bool:
+  """Says whether the kernels take queries of this shape and type."""
+  _, length, _, size = q_BLHK.shape
+  return length % LENGTHS == 0 and size in (16, 32, 64, 128) and q_BLHK.dtype in (jnp.bfloat16, jnp.float16)
+
+
+def flash(q_BLHK: jax.Array, k_BLGK: jax.Array, v_BLGK: jax.Array, segments_BL: jax.Array, interpret: bool = False):
+  """Returns attention, [B, L, H, K], in the type of q.
+
+  Args:
+    q_BLHK: queries, of a shape and type that `takes` takes.
+    k_BLGK, v_BLGK: keys and values; G divides H, and H / G queries share a head of these.
+    segments_BL: segment ids; those of a segment are next to each other.
+    interpret: computes with plain operations, without a GPU.
+  """
+  index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
+  differs = segments_BL[:, 1:] != segments_BL[:, :-1]
+  first_BL = jnp.pad(differs, ((0, 0), (1, 0)), constant_values=True)
+  last_BL = jnp.pad(differs, ((0, 0), (0, 1)), constant_values=True)
+  starts_BL = jax.lax.cummax(jnp.where(first_BL, index_L, 0), axis=1)
+  ends_BL = jax.lax.cummin(jnp.where(last_BL, index_L + 1, len(index_L)), axis=1, reverse=True)
+  return _attention(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attention(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret):
+  return _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret)[0]
+
+
+def _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret):
+  B, L, H, _ = q_BLHK.shape
+  args = (q_BLHK, k_BLGK, v_BLGK, starts_BL)
+  out = (jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype), jax.ShapeDtypeStruct((B, H, L), jnp.float32))
+  found = _call(_forward_kernel, FORWARD, 'queries', args, out, interpret)
+  o_BLHK, lse_BHL = (checkpoint_name(x, RESIDUALS) for x in found)
+  return o_BLHK, (q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL)
+
+
+def _backward(interpret, residuals, do_BLHK):
+  q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL = residuals
+  delta_BHL = jnp.einsum('BLHK,BLHK->BHL', do_BLHK, o_BLHK, preferred_element_type=jnp.float32)
+  args = (q_BLHK, k_BLGK, v_BLGK, starts_BL, do_BLHK, lse_BHL, delta_BHL)
+  out = jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype)
+  (dq_BLHK,) = _call(_dq_kernel, BACKWARD_QUERIES, 'queries', args, (out,), interpret)
+  dk_BLHK, dv_BLHK = _call(_dkv_kernel, BACKWARD_KEYS, 'keys', (*args, ends_BL), (out, out), interpret)
+  return dq_BLHK, _sum_groups(dk_BLHK, k_BLGK), _sum_groups(dv_BLHK, v_BLGK), None, None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _sum_groups(dx_BLHK, x_BLGK):
+  """Sums the gradients of the queries that share a head of keys or values."""
+  if dx_BLHK.shape == x_BLGK.shape:
+    return dx_BLHK
+  B, L, G, K = x_BLGK.shape
+  return dx_BLHK.reshape(B, L, G, -1, K).astype(jnp.float32).sum(3).astype(x_BLGK.dtype)
+
+
+def _call(kernel, blocks: Blocks, over: str, args, out, interpret: bool):
+  """Runs a kernel for every block of queries or keys of every row and head; it sees its own row and head."""
+  from jax.experimental.pallas import triton
+
+  B, L, H, K = args[0].shape
+  size = getattr(blocks, over)
+
+  def spec(x, length: int):
+    place = (lambda i: i) if length < L else (lambda i: 0)
+    if x.ndim == 2:  # [B, L]
+      return pl.BlockSpec((None, L), lambda i, b, h: (b, 0))
+    if x.ndim == 3:  # [B, H, L]
+      return pl.BlockSpec((None, None, length), lambda i, b, h: (b, h, place(i)))
+    group = H // x.shape[2]
+    return pl.BlockSpec((None, length, None, K), lambda i, b, h: (b, place(i), h // group, 0))
+
+  return pl.pallas_call(
+    functools.partial(kernel, blocks=blocks, scale=K**-0.5),
+    grid=(L // size, B, H),
+    in_specs=[spec(x, L) for x in args],
+    out_specs=[spec(x, size) for x in out],
+    out_shape=out,
+    compiler_params=None if interpret else triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+    interpret=interpret,
+    name=kernel.__name__.strip('_'),
+  )(*args)
+
+
+def _dot(a, b):
+  return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _span(block, size: int):
+  """The slice of a block of tokens, and their places."""
+  return pl.ds(block * size, size), block * size + jnp.arange(size)
+
+
+def _forward_kernel(q_ref, k_ref, v_ref, starts_ref, o_ref, lse_ref, *, blocks: Blocks, scale: float):
+  own, query_Q = _span(pl.program_id(0), blocks.queries)
+  q_QK, start_Q = q_ref[own, :], starts_ref[own]
+
+  def add(block, carry):
+    o_QK, top_Q, sum_Q = carry
+    span, key_C = _span(block, blocks.keys)
+    seen_QC = (key_C[None] <= query_Q[:, None]) & (key_C[None] >= start_Q[:, None])
+    score_QC = jnp.where(seen_QC, _dot(q_QK, k_ref[span, :].T) * (scale * math.log2(math.e)), HIDDEN)
+    new_top_Q = jnp.maximum(top_Q, score_QC.max(1))
+    p_QC, shrink_Q = jnp.exp2(score_QC - new_top_Q[:, None]), jnp.exp2(top_Q - new_top_Q)
+    o_QK = o_QK * shrink_Q[:, None] + _dot(p_QC.astype(v_ref.dtype), v_ref[span, :])
+    return o_QK, new_top_Q, sum_Q * shrink_Q + p_QC.sum(1)
+
+  none_Q = jnp.zeros(blocks.queries, jnp.float32)
+  start = (jnp.zeros(q_QK.shape, jnp.float32), none_Q + HIDDEN, none_Q)
+  o_QK, top_Q, sum_Q = _over_keys(add, start, starts_ref, blocks)
+  o_ref[...] = (o_QK / sum_Q[:, None]).astype(o_ref.dtype)
+  lse_ref[...] = top_Q + jnp.log2(sum_Q)  # to base 2, as is all inside the kernels
+
+
+def _over_keys(add, carry: Any, starts_ref, blocks: Blocks):
+  """Folds the blocks of keys that any of this program's queries sees: from its first one's segment to the diagonal."""
+  first = pl.program_id(0) * blocks.queries
+  end = jax.lax.div(first + blocks.queries + blocks.keys - 1, blocks.keys)
+  return jax.lax.fori_loop(jax.lax.div(starts_ref[first], blocks.keys), end, add, carry)
+
+
+def _dq_kernel(q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, dq_ref, *, blocks: Blocks, scale: float):
+  own, query_Q = _span(pl.program_id(0), blocks.queries)
+  q_QK, do_QK, start_Q = q_ref[own, :], do_ref[own, :], starts_ref[own]
+  lse_Q, delta_Q = lse_ref[own], delta_ref[own]
+
+  def add(block, dq_QK):
+    span, key_C = _span(block, blocks.keys)
+    k_CK = k_ref[span, :]
+    seen_QC = (key_C[None] <= query_Q[:, None]) & (key_C[None] >= start_Q[:, None])
+    score_QC = jnp.where(seen_QC, _dot(q_QK, k_CK.T) * (scale * math.log2(math.e)), HIDDEN)
+    ds_QC = jnp.exp2(score_QC - lse_Q[:, None]) * (_dot(do_QK, v_ref[span, :].T) - delta_Q[:, None])
+    return dq_QK + _dot(ds_QC.astype(k_CK.dtype), k_CK)
+
+  dq_QK = _over_keys(add, jnp.zeros(q_QK.shape, jnp.float32), starts_ref, blocks)
+  dq_ref[...] = (dq_QK * scale).astype(dq_ref.dtype)
+
+
+def _dkv_kernel(
+  q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, ends_ref, dk_ref, dv_ref, *, blocks: Blocks, scale: float
+):
+  own, key_C = _span(pl.program_id(0), blocks.keys)
+  k_CK, v_CK = k_ref[own, :], v_ref[own, :]
+
+  def add(block, carry):
+    dk_CK, dv_CK = carry
+    span, query_Q = _span(block, blocks.queries)
+    q_QK, do_QK = q_ref[span, :], do_ref[span, :]
+    seen_CQ = (key_C[:, None] <= query_Q[None]) & (key_C[:, None] >= starts_ref[span][None])
+    score_CQ = jnp.where(seen_CQ, _dot(k_CK, q_QK.T) * (scale * math.log2(math.e)), HIDDEN)
+    p_CQ = jnp.exp2(score_CQ - lse_ref[span][None])
+    ds_CQ = p_CQ * (_dot(v_CK, do_QK.T) - delta_ref[span][None])
+    return dk_CK + _dot(ds_CQ.astype(q_QK.dtype), q_QK), dv_CK + _dot(p_CQ.astype(do_QK.dtype), do_QK)
+
+  first = pl.program_id(0) * blocks.keys
+  end = ends_ref[first + blocks.keys - 1]  # of the segment of the last key
+  zeros_CK = jnp.zeros(k_CK.shape, jnp.float32)
+  begin, stop = jax.lax.div(first, blocks.queries), jax.lax.div(end + blocks.queries - 1, blocks.queries)
+  dk_CK, dv_CK = jax.lax.fori_loop(begin, stop, add, (zeros_CK, zeros_CK))
+  dk_ref[...], dv_ref[...] = (dk_CK * scale).astype(dk_ref.dtype), dv_CK.astype(dv_ref.dtype)
