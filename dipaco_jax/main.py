@@ -162,7 +162,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       preflight.settle_config(workdir, settings, sys.argv[1:])
     processes.barrier('config')
     preflight.compilation_cache(workdir)
-    page = stack.enter_context(live_report.LiveReport(workdir))
+    page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     run_stages(workdir, settings, signals, page.due)
     page.close()
     if first:

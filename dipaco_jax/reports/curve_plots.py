@@ -68,11 +68,11 @@ def perplexity_curves(
 
 
 @styled
-def by_level(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], levels: Sequence[str]):
+def by_phase(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], names: Sequence[str]):
   """Draws a curve over phases for each name that has one."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
-  for i, name in enumerate(levels):
+  for i, name in enumerate(names):
     if name in series:
       colour = COLOURS[i % MAX_COLOURED]
       ax.plot(phases, series[name], color=colour, lw=1.8, ls=STRIPES[i % 4], marker='o' if len(phases) < 3 else None)
@@ -97,16 +97,13 @@ def _paths(ax, curve: Curve, labels: Sequence[str]):
       ax.plot(x, y, color=COLOURS[p], lw=1.4, ls=STRIPES[p % 4], marker='o' if len(x) < 3 else None, ms=3)
       ends.append((y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p]))
   if num_paths > 1 and len(curve.steps):
-    middle, colour = _median(curve.values), BLUE if num_paths > MAX_COLOURED else INK
+    with warnings.catch_warnings():  # of steps where no path has a value
+      warnings.simplefilter('ignore', RuntimeWarning)
+      middle = np.nanmedian(curve.values, axis=-1)
+    colour = BLUE if num_paths > MAX_COLOURED else INK
     ax.plot(curve.steps, middle, color=colour, lw=2)
     ends += [(middle[-1], 'median', colour)]
   return [end for end in ends if np.isfinite(end[0])]
-
-
-def _median(values: np.ndarray) -> np.ndarray:
-  with warnings.catch_warnings():  # of steps where no path has a value
-    warnings.simplefilter('ignore', RuntimeWarning)
-    return np.nanmedian(values, axis=-1)
 
 
 def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:
@@ -119,7 +116,7 @@ def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, 
 
 
 def _finish(ax, ends, title: str, ylabel: str, xlabel: str = 'training step'):
-  plot_style.steps(ax.xaxis)
+  plot_style.numbers(ax.xaxis, whole=True)
   plot_style.numbers(ax.yaxis)
   plot_style.label_ends(ax, ends)
   ax.set(xlabel=xlabel, ylabel=ylabel, title=title)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.reports import excerpt_words, pages, palette
+from dipaco_jax.reports import excerpts_text, pages, palette
 from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
 MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
@@ -19,16 +19,12 @@ def content(found: Excerpts, grid: Grid) -> dict[str, Any]:
   read = {chunk.path for document in found.documents for chunk in document.chunks}
   paths = range(grid.num_paths) if grid.num_paths <= MAX_LEGEND else sorted(read)
   return {
-    'how': excerpt_words.how_chosen(found),
+    'how': excerpts_text.how_chosen(found),
     'prefix_tokens': found.prefix_tokens,
     'legend': [{'path': path, 'style': _style(grid, path), 'title': _place(grid, path)} for path in paths],
     'texts': [
-      {
-        'name': document.name,
-        'losses': excerpt_words.losses(found, document),
-        'chunks': _chunks(document, grid),
-      }
-      for document in found.documents
+      {'name': text.name, 'losses': excerpts_text.losses(found, text), 'chunks': _chunks(text, grid)}
+      for text in found.documents
     ],
   }
 
@@ -42,7 +38,7 @@ def _chunks(document: Excerpt, grid: Grid) -> list[dict[str, Any]]:
       'style': _style(grid, chunk.path),
       'title': '\n'.join([_place(grid, chunk.path), *_losses(chunk)]),
     }
-    for chunk, is_new in zip(document.chunks, excerpt_words.new_path(document), strict=True)
+    for chunk, is_new in zip(document.chunks, excerpts_text.new_path(document), strict=True)
   ]
 
 
@@ -52,7 +48,7 @@ def _is_worse(chunk: Chunk) -> bool:
 
 
 def _losses(chunk: Chunk) -> list[str]:
-  lines = [f'{excerpt_words.nats(chunk.nats)} nats a token', f'base {excerpt_words.nats(chunk.base)}']
+  lines = [f'{excerpts_text.nats(chunk.nats)} nats a token', f'base {excerpts_text.nats(chunk.base)}']
   if chunk.nats is not None and chunk.base is not None:
     lines.append(f'difference {chunk.nats - chunk.base:+.3f}')
   return lines if chunk.counted else [*lines, 'not counted']

@@ -1,21 +1,49 @@
-"""Texts by the paths that read them, in a terminal or as plain text."""
+"""Texts by the paths that read them, in a terminal or as plain text; and what is said about them."""
 
 from dipaco_jax.core import printable
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.reports import excerpt_words, palette
-from dipaco_jax.reports.excerpt_words import nats
+from dipaco_jax.reports import palette
 from dipaco_jax.routing.chunk_losses import Excerpt, Excerpts
+
+
+def how_chosen(found: Excerpts) -> str:
+  """Says how the paths were chosen."""
+  if not found.by:
+    return 'Each text has one path.'
+  prefix, every = found.prefix_tokens, f'It is chosen anew every {found.every} tokens'
+  by = f'the router, from the {prefix} tokens' if found.by == 'router' else 'the learned chooser, from all tokens'
+  return f'A text begins under the path that its first {prefix} tokens are routed to. {every}, by {by} before.'
+
+
+def losses(found: Excerpts, document: Excerpt) -> str:
+  """Gives a text's mean losses in one line."""
+  if not document.counted:
+    return f'No loss is counted: the text is no longer than the {found.prefix_tokens} tokens that the router reads.'
+  under = f'{nats(document.base)} nats a token under the base, {nats(document.nats)} under path {document.path}'
+  return f'{under}, {nats(document.rerouted)} with paths chosen anew.' if found.by else f'{under}.'
+
+
+def nats(loss: float | None) -> str:
+  """Returns '2.250', or '-' where there is no loss."""
+  return '-' if loss is None else f'{loss:.3f}'
+
+
+def new_path(document: Excerpt) -> list[bool]:
+  """Returns whether each chunk has another path than the one before it; the first has."""
+  paths = [chunk.path for chunk in document.chunks]
+  return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]
+
 
 SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
 def render(found: Excerpts, grid: Grid, coloured: bool) -> str:
   """Returns each text with its losses, chunk by chunk and as a whole; `coloured` by escape sequences."""
-  parts = [excerpt_words.how_chosen(found)]
+  parts = [how_chosen(found)]
   for document in found.documents:
     text = _coloured(document, grid) if coloured else _marked(document)
     parts += [printable.name(document.name)] * bool(document.name)
-    parts += [text, _table(document), excerpt_words.losses(found, document)]
+    parts += [text, _table(document), losses(found, document)]
   return '\n\n'.join(parts + [_total(found)] * (len(found.documents) > 1))
 
 
@@ -37,7 +65,7 @@ def _total(found: Excerpts) -> str:
 def _coloured(document: Excerpt, grid: Grid) -> str:
   """Returns the text on its paths' colours, with a path's number, raised, where the path changes."""
   text = ''
-  for chunk, is_new in zip(document.chunks, excerpt_words.new_path(document), strict=True):
+  for chunk, is_new in zip(document.chunks, new_path(document), strict=True):
     red, green, blue = bytes.fromhex(palette.path_colours(grid, chunk.path)[0][1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
     words = str(chunk.path).translate(SUPERSCRIPT) * is_new + printable.text(chunk.text)
@@ -46,7 +74,7 @@ def _coloured(document: Excerpt, grid: Grid) -> str:
 
 
 def _marked(document: Excerpt) -> str:
-  chunks = zip(document.chunks, excerpt_words.new_path(document), strict=True)
+  chunks = zip(document.chunks, new_path(document), strict=True)
   return ''.join(f'[path {c.path}]' * is_new + printable.text(c.text) for c, is_new in chunks)
 
 

@@ -1,17 +1,18 @@
 """Every picture of a report, in the page's sections, with a caption that says what can be seen in it."""
 
+import itertools
 from collections.abc import Callable
 
-from dipaco_jax.reports import cost_figures, path_figures, plot_style, quality_figures, training_figures
+from dipaco_jax.reports import path_figures, plot_style, training_figures
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run
 
 SECTIONS: dict[str, dict[str, Callable[[Run], Picture | None]]] = {  # None: the run has no data for it yet
   'Quality': {
-    'validation_perplexity': quality_figures.validation,
-    'perplexity_by_domain': quality_figures.by_domain,
-    'perplexity_by_path': quality_figures.by_path,
-    'early_stopping': quality_figures.early_stopping,
+    'validation_perplexity': path_figures.validation,
+    'perplexity_by_domain': path_figures.by_domain,
+    'perplexity_by_path': path_figures.by_path,
+    'early_stopping': path_figures.early_stopping,
   },
   'Training': {
     'losses': training_figures.losses,
@@ -28,25 +29,16 @@ SECTIONS: dict[str, dict[str, Callable[[Run], Picture | None]]] = {  # None: the
     'loss_matrix': path_figures.loss_matrix,
     'kinds_by_paths': path_figures.kinds_by_paths,
   },
-  'The grid': {
-    'grid': path_figures.distance_from_base,
-    'siblings': path_figures.distance_from_siblings,
-  },
-  'Cost': {
-    'time_by_stage': cost_figures.time_by_stage,
-    'bytes_sent': cost_figures.bytes_sent,
-  },
-  'Islands': {
-    'timeline': cost_figures.timeline,
-    'island_bytes': cost_figures.island_bytes,
-  },
+  'The grid': {'grid': path_figures.distance_from_base, 'siblings': path_figures.distance_from_siblings},
+  'Cost': {'time_by_stage': training_figures.time_by_stage, 'bytes_sent': training_figures.bytes_sent},
+  'Islands': {'timeline': training_figures.timeline, 'island_bytes': training_figures.island_bytes},
 }
 
 
 def draw_all(run: Run) -> dict[str, Picture]:
   """Returns the pictures by name, in the page's order, without those whose data is not there yet."""
   drawn = {}
-  for name, draw in ((name, draw) for section in SECTIONS.values() for name, draw in section.items()):
+  for name, draw in itertools.chain.from_iterable(section.items() for section in SECTIONS.values()):
     with plot_style.left_out(name):
       if picture := draw(run):
         drawn[name] = picture

@@ -13,6 +13,7 @@ import numpy as np
 
 from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.reports import plot_style
+from dipaco_jax.reports.module_drift import Storey
 from dipaco_jax.reports.palette import PALE, RULE, shade
 from dipaco_jax.reports.plot_style import GREY, HALF, INK, PAPER, SMALL, short, styled
 
@@ -20,14 +21,6 @@ SLANT = 0.42  # how far the plane's back edge is to the right of its front edge,
 LEFT = 0.25  # of the front edge's left end, where names begin
 CORNER = 22  # letters of a line that has room beside a storey
 MAX_VECTOR_CELLS = 1024  # modules of a level; more are drawn as pixels
-
-
-class Storey(NamedTuple):
-  """A slab of the network with one number per module."""
-
-  level: Level
-  parts: str  # what it holds, in words
-  values: np.ndarray  # [K] in percent, nan where there is none
 
 
 class Plane(NamedTuple):
@@ -50,18 +43,24 @@ def modules_of_paths(grid: Grid, level: Level) -> np.ndarray:
 
 
 @styled
-def draw(grid: Grid, storeys: Sequence[Storey], title: str, colour: str):
-  """Draws the storeys, each module in a shade of the colour, 'blue' or 'orange'."""
+def draw(grid: Grid, storeys: Sequence[Storey], values: Sequence[np.ndarray], title: str, colour: str):
+  """Draws the storeys, each module in a shade of the colour, 'blue' or 'orange'.
+
+  Args:
+    values: of each storey, one per module, [K] in percent; nan where there is none.
+  """
   depth = 0.36 if len(storeys) <= 5 else 0.24
   planes = [Plane(depth, k * (depth + 0.08)) for k in range(len(storeys))]
   wide, high = LEFT + 1 + SLANT + 0.04, planes[-1].height + depth + 0.18
   figure, ax = plot_style.axes(HALF, 0.45 + (HALF - 0.3) * high / wide)
   ax.set_axis_off()
   ax.set(aspect='equal', xlim=(-LEFT, 1 + SLANT + 0.04), ylim=(-0.15, planes[-1].height + depth + 0.03), title=title)
-  largest = float(np.nanmax(np.concatenate([[0.0], *(storey.values for storey in storeys)]))) or 1.0
-  for storey, plane in zip(storeys, planes, strict=True):
-    _draw_storey(ax, modules_of_paths(grid, storey.level), storey.values, plane, colour, largest)
-    _write_name(ax, storey, plane)
+  largest = float(np.nanmax(np.concatenate([[0.0], *values]))) or 1.0
+  for storey, numbers, plane in zip(storeys, values, planes, strict=True):
+    _draw_storey(ax, modules_of_paths(grid, storey.level), numbers, plane, colour, largest)
+    corner = -LEFT, plane.height + plane.depth  # which the slant leaves at the upper left
+    plot_style.write(ax, short(storey.level.name, 24), corner, (0, -1), va='top', weight='bold', size=9)
+    plot_style.write(ax, textwrap.fill(storey.parts, CORNER), corner, (0, -13), va='top', size=SMALL, color=GREY)
     _write_count(ax, grid, storey, plane)
   shape = modules_of_paths(grid, storeys[0].level).shape
   _draw_path(ax, shape, planes)
@@ -95,21 +94,16 @@ def _draw_storey(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane, colou
   ax.add_collection(LineCollection(borders, colors=PAPER, linewidths=0.5 if rows * columns > 64 else 1.5))
   outline = np.array([plane.place(v, u) for v, u in ((0, 0), (0, 1), (1, 1), (1, 0), (0, 0))])
   ax.plot(*outline.T, color=GREY, lw=0.8)
-  if _written(index.shape):
-    _write_values(ax, index, numbers, plane)
+  for module in np.unique(index) if _written(index.shape) else ():
+    value = numbers[module]
+    text = 'no siblings' if np.isnan(value) else f'{value:.0f}%' if value >= 10 or not value else f'{value:.1f}%'
+    x, y = plane.place(*((np.argwhere(index == module).mean(0) + 0.5) / index.shape))
+    ax.text(x, y, text, ha='center', va='center', size=SMALL)
 
 
 def _written(shape: tuple[int, int]) -> bool:
   """Returns whether there is room for a number in each module."""
   return max(shape) <= 4
-
-
-def _write_values(ax, index: np.ndarray, numbers: np.ndarray, plane: Plane):
-  for module in np.unique(index):
-    value = numbers[module]
-    text = 'no siblings' if np.isnan(value) else f'{value:.0f}%' if value >= 10 or not value else f'{value:.1f}%'
-    x, y = plane.place(*((np.argwhere(index == module).mean(0) + 0.5) / index.shape))
-    ax.text(x, y, text, ha='center', va='center', size=SMALL)
 
 
 def _draw_legend(ax, colour: str, largest: float):
@@ -123,13 +117,6 @@ def _draw_legend(ax, colour: str, largest: float):
   ax.add_collection(PolyCollection(cells, facecolors=shades, edgecolors=shades, linewidths=0.4))
   ax.text(left - 0.01, -0.11, '0%', ha='right', va='center', size=SMALL)
   ax.text(left + width + 0.01, -0.11, f'{largest:.3g}%', va='center', size=SMALL)
-
-
-def _write_name(ax, storey: Storey, plane: Plane):
-  """Names the level and its parts of the network in the corner that the slant leaves at the upper left."""
-  corner = -LEFT, plane.height + plane.depth
-  plot_style.write(ax, short(storey.level.name, 24), corner, (0, -1), va='top', weight='bold', size=9)
-  plot_style.write(ax, textwrap.fill(storey.parts, CORNER), corner, (0, -13), va='top', size=SMALL, color=GREY)
 
 
 def _write_count(ax, grid: Grid, storey: Storey, plane: Plane):

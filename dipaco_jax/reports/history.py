@@ -40,43 +40,38 @@ def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
   return [timeline_plot.Task(*task) for task in seals.read_json(file, 'tasks')['tasks']] if file.exists() else []
 
 
-def read_history(workdir: pathlib.Path, num_paths: int) -> History:
-  """Reads the curves from metrics.jsonl; empty ones where there are no rows yet."""
-  return make_curves(metrics_log.read_rows(workdir), num_paths)
-
-
-def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
-  """Returns the curves of rows as in metrics.jsonl."""
+def make_curves(workdir: pathlib.Path, num_paths: int, rows: Iterable[Mapping[str, Any]] | None = None) -> History:
+  """Returns the curves of rows, None: of those in metrics.jsonl; empty ones where there are no rows yet."""
   stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths)}
-  phases: dict[int, Mapping[str, Any]] = {}
-  evaluations: dict[int, Mapping[str, Any]] = {}
-  control: dict[int, float] = {}
-  for row in rows:
+  phases, evaluations, control = (dict[int, Mapping[str, Any]]() for _ in range(3))  # rows
+  for row in metrics_log.read_rows(workdir) if rows is None else rows:
     if row['kind'] == 'step' and row['stage'] in stages:
       stages[row['stage']].add(row)
     elif row['kind'] == 'phase' and row['stage'] == 'train':
       phases[row['phase']] = row
-    elif row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] == 'control':
-      control[row['step']] = row['perplexity']
     elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
-      evaluations[row['step']] = row
+      (control if row['stage'] == 'control' else evaluations)[row['step']] = row
   base, paths = stages.values()
+  validation, dense = (
+    Curve(np.array([*found], int), np.array([row['perplexity'] for row in found.values()], float))
+    for found in (evaluations, control)
+  )
   return History(
-    _single(base.curve('loss')),
-    paths.curve('loss'),
-    _by_path(phases.values(), 'holdout_loss_by_path', num_paths),
-    _by_path(phases.values(), 'holdout_loss_before_by_path', num_paths),
-    _single(base.curve('grad_norm')),
-    paths.curve('grad_norm'),
-    (_single(base.curve('learning_rate')), paths.curve('learning_rate')),
-    (_single(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
-    Curve(np.array([*evaluations], int), np.array([row['perplexity'] for row in evaluations.values()], float)),
-    Curve(np.array([*control], int), np.array([*control.values()], float)),
-    next((row for row in evaluations.values() if row['stage'] == 'pretrain'), {}),
-    next((row for row in reversed(evaluations.values()) if row['stage'] == 'train'), {}),
-    np.array(list(phases), int),
-    _by_level(phases.values(), 'outer_gradient_norm'),
-    _by_level(phases.values(), 'cosine'),
+    base=_single(base.curve('loss')),
+    training=paths.curve('loss'),
+    holdout=_by_path(phases.values(), 'holdout_loss_by_path', num_paths),
+    before=_by_path(phases.values(), 'holdout_loss_before_by_path', num_paths),
+    base_norm=_single(base.curve('grad_norm')),
+    norm=paths.curve('grad_norm'),
+    learning_rate=(_single(base.curve('learning_rate')), paths.curve('learning_rate')),
+    tokens_per_s=(_single(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
+    validation=validation,
+    control=dense,
+    first=next((row for row in evaluations.values() if row['stage'] == 'pretrain'), {}),
+    last=next((row for row in reversed(evaluations.values()) if row['stage'] == 'train'), {}),
+    phases=np.array(list(phases), int),
+    norms=_by_level(phases.values(), 'outer_gradient_norm'),
+    cosines=_by_level(phases.values(), 'cosine'),
   )
 
 

@@ -19,7 +19,7 @@ PROGRAM = 'import sys; from dipaco_jax.reports import live_report; live_report.w
 
 
 class LiveReport:
-  """Writes the page of the run in a workdir from time to time. Nothing here raises, and only `close` waits."""
+  """Writes a run's page from time to time, until it is closed. Nothing here raises, and only `close` waits."""
 
   def __init__(self, workdir: pathlib.Path, every_s: float = EVERY_S):
     self._workdir, self._every_s = workdir, every_s
@@ -69,12 +69,6 @@ class LiveReport:
       self._child.kill()
       self._child.wait()
     self._child = None
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *error):
-    self.close()
 
 
 def start_child(workdir: pathlib.Path) -> subprocess.Popen:

@@ -40,9 +40,8 @@ def render(facts: Facts) -> str:
 def _training(f: Facts) -> dict[str, str]:
   s, t = f.settings, f.settings.train
   paths = math.prod(size for _, size in s.grid)
-  steps = t.steps_per_phase * sum(
-    int(outer.active_paths(t, paths, s.seed, phase)[f.number]) for phase in range(f.version)
-  )
+  trained = [bool(outer.active_paths(t, paths, s.seed, phase)[f.number]) for phase in range(f.version)]
+  steps = t.steps_per_phase * sum(trained)
   base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
   base += f', from `{s.pretrain.init}`' if s.pretrain.init else ''
   tokens = (s.pretrain.steps * s.pretrain.batch_size + steps * t.batch_size) * s.model.seq_len
@@ -56,7 +55,7 @@ def _training(f: Facts) -> dict[str, str]:
     'version': f'{f.version}: as many outer steps, {t.steps_per_phase:,} inner steps apart',
     'steps of this path': f'{steps:,} of {t.batch_size:,} rows, after those of the base',
     'tokens read, with the base': f'{tokens:,}',
-    'routing': _routing(s),
+    'routing': f'{s.routing.method}, by the first {s.routing.prefix_tokens} tokens, which no loss counts',
     'optimizers': f'{s.inner.optimizer} inside the path, {s.outer.optimizer} between paths',
   }
 
@@ -65,10 +64,6 @@ def _source(data: settings.Data) -> str:
   if data.source == 'files':
     return ', '.join(f'`{pattern}`' for pattern in data.train)
   return {'stdlib': "Python's own source and documentation"}.get(data.source, f'`{data.name}` by {data.source}')
-
-
-def _routing(s: settings.Settings) -> str:
-  return f'{s.routing.method}, by the first {s.routing.prefix_tokens} tokens, which no loss counts'
 
 
 def _evaluation(f: Facts) -> dict[str, str]:

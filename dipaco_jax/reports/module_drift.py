@@ -18,23 +18,23 @@ from dipaco_jax.core.grid import Grid, Level
 from dipaco_jax.storage import seals
 
 
-class Slab(NamedTuple):
-  """Consecutive parts of the network that the same level holds: one storey of the grid."""
+class Storey(NamedTuple):
+  """A storey of the grid: consecutive parts of the network that one level holds."""
 
   level: Level
   parts: str  # in words: 'embed, blocks 0-1'; '(part)' where several levels share them
-  names: tuple[str, ...]  # parameters
+  names: tuple[str, ...] = ()  # of parameters
 
 
 class Drift(NamedTuple):
-  """The drift of each module of a slab, row-major, relative to the norm of the base's parameters."""
+  """The drift of each module of a storey, row-major, relative to the norm of the base's parameters."""
 
   from_base: np.ndarray  # [K] |module - base| / |base|
   from_siblings: np.ndarray  # [K] |module - mean of modules| / |base|; nan where the level has one module
 
 
-def slabs(levels: Sequence[Level], names: Iterable[str]) -> list[Slab]:
-  """Cuts the network where the levels change; returns its slabs from the bottom to the top."""
+def storeys(levels: Sequence[Level], names: Iterable[str]) -> list[Storey]:
+  """Cuts the network where the levels change; returns its storeys from the bottom to the top."""
   owners = grids.assign_levels(levels, names)
   parts: dict[str, list[str]] = {}
   for name in sorted(owners, key=_height):
@@ -45,7 +45,7 @@ def slabs(levels: Sequence[Level], names: Iterable[str]) -> list[Slab]:
     run = [part for part, _ in group]
     for level in here:
       own = tuple(n for part in run for n in parts[part] if owners[n] is level)
-      found.append(Slab(level, _words(run) + (' (part)' if len(here) > 1 else ''), own))
+      found.append(Storey(level, _words(run) + (' (part)' if len(here) > 1 else ''), own))
   return found
 
 
@@ -64,22 +64,22 @@ def _words(parts: Sequence[str]) -> str:
   return ', '.join(words)
 
 
-def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Level]) -> list[tuple[Slab, Drift]]:
-  """Returns every slab's drift at a published version. Raises seals.Damaged."""
+def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Level]) -> list[tuple[Storey, Drift]]:
+  """Returns every storey's drift at a published version. Raises seals.Damaged."""
   base = workdir / 'base' / 'params.safetensors'
   with seals.reading(base), safetensors.safe_open(base, 'np') as f:
     names = list(f.keys())
-  return [(slab, _measure(workdir, version, base, grid, slab)) for slab in slabs(levels, names)]
+  return [(storey, _measure(workdir, version, base, grid, storey)) for storey in storeys(levels, names)]
 
 
-def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid, slab: Slab) -> Drift:
+def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid, storey: Storey) -> Drift:
   from dipaco_jax.storage import module_store  # imports jax
 
-  files = [module_store.module_file(workdir, version, slab.level, m) for m in grid.modules(slab.level)]
+  files = [module_store.module_file(workdir, version, storey.level, m) for m in grid.modules(storey.level)]
   for file in files:
     module_store.check_module(file)
   own, mutual, norm = np.zeros(len(files)), np.zeros(len(files)), 0.0
-  for name in slab.names:
+  for name in storey.names:
     start = _read(base, name)
     norm += float((start**2).sum())
     moved = np.zeros_like(start)  # the mean over modules, twice through the files rather than all in memory

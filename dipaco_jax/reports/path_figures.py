@@ -1,11 +1,76 @@
-"""Pictures of the paths: what each reads, and how far its modules have moved."""
+"""Pictures of the paths: how well they predict, what each reads, and how far its modules have moved."""
 
 import numpy as np
 
-from dipaco_jax.reports import amounts, category_plots, grid_plot, heatmap
+from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run, path_names
 from dipaco_jax.routing import agreement
+from dipaco_jax.storage import seals
+
+
+def validation(run: Run) -> Picture | None:
+  r, curve = run.report, run.history.validation
+  if not len(curve.steps) or not (run.history.last or r['perplexity']):  # the base's alone is no curve
+    return None
+  words, stopped = 'Every validation text is read by the one path that the router picks for it.', None
+  words = words if run.grid.num_paths > 1 else 'On all validation text.'
+  if r['perplexity'] and r['perplexity_final'] and r['perplexity'] != r['perplexity_final']:
+    stopped = r['perplexity']
+    words += (
+      ' The ring is early stopping: each path taken from the phase where it was best on text held back from its shard.'
+    )
+  curves = {'paths': curve}
+  if len(run.history.control.steps):
+    curves['dense'] = run.history.control
+    words += ' Dense is one model that goes on from the base, on all text, with as many rows in a step as one path.'
+  return Picture(curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped), words)
+
+
+def by_domain(run: Run) -> Picture | None:
+  base, paths = run.report['base_perplexity_by_domain'] or {}, run.report['perplexity_by_domain'] or {}
+  known = {n: paths[n] / base[n] for n in paths if paths[n] and base.get(n)}
+  if len(known) < 2:
+    return None
+  best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+  words = f'From the base model to the paths, on validation text. Most is gained on {best}, least on {worst}.'
+  return Picture(category_plots.by_domain(base, paths), words)
+
+
+def by_path(run: Run) -> Picture | None:
+  values = run.report['perplexity_by_path'] or []
+  known = [v for v in values if v is not None]
+  if len(values) < 2 or not known:
+    return None
+  empty = len(values) - len(known)
+  base = run.report['base_perplexity_by_path'] or [None] * len(values)
+  words = (
+    f'Each path{", and the base model," if any(base) else ""} on the validation text that is routed to that path, from '
+    'the lowest to the highest. Paths read different kinds of text, and some kinds are easier, so that the spread '
+    'is not a difference in skill.'
+  )
+  if empty:
+    words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
+  return Picture(category_plots.by_path(values, base, path_names(run.grid)), words)
+
+
+def early_stopping(run: Run) -> Picture | None:
+  if not (pointers := best_versions(run)):
+    return None
+  versions, last = pointers
+  stopped = sum(v < last for v in versions)
+  if not stopped:
+    return None  # the picture of the hold-outs says so
+  words = f'{stopped} of {len(versions)} paths {"is" if stopped == 1 else "are"} taken from before the last phase.'
+  return Picture(category_plots.early_stopping(versions, last, path_names(run.grid)), words)
+
+
+def best_versions(run: Run) -> tuple[list[int], int] | None:
+  """Returns the version that each path is taken from, and the last; None where early stopping does not choose."""
+  file = run.workdir / 'paths' / 'best.json'
+  if run.grid.num_paths < 2 or not run.settings.train.early_stopping or not file.exists():
+    return None
+  return seals.read_json(file, 'version')['version'], int(max(run.history.phases, default=0))
 
 
 def shard_sizes(run: Run) -> Picture | None:
@@ -30,7 +95,7 @@ def loss_matrix(run: Run) -> Picture | None:
     'better.'
   )
   values = np.array([[np.nan if v is None else v for v in row] for row in matrix], float)
-  return Picture(heatmap.loss_matrix(values, path_names(run.grid)), words)
+  return Picture(category_plots.loss_matrix(values, path_names(run.grid)), words)
 
 
 def kinds_by_paths(run: Run) -> Picture | None:
@@ -45,7 +110,7 @@ def kinds_by_paths(run: Run) -> Picture | None:
     f'{"reads" if mostly <= 1 else "read"} mostly one. '
     f'Normalized mutual information between paths and kinds: {agreement.normalized_mutual_information(table):.2f}.'
   )
-  return Picture(heatmap.kinds_by_paths(table, kinds, path_names(run.grid)), words)
+  return Picture(category_plots.kinds_by_paths(table, kinds, path_names(run.grid)), words)
 
 
 def distance_from_base(run: Run) -> Picture | None:
@@ -64,5 +129,4 @@ def distance_from_siblings(run: Run) -> Picture | None:
 def _drifts(run: Run, values: list[np.ndarray], title: str, colour: str, words: str) -> Picture | None:
   if not any(np.isfinite(v).any() for v in values):
     return None
-  storeys = [grid_plot.Storey(slab.level, slab.parts, v) for (slab, _), v in zip(run.drifts, values, strict=True)]
-  return Picture(grid_plot.draw(run.grid, storeys, title, colour), words)
+  return Picture(grid_plot.draw(run.grid, [storey for storey, _ in run.drifts], values, title, colour), words)

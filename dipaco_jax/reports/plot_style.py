@@ -27,30 +27,21 @@ STYLE: dict[Any, Any] = {
   'font.family': 'sans-serif',
   'font.sans-serif': ['Inter', 'Helvetica Neue', 'Helvetica', 'Arial', 'Liberation Sans', 'DejaVu Sans'],
   'font.size': 9.5,
-  'text.color': INK,
-  'axes.labelcolor': INK,
-  'axes.edgecolor': GREY,
-  'axes.linewidth': 0.8,
+  **dict.fromkeys(('text.color', 'axes.labelcolor', 'xtick.labelcolor', 'ytick.labelcolor'), INK),
+  **dict.fromkeys(('axes.edgecolor', 'xtick.color', 'ytick.color'), GREY),
+  **dict.fromkeys(('axes.linewidth', 'grid.linewidth'), 0.8),
   'axes.titlesize': 10.5,
   'axes.titleweight': 'bold',
   'axes.titlelocation': 'left',
   'axes.titlepad': 10,
-  'axes.spines.top': False,
-  'axes.spines.right': False,
-  'axes.axisbelow': True,
-  'axes.grid': True,
+  **dict.fromkeys(('axes.spines.top', 'axes.spines.right'), False),
+  **dict.fromkeys(('axes.axisbelow', 'axes.grid', 'figure.constrained_layout.use'), True),
   'grid.color': palette.RULE,
-  'grid.linewidth': 0.8,
-  'xtick.color': GREY,
-  'ytick.color': GREY,
-  'xtick.labelcolor': INK,
-  'ytick.labelcolor': INK,
   'xtick.major.size': 3,
   'ytick.major.size': 0,
   'figure.facecolor': PAPER,
   'svg.fonttype': 'none',
   'text.parse_math': False,  # what others have named is text, dollars and all
-  'figure.constrained_layout.use': True,
 }
 
 
@@ -85,16 +76,12 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def left_out(name: str) -> Iterator[None]:
-  """Leaves out a picture that cannot be drawn, and logs why: a run gets its report all the same.
-
-  Raises:
-    seals.Damaged: a file is not what was written, so the report would show what never happened.
-  """
+  """Leaves out a picture that cannot be drawn, and logs why; not where a file is seals.Damaged: nothing is made up."""
   try:
     yield
   except seals.Damaged:
     raise
-  except Exception:
+  except Exception:  # a run gets its report all the same
     logging.exception('the picture %s is left out of the report, for it cannot be drawn', name)
 
 
@@ -133,20 +120,14 @@ def to_svg(figure, name: str) -> str:
   return palette.themed(svg)
 
 
-def title(figure) -> str:
-  """Returns the title of a picture's first axes that have one."""
-  return next((words for ax in figure.axes if (words := ax.get_title(loc='left'))), '')
-
-
 # -- axes
 
 
 def tick_words(ticks: Sequence[float]) -> list[str]:
   """Returns evenly spaced numbers with so many decimals that none is rounded; large ones in thousands or millions."""
   largest, gap = max(map(abs, ticks), default=0.0), abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
-  scale, unit = next(((s, u) for s, u in ((1e9, ' B'), (1e6, ' M'), (1e3, ' K')) if largest >= 10 * s), (1, ''))
-  if largest < 1e5:
-    scale, unit = 1, ''
+  units = ((1e9, ' B'), (1e6, ' M'), (1e3, ' K'))
+  scale, unit = next(((s, u) for s, u in units if largest >= max(10 * s, 1e5)), (1, ''))
   gap /= scale
   decimals = next((n for n in range(12) if abs(gap * 10**n - round(gap * 10**n)) < 1e-6 * gap * 10**n), 12)
   return [f'{x / scale:,.{decimals}f}{unit if x else ""}' for x in ticks]
@@ -174,11 +155,6 @@ def path_ticks(ax, labels: Sequence[str], order: str = ''):
   ax.tick_params(axis='x', length=0, labelsize=SMALL, rotation=90 if len(labels) > 20 else 0)
   ax.grid(axis='x', visible=False)
   ax.set_xlabel('path' if few else f'{len(labels)} paths{order}')
-
-
-def steps(axis):
-  """Sets ticks at training steps, or phases."""
-  numbers(axis, whole=True)
 
 
 def _spread(positions: Sequence[float], gap: float) -> np.ndarray:

@@ -31,8 +31,8 @@ class Figure(NamedTuple):
   def of(cls, name: str, picture: Picture) -> 'Figure':
     drawn = picture.figure
     kind = 'wide' if drawn.get_figwidth() >= 6 else ''
-    svg, title = plot_style.to_svg(drawn, name), plot_style.title(drawn)
-    return cls(name, title, picture.caption, svg, drawn.get_figheight(), kind)
+    title = next((words for ax in drawn.axes if (words := ax.get_title(loc='left'))), '')
+    return cls(name, title, picture.caption, plot_style.to_svg(drawn, name), drawn.get_figheight(), kind)
 
 
 def render(run: Run, pictures: dict[str, Picture]) -> str:
@@ -43,7 +43,9 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
     with plot_style.left_out(name):
       drawn[name] = Figure.of(name, picture)
   chosen, default = settings_in_words(run.settings), settings_in_words(settings.Settings())
-  command, excerpts = run.workdir / 'command.txt', run.workdir / chunk_losses.FILE
+  command, file, excerpts = run.workdir / 'command.txt', run.workdir / chunk_losses.FILE, None
+  if file.exists():  # else all paths are one model
+    excerpts = excerpts_html.content(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)
   return pages.render(
     'report.html',
     run=run,
@@ -53,11 +55,8 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
     notes=_notes(run) if r['perplexity'] and r['base_perplexity'] else [],
     failures=failures.in_words(failures.read_failures(run.workdir)),
     cards=_cards(run),
-    sections={
-      title: arrange([drawn[name] for name in names if name in drawn]) for title, names in figures.SECTIONS.items()
-    },
-    # None where all paths are one model.
-    excerpts=excerpts_html.content(_read_excerpts(excerpts), run.grid) if excerpts.exists() else None,
+    sections={title: arrange([drawn[n] for n in names if n in drawn]) for title, names in figures.SECTIONS.items()},
+    excerpts=excerpts,
     command=command.read_text(errors='replace').strip() if command.exists() else '',
     changed=[(name, value, default[name]) for name, value in chosen.items() if value != default[name]],
     fields=list(chosen.items()),
@@ -79,10 +78,6 @@ def arrange(drawn: list[Figure]) -> list[list[Figure]]:
     narrow = narrow[len(pair) :]
     rows.append(pair)
   return rows + [[one] for one in drawn if one.kind == 'wide']
-
-
-def _read_excerpts(file) -> chunk_losses.Excerpts:
-  return chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents'))
 
 
 def _name(grid: Grid) -> str:
@@ -111,9 +106,8 @@ def _devices(r: dict[str, Any]) -> list[str]:
 
 def _notes(run: Run) -> list[str]:
   """Says what validation text is, and whether it is too little."""
-  short = stage_records.too_little(
-    run.report['validation_tokens_by_path'] or [], run.settings.data.min_validation_tokens
-  )
+  least, tokens = run.settings.data.min_validation_tokens, run.report['validation_tokens_by_path'] or []
+  short = stage_records.too_little(tokens, least)
   notes = (headline.held_back(run.results.get('tokenize', {})), f'{short[:1].upper()}{short[1:]}.' if short else '')
   return [note for note in notes if note]
 
@@ -159,8 +153,8 @@ def _perplexity_cards(run: Run) -> list[tuple[str, str]]:
   cards = []
   for whose, name in words.items():
     if value := r[f'{whose}perplexity']:
-      interval = r[f'{whose}perplexity_interval']
-      cards.append((f'{value:.2f}', name + (f' ({interval[0]:.2f} to {interval[1]:.2f})' if interval else '')))
+      number, space, span = headline.with_interval(value, r[f'{whose}perplexity_interval']).partition(' ')
+      cards.append((number, f'{name}{space}{span}'))
   return cards
 
 

@@ -12,7 +12,6 @@ from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.reports import amounts, history, module_drift, timeline_plot
 from dipaco_jax.reports.history import History
 from dipaco_jax.storage import lock, module_store
-from dipaco_jax.training import metrics_log
 
 MAX_DRIFT_BYTES = 300e6  # of modules that are read while the run trains
 DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate': 'being evaluated'}
@@ -28,7 +27,7 @@ class Run(NamedTuple):
   results: dict[str, dict[str, Any]]  # of complete stages
   report: dict[str, Any]
   history: History
-  drifts: list[tuple[module_drift.Slab, module_drift.Drift]]  # empty where no modules are published yet
+  drifts: list[tuple[module_drift.Storey, module_drift.Drift]]  # empty where no modules are published yet
   tasks: list[timeline_plot.Task]  # of islands
   notice: str  # how far a run that is not finished is; ''
 
@@ -39,17 +38,11 @@ def path_names(grid: Grid) -> list[str]:
 
 
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None) -> Run:
-  """Reads the data of a page.
-
-  Args:
-    report: what report.json holds.
-    rows: those of metrics.jsonl, where the file is not in the workdir.
-  """
-  s = stage_records.read_settings(workdir)
+  """Reads the data of a page; `report` is what report.json holds, `rows` those of a metrics.jsonl that is not there."""
+  s, results = stage_records.read_settings(workdir), stage_records.read_results(workdir)
   grid = Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
-  results = stage_records.read_results(workdir)
-  curves = history.make_curves(metrics_log.read_rows(workdir) if rows is None else rows, grid.num_paths)
+  curves = history.make_curves(workdir, grid.num_paths, rows)
   finished, notice = 'evaluate' in results, ''
   if not finished:
     report = with_figures_so_far(workdir, report, s, curves)
@@ -76,9 +69,7 @@ def read_drifts(workdir: pathlib.Path, grid: Grid, levels: Sequence[Level], fini
   return []
 
 
-def with_figures_so_far(
-  workdir: pathlib.Path, report: dict[str, Any], s: settings.Settings, curves: History
-) -> dict[str, Any]:
+def with_figures_so_far(workdir: pathlib.Path, report: dict[str, Any], s: settings.Settings, curves: History) -> dict:
   """Returns the report, with what training has measured so far where the last stages have measured nothing yet."""
   environment = stage_records.read_environment(workdir)
   device = report['device'] or environment.get('device')

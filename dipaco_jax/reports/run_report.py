@@ -31,8 +31,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   """Returns what report.json holds: figures as measured, None where the stage that measures them is not complete.
 
-  Raises:
-    InputError: there is no run in workdir, or none of its stages is complete.
+  Raises InputError where there is no run in workdir, or none of its stages is complete.
   """
   from dipaco_jax.core import averaging_gap
   from dipaco_jax.pipeline import stage_records
@@ -116,14 +115,11 @@ def _check_artefacts(run):
 
 
 def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = None, tasks: list | None = None) -> str:
-  """Returns the page of a run that is not finished.
+  """Returns the page of a run that is not finished; raises as `make_report`.
 
   Args:
     rows, tasks: what metrics.jsonl and timeline.json would hold, for a workdir without them; the page then says that
       the run is at work.
-
-  Raises:
-    InputError: there is no run in workdir, or none of its stages is complete.
   """
   from dipaco_jax.reports import figures, report_page, run_data
 

@@ -1,12 +1,15 @@
-"""Pictures of training: losses, gradients, speed, and how far paths agree."""
+"""Pictures of training: losses, gradients, speed, how far paths agree, and what it cost."""
 
 import numpy as np
 
 from dipaco_jax.core import averaging_gap
-from dipaco_jax.reports import curve_plots, quality_figures
+from dipaco_jax.reports import category_plots, curve_plots, path_figures, timeline_plot
+from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
+from dipaco_jax.reports.palette import BLUE, ORANGE
 from dipaco_jax.reports.plot_style import Curve, Picture
 from dipaco_jax.reports.run_data import Run, path_names
+from dipaco_jax.training.display import duration
 
 EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training and held-back loss
 
@@ -23,7 +26,7 @@ def holdout(run: Run) -> Picture | None:
   if not np.isfinite(curve.values).any():
     return None
   words = 'On text of the same shard that the path never trains on: where it rises, the path overfits.'
-  if (pointers := quality_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
+  if (pointers := path_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
     words += ' All paths were best after the last phase: none is taken from before it.'
   if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > EXPLAINED_GAP:
     words += (
@@ -35,11 +38,7 @@ def holdout(run: Run) -> Picture | None:
 
 
 def overfitting(history: History, steps: int) -> float | None:
-  """Returns how far held-back loss lies above training loss, in nats: the median over the paths.
-
-  Args:
-    steps: how many of the last training steps are averaged.
-  """
+  """Returns the median over the paths of held-back loss less that of the last training `steps`, in nats."""
   held, training = history.holdout, history.training
   if not len(held.steps) or not len(training.steps):
     return None
@@ -67,9 +66,7 @@ def tokens_per_s(run: Run) -> Picture | None:
   return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
 
 
-def _training(
-  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path: bool = True
-) -> Picture | None:
+def _training(run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True) -> Picture | None:
   """Draws figures of the inner steps; None where there is no step yet."""
   if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
     return None
@@ -84,9 +81,8 @@ def outer_gradients(run: Run) -> Picture | None:
   if len(h.phases) < 2 or not h.norms:
     return None
   words = 'How far a phase moved a module, averaged over its paths: of each level the median of its modules.'
-  return Picture(
-    curve_plots.by_level('Norm of the outer gradients', 'L2 norm', h.phases, h.norms, list(h.norms)), words
-  )
+  drawn = curve_plots.by_phase('Norm of the outer gradients', 'L2 norm', h.phases, h.norms, list(h.norms))
+  return Picture(drawn, words)
 
 
 def cosines(run: Run) -> Picture | None:
@@ -96,9 +92,8 @@ def cosines(run: Run) -> Picture | None:
   words = '1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common.'
   if len(h.cosines) < len(h.norms):
     words += ' A level with one module per path has nothing to agree on.'
-  return Picture(
-    curve_plots.by_level('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms)), words
-  )
+  drawn = curve_plots.by_phase('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms))
+  return Picture(drawn, words)
 
 
 def averaging(run: Run) -> Picture | None:
@@ -110,6 +105,63 @@ def averaging(run: Run) -> Picture | None:
   words = "Mean over the paths on their shards' hold-outs: the difference is what averaging loses again. "
   words += f'The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
-  return Picture(
-    curve_plots.by_level('Loss around the outer step', 'nats per token', h.phases, curves, [*curves]), words
+  drawn = curve_plots.by_phase('Loss around the outer step', 'nats per token', h.phases, curves, [*curves])
+  return Picture(drawn, words)
+
+
+def time_by_stage(run: Run) -> Picture | None:
+  """Draws wall time by stage, exchange apart."""
+  train, rows = run.results.get('train', {}), []
+  for name, wall_s in run.report['wall_s'].items():
+    outer_s = wall_s * (train.get('outer_fraction') or 0) if name == 'train' else 0.0
+    parts = [(wall_s - outer_s, BLUE), *([(outer_s, ORANGE)] if outer_s else [])]
+    rows.append((name, parts, duration(wall_s)))
+  words = f'{duration(sum(run.report["wall_s"].values()))} {"so far" if run.notice else "in all"}.'
+  if train.get('outer_s') is not None:
+    words += f' Exchange between paths, striped, took {train["outer_s"]:.2g} s a phase.'
+  return Picture(category_plots.bars('Time by stage', rows), words)
+
+
+def bytes_sent(run: Run) -> Picture | None:
+  """Draws bytes between paths, and those of synchronous training; None where nothing was exchanged."""
+  train = run.results.get('train', {})
+  sent, synchronous = (train.get(k) for k in ('outer_bytes_per_phase', 'synchronous_bytes_per_phase'))
+  if not sent or not synchronous:
+    return None
+  phases = train['phases']
+  both = (('this run', sent, BLUE), ('synchronous', synchronous, ORANGE))
+  rows = [(name, [(each * phases, colour)], size(each * phases)) for name, each, colour in both]
+  words = (
+    f'Paths exchanged parameters once in {run.settings.train.steps_per_phase} steps. Training the same modules '
+    f'synchronously, exchanging gradients at every step, would have sent {synchronous / sent:,.0f} times as much.'
   )
+  return Picture(category_plots.bars('Bytes between paths', rows), words)
+
+
+def timeline(run: Run) -> Picture | None:
+  """Draws the tasks of each worker of an islands run."""
+  if not run.tasks:
+    return None
+  rows = timeline_plot.rows(run.tasks)
+  words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
+  shared = next((level.name for level in run.levels if not level.axes), None)
+  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
+  if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
+    words += f' At one moment, {phases} different phases were trained.'
+  shown = timeline_plot.shown(rows)
+  if hidden := len(rows) - len(shown):
+    words += f' Rows that are not shown: {hidden}.'
+  return Picture(timeline_plot.draw(shown), words)
+
+
+def island_bytes(run: Run) -> Picture | None:
+  """Draws the bytes that each role has read and written."""
+  moved = run.report['island_bytes']
+  if not moved:
+    return None
+  rows = [
+    (role, [(m['in'], BLUE), (m['out'], ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
+    for role, m in sorted(moved.items())
+  ]
+  words = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
+  return Picture(category_plots.bars('Bytes by role', rows), words)

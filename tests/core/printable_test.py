@@ -16,7 +16,7 @@ from dipaco_jax.core import grid as grids
 from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, tokenizer
 from dipaco_jax.islands import registry, status_table
-from dipaco_jax.reports import curve_plots, grid_plot, plot_style, run_report, timeline_plot
+from dipaco_jax.reports import curve_plots, grid_plot, module_drift, plot_style, run_report, timeline_plot
 from dipaco_jax.training import metrics_log
 
 HOSTILE = (
@@ -97,12 +97,12 @@ def test_a_comparison_with_any_names_obeys_nothing(hostile, tmp_path):
 def test_pictures_with_any_names_are_well_formed():
   tasks = [timeline_plot.Task(name, 'train', 1, 0.0, 1.0) for name in HOSTILE]
   grid = grids.Grid({'a' * 60: 2, 'b' * 60: 2})
-  storey = grid_plot.Storey(grids.Level('x' * 60, '', ('a' * 60,)), 'part', np.array([1.0, 2.0]))
+  storey = module_drift.Storey(grids.Level('x' * 60, '', ('a' * 60,)), 'part')
   curve = plot_style.Curve(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
   for figure in (
     timeline_plot.draw(timeline_plot.rows(tasks)),
     curve_plots.perplexity_curves(dict.fromkeys(HOSTILE, curve), {}),
-    grid_plot.draw(grid, [storey], 'title', 'blue'),
+    grid_plot.draw(grid, [storey], [np.array([1.0, 2.0])], 'title', 'blue'),
   ):
     plot_style.to_png(figure)
     xml.dom.minidom.parseString(plot_style.to_svg(figure, 'name'))

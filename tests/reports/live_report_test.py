@@ -1,5 +1,6 @@
 """The page that is written while a run trains: by another process, which training neither waits for nor depends on."""
 
+import contextlib
 import os
 import time
 
@@ -27,7 +28,7 @@ def wait(page: live_report.LiveReport) -> int:
 
 def test_a_child_writes_the_page_and_no_more(workdir):
   before = {p.name for p in workdir.iterdir()}
-  with live_report.LiveReport(workdir, every_s=0) as page:
+  with contextlib.closing(live_report.LiveReport(workdir, every_s=0)) as page:
     started = time.monotonic()
     page.due()
     assert time.monotonic() - started < 2  # nobody waits
@@ -50,14 +51,14 @@ def test_the_child_finds_the_package_from_any_folder(tmp_path, monkeypatch):
 
 
 def test_nothing_is_written_just_after_the_start(workdir):
-  with live_report.LiveReport(workdir) as page:
+  with contextlib.closing(live_report.LiveReport(workdir)) as page:
     page.due()
     assert page._child is None
 
 
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path, caplog):
   synthetic.make(tmp_path, stages=0)
-  with live_report.LiveReport(tmp_path, every_s=0) as page:
+  with contextlib.closing(live_report.LiveReport(tmp_path, every_s=0)) as page:
     for _ in range(2):
       page.due()
       assert wait(page) == 1

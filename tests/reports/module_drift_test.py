@@ -27,12 +27,12 @@ def test_drift_equals_that_of_numpy(runs):
     np.testing.assert_allclose(found.from_siblings, expected, rtol=1e-9)
 
 
-def test_slabs_follow_the_network():
+def test_storeys_follow_the_network():
   grid = grids.Grid({'a': 2, 'b': 2})
   specs = (('middle', r'block_([1-9]|10)/\w+/', ['a']), ('ends', 'embed|block_0/|block_11/|final|head', ['a', 'b']))
   levels = grids.make_levels(grid, specs)
   names = [f'block_{i}/{part}' for i in range(12) for part in ('attention/q', 'mlp/up')]
-  found = module_drift.slabs(levels, [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel'])
+  found = module_drift.storeys(levels, [*names, 'embed/tokens', 'final_norm/scale', 'head/kernel'])
   parts = [('ends', 'embed, block 0'), ('middle', 'blocks 1-10'), ('ends', 'block 11, final norm, head')]
   assert [(slab.level.name, slab.parts) for slab in found] == parts
   assert sorted(n for slab in found for n in slab.names) == sorted(
@@ -40,10 +40,10 @@ def test_slabs_follow_the_network():
   )
 
 
-def test_levels_that_share_blocks_are_slabs_of_their_own():
+def test_levels_that_share_blocks_are_storeys_of_their_own():
   grid = grids.Grid({'a': 2})
   levels = grids.make_levels(grid, (('norms', 'norm', []), ('rest', 'mlp|embed', ['a'])))
-  found = module_drift.slabs(levels, ['embed/tokens', 'block_0/norm', 'block_0/mlp', 'block_1/norm', 'block_1/mlp'])
+  found = module_drift.storeys(levels, ['embed/tokens', 'block_0/norm', 'block_0/mlp', 'block_1/norm', 'block_1/mlp'])
   assert [(slab.level.name, slab.parts) for slab in found] == [
     ('rest', 'embed'),
     ('norms', 'blocks 0-1 (part)'),

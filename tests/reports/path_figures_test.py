@@ -1,8 +1,9 @@
-"""The pictures of what paths read say how far paths and kinds of text go together."""
+"""The pictures of paths say what can be seen in them."""
 
 import pytest
+import synthetic
 
-from dipaco_jax.reports import path_figures, run_data, run_report
+from dipaco_jax.reports import figures, path_figures, run_data, run_report
 
 
 @pytest.fixture(scope='module')
@@ -10,8 +11,8 @@ def run(runs):
   return run_data.read_run(runs('grid'), run_report.make_report(runs('grid')))
 
 
-def with_route(run, **figures):
-  return run._replace(results=run.results | {'route': run.results['route'] | figures})
+def with_route(run, **changes):
+  return run._replace(results=run.results | {'route': run.results['route'] | changes})
 
 
 def test_paths_that_read_mostly_one_kind_are_counted(run):
@@ -34,3 +35,13 @@ def test_a_run_without_the_data_has_no_picture(run):
   assert path_figures.loss_matrix(run) is None
   assert path_figures.kinds_by_paths(with_route(run, sequences_by_path_and_domain=None)) is None
   assert path_figures.distance_from_base(run._replace(drifts=[])) is None
+
+
+def test_early_stopping_that_stops_nothing_is_a_sentence(tmp_path):
+  synthetic.make(tmp_path, (('a', 2), ('b', 2)), phases=3)
+  synthetic.write_json(tmp_path / 'paths' / 'best.json', {'version': [3] * 4})
+  found = figures.draw_all(run_data.read_run(tmp_path, run_report.make_report(tmp_path)))
+  assert 'early_stopping' not in found and 'All paths were best after the last phase' in found['holdout_losses'].caption
+  synthetic.write_json(tmp_path / 'paths' / 'best.json', {'version': [3, 1, 3, 3]})
+  found = figures.draw_all(run_data.read_run(tmp_path, run_report.make_report(tmp_path)))
+  assert found['early_stopping'].caption == '1 of 4 paths is taken from before the last phase.'

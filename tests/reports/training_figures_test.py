@@ -1,4 +1,4 @@
-"""The pictures of training say what their curves mean."""
+"""The pictures of training and of its cost say what their curves and bars mean."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from dipaco_jax.reports import history, plot_style, run_data, run_report, traini
 def test_a_great_gap_is_explained(runs, tmp_path):
   config = stage_records.read_settings(runs('grid'))
   tau = config.train.steps_per_phase
-  found = history.read_history(runs('grid'), 16)
+  found = history.make_curves(runs('grid'), 16)
   apart = training_figures.overfitting(found, tau)
   assert apart == pytest.approx(0.3, abs=0.2)  # by the curves of synthetic.py, which end 0.15 to 0.45 nats apart
   rise = found._replace(holdout=plot_style.Curve(found.holdout.steps, found.holdout.values + 1))
@@ -21,3 +21,30 @@ def test_a_great_gap_is_explained(runs, tmp_path):
   for history_, words in ((found, ''), (rise, f'In the last phase it lies {apart + 1:.1f} nats above')):
     caption = training_figures.holdout(run._replace(history=history_)).caption
     assert words in caption and ('nats above' in caption) == bool(words or apart > training_figures.EXPLAINED_GAP)
+
+
+@pytest.fixture(scope='module')
+def run(runs):
+  return run_data.read_run(runs('grid'), run_report.make_report(runs('grid')))
+
+
+def words(picture) -> list[str]:
+  return [text.get_text() for text in picture.figure.axes[0].texts]
+
+
+def test_bytes_are_those_of_all_phases_beside_synchronous_ones(run):
+  train = run.results['train'] | {'phases': 3, 'outer_bytes_per_phase': 10**6, 'synchronous_bytes_per_phase': 10**8}
+  picture = training_figures.bytes_sent(run._replace(results=run.results | {'train': train}))
+  assert words(picture) == ['300 MB', '3 MB'] and 'would have sent 100 times as much' in picture.caption
+
+
+def test_one_path_sends_nothing_and_has_no_picture(run):
+  train = run.results['train'] | {'outer_bytes_per_phase': 0}
+  assert training_figures.bytes_sent(run._replace(results=run.results | {'train': train})) is None
+
+
+def test_time_is_the_sum_of_the_stages(run):
+  seconds = {'tokenize': 60.0, 'train': 3600.0}
+  picture = training_figures.time_by_stage(run._replace(report=run.report | {'wall_s': seconds}))
+  assert picture.caption.startswith('1:01:00 in all. Exchange between paths')
+  assert words(picture) == ['1:00:00', '1:00']
