@@ -61,7 +61,7 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   num_paths = math.prod(size for _, size in s.grid)
   floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * num_paths)
   own = SOURCES[d.source](d, 'validation')
-  how = 'given' if own else _how(d)
+  how = 'given' if own else source_files.held_back(d) if d.source == 'files' else HOW.get(d.source, 'documents')
   fraction = 1.0 if own else d.validation_fraction
   items = own or _take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE)
   once, every = _count_tokens(s, items, fraction, floor)
@@ -71,11 +71,6 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
     return HeldBack(d.validation_fraction, math.ceil(UNEVEN * needed) if needed > 1 else 1, how)
   raised = min(max(fraction, d.max_validation_fraction), floor / max(every, 1.0))
   return HeldBack(d.validation_fraction if own else raised, ALL, how)
-
-
-def _how(data: settings.Data) -> str:
-  """Returns what of the training text is held back: 'documents', 'files' or 'ends' of files."""
-  return source_files.held_back(data) if data.source == 'files' else HOW.get(data.source, 'documents')
 
 
 def _eval_len(s: settings.Settings) -> int:
@@ -111,19 +106,17 @@ def _train_items(data: settings.Data, part: source.Part, side: source.Side | Non
 def documents(
   data: settings.Data, split: str, part: source.Part = source.WHOLE, fraction: float | None = None
 ) -> Iterator[Document]:
-  """Yields the documents of a split, in the same order every time.
+  """Yields the documents of a split, 'train' or 'validation', in the same order every time.
+
+  Where the source has no split for validation the two share one: documents whose draw is below the fraction are
+  validation text. Raises InputError where something is missing, damaged, not UTF-8 or not the JSON it should be; or the
+  whole split is empty.
 
   Args:
-    data: where documents come from, and how many.
-    split: 'train' or 'validation'; where the source has none for validation the two share one, and a document is
-      validation where its draw is below the fraction.
     part: (k, n) gives files k, k + n, k + 2n... of the source, or such documents where files are fewer than n. The n
       parts together are the whole, but for limits of documents, of which each part has its share. A document's id and
       its draw are the same in any part (except for tasks of SeqIO, see `source_seqio`).
     fraction: of the text that is held back; None: data.validation_fraction.
-
-  Raises:
-    InputError: something is missing, damaged, not UTF-8 or not the JSON it should be; or the whole split is empty.
   """
   item, fraction = None, data.validation_fraction if fraction is None else fraction
   for item in _items(data, split, part, fraction):
@@ -148,11 +141,7 @@ def fingerprint(data: settings.Data) -> str:
 
 
 def check_readable(data: settings.Data) -> None:
-  """Reads the beginning of every file and the first document of each split.
-
-  Raises:
-    InputError: one line that names the config field or the file, and the fix.
-  """
+  """Reads the beginning of every file and the first document of each split. Raises InputError with the fix."""
   if data.source == 'files':
     source_files.check_beginnings(data)
   next(documents(data, 'train'))

@@ -13,12 +13,7 @@ class Transcript:
   """The text of a growing list of tokens, up to the first stop string."""
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()):
-    """Begins an empty text.
-
-    Args:
-      before: tokens that precede the text; whether a word begins with a space depends on them.
-      stop: strings at the first of which the text ends.
-    """
+    """Begins an empty text after the tokens `before`, on which a word's first space depends."""
     self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
     self._tokens = list(before[-1:])
     if tokenizer.decode(self._tokens).endswith(HALF):

@@ -33,9 +33,7 @@ class DrawnPieces(NamedTuple):
 def draw_pieces(documents: np.ndarray, draws: np.ndarray, fraction: float, after: float = 0.0) -> DrawnPieces:
   """Chooses a span of draws with `fraction` of the pieces, or with LEAST_PIECES if these are at most MOST_PIECES.
 
-  Args:
-    documents, draws: [N] of each sequence.
-    after: where the span begins, behind what is held back already.
+  It begins at `after`, behind what is held back already; `documents` and `draws` are those of each sequence, [N].
   """
   if not fraction:
     return DrawnPieces(draws, after, after)
@@ -61,11 +59,7 @@ def draw_documents(
 ) -> np.ndarray:
   """Draws documents by a hash of (seed, purpose, document) below `fraction`, and of longer texts `pieces`: bool [N].
 
-  Args:
-    documents: [N] document of each sequence.
-    seed, purpose: of the draw; of a purpose the first 7 bytes count, and draws of one purpose are the same.
-    fraction: of the documents.
-    pieces: of longer texts, those that are drawn; None: there are none.
+  `documents` are those of each sequence, [N]. Of a purpose the first 7 bytes count; the same one draws the same.
   """
   key = int.from_bytes(purpose.encode()[:7], 'big')
   found = np.empty(len(documents), bool)
@@ -84,15 +78,11 @@ def held_out(
 ) -> np.ndarray:
   """Returns whether the document of each sequence is held back: bool [N].
 
-  A document is drawn by a hash of (seed, its number), a piece of a longer text by its own draw. A path of MIN_DOCUMENTS
-  or more that no draw hit gets the document of its lowest draw.
+  A `fraction` of the documents is drawn by a hash of (seed, its number), a piece of a longer text by its own draw. A
+  path of MIN_DOCUMENTS or more that no draw hit gets the document of its lowest draw.
 
   Args:
     documents, first: [N] document and first path of each sequence; -1: it is neither used nor held back.
-    num_paths: of the grid.
-    seed: of the draw.
-    fraction: of the documents.
-    pieces: of longer texts, those to hold back.
   """
   held, hit = np.empty(len(documents), bool), np.zeros(num_paths, bool)
   for block in blocks(len(documents)):

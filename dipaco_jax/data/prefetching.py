@@ -11,12 +11,7 @@ T = TypeVar('T')
 
 
 def prefetch(load: Callable[[S], T], items: Iterable[S], depth: int = 2, threads: int = 1) -> Iterator[T]:
-  """Yields `load(item)` for each item, in order.
-
-  Args:
-    depth: how many items at most are loaded ahead.
-    threads: how many load at the same time; they end with the iterator.
-  """
+  """Yields `load(item)` for each item, in order; `depth` are loaded ahead, by threads that end with the iterator."""
   todo = iter(items)
   pool = concurrent.futures.ThreadPoolExecutor(threads, 'prefetch')
   try:

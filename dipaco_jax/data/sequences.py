@@ -71,7 +71,8 @@ def write_part(
   for split, length in (('train', seq_len), ('validation', eval_len)):
     with _writer(os.path.join(out_dir, split)) as write:
       for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
-        cut = list(_cut(tokens, length)) if split == 'train' or document.draw >= 0 else [tokens[:length]]
+        end = len(tokens) if split == 'train' or document.draw >= 0 else length
+        cut = [tokens[begin : begin + length] for begin in range(0, end, length)]
         kept = long = [sequence.astype(dtype) for sequence in cut if len(sequence) > prefix_tokens]
         if split == 'validation' and document.draw >= 0:
           kept = _spread(long, pieces, document.id)
@@ -86,8 +87,7 @@ def write_part(
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
   """Returns what `meta.json` holds of the parts in `folder`/<k>: counts, domain names, lengths.
 
-  Raises:
-    InputError: a part is missing, or no document of a split is long enough.
+  Raises InputError where a part is missing, or no document of a split is long enough.
   """
   domains: dict[str, int] = {}
   train, validation = no_counts(), no_counts()
@@ -140,10 +140,6 @@ def _writer(stem: str) -> Iterator[Callable[[int, int, float, list[np.ndarray]],
     os.remove(f'{stem}.draws')
 
 
-def _cut(tokens: np.ndarray, length: int) -> Iterator[np.ndarray]:
-  return (tokens[begin : begin + length] for begin in range(0, len(tokens), length))
-
-
 def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:
   """Chooses `count` sequences, as far from each other as possible, from a beginning that depends on the name."""
   if count >= len(sequences):
@@ -188,11 +184,9 @@ class Sequences:
   """Random access to all sequences of a split, part after part."""
 
   def __init__(self, folder: str | os.PathLike, split: str, open_parts: int | None = None):
-    """Reads `meta.json`; other files are opened when they are first read. Raises seals.Damaged.
+    """Reads the `meta.json` of a folder; other files are opened when they are first read. Raises seals.Damaged.
 
-    Args:
-      folder: has `meta.json`, and a folder for each part.
-      open_parts: how many parts stay open, as a reader takes 20 bytes a sequence; None: all.
+    Of `open_parts` parts the files stay open, as a reader takes 20 bytes a sequence; None: all.
     """
     meta = read_meta(os.fspath(folder))
     self.domains: list[str] = meta['domains']

@@ -53,11 +53,7 @@ def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq
 
 
 def merge_meta(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
-  """Returns what `meta.json` holds of the shards in `folder`/<path>.
-
-  By path `shard_tokens`, `shard_sequences`, `shard_rows`, `holdout_rows`, `sequences_by_path_and_domain`; and
-  `padding_fraction` of the training rows.
-  """
+  """Returns what `meta.json` holds of the shards in `folder`/<path>: lists by path, and figures of all rows."""
   metas = [read_meta(os.path.join(folder, str(path))) for path in range(num_paths)]
   tokens, rows = ([meta['train'][name] for meta in metas] for name in ('tokens', 'rows'))
   return {

@@ -55,14 +55,9 @@ def listing(data: settings.Data) -> list[tuple[str, int]]:
 
 
 def check_beginnings(data: settings.Data) -> None:
-  """Reads the beginning of every file.
-
-  Raises:
-    InputError: one line that names the config field or the file, and the fix.
-  """
-  for globs in (data.train, data.validation):
-    for _, path in _find(globs):
-      text_files.check_beginning(path, data)
+  """Reads the beginning of every file. Raises InputError that names the config field or the file, and the fix."""
+  for _, path in _find(data.train) + _find(data.validation):
+    text_files.check_beginning(path, data)
 
 
 def is_small(data: settings.Data) -> bool:
@@ -105,10 +100,13 @@ def _why_none(pattern: str) -> str:
 def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
   """Returns {path: draw} of files of plain text, {} where they are too few to be held back whole.
 
-  A draw is the share of all text that comes before the file, in the order of a hash of their names. Files that are
-  LARGE come last and are never drawn.
+  A draw is the share of all text before the file, in the order of a hash of names; LARGE files come last, undrawn.
   """
-  sizes = {(name, path): _size(path) for name, path in files if not text_files.is_json(path)}
+  sizes = {  # bytes, at least 1; in a bucket all files count alike
+    (name, path): 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
+    for name, path in files
+    if not text_files.is_json(path)
+  }
   if len(sizes) < WHOLE_FILES:
     return {}
   total = sum(sizes.values())
@@ -117,11 +115,6 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
   before = itertools.accumulate((sizes[file] for file in order), initial=0)
   found = {path: size / total for (_, path), size in zip(order, before, strict=False)}
   return found | {path: math.nextafter(1, 0) for _, path in large}
-
-
-def _size(path: str) -> int:
-  """Returns the bytes of a file, at least 1; in a bucket all files count alike."""
-  return 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
 
 
 def domains_of(paths: Sequence[str]) -> dict[str, str]:
@@ -139,13 +132,8 @@ def domains_of(paths: Sequence[str]) -> dict[str, str]:
   return {path: re.sub(EXTENSION, '', os.path.basename(path)) if few else '' for path in paths}
 
 
-def _items_of(
-  data: settings.Data,
-  files: Sequence[tuple[str, str]],
-  draws: Mapping[str, float],
-  names: Mapping[str, str],
-  fraction: float,
-) -> Iterator[source.Item]:
+def _items_of(data: settings.Data, files, draws, names: Mapping[str, str], fraction: float) -> Iterator[source.Item]:
+  """Yields the items of files (name, path); `draws` and `names` are those of the functions above, by path."""
   for name, path in files:
     if text_files.is_json(path):
       for number, line in text_files.json_lines(path):
@@ -163,10 +151,8 @@ def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float
 
   The piece in which the last `fraction` of the text begins is cut there, as a short text has few pieces.
   """
-  total = text_bytes(path)
-  read = text_files.ReadSoFar()
-  done = 0  # characters
-  behind = 1.0
+  total, read = text_bytes(path), text_files.ReadSoFar()
+  done, behind = 0, 1.0  # characters, share of the text
 
   def place(chars: float) -> float:
     """Returns the share of the text before so many characters, by the bytes of a character as read so far."""

@@ -28,10 +28,8 @@ def items(
 ) -> Iterator[source.Item] | None:
   """Yields examples in the order of the dataset's files; None where it has no split for validation.
 
-  A document's id is its number in the split, whatever format and files the dataset is kept in.
-
-  Raises:
-    InputError: the extra is not installed; there is no such dataset, split or text; or a file is damaged.
+  A document's id is its number in the split, whatever format and files the dataset is kept in. Raises InputError where
+  the extra is not installed; there is no such dataset, split or text; or a file is damaged.
   """
   if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
     raise InputError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
@@ -45,7 +43,10 @@ def items(
   if data.text_key not in texts:
     raise InputError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
   parse = functools.partial(_parse_example, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
-  files, part = source.deal_files(_files_of(info.splits[split]), part)
+  found = info.splits[split]
+  firsts = itertools.accumulate(found.shard_lengths, initial=0)
+  paths = zip(map(os.fspath, found.filepaths), firsts, found.shard_lengths, strict=False)
+  files, part = source.deal_files(list(paths), part)
   return (
     source.Item(f'{split}:{number}', source.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
     for number, record in source.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
@@ -54,11 +55,7 @@ def items(
 
 @functools.cache
 def load_library(module: str, name: str) -> Any:
-  """Imports a library that needs TensorFlow, which is kept off accelerators; raises InputError without the extra.
-
-  Args:
-    name: the source of text, for the message.
-  """
+  """Imports a library for the source `name`, TensorFlow kept off accelerators; raises InputError without the extra."""
   try:
     with _mute():
       tf = importlib.import_module('tensorflow')
@@ -98,12 +95,6 @@ def _builder(tfds: Any, name: str, data_dir: str) -> Any:
       f'config.data.name={name!r}: it has not been prepared in config.data.data_dir={data_dir!r}; there are {names}'
     )
   return tfds.builder_from_directory(found)
-
-
-def _files_of(split: Any) -> list[tuple[str, int, int]]:
-  """Lists (path, number of the first example, number of examples) of the files that tfds wrote."""
-  firsts = itertools.accumulate(split.shard_lengths, initial=0)
-  return list(zip(map(os.fspath, split.filepaths), firsts, split.shard_lengths, strict=False))
 
 
 def _records(tf: Any, path: str, first: int, expected: int) -> Iterator[tuple[int, bytes]]:

@@ -118,11 +118,7 @@ def json_lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str = '') -> tuple[str, str]:
-  """Parses a line of JSON into (text, domain). Raises InputError.
-
-  Args:
-    name: the domain of lines that name none.
-  """
+  """Parses a line of JSON into (text, domain), `name` where it has no domain. Raises InputError."""
   where = f'{path}:{number}'
   try:
     record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))

@@ -18,14 +18,10 @@ SENTENCE_CHARS = 2000  # of text that the trainer sees at one time
 
 
 def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
-  """Draws (id, text) of documents with the lowest hashes of (seed, id), whatever their order.
+  """Draws (id, text) of the documents (id, text, ...) with the lowest hashes of (seed, id), whatever their order.
 
-  A sample of samples of parts is one of the whole.
-
-  Args:
-    documents: (id, text, ...) of each; only the sample is held in memory.
-    sample_bytes: UTF-8 bytes of text that the sample has at least, if there are as many.
-    seed: of the draw.
+  The sample has at least `sample_bytes` of UTF-8, if there are as many; nothing else is held in memory. A sample of
+  samples of parts is one of the whole.
   """
   heap: list[tuple[int, int, str, str]] = []  # the highest hash on top
   total = 0
@@ -42,10 +38,8 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
 
   Nothing is normalized and unknown characters fall back to bytes, so decoding gives back the text (except that U+2581,
   SentencePiece's own sign for a space, becomes one). Ids are Llama's: 0 unknown, 1 begin (unused), 2 end. BPE
-  trains in a tenth of unigram's time and gives 3% fewer tokens, though it encodes at a third of the speed.
-
-  Raises:
-    InputError: the text is too small for so many pieces, or has more characters than pieces.
+  trains in a tenth of unigram's time and gives 3% fewer tokens, though it encodes at a third of the speed. Raises
+  InputError where the text is too small for so many pieces, or has more characters than pieces.
   """
   pieces = (text[i : i + SENTENCE_CHARS] for text in texts for i in range(0, len(text), SENTENCE_CHARS))
   model = io.BytesIO()
@@ -85,11 +79,7 @@ class Tokenizer:
   """A SentencePiece model."""
 
   def __init__(self, model: str | os.PathLike | bytes):
-    """Loads a model file, or its bytes.
-
-    Raises:
-      InputError: it is no SentencePiece model, or has no end-of-text token.
-    """
+    """Loads a model file, or its bytes. Raises InputError where it is none, or has no end-of-text token."""
     what = 'the tokenizer' if isinstance(model, bytes) else f'tokenizer {os.fspath(model)!r}'
     try:
       if not isinstance(model, bytes):
