@@ -30,8 +30,7 @@ def check_out(out: pathlib.Path):
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   """Writes a path's folder, whole or not at all, in place of an export that is there.
 
-  Raises:
-    InputError: there is no such version, or the tokenizer or the folder cannot be written.
+  Raises InputError where there is no such version, or the tokenizer or the folder cannot be written.
   """
   from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.reports import model_card
@@ -40,7 +39,6 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   found = run.module_files(number, version)
   params = {name: x for file in found.values() for name, x in run.files.read_arrays(*file).items()}
   modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
-  report = run.report
   facts = model_card.Facts(
     settings=run.settings,
     number=number,
@@ -48,8 +46,8 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     version=version,
     modules=modules,
     # 'phases' is None in a report that was written before training ended.
-    measured=run.best_versions[number] == version and version <= (report.get('phases') or 0),
-    report=report,
+    measured=run.best_versions[number] == version and version <= (run.report.get('phases') or 0),
+    report=run.report,
     dtype=dtype,
     parameters=sum(x.size for x in params.values()),
   )
@@ -97,7 +95,5 @@ if __name__ == '__main__':
   flags.DEFINE_bool('all', False, 'Every path, each in a folder of its own below --out.')
   flags.DEFINE_string('out', None, 'The folder to write.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_enum(
-    'dtype', 'float32', ['float32', 'bfloat16'], 'The dtype of the weights; they were trained in float32.'
-  )
+  flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights; they were trained in float32.')
   command.run(main)

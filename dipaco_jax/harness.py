@@ -47,9 +47,7 @@ if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
   flags.DEFINE_list('tasks', [], "The harness' names of tasks, separated by commas.")
   flags.DEFINE_string('include_path', None, 'A folder with tasks of your own, in YAML.')
-  flags.DEFINE_string(
-    'path', None, 'The path for all texts, by its number or coordinates; by default the router chooses.'
-  )
+  flags.DEFINE_string('path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
   flags.DEFINE_integer('batch_size', 8, 'Rows that are read at one time.', lower_bound=1)
   flags.DEFINE_integer('num_fewshot', None, 'Examples before each question; by default as many as the task says.')

@@ -33,23 +33,11 @@ FIRST = 'the-config'
 SHORTER = (4, 16)  # times shorter than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': False}
 BY_ROW = {'outer.row_weights': True}
-ALONE = PLAIN | {
-  'grid': {},
-  'levels': (('all', '.*', ()),),
-  'routing.method': 'single',
-  'routing.top_n': 1,
-  'train.paths_per_phase': 0,
-  'train.learning_rate': 0.0,
-}
+ALONE = PLAIN | {'grid': {}, 'levels': (('all', '.*', ()),), 'routing.method': 'single', 'routing.top_n': 1}
+ALONE |= {'train.paths_per_phase': 0, 'train.learning_rate': 0.0}
 # Nothing but training, and one validation at the end, which cannot be left out.
-BARE: dict[str, Any] = {
-  'evaluate.every_phases': 0,
-  'evaluate.control': False,
-  'evaluate.matrix': False,
-  'evaluate.reroute_every': (),
-  'evaluate.chunk_router_steps': 0,
-  'evaluate.mixture': 0,
-}
+BARE: dict[str, Any] = {'evaluate.control': False, 'evaluate.matrix': False, 'evaluate.reroute_every': ()}
+BARE |= {'evaluate.every_phases': 0, 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
 
 
 class Outcome(NamedTuple):
@@ -161,10 +149,8 @@ class Search:
     if (folder / 'config.json').exists():
       there, wanted = (settings.digest(s) for s in (stage_records.read_settings(folder), self.settings_with(changes)))
       if there != wanted:
-        raise InputError(
-          f'--workdir={self.workdir}: {folder.name} holds a run with other options or '
-          'another config: name another folder'
-        )
+        words = f'{folder.name} holds a run with other options or another config: name another folder'
+        raise InputError(f'--workdir={self.workdir}: {words}')
     if not (folder / 'stages' / 'evaluate.json').exists() and not diverged.exists():
       print(f'[{len(self.done) + 1}/{self.num_runs}] {name}', file=sys.stderr, flush=True)
       other = str(self.done[0]) if self.done else self.reuse
@@ -207,9 +193,8 @@ def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], 
     runs.settings_with(changes)  # before any work
   runs.num_runs = 3 + (not is_plain) + bool(by_row) + len(taus(tau))
   share = runs.num_runs * steps / (s.train.phases * tau)
-  print(
-    f'{runs.num_runs} short runs, with {share:.0%} of the steps of the run itself; fewer with --steps', file=sys.stderr
-  )
+  words = f'{runs.num_runs} short runs, with {share:.0%} of the steps of the run itself; fewer with --steps'
+  print(words, file=sys.stderr)
   found = [runs.run(FIRST.replace('-', ' '), {})]
   best = found[0]
 
@@ -283,7 +268,7 @@ OVERRIDES: list[config_file.Override] = []
 
 if __name__ == '__main__':
   flags.DEFINE_string(
-    'config', None, 'As for main: a file, or a config of the package; --config.FIELD=VALUE changes it.'
+    'config', None, 'A file, or a config of the package, as for main; --config.FIELD=VALUE changes it.'
   )
   flags.DEFINE_string('workdir', None, 'The folder of the short runs; made if it is not there.')
   flags.DEFINE_string('reuse', '', 'A run whose tokenized text is reused where its settings are the same.')

@@ -38,9 +38,8 @@ def check_options(f):
 def listen(host: str, port: int) -> socket.socket:
   """Returns a socket that listens; raises InputError where there can be none."""
   try:
-    listener = socket.create_server(
-      (host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET, backlog=1024
-    )
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
     # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it Nagle's algorithm
     # holds every other piece of a stream back for 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -35,11 +35,7 @@ REGISTRY = 'registry.db'
 
 
 def status(workdir: pathlib.Path) -> str:
-  """Returns a few lines on what a run does, and how well.
-
-  Raises:
-    InputError: there is no run in workdir.
-  """
+  """Returns a few lines on what a run does, and how well. Raises InputError where there is none in workdir."""
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
@@ -63,11 +59,7 @@ def status(workdir: pathlib.Path) -> str:
 
 
 def of_islands(workdir: str, url: str) -> str:
-  """Returns the table of an islands run: its tasks, its workers, and, when it is finished, its result.
-
-  Raises:
-    InputError: there is no registry.
-  """
+  """Returns the table of an islands run: tasks, workers, and its result. Raises InputError without a registry."""
   from dipaco_jax.islands import registry, status_table  # SQLAlchemy: for them only
 
   file = url.removeprefix('sqlite:///')
@@ -117,17 +109,12 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
-  rate = _seconds_per_update(steps)
+  pairs = itertools.pairwise(steps)
+  rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
+  rate = statistics.median(rates) if rates else None  # so ends of phases and pauses between two sittings don't count
   if running and rate is not None:  # 0 if rows were written within a tick of the clock
     figures.append(f'about {duration(left * rate)} to go {"with it" if stage == CONTROL else "in this stage"}')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
-
-
-def _seconds_per_update(steps: list[dict[str, Any]]) -> float | None:
-  """Returns a median, so that ends of phases and pauses between two sittings don't count; `steps` are newest first."""
-  pairs = itertools.pairwise(steps)
-  rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
-  return statistics.median(rates) if rates else None
 
 
 def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:

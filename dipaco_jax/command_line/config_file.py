@@ -4,6 +4,7 @@ Errors in either are one line that names the file and line, or the option, and t
 """
 
 import ast
+import contextlib
 import difflib
 import inspect
 import pathlib
@@ -20,9 +21,8 @@ from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError
 
 SHIPPED = pathlib.Path(__file__).parent.parent / 'configs'  # in a clone a link, so that wheels take them along
-FIELDS = {'seed': 0, 'grid': {}} | fields.flatten(
-  settings.Settings().to_dict()
-)  # and their defaults, in order; the first two stand alone, before all sections
+# Fields and their defaults, in order; the first two stand alone, before all sections.
+FIELDS = {'seed': 0, 'grid': {}} | fields.flatten(settings.Settings().to_dict())
 ABOUT = dict(fields.fields(settings.Settings))
 TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no': False}
 
@@ -101,7 +101,11 @@ def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
       raise InputError('a config is a Python file with a function get_config(), as docs/configs.md shows')
-    _check_variant(get_config, variant)
+    try:
+      inspect.signature(get_config).bind(*variant)
+    except TypeError as e:
+      fix = f'it has no variants: leave out :{variant[0]}' if variant else 'name a variant, as --config=FILE:VARIANT'
+      raise InputError(f'get_config{inspect.signature(get_config)}: {fix}') from e
     c = get_config(*variant)
     if c is None:
       raise InputError('get_config() returns nothing: end it with `return c`')
@@ -111,14 +115,6 @@ def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
     return c if isinstance(c, ConfigDict) else ConfigDict(c)
   except Exception as e:  # a config is anybody's program
     raise InputError(f'--config={file}{_line(e, str(file))}: {_words(e)}') from e
-
-
-def _check_variant(get_config: typing.Callable[..., Any], variant: Sequence[str]):
-  try:
-    inspect.signature(get_config).bind(*variant)
-  except TypeError as e:
-    fix = f'it has no variants: leave out :{variant[0]}' if variant else 'name a variant, as --config=FILE:VARIANT'
-    raise InputError(f'get_config{inspect.signature(get_config)}: {fix}') from e
 
 
 def _line(error: Exception, file: str) -> str:
@@ -185,12 +181,11 @@ def value_of(name: str, text: str) -> Any:
     if kind is int:
       return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
   except (ValueError, KeyError, OverflowError) as e:
-    raise InputError(
-      f'--config.{name}={text} should be {fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else "")}'
-    ) from e
+    wanted = fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else '')
+    raise InputError(f'--config.{name}={text} should be {wanted}') from e
   if kind == tuple[str, ...] and text[:1] not in ('(', '['):
     return tuple(part for part in text.split(',') if part)
-  return _grid(text) if name == 'grid' else _tuple(name, text)
+  return _literal(name, text)
 
 
 def _whole(value: float) -> int:
@@ -199,33 +194,26 @@ def _whole(value: float) -> int:
   return int(value)
 
 
-def _tuple(name: str, text: str) -> tuple:
-  try:
+def _literal(name: str, text: str) -> Any:
+  """Reads the grid, or a field that is a tuple."""
+  with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
     value = ast.literal_eval(text)
-  except (ValueError, SyntaxError, MemoryError, RecursionError) as e:
-    raise InputError(f'--config.{name}={text}: write it as --config.{name}={example(name)}') from e
-  return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _grid(text: str) -> dict[str, Any]:
-  try:
-    value = ast.literal_eval(text)
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
-    value = None
-  if isinstance(value, dict) and all(isinstance(axis, str) for axis in value):
-    return value
-  raise InputError(
-    f'--config.grid={text}: give all axes, by the names that config.levels has, as --config.grid={example("grid")}, or '
-    'the size of one, as --config.grid.a=4'
-  )
+    if name != 'grid':
+      return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if isinstance(value, dict) and all(isinstance(axis, str) for axis in value):
+      return value
+  fix = f'--config.{name}={example(name)}'
+  if name == 'grid':
+    fix = f'{fix}, or the size of one, as --config.grid.a=4'
+    raise InputError(f'--config.grid={text}: give all axes, by the names that config.levels has, as {fix}')
+  raise InputError(f'--config.{name}={text}: write it as {fix}')
 
 
 def _no_axis(axis: str, text: str, grid: ConfigDict) -> str:
   axes = ', '.join(grid.keys()) or 'none'
   whole = {**grid.to_dict(), axis: int(text) if text.isdecimal() else 2}
-  return (
-    f'--config.grid.{axis}: the axes of this config are {axes}; to have others, give all, as --config.grid="{whole}"'
-  )
+  words = f'the axes of this config are {axes}; to have others, give all'
+  return f'--config.grid.{axis}: {words}, as --config.grid="{whole}"'
 
 
 def _joined(overrides: Sequence[Override]) -> list[Override]:

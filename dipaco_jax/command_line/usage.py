@@ -74,9 +74,8 @@ def _width() -> int:
 
 def explanations() -> dict[str, str]:
   """Returns what each section and each field is, in one line."""
-  found = {
-    f.name: (f.type.__doc__ or '').partition('\n')[0] for f in dataclasses.fields(settings.Settings) if not f.metadata
-  }
+  sections = [f for f in dataclasses.fields(settings.Settings) if not f.metadata]
+  found = {f.name: (f.type.__doc__ or '').partition('\n')[0] for f in sections}
   for name, about in config_file.ABOUT.items():
     choices = f'; one of {", ".join(about.choices)}' if about.choices else ''
     found[name] = f'{about.about}{choices}'

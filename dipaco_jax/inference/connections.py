@@ -1,14 +1,15 @@
-"""Limits of connections: how many there are, and how long one may keep the server waiting; uvicorn has neither.
+"""Limits on clients: how many connect, how long each keeps the server waiting (uvicorn has neither), and lines of log.
 
-A client that connects owes a whole request within seconds, and then has to read the answer. One that does not is cut
-off; and when all connections are taken, those that have owed for longest are closed, so that a client that sends its
-request at once is always served.
+A client that connects has to send a whole request within seconds, and then to read the answer. One that does not is cut
+off; and when all connections are taken, those that were waited for longest are closed, so that a client that sends its
+request at once is always served. Each place in the program may log so many lines a minute: no client can fill the log.
 """
 
 import asyncio
 import heapq
 import logging
 import resource
+import time
 from typing import NamedTuple
 
 import h11
@@ -21,6 +22,8 @@ BACKLOG = 128  # of which asyncio accepts all in a turn
 TURNS = 4  # between accepting one and closing another in its place
 FILES = 64  # that the rest of the process may have open
 SWEEP_S = 1.0
+BURST, PERIOD_S = 10, 60.0  # lines of log from a place in the code
+AWAITED = {'head': 'the head of a request', 'body': 'the body of a request', 'answer': 'an answer to be read'}
 
 
 class Limits(NamedTuple):
@@ -33,7 +36,7 @@ class Limits(NamedTuple):
 
 
 class Protocol(H11Protocol):
-  """uvicorn's protocol, with a clock of what its client owes."""
+  """uvicorn's protocol, with a clock of what it waits for from its client."""
 
   limits: Limits
 
@@ -44,32 +47,29 @@ class Protocol(H11Protocol):
     there = [other for other in self.connections if isinstance(other, Protocol) and not other.is_cut]
     if len(there) > self.limits.most:
       logging.warning('all %d connections are taken: the ones idle longest are closed', self.limits.most)
-      owing = (other for other in there if other.owes())
-      for other in heapq.nsmallest(1 + self.limits.most // 16, owing, key=lambda other: other.since):
+      idle = (other for other in there if other.awaited())
+      for other in heapq.nsmallest(1 + self.limits.most // 16, idle, key=lambda other: other.since):
         other.cut()
 
-  def owes(self) -> str:
+  def awaited(self) -> str:
     """Returns what the server waits for: an 'answer' to be read, a 'head' or a 'body' to come; '' if for nothing."""
     if self.flow.write_paused or self.transport.is_closing():
       return 'answer'
     return {h11.IDLE: 'head', h11.SEND_BODY: 'body'}.get(self.conn.their_state, '')
 
   def cut_if_overdue(self, now: float):
-    """Cuts the client off where it has owed the same for too long."""
-    owes = self.owes()
-    state = owes, self.cycle, self.transport.get_write_buffer_size() if owes == 'answer' else 0
+    """Cuts the client off where the same has been waited for too long."""
+    awaited = self.awaited()
+    state = awaited, self.cycle, self.transport.get_write_buffer_size() if awaited == 'answer' else 0
     if state != self.state:
       self.state, self.since = state, now
-    elif owes and now - self.since > (most_s := getattr(self.limits, f'{owes}_s')):
-      logging.warning('a client is cut off: the server waited for %s for %g s', WORDS[owes], most_s)
+    elif awaited and now - self.since > (most_s := getattr(self.limits, f'{awaited}_s')):
+      logging.warning('a client is cut off: the server waited for %s for %g s', AWAITED[awaited], most_s)
       self.cut()
 
   def cut(self):
     self.is_cut = True
     self.transport.abort()
-
-
-WORDS = {'head': 'the head of a request', 'body': 'the body of a request', 'answer': 'an answer to be read'}
 
 
 def protocol_with(limits: Limits) -> type[Protocol]:
@@ -94,3 +94,33 @@ def reserve_descriptors(most: int):
     raise InputError(f'{need} files may have to be open, and {hard} can be: raise ulimit -n, or lower --max_waiting')
   if soft != resource.RLIM_INFINITY and soft < need:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
+class RateLimit(logging.Filter):
+  """Passes BURST lines in PERIOD_S from each place in the code; the next period's first line counts those dropped.
+
+  Lines below WARNING all pass.
+  """
+
+  def __init__(self, clock=time.monotonic):
+    super().__init__()
+    self.clock = clock
+    self.seen: dict[tuple[str, int], tuple[float, int]] = {}  # (when its period began, lines since) of a place
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    if record.levelno < logging.WARNING:
+      return True
+    now, place = self.clock(), (record.pathname, record.lineno)
+    began, count = self.seen.get(place, (now, 0))
+    if now - began > PERIOD_S:
+      if count > BURST:
+        record.msg, record.args = f'{record.getMessage()} (and {count - BURST} times more before)', ()
+      began, count = now, 0
+    self.seen[place] = began, count + 1
+    return count < BURST
+
+
+def limit_log():
+  """Limits the lines that all handlers of the root logger write."""
+  for handler in logging.getLogger().handlers:
+    handler.addFilter(RateLimit())

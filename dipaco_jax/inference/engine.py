@@ -72,7 +72,6 @@ class Engine:
 
   @property
   def busy(self) -> bool:
-    """Whether a text is not finished."""
     return bool(self.waiting or self.moving or self.batches)
 
   def step(self):
@@ -85,7 +84,7 @@ class Engine:
     self.advance()
 
   def generate(self, requests: Sequence[Request]) -> list[Text]:
-    """Grows a text for each request until it is finished."""
+    """Grows a text for each request until all are finished."""
     texts = [self.start(request) for request in requests]
     while self.busy:
       self.step()
@@ -210,12 +209,8 @@ class Engine:
   def prefill(self, text: Text, path: Path) -> decoding.Texts:
     """Returns a row with the prompt in its cache, and with the first token after it."""
     r = text.request
-    sampling = decoding.SamplingParams(
-      jnp.full(1, r.seed, jnp.uint32),
-      jnp.full(1, r.temperature, jnp.float32),
-      jnp.full(1, r.top_k, jnp.int32),
-      jnp.full(1, r.top_p, jnp.float32),
-    )
+    values = (r.seed, jnp.uint32), (r.temperature, jnp.float32), (r.top_k, jnp.int32), (r.top_p, jnp.float32)
+    sampling = decoding.SamplingParams(*(jnp.full(1, value, dtype) for value, dtype in values))
     tokens_1L, length = _padded(r.tokens, self.max_length), np.int32(len(r.tokens))
     return _prefill(path.model, self._keep, path.params, tokens_1L, length, jnp.full(1, text.limit), sampling)
 

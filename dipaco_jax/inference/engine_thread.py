@@ -36,10 +36,7 @@ class PendingRequest:
 
 
 class EngineThread:
-  """Runs an engine in a thread of its own.
-
-  Public methods are called from the event loop, private ones from the thread.
-  """
+  """Runs an engine in a thread of its own, which calls the private methods; the event loop calls the public ones."""
 
   def __init__(self, load_engine: Callable[[], Engine], metrics: Metrics):
     self.load_engine, self.metrics = load_engine, metrics
@@ -101,10 +98,7 @@ class EngineThread:
     self._send_deltas()
 
   def _turn(self, turn: Callable[[], bool]) -> bool:
-    """Runs one turn of the engine and sends what is new; returns whether another may follow.
-
-    An error ends its own texts only.
-    """
+    """Runs one turn of the engine, whose errors end their own texts only; returns whether another may follow."""
     try:
       more = turn()
     except Exception:
@@ -139,15 +133,13 @@ class EngineThread:
       piece = text.transcript.take(bool(text.finished)) if pending.request.stream or text.finished else ''
       if text.finished:
         del pending.texts[index]
-        self._count_tokens(pending.first_token_at[index], text.num_new)
+        self.metrics.completion_tokens.inc(text.num_new)
+        if text.num_new > 1:
+          seconds = time.monotonic() - pending.first_token_at[index]
+          self.metrics.each.observe(seconds / (text.num_new - 1))
       if piece or text.finished:
         found.append(Delta(index, piece, text.finished, tuple(text.paths), text.num_new))
     return found
-
-  def _count_tokens(self, first_token_at: float, num_tokens: int):
-    self.metrics.completion_tokens.inc(num_tokens)
-    if num_tokens > 1:
-      self.metrics.each.observe((time.monotonic() - first_token_at) / (num_tokens - 1))
 
 
 def _put_deltas(found: list[tuple[PendingRequest, Delta]]):

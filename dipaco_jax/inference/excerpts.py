@@ -13,38 +13,30 @@ from dipaco_jax.routing import chunk_losses
 
 
 def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int | None) -> chunk_losses.Excerpts:
-  """Reads any text, cut into sequences as training text is, each routed by its own first tokens.
+  """Reads any text, cut into sequences as training text is, each routed by its own first tokens, in chunks of W tokens.
 
-  Args:
-    W: tokens in a chunk.
-    path: reads all of the text; None: the router chooses.
-    version: of the paths; None: the one that early stopping chose.
-
-  Raises:
-    InputError: the text is empty; there is no such path or version; or there is no router, and no path is given.
+  A `path` that is not None reads all of it; version None is the one that early stopping chose. Raises InputError where
+  the text is empty; there is no such path or version; or there is no router, and no path is given.
   """
   if not text:
     raise InputError('the text is empty: give it a word')
   if path is None and run.layout.grid.num_paths == 1:
     path = 0
-  reader, longest = _make_reader(run, path is None, version), run.settings.model.seq_len
+  _ = run.best_versions  # raises where no path is there yet
+  base: Any = run.router.base if path is None else jax.device_put(run.base)
+  reader = Reader(
+    transformer.make_model(run.settings.model, len(base['embed/tokens'])),
+    base,
+    lambda path: run.path(path, version).params,
+    run.router.fitted if path is None else None,
+    run.chooser if path is None else None,
+    run.tokenizer,
+    run.settings.routing.prefix_tokens,
+  )
+  longest = run.settings.model.seq_len
   tokens = reader.tokenizer.encode(text, eos=False)
   name = 'from token {}' if len(tokens) > longest else ''
   texts = [Text(name.format(i), tokens[i : i + longest], i > 0) for i in range(0, len(tokens), longest)]
   needed = max(min(len(tokens), longest), reader.prefix_tokens)
   length = min(longest, -(-needed // excerpt_choice.ROUND) * excerpt_choice.ROUND)
   return excerpt_choice.read(reader, texts, W, length, None if path is None else [path] * len(texts))
-
-
-def _make_reader(run: TrainedRun, routes: bool, version: int | None) -> Reader:
-  _ = run.best_versions  # raises where no path is there yet
-  base: Any = run.router.base if routes else jax.device_put(run.base)
-  return Reader(
-    transformer.make_model(run.settings.model, len(base['embed/tokens'])),
-    base,
-    lambda path: run.path(path, version).params,
-    run.router.fitted if routes else None,
-    run.chooser if routes else None,
-    run.tokenizer,
-    run.settings.routing.prefix_tokens,
-  )

@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dipaco_jax.inference import connections, log_rate_limit, openai_api
+from dipaco_jax.inference import connections, openai_api
 from dipaco_jax.inference.completions import FAILED, Completions
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.engine_thread import EngineThread
@@ -56,10 +56,9 @@ class Server:
     grace_s: float,
     api_key: str,
   ):
-    """Makes a server that does not listen yet.
+    """Makes a server of the model `name` that does not listen yet.
 
     Args:
-      name: of the model.
       load_engine: loads the run; called by the engine's thread.
       started: called once requests can be answered.
       reroute_every: W of requests that name neither it nor a path.
@@ -79,7 +78,7 @@ class Server:
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
-    log_rate_limit.install()
+    connections.limit_log()
     config = uvicorn.Config(
       self._app(),
       http=connections.protocol_with(limits),
@@ -131,27 +130,24 @@ class Server:
     if self.engine_thread.failure:
       self._end(ApiError(500, FAILED))
     elif not self.signal:
-      self.model = self._served_model(self.engine_thread.engine)
+      engine = self.engine_thread.engine
+      self.model = openai_api.ServedModel(
+        name=self.name,
+        num_paths=engine.run.layout.grid.num_paths,
+        max_length=engine.max_length,
+        tokenizer=engine.run.tokenizer,
+        check_request=engine.check_request,
+        reroute_every=self.reroute_every,
+        max_texts=self.max_waiting,
+      )
       self.started()
-
-  def _served_model(self, engine: Engine) -> openai_api.ServedModel:
-    return openai_api.ServedModel(
-      name=self.name,
-      num_paths=engine.run.layout.grid.num_paths,
-      max_length=engine.max_length,
-      tokenizer=engine.run.tokenizer,
-      check_request=engine.check_request,
-      reroute_every=self.reroute_every,
-      max_texts=self.max_waiting,
-    )
 
   def _stop(self, number: int):
     if self.signal:
       os._exit(128 + number)
     self.signal = number
     if num_open := len(self.completions.open):
-      words = f'{num_open} answers may finish, within {self.grace_s:g} s; a second signal ends at once'
-      stopping.say(f'stopping: {words}')
+      stopping.say(f'stopping: {num_open} answers may finish, within {self.grace_s:g} s; a second signal ends at once')
     self._drain = asyncio.get_running_loop().create_task(self._finish())  # kept: the loop itself forgets tasks
 
   async def _finish(self):
@@ -172,26 +168,21 @@ class Server:
     return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
 
   async def list_models(self, request: Request) -> Response:
-    """GET /v1/models."""
     model = self._ready_model()
     names = [model.name, *(f'{model.name}/path-{path}' for path in range(model.num_paths))]
     return JSONResponse({'object': 'list', 'data': [openai_api.model_object(name, self.created) for name in names]})
 
   async def retrieve_model(self, request: Request) -> Response:
-    """GET /v1/models/NAME."""
     name = request.path_params['name']
     self._ready_model().path(name)
     return JSONResponse(openai_api.model_object(name, self.created))
 
   async def health(self, request: Request) -> Response:
-    """GET /health."""
     state = 'stopping' if self.signal else 'ready' if self.model else 'loading'
     return JSONResponse({'status': state}, 200 if state == 'ready' else 503)
 
   async def export_metrics(self, request: Request) -> Response:
-    """GET /metrics."""
-    text = prometheus.generate_latest(self.metrics.registry)
-    return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
+    return Response(prometheus.generate_latest(self.metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
   def _ready_model(self) -> openai_api.ServedModel:
     if self.signal or not self.model:
@@ -211,7 +202,9 @@ class Server:
         status = message.get('status', status)
         await send(message)
 
-      inner = app if self._is_authorized(scope) else _error_response(ApiError(401, NO_KEY, code='invalid_api_key'))
+      given = dict(scope['headers']).get(b'authorization', b'')
+      is_authorized = not self.api_key or hmac.compare_digest(given, f'Bearer {self.api_key}'.encode())
+      inner = app if is_authorized else _error_response(ApiError(401, NO_KEY, code='invalid_api_key'))
       try:
         await inner(scope, receive, counted)
       except Exception:
@@ -222,10 +215,6 @@ class Server:
           self.metrics.requests.labels(status).inc()
 
     return guarded
-
-  def _is_authorized(self, scope: Scope) -> bool:
-    given = dict(scope['headers']).get(b'authorization', b'')
-    return not self.api_key or hmac.compare_digest(given, f'Bearer {self.api_key}'.encode())
 
 
 async def _read_body(request: Request) -> bytes:

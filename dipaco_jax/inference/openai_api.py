@@ -54,14 +54,9 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is_a(bool))),
 }
 # Fields that are refused, and the values of each that change nothing and may be given.
-UNSUPPORTED: dict[str, tuple] = {
-  'suffix': ('',),
-  'logprobs': (),
-  'logit_bias': ({},),
-  'best_of': (1,),
-  'presence_penalty': (0,),
-  'frequency_penalty': (0,),
-}
+UNSUPPORTED: dict[str, tuple] = dict(
+  suffix=('',), logprobs=(), logit_bias=({},), best_of=(1,), presence_penalty=(0,), frequency_penalty=(0,)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +87,19 @@ class ServedModel:
     """Returns the path that a model's name stands for, None for the model itself; raises ApiError."""
     found = re.fullmatch(re.escape(self.name) + r'(/path-(0|[1-9][0-9]{0,8}))?', given)
     if not found or (found[2] and int(found[2]) >= self.num_paths):
-      words = f'ask for {self.name}, or {path_names(self.name, self.num_paths)}'
-      raise ApiError(404, f'there is no model {given[:80]!r}: {words}', 'model', 'model_not_found')
+      paths = f'{self.name}/path-0' + (f' to path-{self.num_paths - 1}' if self.num_paths > 1 else '')
+      words = f'there is no model {given[:80]!r}: ask for {self.name}, or {paths}'
+      raise ApiError(404, words, 'model', 'model_not_found')
     return int(found[2]) if found[2] else None
 
   def parse(self, body: bytes) -> CompletionRequest:
     """Parses and checks a body; raises ApiError."""
     values = _parse_fields(body)
     n, seed = values.get('n', 1), values.get('seed', Request.seed)
-    path = self._named_path(values)
+    path, named = values.get('path'), self.path(values['model'])
+    if path is not None and named is not None and path != named:
+      raise ApiError(400, f'path={path} is not the path of model {values["model"]!r}: leave one of them out', 'path')
+    path = named if path is None else path
     prompts = _prompts(values['prompt'], self.tokenizer)
     if not 1 <= n <= self.max_texts // len(prompts):
       raise ApiError(400, f'n={n} for {len(prompts)} prompts: ask for 1 to {self.max_texts} texts at one time', 'n')
@@ -115,12 +114,6 @@ class ServedModel:
     return CompletionRequest(
       values['model'], tuple(requests), tuple(prefixes), prompt_tokens, stream, _wants_usage(values)
     )
-
-  def _named_path(self, values: dict[str, Any]) -> int | None:
-    given, named = values.get('path'), self.path(values['model'])
-    if given is not None and named is not None and given != named:
-      raise ApiError(400, f'path={given} is not the path of model {values["model"]!r}: leave one of them out', 'path')
-    return given if named is None else named
 
   def _request(self, values: dict[str, Any], tokens: tuple[int, ...], path: int | None) -> Request:
     room = max(1, min(MAX_TOKENS, self.max_length - len(tokens)))
@@ -203,11 +196,6 @@ def _wants_usage(values: dict[str, Any]) -> bool:
   if set(options) - {'include_usage'} or not isinstance(options.get('include_usage', False), bool):
     raise ApiError(400, 'stream_options may have include_usage, true or false, and nothing else', 'stream_options')
   return options.get('include_usage', False)
-
-
-def path_names(name: str, num_paths: int) -> str:
-  """Returns which models are single paths, as 'run/path-0 to path-3'."""
-  return f'{name}/path-0' + (f' to path-{num_paths - 1}' if num_paths > 1 else '')
 
 
 def choice_object(index: int, text: str, paths: Sequence[int], finished: str | None) -> dict[str, Any]:

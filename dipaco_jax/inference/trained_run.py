@@ -51,11 +51,7 @@ def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None
 
 
 def load_router(workdir: str) -> TextRouter:
-  """Loads the router, which chooses a path by a text's beginning.
-
-  Raises:
-    InputError: as `load`, or text was assigned at random.
-  """
+  """Loads the router, which chooses a path by a text's beginning. Raises as `load`, or where there is no router."""
   return TrainedRun(workdir).router
 
 
@@ -142,10 +138,7 @@ class TrainedRun:
 
   @property
   def best_versions(self) -> list[int]:
-    """The version that each path points at now: a run that goes on removes those that no path points at.
-
-    Raises InputError where nothing is published yet.
-    """
+    """The version that each path points at now (others are removed). Raises InputError where none is published yet."""
     try:
       return self.files.read_json('paths/best.json', 'version')['version']
     except Missing as e:

@@ -65,9 +65,8 @@ if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
   flags.DEFINE_string('text', None, 'The text.')
   flags.DEFINE_string('file', None, 'The file that the text is in; - for standard input.')
-  flags.DEFINE_integer(
-    'every', None, 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.', lower_bound=1
-  )
+  about = 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.'
+  flags.DEFINE_integer('every', None, about, lower_bound=1)
   flags.DEFINE_string('path', None, 'The path that reads all of it, as 3 or 1,0; by default the router chooses.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
   flags.DEFINE_string('html', None, 'The page to write, beside what is printed.')

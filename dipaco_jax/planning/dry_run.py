@@ -82,6 +82,7 @@ def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Prog
 class Arguments(NamedTuple):
   """Shapes and shardings of what is on the devices."""
 
+  turn: Any
   modules: Any
   outer: Any
   gathered: Any
@@ -92,7 +93,8 @@ class Arguments(NamedTuple):
 def argument_shapes(made: programs.Programs) -> Arguments:
   """Returns shapes and shardings of all that the programs take, as they lie on the topology's devices."""
   stacked = jax.eval_shape(made.start, made.shapes)
-  params = jax.eval_shape(made.gather_path, stacked[0], turn_shape(made))
+  turn = replicated(made, (len(made.placement.positions),), np.int32)  # the paths in flight, on each mesh axis
+  params = jax.eval_shape(made.gather_path, stacked[0], turn)
   state = jax.eval_shape(made.fresh_state, params)
   specs = made.specs.modules, made.specs.outer, made.specs.gathered, made.specs.params, made.specs.state
 
@@ -100,12 +102,7 @@ def argument_shapes(made: programs.Programs) -> Arguments:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
   trees = zip((*stacked, params, state), specs, strict=True)
-  return Arguments(*(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
-
-
-def turn_shape(made: programs.Programs) -> jax.ShapeDtypeStruct:
-  """Returns the shape of a turn: the index of the paths in flight on each mesh axis, replicated."""
-  return replicated(made, (len(made.placement.positions),), np.int32)
+  return Arguments(turn, *(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
 
 
 def replicated(made: programs.Programs, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -119,9 +116,8 @@ def row_shapes(made: programs.Programs, steps: int | None) -> jax.ShapeDtypeStru
   size = s.train.batch_size if steps else s.evaluate.batch_size or s.train.batch_size
   length = s.model.seq_len if steps else s.evaluate.seq_len or s.model.seq_len
   leading = (steps,) if steps else ()
-  shape = (*leading, *made.placement.positions, size, length)
   sharding = NamedSharding(made.placement.mesh, made.specs.rows(len(leading)))
-  return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+  return jax.ShapeDtypeStruct((*leading, *made.placement.positions, size, length), np.int32, sharding=sharding)
 
 
 PROGRAMS = 'steps', 'accumulate', 'outer', 'evaluate'  # of a phase
@@ -129,27 +125,20 @@ KEYS = {'accumulate': 'finish'}  # of programs in the JSON object, where they ha
 
 
 def compile_all(made: programs.Programs, names: tuple[str, ...] = PROGRAMS) -> dict[str, Any]:
-  """Compiles the programs of a phase, or some of them. Raises DoesNotFit."""
+  """Compiles the programs of a phase, or some of them. Raises DoesNotFit where a chip has too little memory."""
   a, t = argument_shapes(made), made.settings.train
   k = grid_lib.largest_divisor(t.steps_per_phase, t.steps_per_dispatch)
   weights = replicated(made, made.layout.grid.shape, np.float32)
-  turn, first = turn_shape(made), replicated(made, (), np.int32)
+  turn, first = a.turn, replicated(made, (), np.int32)
+  gathering = a.gathered, a.modules, programs.usual(a.outer), a.params, a.state
   calls = {
     'steps': (a.params, a.state, row_shapes(made, k), row_shapes(made, k), first, weights, turn),
-    'accumulate': (
-      *(a.gathered, a.modules, programs.usual(a.outer), a.params, a.state),
-      *(weights, weights, first, first, turn),
-    ),
+    'accumulate': (*gathering, weights, weights, first, first, turn),
     'outer': (a.modules, a.outer, a.gathered, weights),
     'evaluate': (a.params, row_shapes(made, None), row_shapes(made, None)),
   }
-  return {name: compile_program(getattr(made, name), *calls[name]) for name in names}
-
-
-def compile_program(program: Any, *args: Any) -> Any:
-  """Compiles a program for its arguments' shapes. Raises DoesNotFit where a chip has too little memory."""
   try:
-    return program.lower(*args).compile()
+    return {name: getattr(made, name).lower(*calls[name]).compile() for name in names}
   except jax.errors.JaxRuntimeError as e:
     if not (needed := bytes_needed(str(e))):
       raise
@@ -213,9 +202,7 @@ def program_bytes(program: Any) -> int:
 def slowest_link(data: int, slices: list[int], group: list[int]) -> str:
   """Returns the slowest link that a group crosses: 'data', in a path's devices; 'grid'; 'dcn', between TPU slices.
 
-  Args:
-    data: devices inside a path, which are next to each other in the mesh.
-    slices: the slice of every device, in the mesh's order.
+  `data` devices of a path are next to each other in the mesh; `slices` has every device's slice, in the mesh's order.
   """
   if len({slices[i] for i in group}) > 1:
     return 'dcn'
@@ -236,10 +223,9 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
       count[link] += 1
       size[link] += collective.sent(len(everybody))
     found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
-  return found | {
-    'inner_grid_collectives': found['steps_collectives']['grid'] + found['steps_collectives']['dcn'],
-    'outer_bytes_per_chip': sum(found['outer_collective_bytes'].values()),
-  }
+  crossing = found['steps_collectives']['grid'] + found['steps_collectives']['dcn']
+  sent = sum(found['outer_collective_bytes'].values())
+  return found | {'inner_grid_collectives': crossing, 'outer_bytes_per_chip': sent}
 
 
 # -- what would fit

@@ -123,7 +123,6 @@ def array_bytes(shape: str) -> list[int]:
 
 
 def in_hbm(shape: str) -> str:
-  """Returns the same shape, placed in HBM."""
   return re.sub(r'S\(\d+\)', '', shape)
 
 

@@ -27,7 +27,9 @@ from dipaco_jax.training.performance import Chip
 
 def flops_of_step(s: settings_lib.Settings) -> float:
   """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
-  made = transformer.make_model(without_loops(s.model, s.train.batch_size), s.tokenizer.vocab_size)
+  rows = s.train.batch_size * s.model.seq_len
+  plain = dataclasses.replace(s.model, loss_chunk=rows, layers='unrolled', attention='xla')
+  made = transformer.make_model(plain, s.tokenizer.vocab_size)
   compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
   optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   params = transformer.shapes(made)
@@ -38,20 +40,12 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   return lowered.cost_analysis()['flops'] + tokens.size * extra_splash_flops(s.model)
 
 
-def without_loops(config: settings_lib.Model, num_rows: int) -> settings_lib.Model:
-  """Returns a config without loops, so that all FLOPs of the program are counted."""
-  return dataclasses.replace(config, loss_chunk=num_rows * config.seq_len, layers='unrolled', attention='xla')
-
-
 # Products of the size of queries with keys, for a token: forward, backward, and what is computed again.
 PRODUCTS = {'xla': {'none': 6, 'dots': 8, 'full': 8}, 'splash': {'none': 7, 'dots': 7, 'full': 9}}
 
 
 def extra_splash_flops(config: settings_lib.Model) -> float:
-  """Returns the FLOPs per token that splash attention needs beyond 'xla'.
-
-  Negative where the blocks that it skips outweigh what it computes again.
-  """
+  """Returns the FLOPs per token that splash attention needs beyond 'xla', less than 0 where it skips most blocks."""
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES:
     return 0
@@ -63,9 +57,7 @@ def extra_splash_flops(config: settings_lib.Model) -> float:
 def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
   """Returns bounds of the seconds of a step, model FLOPs utilization, and hours of the whole run.
 
-  Args:
-    steps: the compiled program of inner steps.
-    sent: bytes of collectives on a chip, from `dry_run.traffic`.
+  `steps` is the compiled program of inner steps; `sent` are the bytes of collectives on a chip, by `dry_run.traffic`.
   """
   s, chip, data = made.settings, topology.chip, made.placement.data
   tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip

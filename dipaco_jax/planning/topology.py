@@ -42,11 +42,7 @@ class Topology(NamedTuple):
 
 
 def find_topology(name: str) -> Topology:
-  """Returns the topology of a name.
-
-  Raises:
-    InputError: there is no such topology, or the TPU compiler is not installed.
-  """
+  """Returns the topology of a name. Raises InputError where there is none, or the TPU compiler is not installed."""
   match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
   kind, shape = (match[1], match[2]) if match else ('', '')
   if shape not in SHAPES.get(kind, '').split():
@@ -57,11 +53,14 @@ def find_topology(name: str) -> Topology:
   os.environ.update(ENVIRONMENT | os.environ)
   from jax.experimental import topologies
 
-  options = OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
+  options = {
+    'topology_name': name.split('*')[0],
+    'num_slices': slices,
+    **OPTIONS.get(kind, {}),
+    **OPTIONS.get(shape, {}),
+  }
   try:
-    found: Any = topologies.get_topology_desc(
-      platform='tpu', topology_name=name.split('*')[0], num_slices=slices, **options
-    )
+    found: Any = topologies.get_topology_desc(platform='tpu', **options)
   except RuntimeError as e:
     raise InputError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
   devices = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))

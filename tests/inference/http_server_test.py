@@ -19,7 +19,7 @@ import openai
 import pytest
 import serving
 
-from dipaco_jax.inference import connections, log_rate_limit, trained_run
+from dipaco_jax.inference import connections, trained_run
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 
@@ -304,7 +304,7 @@ def test_clients_that_never_ask_leave_room_for_those_that_do(server):
     assert server.ask({'model': 'run/path-1', 'prompt': 'fox'})[0] == 200
     assert server.measured('dipaco_connections') <= places
   log = server.log.read_text()
-  assert f'all {places} connections are taken' in log and log.count('taken') <= log_rate_limit.BURST
+  assert f'all {places} connections are taken' in log and log.count('taken') <= connections.BURST
 
 
 @pytest.mark.slow
