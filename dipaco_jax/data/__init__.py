@@ -2,8 +2,7 @@
 
 In the order that text takes: `source` (what a source of documents is), the `source_*` files and `text_files`, `corpus`
 (documents of whatever source), `tokenizer`, `sequences` (tokens, cut), `holdouts`, `packing` and `shards` (the rows of
-each path), `loader` (batches of a shard). `prefetching` works ahead in threads. `detokenizer` goes back, for text that
-is written token by token.
+each path), `loader` (batches of a shard). `prefetching` works ahead in threads.
 
 Imports from `core` and `storage`.
 """

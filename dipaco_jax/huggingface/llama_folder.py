@@ -28,8 +28,7 @@ def make_files(
 ) -> dict[str, bytes]:
   """Returns {name: bytes} of the files of a folder; `about` goes into its config.json, under our own name.
 
-  Raises:
-    InputError: the tokenizer cannot be written as tokenizer.json.
+  Raises InputError where the tokenizer cannot be written as tokenizer.json.
   """
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
   special_ids = tokenizer_json.special_ids(tokenizer)
@@ -58,11 +57,11 @@ def is_our_config(config: bytes) -> bool:
 
 def check_config(s: settings.Settings):
   """Raises InputError where `config.pretrain.init` and the rest of the config don't fit; for use before any work."""
-  folder, given = s.pretrain.init, s.tokenizer.model_file
+  folder = s.pretrain.init
   _fitting_config(folder, s.model)
-  if not given:
+  if not s.tokenizer.model_file:
     raise _tokenizer_error(folder)
-  vocab_size = tokenizer_lib.Tokenizer(given).vocab_size
+  vocab_size = tokenizer_lib.Tokenizer(s.tokenizer.model_file).vocab_size
   _fitting_config(folder, s.model, vocab_size)
   there = {name for file in _weight_files(folder) for name in _weight_names(folder, file)}
   _check_missing(folder, there, transformer.make_model(s.model, vocab_size))
@@ -73,12 +72,11 @@ def _tokenizer_error(folder: str) -> InputError:
   try:
     remote_files.open_file(f'{folder}/tokenizer.model').close()
   except OSError:
-    return InputError(
-      f'config.pretrain.init={folder} has no tokenizer.model, and only SentencePiece tokenizers can be used: name '
-      'its own in config.tokenizer.model_file, or start from another folder'
-    )
-  fix = f'set config.tokenizer.model_file={folder}/tokenizer.model'
-  return InputError(f'config.pretrain.init={folder} comes with its tokenizer: {fix}')
+    words = 'has no tokenizer.model, and only SentencePiece tokenizers can be used: name its own in '
+    words += 'config.tokenizer.model_file, or start from another folder'
+  else:
+    words = f'comes with its tokenizer: set config.tokenizer.model_file={folder}/tokenizer.model'
+  return InputError(f'config.pretrain.init={folder} {words}')
 
 
 def _check_missing(folder: str, there: Collection[str], model: transformer.Transformer):
@@ -105,8 +103,7 @@ def _weight_names(folder: str, name: str) -> Collection[str]:
 def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the base's parameters, float32, and what the stage's record has on them: the files' sha256, what was changed.
 
-  Raises:
-    InputError: the folder's model is no path of this config, or a file is not what it should be.
+  Raises InputError where the folder's model is no path of this config, or a file is not what it should be.
   """
   theirs, heads = _fitting_config(folder, model.config, model.vocab_size), model.config.num_heads
   shapes = transformer.shapes(model)
@@ -117,7 +114,10 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
     data = _read(folder, file)
     sha256[file] = hashlib.sha256(data).hexdigest()
     mine = {wanted[name]: x for name, x in _arrays(folder, file, data).items() if name in wanted}
-    found |= {name: _as_ours(folder, name, x, shapes[name].shape) for name, x in mine.items()}
+    try:
+      found |= {name: llama_weights.to_ours(name, x, shapes[name].shape) for name, x in mine.items()}
+    except InputError as e:
+      raise _wrong(folder, str(e)) from e
   _check_missing(folder, {llama_weights.their_name(name) for name in found}, model)
   kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - model.vocab_size
   if kv_heads < heads:
@@ -134,22 +134,12 @@ def _fitting_config(folder: str, model: settings.Model, vocab_size: int = 0) -> 
   if wrong := llama_weights.misfits(theirs, model):
     raise _wrong(folder, ', '.join(wrong))
   if theirs['vocab_size'] < vocab_size:
-    raise InputError(
-      f'config.pretrain.init={folder} has a vocabulary of {theirs["vocab_size"]}, config.tokenizer.model_file one of '
-      f'{vocab_size}: name its own tokenizer'
-    )
+    words = f'has a vocabulary of {theirs["vocab_size"]}, config.tokenizer.model_file one of {vocab_size}'
+    raise InputError(f'config.pretrain.init={folder} {words}: name its own tokenizer')
   return theirs
 
 
-def _as_ours(folder: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  try:
-    return llama_weights.to_ours(name, x, shape)
-  except ValueError as e:
-    raise _wrong(folder, str(e)) from e
-
-
 def _weight_files(folder: str) -> list[str]:
-  """Lists the files with weights."""
   try:
     index = remote_files.read(f'{folder}/{INDEX}')
   except OSError:

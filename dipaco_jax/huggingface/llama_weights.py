@@ -30,14 +30,9 @@ FIELDS = {  # of LlamaConfig: of settings.Model
   'intermediate_size': 'mlp_dim', 'tie_word_embeddings': 'tied', 'rms_norm_eps': 'norm_epsilon',
   'rope_theta': 'rope_base',
 }  # fmt: skip
-DEFAULTS: dict[str, Any] = {  # of LlamaConfig, for what config.json leaves out
-  'tie_word_embeddings': False,
-  'rms_norm_eps': 1e-6,
-  'rope_theta': 10_000.0,
-  'hidden_act': 'silu',
-  'attention_bias': False,
-  'mlp_bias': False,
-}
+PLAIN = {'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False}  # of LlamaConfig, as of a path
+# For what config.json leaves out.
+DEFAULTS: dict[str, Any] = PLAIN | {'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0}
 
 
 def their_name(name: str) -> str:
@@ -64,10 +59,7 @@ def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   """Converts one of their weights to our parameter of this name and shape, float32.
 
   Keys and values that several heads share are repeated for each of them; rows of the embedding and of the head behind
-  the end of the vocabulary are left out.
-
-  Raises:
-    InputError: the shapes don't fit.
+  the end of the vocabulary are left out. Raises InputError where the shapes don't fit.
   """
   kind, x = name.split('/')[-1], x.astype(np.float32)
   wrong = InputError(f'{their_name(name)} is of shape {x.shape}, which contradicts its config.json')
@@ -90,8 +82,7 @@ def make_config(model: settings.Model, vocab_size: int, special_ids: Mapping[str
   ours = {theirs: getattr(model, field) for theirs, field in FIELDS.items()}
   return {
     'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': vocab_size, **ours,
-    'num_key_value_heads': model.num_heads, 'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False,
-    'max_position_embeddings': model.seq_len, 'rope_scaling': None,
+    'num_key_value_heads': model.num_heads, **PLAIN, 'max_position_embeddings': model.seq_len, 'rope_scaling': None,
     **{f'{name}_token_id': special_ids.get(name) for name in ('bos', 'eos', 'pad')},
   }  # fmt: skip
 
@@ -100,7 +91,7 @@ def misfits(theirs: Mapping[str, Any], model: settings.Model) -> list[str]:
   """Lists what keeps a model with this config.json from being a path; of fields as 'set config.model...'."""
   rope = theirs.get('rope_parameters') or theirs.get('rope_scaling') or {}
   theirs = DEFAULTS | {name: x for name, x in (*theirs.items(), *rope.items()) if x is not None}
-  plain = {'model_type': 'llama', 'hidden_act': 'silu', 'attention_bias': False, 'mlp_bias': False}
+  plain = {'model_type': 'llama'} | PLAIN
   found = [f'its {name} is {theirs.get(name)!r}, not {x!r}' for name, x in plain.items() if theirs.get(name) != x]
   kind = rope.get('rope_type', rope.get('type', 'default'))
   found += [f'its rope scaling is {kind!r}, and we have none'] if kind != 'default' else []

@@ -17,17 +17,11 @@ SPACE = '\u2581'  # SentencePiece's sign for one
 
 
 def make_files(model: bytes) -> dict[str, bytes]:
-  """Returns {name: bytes} of the tokenizer's files, which go beside the weights.
-
-  Raises:
-    InputError: tokenizer.json cannot express the model.
-  """
+  """Returns {name: bytes} of the tokenizer's files. Raises InputError where tokenizer.json cannot express the model."""
   pieces = parse_model(model).pieces
   config = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
-    'add_bos_token': False,
-    'add_eos_token': False,
-    'clean_up_tokenization_spaces': False,
+    **dict.fromkeys(('add_bos_token', 'add_eos_token', 'clean_up_tokenization_spaces'), False),
     'model_input_names': ['input_ids', 'attention_mask'],
     'split_special_tokens': True,  # '</s>' in a text is four characters
   } | {f'{name}_token': pieces[i].piece for name, i in special_ids(model).items()}
@@ -39,7 +33,6 @@ def make_files(model: bytes) -> dict[str, bytes]:
 
 
 def special_ids(model: bytes) -> dict[str, int]:
-  """Returns the ids of pieces that stand for no text: those of bos, eos, unk and pad that the model has."""
   return Tokenizer(model).special_ids
 
 
@@ -54,6 +47,9 @@ def convert(model: bytes) -> dict[str, Any]:
   """Returns the content of tokenizer.json; raises as `make_files`."""
   proto = parse_model(model)
   _check(proto)
+  decoders = [_replace('String', SPACE, ' '), {'type': 'ByteFallback'}, {'type': 'Fuse'}]
+  if proto.normalizer_spec.add_dummy_prefix:
+    decoders.append({'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0})
   special = [(i, p) for i, p in enumerate(proto.pieces) if p.type in (UNKNOWN, CONTROL, USER_DEFINED)]
   added = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
   return {
@@ -64,7 +60,7 @@ def convert(model: bytes) -> dict[str, Any]:
     'normalizer': {'type': 'Sequence', 'normalizers': _normalizers(proto.normalizer_spec)},
     'pre_tokenizer': None,
     'post_processor': None,
-    'decoder': {'type': 'Sequence', 'decoders': _decoders(proto.normalizer_spec)},
+    'decoder': {'type': 'Sequence', 'decoders': decoders},
     'model': _bpe(proto) if proto.trainer_spec.model_type == BPE else _unigram(proto),
   }
 
@@ -93,11 +89,6 @@ def _normalizers(spec) -> list[dict[str, Any]]:
   if spec.add_dummy_prefix:
     found.append({'type': 'Prepend', 'prepend': SPACE})
   return found
-
-
-def _decoders(spec) -> list[dict[str, Any]]:
-  strip = [{'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}] if spec.add_dummy_prefix else []
-  return [_replace('String', SPACE, ' '), {'type': 'ByteFallback'}, {'type': 'Fuse'}, *strip]
 
 
 def _replace(kind: str, pattern: str, content: str) -> dict[str, Any]:

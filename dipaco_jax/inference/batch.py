@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.data.detokenizer import Transcript
+from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.inference.request import Request
 from dipaco_jax.inference.trained_run import Path
 from dipaco_jax.models import decoding
@@ -89,7 +89,6 @@ class Batch:
     return max(text.limit - len(text.tokens) for text in self.members if text)
 
   def row(self, text: Text) -> decoding.Texts:
-    """Returns a copy of the row of a text."""
     return _rearrange(self.state, jnp.asarray([self.members.index(text)]), _capacity(self.state), 1)
 
   def leave(self, text: Text):

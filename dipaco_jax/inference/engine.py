@@ -22,7 +22,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.data.detokenizer import Transcript
+from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.inference.batch import Batch, Text
 from dipaco_jax.inference.request import Request, check_request
 from dipaco_jax.inference.trained_run import ModuleMarks, Path, TrainedRun, lowest_block

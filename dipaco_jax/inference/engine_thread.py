@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import prometheus_client as prometheus
+
 from dipaco_jax.inference.batch import Text
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.openai_api import CompletionRequest
-from dipaco_jax.inference.server_metrics import Metrics
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class Delta(NamedTuple):
@@ -33,6 +36,29 @@ class PendingRequest:
     self.deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
     self.texts: dict[int, Text] = {}  # not finished; only the engine's thread reads them
     self.first_token_at: dict[int, float] = {}
+
+
+class Metrics:
+  """Counters, gauges and histograms, in a registry of their own."""
+
+  def __init__(self):
+    prometheus.disable_created_metrics()
+    self.registry = registry = prometheus.CollectorRegistry()
+    counter = functools.partial(prometheus.Counter, registry=registry)
+    gauge = functools.partial(prometheus.Gauge, registry=registry)
+    histogram = functools.partial(prometheus.Histogram, registry=registry)
+    words = 'Requests for completions by HTTP status (499: the client disconnected).'
+    self.requests = counter('dipaco_requests', words, ['status'])
+    self.prompt_tokens = counter('dipaco_prompt_tokens', 'Prompt tokens read.')
+    self.completion_tokens = counter('dipaco_completion_tokens', 'Tokens written.')
+    self.waiting = gauge('dipaco_waiting_texts', 'Texts that have no token yet.')
+    self.active = gauge('dipaco_active_texts', 'Texts that are growing.')
+    self.connections = gauge('dipaco_connections', 'Open connections.')
+    self.paths = gauge('dipaco_paths_loaded', 'Paths in memory.')
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+    self.batch = histogram('dipaco_batch_texts', 'Texts that grew in one dispatch.', buckets=sizes)
+    self.first = histogram('dipaco_first_token_seconds', 'Seconds from a request to its first token.', buckets=SECONDS)
+    self.each = histogram('dipaco_token_seconds', 'Seconds per token after the first.', buckets=SECONDS)
 
 
 class EngineThread:

@@ -29,9 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dipaco_jax.inference import connections, openai_api
 from dipaco_jax.inference.completions import FAILED, Completions
 from dipaco_jax.inference.engine import Engine
-from dipaco_jax.inference.engine_thread import EngineThread
+from dipaco_jax.inference.engine_thread import EngineThread, Metrics
 from dipaco_jax.inference.openai_api import ApiError
-from dipaco_jax.inference.server_metrics import Metrics
 from dipaco_jax.training import stopping
 
 MAX_BODY_BYTES = 2**21

@@ -46,7 +46,7 @@ def main():
     from dipaco_jax.inference import excerpts
     from dipaco_jax.inference.trained_run import TrainedRun
     from dipaco_jax.pipeline import excerpt_choice
-    from dipaco_jax.reports import excerpts_html, excerpts_text
+    from dipaco_jax.reports import excerpt_views
     from dipaco_jax.storage import files
 
     run = TrainedRun(options.workdir)
@@ -57,8 +57,8 @@ def main():
   found = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
-    files.write_file(pathlib.Path(options.html), excerpts_html.render(found, grid, options.workdir))
-  print(excerpts_text.render(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
+    files.write_file(pathlib.Path(options.html), excerpt_views.to_page(found, grid, options.workdir))
+  print(excerpt_views.to_text(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
 
 
 if __name__ == '__main__':

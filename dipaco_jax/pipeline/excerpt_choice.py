@@ -15,8 +15,7 @@ import numpy as np
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import packing
-from dipaco_jax.data.detokenizer import Transcript
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import Tokenizer, Transcript
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import token_losses

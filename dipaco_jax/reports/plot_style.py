@@ -137,15 +137,10 @@ def numbers(axis, whole: bool = False, ticks: int = 5):
   """Sets ticks at round numbers, written out; whole ones for what is counted."""
   from matplotlib import ticker
 
-  class Plain(ticker.Formatter):
-    def __call__(self, x, pos=None):
-      return f'{x:g}'
-
-    def format_ticks(self, values):
-      return tick_words(values)
-
+  formatter: Any = ticker.FuncFormatter(lambda x, pos: f'{x:g}')
+  formatter.format_ticks = tick_words
   axis.set_major_locator(ticker.MaxNLocator(ticks, integer=whole, steps=[1, 2, 2.5, 5, 10]))
-  axis.set_major_formatter(Plain())
+  axis.set_major_formatter(formatter)
 
 
 def path_ticks(ax, labels: Sequence[str], order: str = ''):

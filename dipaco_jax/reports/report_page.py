@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.reports import excerpts_html, failures, figures, headline, pages, plot_style
+from dipaco_jax.reports import excerpt_views, failures, figures, headline, pages, plot_style
 from dipaco_jax.reports.amounts import count, size
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run
@@ -45,7 +45,7 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
   chosen, default = settings_in_words(run.settings), settings_in_words(settings.Settings())
   command, file, excerpts = run.workdir / 'command.txt', run.workdir / chunk_losses.FILE, None
   if file.exists():  # else all paths are one model
-    excerpts = excerpts_html.content(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)
+    excerpts = excerpt_views.page_content(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)
   return pages.render(
     'report.html',
     run=run,

@@ -11,7 +11,7 @@ from repository import ROOT
 
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.inference import excerpts, trained_run
-from dipaco_jax.reports import excerpts_text
+from dipaco_jax.reports import excerpt_views
 
 
 def run(*options: str, given: bytes = b'', status: int = 0) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def test_a_text_is_read_in_a_terminal_and_on_a_page(undisturbed, tmp_path):
     f'--workdir={undisturbed}', '--file=-', '--every=16', f'--html={tmp_path / "x.html"}', given=words.encode()
   )
   found = excerpts.of_text(trained_run.TrainedRun(str(undisturbed)), words, 16, None, None)
-  assert out == excerpts_text.render(found, Grid({'a': 2, 'b': 2}), False) + '\n' and not err
+  assert out == excerpt_views.to_text(found, Grid({'a': 2, 'b': 2}), False) + '\n' and not err
   page = parsed_page.Page((tmp_path / 'x.html').read_text())
   assert not page.fetched and 'script' not in page.tags and page.tags.count('h1') == 1
   assert out.count('[path ') == page.tags.count('sup')

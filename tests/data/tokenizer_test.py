@@ -1,7 +1,8 @@
-"""The tokenizer gives back the text, counts its bytes, trains to the same bytes, and is quiet."""
+"""The tokenizer gives back text, whole or as it comes, counts its bytes, trains to the same bytes, and is quiet."""
 
 import random
 
+import made_run
 import numpy as np
 import pytest
 import sentencepiece
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
-from dipaco_jax.data.tokenizer import Tokenizer, sample, train
+from dipaco_jax.data.tokenizer import HALF, Tokenizer, Transcript, sample, train
 
 
 @pytest.fixture(scope='module')
@@ -126,3 +127,51 @@ def test_a_model_of_another_shape_counts_bytes_too(tmp_path, texts):
   assert tokens[-1] == tokenizer.eos_id == 1
   assert tokenizer.piece_bytes()[tokens].sum() == len('import this') + 1  # the dummy space
   assert tokenizer.piece_bytes()[:3].tolist() == [0, 0, 1]
+
+
+TOKENIZER = Tokenizer(made_run.tokenizer_bytes())
+WORDS = st.lists(st.sampled_from(['fox', ' ', 'é', '漢', '🦊', '\n', 'über', '  ', 'x', '.']), max_size=12).map(''.join)
+
+
+def pieces(tokens, before=(), stop=()) -> tuple[list[str], Transcript]:
+  transcript, found = Transcript(TOKENIZER, before, stop), []
+  for token in tokens:
+    transcript.add(token)
+    found.append(transcript.take())
+  transcript.close()
+  return [*found, transcript.take(final=True)], transcript
+
+
+@given(WORDS, WORDS)
+def test_pieces_together_are_the_text(before, text):
+  tokens = TOKENIZER.encode(text, eos=False)
+  found, transcript = pieces(tokens, TOKENIZER.encode(before, eos=False))
+  assert ''.join(found) == text == transcript.text and not any(HALF in piece for piece in found)
+
+
+def test_half_a_character_is_not_shown_before_the_end():
+  tokens = list(TOKENIZER.encode('🦊', eos=False))[:-1]
+  found, _ = pieces(tokens)
+  assert not any(found[:-1]) and set(found[-1]) == {HALF}
+
+
+@given(WORDS, st.sampled_from('é漢🦊'), WORDS, st.integers(1, 3))
+def test_a_character_begun_by_what_is_before_is_whole(before, character, text, given_of_it):
+  halves = TOKENIZER.encode(character, eos=False)
+  start = [*TOKENIZER.encode(before, eos=False), *halves[:-given_of_it]]
+  found, _ = pieces([*halves[-given_of_it:], *TOKENIZER.encode(text, eos=False)], start)
+  assert ''.join(found) == character + text
+
+
+@given(WORDS, st.lists(st.text('fox .é', min_size=1, max_size=4), max_size=3))
+def test_text_ends_before_the_first_stop_string_that_comes(text, stop):
+  tokens = TOKENIZER.encode(text, eos=False)
+  found, transcript = pieces(tokens, stop=stop)
+  expected = text
+  for end in range(1, len(tokens) + 1):
+    so_far = TOKENIZER.decode(tokens[:end])
+    at = [so_far.rstrip(HALF).find(s) for s in stop]
+    if any(i >= 0 for i in at):
+      expected = so_far[: min(i for i in at if i >= 0)]
+      break
+  assert ''.join(found) == transcript.text == expected and transcript.stopped == (expected != text)

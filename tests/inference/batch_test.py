@@ -3,8 +3,7 @@
 import made_run
 import pytest
 
-from dipaco_jax.data.detokenizer import Transcript
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import Tokenizer, Transcript
 from dipaco_jax.inference.batch import Text, power_of_two
 from dipaco_jax.inference.request import Request
 

@@ -6,10 +6,9 @@ import itertools
 import pytest
 
 from dipaco_jax.inference.batch import Text
-from dipaco_jax.inference.engine_thread import EngineThread, PendingRequest
+from dipaco_jax.inference.engine_thread import EngineThread, Metrics, PendingRequest
 from dipaco_jax.inference.openai_api import CompletionRequest
 from dipaco_jax.inference.request import Request
-from dipaco_jax.inference.server_metrics import Metrics
 
 FAILS = 13  # a seed
 EOS = 0

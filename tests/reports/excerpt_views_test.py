@@ -1,6 +1,7 @@
-"""What a run shows of its validation text, on its page."""
+"""Texts by the paths that read them: on a run's page, and in a terminal."""
 
 import contextlib
+import re
 
 import made_run
 import numpy as np
@@ -15,7 +16,7 @@ from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import excerpt_choice, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import excerpts_html, excerpts_text, report_page, run_data, run_report
+from dipaco_jax.reports import excerpt_views, palette, report_page, run_data, run_report
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import publishing, seals
 
@@ -91,7 +92,7 @@ class Spans(parsed_page.Page):
 
 
 def test_the_panel_is_escaped_and_coloured():
-  panel = Spans(excerpts_html.render(FOUND, FOUR, 'runs/tiny'))
+  panel = Spans(excerpt_views.to_page(FOUND, FOUR, 'runs/tiny'))
   assert 'script' not in panel.tags and panel.tags.count('b') == 2 and 'code <b>' in panel.words
   keys, parts = panel.spans[:4], panel.spans[4:]
   assert [''.join(words) for _, words in parts] == ['if a < b:\n', '<script>alert("x")</script>␛[31m', ' & so on']
@@ -99,7 +100,7 @@ def test_the_panel_is_escaped_and_coloured():
     [''.join(words) for _, words in keys] == run_data.path_names(FOUR) == ['0', '1', '2', '3']
   )  # one name everywhere
   assert [attrs['title'] for attrs, _ in keys][3] == 'path 3: a 1, b 1'
-  colours = [excerpts_html._style(FOUR, path) for path in range(4)]
+  colours = [excerpt_views._style(FOUR, path) for path in range(4)]
   assert [attrs['style'] for attrs, _ in keys] == colours and len(set(colours)) == 4
   assert [attrs['style'] for attrs, _ in parts] == [colours[1], colours[3], colours[3]]
   assert [attrs['class'] for attrs, _ in parts] == ['prefix', '', 'worse']
@@ -125,13 +126,36 @@ def test_the_panel_is_escaped_and_coloured():
 )
 def test_it_says_what_chose(by, words):
   found = FOUND._replace(by=by)
-  for shown in (excerpts_html.render(found, FOUR, 'runs/tiny'), excerpts_text.render(found, FOUR, False)):
+  for shown in (excerpt_views.to_page(found, FOUR, 'runs/tiny'), excerpt_views.to_text(found, FOUR, False)):
     assert words in shown and ('chosen anew.' in shown) == bool(by)
 
 
 def test_a_loss_that_is_not_known_is_a_dash():
   (document,) = FOUND.documents
   nothing = document._replace(nats=None, rerouted=None, chunks=[document.chunks[1]._replace(nats=None)])
-  panel = Spans(excerpts_html.render(FOUND._replace(documents=[nothing]), FOUR, 'runs/tiny'))
+  panel = Spans(excerpt_views.to_page(FOUND._replace(documents=[nothing]), FOUR, 'runs/tiny'))
   assert '3.000 nats a token under the base, - under path 1, - with paths chosen anew.' in panel.words
-  assert '- ' in excerpts_text.render(FOUND._replace(documents=[nothing]), FOUR, False)
+  assert '- ' in excerpt_views.to_text(FOUND._replace(documents=[nothing]), FOUR, False)
+
+
+def test_paths_are_marks_in_plain_text_and_colours_in_a_terminal():
+  plain = excerpt_views.to_text(FOUND, FOUR, False)
+  assert '[path 1]if a < b:\n[path 3]<script>alert("x")</script>␛[31m & so on' in plain and '\x1b' not in plain
+  assert re.search(r'^ +4 +3 +2\.250 +3\.000 +-0\.750$', plain, re.MULTILINE)
+  assert re.search(r'^ +0 +1 +2\.000 +2\.500 +-0\.500  not counted$', plain, re.MULTILINE)
+  coloured = excerpt_views.to_text(FOUND, FOUR, True)
+  blue = ';'.join(str(c) for c in bytes.fromhex(palette.path_colours(FOUR, 1)[0][1:]))
+  assert f'48;2;{blue}m¹if a < b:\x1b[0m\n' in coloured  # the line's rest is not coloured
+  assert '³<script>' in coloured and '³ & so on' not in coloured
+  assert re.sub(r'\x1b\[[\d;]*m', '', coloured).count('\x1b') == 0
+
+
+def test_means_are_over_the_tokens_of_all_texts():
+  (one,) = FOUND.documents
+  two = one._replace(counted=1, nats=0.5, rerouted=4.25, base=1.0)
+  short = one._replace(counted=0, nats=None, rerouted=None, base=None)
+  told = excerpt_views.to_text(FOUND._replace(documents=[one, two, short]), FOUR, False)
+  words = 'All 4 tokens: 2.500 nats a token under the base, 2.000 routed once, 2.750 with paths chosen anew.'
+  assert told.endswith(words) and 'All ' not in excerpt_views.to_text(FOUND, FOUR, False)
+  diverged = excerpt_views.to_text(FOUND._replace(documents=[one, two._replace(nats=None)]), FOUR, False)
+  assert '2.500 nats a token under the base, - routed once' in diverged

@@ -1,9 +1,11 @@
-"""Texts by the paths that read them, in a terminal or as plain text; and what is said about them."""
+"""Texts by the paths that read them: on a page (templates/excerpts.html), in a terminal, and as plain text."""
+
+from typing import Any
 
 from dipaco_jax.core import printable
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.reports import palette
-from dipaco_jax.routing.chunk_losses import Excerpt, Excerpts
+from dipaco_jax.reports import pages, palette
+from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
 
 def how_chosen(found: Excerpts) -> str:
@@ -37,7 +39,7 @@ def new_path(document: Excerpt) -> list[bool]:
 SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
-def render(found: Excerpts, grid: Grid, coloured: bool) -> str:
+def to_text(found: Excerpts, grid: Grid, coloured: bool) -> str:
   """Returns each text with its losses, chunk by chunk and as a whole; `coloured` by escape sequences."""
   parts = [how_chosen(found)]
   for document in found.documents:
@@ -85,3 +87,61 @@ def _table(document: Excerpt) -> str:
     note = '' if c.counted else '  not counted'
     lines.append(f'{c.start:>10}{c.path:>6}{nats(c.nats):>9}{nats(c.base):>9}{difference:>12}{note}')
   return '\n'.join(lines)
+
+
+MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
+
+
+def to_page(found: Excerpts, grid: Grid, workdir: str) -> str:
+  """Returns the page of texts that were read by the paths of the run in `workdir`."""
+  return pages.render('inspect.html', excerpts=page_content(found, grid), workdir=workdir)
+
+
+def page_content(found: Excerpts, grid: Grid) -> dict[str, Any]:
+  """Returns what templates/excerpts.html shows."""
+  read = {chunk.path for document in found.documents for chunk in document.chunks}
+  paths = range(grid.num_paths) if grid.num_paths <= MAX_LEGEND else sorted(read)
+  return {
+    'how': how_chosen(found),
+    'prefix_tokens': found.prefix_tokens,
+    'legend': [{'path': path, 'style': _style(grid, path), 'title': _place(grid, path)} for path in paths],
+    'texts': [
+      {'name': text.name, 'losses': losses(found, text), 'chunks': _chunks(text, grid)} for text in found.documents
+    ],
+  }
+
+
+def _chunks(document: Excerpt, grid: Grid) -> list[dict[str, Any]]:
+  return [
+    {
+      'text': chunk.text,
+      'number': chunk.path if is_new else None,
+      'kinds': ['worse'] * _is_worse(chunk) + ['prefix'] * (not chunk.counted),
+      'style': _style(grid, chunk.path),
+      'title': '\n'.join([_place(grid, chunk.path), *_chunk_losses(chunk)]),
+    }
+    for chunk, is_new in zip(document.chunks, new_path(document), strict=True)
+  ]
+
+
+def _is_worse(chunk: Chunk) -> bool:
+  """Returns whether the base model does better."""
+  return chunk.nats is not None and chunk.base is not None and chunk.nats > chunk.base
+
+
+def _chunk_losses(chunk: Chunk) -> list[str]:
+  lines = [f'{nats(chunk.nats)} nats a token', f'base {nats(chunk.base)}']
+  if chunk.nats is not None and chunk.base is not None:
+    lines.append(f'difference {chunk.nats - chunk.base:+.3f}')
+  return lines if chunk.counted else [*lines, 'not counted']
+
+
+def _style(grid: Grid, path: int) -> str:
+  light, dark = palette.path_colours(grid, path)
+  return f'--light:{light};--dark:{dark}'
+
+
+def _place(grid: Grid, path: int) -> str:
+  """Returns 'path 3: a 1, b 1'."""
+  axes = ', '.join(f'{name} {at}' for name, at in zip(grid.names, grid.coordinates(path), strict=True))
+  return f'path {path}: {axes}' if len(grid.shape) > 1 else f'path {path}'
