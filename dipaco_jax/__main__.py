@@ -1,4 +1,4 @@
-"""`python -m dipaco_jax`: what commands there are."""
+"""Lists the commands: `python -m dipaco_jax`."""
 
 import sys
 

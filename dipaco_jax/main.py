@@ -163,7 +163,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     processes.barrier('config')
     preflight.compilation_cache(workdir)
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
-    run_stages(workdir, settings, signals, page.due)
+    run_stages(workdir, settings, signals, page.write_if_due)
     page.close()
     if first:
       finish(workdir)

@@ -239,11 +239,11 @@ def check_settings(s: settings.Settings, steps: int):
     raise InputError(f'--steps={steps} is more than the {s.train.phases * tau} of the config')
 
 
-def main():
+def main(overrides: Sequence[config_file.Override]):
   f = flags.FLAGS
   if not f.config or not f.workdir:
     raise InputError('name a config with --config and a folder of its own with --workdir')
-  s = settings.from_dict(config_file.read(f.config, OVERRIDES))
+  s = settings.from_dict(config_file.read(f.config, overrides))
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check_settings(s, steps)
@@ -251,7 +251,7 @@ def main():
   from dipaco_jax.training import metrics_log
 
   workdir = pathlib.Path(f.workdir)
-  runs = Search(workdir, f.config, OVERRIDES, f.reuse, steps, copy_changes(s, steps))
+  runs = Search(workdir, f.config, overrides, f.reuse, steps, copy_changes(s, steps))
   best, found, dense = search(s, runs)
   chosen = advice(s, best)
   report = {'steps': steps, 'dense': dense._asdict(), 'candidates': [one._asdict() for one in found], 'options': chosen}
@@ -264,8 +264,6 @@ def main():
   print(shlex.join([*(f'--config.{name}={value}' for name, value in chosen.items()), f'--reuse={workdir / FIRST}']))
 
 
-OVERRIDES: list[config_file.Override] = []
-
 if __name__ == '__main__':
   flags.DEFINE_string(
     'config', None, 'A file, or a config of the package, as for main; --config.FIELD=VALUE changes it.'
@@ -274,7 +272,7 @@ if __name__ == '__main__':
   flags.DEFINE_string('reuse', '', 'A run whose tokenized text is reused where its settings are the same.')
   flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default 4 phases or 5% of all.', lower_bound=0)
   try:
-    sys.argv[1:], OVERRIDES[:] = config_file.split(sys.argv[1:])
+    sys.argv[1:], overrides = config_file.split(sys.argv[1:])
   except InputError as e:
     command.fail(str(e))
-  command.run(main)
+  command.run(lambda: main(overrides))

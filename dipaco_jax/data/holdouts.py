@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dipaco_jax.core import seeded_hash
-from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.storage.records import READ_RECORDS
 
 BLOCK_SEQUENCES = 1 << 18  # drawn at one time
@@ -115,15 +114,13 @@ def _below(
   return by_hash if pieces is None else np.where(pieces.draws[block] < 0, by_hash, pieces.inside(block))
 
 
-def spread_out(sequences: Sequences, chunks: Iterable[np.ndarray], seed: int) -> Iterator[np.ndarray]:
+def spread_out(documents: np.ndarray, chunks: Iterable[np.ndarray], seed: int) -> Iterator[np.ndarray]:
   """Yields indices so that every document has its first sequence before any has its second, documents in a drawn order.
 
   Early stopping reads the first rows of a hold-out, and in the order of the text these would be of few documents.
   """
-  both = [(indices, np.array([x.document for x in sequences.read(indices)], np.int64)) for indices in chunks]
-  if not both:
-    return
-  indices, documents = (np.concatenate(arrays) for arrays in zip(*both, strict=True))
+  indices = np.concatenate([np.zeros(0, np.int64), *chunks])
+  documents = documents[indices].astype(np.int64)
   order = np.lexsort((seeded_hash.of_integers(seed, 1, indices), documents))  # inside a document in a drawn order
   starts = np.flatnonzero(np.diff(documents[order], prepend=-1))
   rank = np.empty(len(order), np.int64)

@@ -13,9 +13,10 @@ from dipaco_jax.storage.records import READ_RECORDS, read_meta, record_writer, w
 
 
 class Dealt(NamedTuple):
-  """The paths of each sequence, and whether its document is held back; `assignment` is not copied."""
+  """The document, domain and paths of each sequence, and what is held back; `assignment` is not copied."""
 
   seed: int
+  documents: np.ndarray  # uint32
   assignment: np.ndarray  # [N, top_n] paths, the best first; -1: it is not used
   held: np.ndarray  # bool: whether its document is held back
   domains: np.ndarray  # uint8
@@ -38,13 +39,13 @@ def deal(
   (documents, domains), draws = sequences.columns(), sequences.draws()
   pieces = None if draws is None else holdouts.draw_pieces(documents, draws, holdout_fraction, after)
   held = holdouts.held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
-  return Dealt(seed, assignment, held, domains)
+  return Dealt(seed, documents, assignment, held, domains)
 
 
 def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq_len: int) -> dict[str, Any]:
   """Writes a path's `train.array_record`, `holdout.array_record` and `meta.json`; returns what is in the last."""
   train = write_rows(f'{out_dir}/train.array_record', sequences, _indices_of(dealt, path, False), seq_len)
-  held = holdouts.spread_out(sequences, _indices_of(dealt, path, True), dealt.seed)
+  held = holdouts.spread_out(dealt.documents, _indices_of(dealt, path, True), dealt.seed)
   holdout = write_rows(f'{out_dir}/holdout.array_record', sequences, held, seq_len, in_order=True)
   domains = np.zeros(len(sequences.domains), np.int64)
   for block in holdouts.blocks(len(dealt.held)):

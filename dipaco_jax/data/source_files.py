@@ -151,8 +151,10 @@ def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float
 
   The piece in which the last `fraction` of the text begins is cut there, as a short text has few pieces.
   """
-  total, read = text_bytes(path), text_files.ReadSoFar()
-  done, behind = 0, 1.0  # characters, share of the text
+  total = text_bytes(path)
+  read = text_files.ReadSoFar()
+  done = 0  # characters
+  behind = 1.0
 
   def place(chars: float) -> float:
     """Returns the share of the text before so many characters, by the bytes of a character as read so far."""

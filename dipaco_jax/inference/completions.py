@@ -6,8 +6,6 @@ When a client disconnects, its texts' rows are freed.
 import asyncio
 import contextlib
 import json
-import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -45,7 +43,8 @@ class Completions:
       for index, prefix in enumerate(request.prefixes)
     ]
     usage = openai_api.usage_object(request.prompt_tokens, sum(delta.num_tokens for delta in last.values()))
-    await JSONResponse(_completion_object(request, _new_id(), choices) | {'usage': usage})(scope, receive, send)
+    body = openai_api.completion_object(openai_api.new_id(), request.model, choices) | {'usage': usage}
+    await JSONResponse(body)(scope, receive, send)
 
   async def stream(self, request: CompletionRequest, scope: Scope, receive: Receive, send: Send):
     """Sends texts as events while they grow; what fails before the first event is answered as any other error."""
@@ -102,24 +101,16 @@ async def _until_finished(pending: PendingRequest) -> AsyncIterator[Delta]:
 
 async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
   """Gives the objects of a stream: one for each delta, and at the end the usage if that is asked for."""
-  name, prefixes, num_tokens = _new_id(), dict(enumerate(request.prefixes)), 0
+  name, prefixes, num_tokens = openai_api.new_id(), dict(enumerate(request.prefixes)), 0
   no_usage = {'usage': None} if request.include_usage else {}
   async for delta in deltas:
     piece = prefixes.pop(delta.choice, '') + delta.piece
     choice = openai_api.choice_object(delta.choice, piece, delta.paths, delta.finished)
-    yield _completion_object(request, name, [choice]) | no_usage
+    yield openai_api.completion_object(name, request.model, [choice]) | no_usage
     num_tokens += delta.num_tokens if delta.finished else 0
   if request.include_usage:
-    yield _completion_object(request, name, []) | {'usage': openai_api.usage_object(request.prompt_tokens, num_tokens)}
-
-
-def _completion_object(request: CompletionRequest, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-  created = int(time.time())
-  return {'id': name, 'object': 'text_completion', 'created': created, 'model': request.model, 'choices': choices}
-
-
-def _new_id() -> str:
-  return f'cmpl-{uuid.uuid4().hex}'
+    usage = openai_api.usage_object(request.prompt_tokens, num_tokens)
+    yield openai_api.completion_object(name, request.model, []) | {'usage': usage}
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -46,7 +46,7 @@ class Metrics:
     self.registry = registry = prometheus.CollectorRegistry()
     counter = functools.partial(prometheus.Counter, registry=registry)
     gauge = functools.partial(prometheus.Gauge, registry=registry)
-    histogram = functools.partial(prometheus.Histogram, registry=registry)
+    histogram = functools.partial(prometheus.Histogram, registry=registry, buckets=SECONDS)
     words = 'Requests for completions by HTTP status (499: the client disconnected).'
     self.requests = counter('dipaco_requests', words, ['status'])
     self.prompt_tokens = counter('dipaco_prompt_tokens', 'Prompt tokens read.')
@@ -57,8 +57,8 @@ class Metrics:
     self.paths = gauge('dipaco_paths_loaded', 'Paths in memory.')
     sizes = (1, 2, 4, 8, 16, 32, 64, 128)
     self.batch = histogram('dipaco_batch_texts', 'Texts that grew in one dispatch.', buckets=sizes)
-    self.first = histogram('dipaco_first_token_seconds', 'Seconds from a request to its first token.', buckets=SECONDS)
-    self.each = histogram('dipaco_token_seconds', 'Seconds per token after the first.', buckets=SECONDS)
+    self.first_token_s = histogram('dipaco_first_token_seconds', 'Seconds from a request to its first token.')
+    self.token_s = histogram('dipaco_token_seconds', 'Seconds per token after the first.')
 
 
 class EngineThread:
@@ -155,14 +155,14 @@ class EngineThread:
       if index not in pending.first_token_at and (text.num_new or text.finished):
         self._num_begun += 1
         pending.first_token_at[index] = time.monotonic()
-        self.metrics.first.observe(pending.first_token_at[index] - pending.since)
+        self.metrics.first_token_s.observe(pending.first_token_at[index] - pending.since)
       piece = text.transcript.take(bool(text.finished)) if pending.request.stream or text.finished else ''
       if text.finished:
         del pending.texts[index]
         self.metrics.completion_tokens.inc(text.num_new)
         if text.num_new > 1:
           seconds = time.monotonic() - pending.first_token_at[index]
-          self.metrics.each.observe(seconds / (text.num_new - 1))
+          self.metrics.token_s.observe(seconds / (text.num_new - 1))
       if piece or text.finished:
         found.append(Delta(index, piece, text.finished, tuple(text.paths), text.num_new))
     return found

@@ -8,6 +8,8 @@ import dataclasses
 import difflib
 import json
 import re
+import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -196,6 +198,16 @@ def _wants_usage(values: dict[str, Any]) -> bool:
   if set(options) - {'include_usage'} or not isinstance(options.get('include_usage', False), bool):
     raise ApiError(400, 'stream_options may have include_usage, true or false, and nothing else', 'stream_options')
   return options.get('include_usage', False)
+
+
+def new_id() -> str:
+  return f'cmpl-{uuid.uuid4().hex}'
+
+
+def completion_object(name: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+  """Returns an answer, or a piece of one, whose id is `name`."""
+  created = int(time.time())
+  return {'id': name, 'object': 'text_completion', 'created': created, 'model': model, 'choices': choices}
 
 
 def choice_object(index: int, text: str, paths: Sequence[int], finished: str | None) -> dict[str, Any]:

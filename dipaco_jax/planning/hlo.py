@@ -137,7 +137,7 @@ class Traffic:
     self.bodies = computations(text)
     self.shapes = {name: {i.name: i.shape for i in body} for name, body in self.bodies.items()}
 
-  def bytes(self, computation: str = '') -> int:
+  def computation_bytes(self, computation: str = '') -> int:
     """Returns the bytes of a computation, '' for the program."""
     return sum(self.instruction_bytes(computation, i) for i in self.bodies[computation])
 
@@ -146,13 +146,13 @@ class Traffic:
     if i.op in FREE or i.op.endswith('-done') or any(f'"{name}"' in i.line for name in NOT_READ):
       return 0
     if i.op == 'while':
-      return self.trips(i) * self.bytes(called(i, 'body'))
+      return self.trips(i) * self.computation_bytes(called(i, 'body'))
     if i.op == 'conditional':
       branches = re.search(r'branch_computations=\{(.*?)\}', i.line)
       names = re.findall(NAME, branches[1]) if branches else [called(i, f'{x}_computation') for x in ('true', 'false')]
-      return max(self.bytes(name) for name in names)
+      return max(self.computation_bytes(name) for name in names)
     if i.op in ('call', 'async-start'):
-      return self.bytes(called(i, 'to_apply' if i.op == 'call' else 'calls'))
+      return self.computation_bytes(called(i, 'to_apply' if i.op == 'call' else 'calls'))
     if i.op in ('copy-start', 'slice-start'):  # (target, source, context); ((source,), target, context)
       at = int(i.op == 'slice-start')
       moved = array_bytes(in_hbm(i.shape))[at]

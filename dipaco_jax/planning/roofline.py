@@ -65,7 +65,7 @@ def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
-  upper = hlo.Traffic(steps.as_text()).bytes() / k
+  upper = hlo.Traffic(steps.as_text()).computation_bytes() / k
   sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
   best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s

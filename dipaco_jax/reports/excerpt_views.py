@@ -30,7 +30,7 @@ def nats(loss: float | None) -> str:
   return '-' if loss is None else f'{loss:.3f}'
 
 
-def new_path(document: Excerpt) -> list[bool]:
+def changes_path(document: Excerpt) -> list[bool]:
   """Returns whether each chunk has another path than the one before it; the first has."""
   paths = [chunk.path for chunk in document.chunks]
   return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]
@@ -67,7 +67,7 @@ def _total(found: Excerpts) -> str:
 def _coloured(document: Excerpt, grid: Grid) -> str:
   """Returns the text on its paths' colours, with a path's number, raised, where the path changes."""
   text = ''
-  for chunk, is_new in zip(document.chunks, new_path(document), strict=True):
+  for chunk, is_new in zip(document.chunks, changes_path(document), strict=True):
     red, green, blue = bytes.fromhex(palette.path_colours(grid, chunk.path)[0][1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
     words = str(chunk.path).translate(SUPERSCRIPT) * is_new + printable.text(chunk.text)
@@ -76,7 +76,7 @@ def _coloured(document: Excerpt, grid: Grid) -> str:
 
 
 def _marked(document: Excerpt) -> str:
-  chunks = zip(document.chunks, new_path(document), strict=True)
+  chunks = zip(document.chunks, changes_path(document), strict=True)
   return ''.join(f'[path {c.path}]' * is_new + printable.text(c.text) for c, is_new in chunks)
 
 
@@ -120,7 +120,7 @@ def _chunks(document: Excerpt, grid: Grid) -> list[dict[str, Any]]:
       'style': _style(grid, chunk.path),
       'title': '\n'.join([_place(grid, chunk.path), *_chunk_losses(chunk)]),
     }
-    for chunk, is_new in zip(document.chunks, new_path(document), strict=True)
+    for chunk, is_new in zip(document.chunks, changes_path(document), strict=True)
   ]
 
 

@@ -26,7 +26,7 @@ class LiveReport:
     self._child: subprocess.Popen | None = None
     self._began, self._failed = time.time(), False
 
-  def due(self):
+  def write_if_due(self):
     """Starts writing the page, unless it is being written or was written less than `every_s` ago.
 
     Call it when there is something new.

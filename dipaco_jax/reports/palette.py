@@ -22,38 +22,8 @@ DARK_COLOURS = (
   *('#e8799f', '#bfc95c', '#cf9af0', '#cfa594', '#8fcf7a', '#b3bcc7'),
 )
 DARK_PALE = {'blue': '#2a6c9e', 'orange': '#9c5314', 'green': '#1d7757'}
-DARK = dict(zip(COLOURS, DARK_COLOURS, strict=True)) | {
-  INK: '#e3eaf2',
-  GREY: '#a3b4c6',
-  FAINT: '#40566c',
-  RULE: '#263645',
-  PAPER: '#17222d',
-  ORANGE: '#f59a58',
-}
-PAGE = {  # names of a page's own colours
-  'ground': ('#f5f7fa', '#0e161e'),
-  'ink': (INK, DARK[INK]),
-  'strong': ('#102a43', '#f5f8fb'),
-  'quiet': (GREY, DARK[GREY]),
-  'accent': (BLUE, DARK[BLUE]),
-  'paper': (PAPER, DARK[PAPER]),
-  'edge': ('#dfe6ee', '#2b3b4b'),
-  'notice': ('#fff4e5', '#33261a'),
-}
+DARK_PAPER = '#17222d'
 SHADES = 50  # steps from paper to the strongest of a colour
-
-# From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two look
-# alike, for any kind of colour blindness; ink is legible on all.
-HUES = (
-  ('#d1dbff', '#7f93f8'),
-  ('#f6e277', '#b9a21c'),
-  ('#b3febf', '#67ce7d'),
-  ('#fff1f5', '#de6d9d'),
-  ('#d3f3f8', '#54bfd6'),
-  ('#f8dcc8', '#df8650'),
-  ('#ecdffb', '#b58ae8'),
-  ('#e8eaed', '#a3a9b3'),
-)
 
 
 def mix(start: str, end: str, share: float) -> str:
@@ -67,9 +37,39 @@ def shade(name: str, share: float) -> str:
   return mix(PAPER, PALE[name], round(min(max(share, 0), 1) * SHADES) / SHADES)
 
 
-DARK |= {
-  shade(name, k / SHADES): mix(DARK[PAPER], DARK_PALE[name], k / SHADES) for name in PALE for k in range(SHADES + 1)
+DARK = {
+  **dict(zip(COLOURS, DARK_COLOURS, strict=True)),
+  INK: '#e3eaf2',
+  GREY: '#a3b4c6',
+  FAINT: '#40566c',
+  RULE: '#263645',
+  PAPER: DARK_PAPER,
+  ORANGE: '#f59a58',
+  **{shade(x, k / SHADES): mix(DARK_PAPER, DARK_PALE[x], k / SHADES) for x in PALE for k in range(SHADES + 1)},
 }
+PAGE = {  # names of a page's own colours
+  'ground': ('#f5f7fa', '#0e161e'),
+  'ink': (INK, DARK[INK]),
+  'strong': ('#102a43', '#f5f8fb'),
+  'quiet': (GREY, DARK[GREY]),
+  'accent': (BLUE, DARK[BLUE]),
+  'paper': (PAPER, DARK[PAPER]),
+  'edge': ('#dfe6ee', '#2b3b4b'),
+  'notice': ('#fff4e5', '#33261a'),
+}
+
+# From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two look
+# alike, for any kind of colour blindness; ink is legible on all.
+HUES = (
+  ('#d1dbff', '#7f93f8'),
+  ('#f6e277', '#b9a21c'),
+  ('#b3febf', '#67ce7d'),
+  ('#fff1f5', '#de6d9d'),
+  ('#d3f3f8', '#54bfd6'),
+  ('#f8dcc8', '#df8650'),
+  ('#ecdffb', '#b58ae8'),
+  ('#e8eaed', '#a3a9b3'),
+)
 
 
 def path_colours(grid: Grid, path: int) -> tuple[str, str]:

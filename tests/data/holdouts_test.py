@@ -53,15 +53,15 @@ def test_a_hold_out_begins_with_every_document(tmp_path):
   """In the order of the text, its first rows are of few: 20 documents of 30 sequences each."""
   sequences = numbered.make_sequences(tmp_path / 'sequences', [30 * SEQ_LEN] * 20)
   documents, _ = sequences.columns()
-  order = np.concatenate([*holdouts.spread_out(sequences, iter([np.arange(200), np.arange(200, 600)]), 0)])
+  order = np.concatenate([*holdouts.spread_out(documents, iter([np.arange(200), np.arange(200, 600)]), 0)])
   assert sorted(order) == list(range(600))
   for turn in range(30):
     assert sorted(documents[order[20 * turn : 20 * turn + 20]]) == list(range(20))
   firsts = order[:20]
   assert (firsts % 30).std() > 5, 'of a document not its beginning'
-  assert (order != np.concatenate([*holdouts.spread_out(sequences, iter([np.arange(600)]), 1)])).any()
-  assert (order == np.concatenate([*holdouts.spread_out(sequences, iter([np.arange(600)]), 0)])).all()
-  assert list(holdouts.spread_out(sequences, iter([]), 0)) == []
+  assert (order != np.concatenate([*holdouts.spread_out(documents, iter([np.arange(600)]), 1)])).any()
+  assert (order == np.concatenate([*holdouts.spread_out(documents, iter([np.arange(600)]), 0)])).all()
+  assert list(holdouts.spread_out(documents, iter([]), 0)) == []
 
 
 def texts(count, pieces):

@@ -65,8 +65,8 @@ def test_traffic_is_counted_by_slices_tiles_and_turns_of_loops():
   in_loop += 3 * 512  # of the update, which is in vector memory, only the place
   copy = 12 * 4 * padded  # read from HBM, and written to vector memory
   found = hlo.Traffic(TPU)
-  assert found.bytes('body') == pytest.approx(in_loop, abs=8 * 512)
-  assert found.bytes() == pytest.approx(12 * in_loop + copy, rel=0.01)
+  assert found.computation_bytes('body') == pytest.approx(in_loop, abs=8 * 512)
+  assert found.computation_bytes() == pytest.approx(12 * in_loop + copy, rel=0.01)
 
 
 def test_traffic_of_what_this_machine_compiles():
@@ -77,7 +77,8 @@ def test_traffic_of_what_this_machine_compiles():
 
   w = np.ones((512, 512), np.float32)
   once, often = (
-    hlo.Traffic(jax.jit(f).lower(x, w).compile().as_text()).bytes() for f in (lambda x, w: jnp.tanh(x @ w), repeated)
+    hlo.Traffic(jax.jit(f).lower(x, w).compile().as_text()).computation_bytes()
+    for f in (lambda x, w: jnp.tanh(x @ w), repeated)
   )
   least = x.nbytes + w.nbytes + x.nbytes
   assert least <= once <= 3 * least and 6 * once <= often <= 8 * once + 3 * least

@@ -30,15 +30,15 @@ def test_a_child_writes_the_page_and_no_more(workdir):
   before = {p.name for p in workdir.iterdir()}
   with contextlib.closing(live_report.LiveReport(workdir, every_s=0)) as page:
     started = time.monotonic()
-    page.due()
+    page.write_if_due()
     assert time.monotonic() - started < 2  # nobody waits
     child = page._child
-    page.due()
+    page.write_if_due()
     assert page._child is child, 'one at a time'
     assert wait(page) == 0
     assert 'phase 2 of 4 is done. Written at' in (workdir / 'report.html').read_text()
     assert {p.name for p in workdir.iterdir()} == before | {'report.html'}
-    page.due()
+    page.write_if_due()
     took_s = page._every_s * live_report.SHARE
     assert 0 < took_s < PATIENCE_S and page._child is None, 'what takes long is not done at once again'
 
@@ -52,7 +52,7 @@ def test_the_child_finds_the_package_from_any_folder(tmp_path, monkeypatch):
 
 def test_nothing_is_written_just_after_the_start(workdir):
   with contextlib.closing(live_report.LiveReport(workdir)) as page:
-    page.due()
+    page.write_if_due()
     assert page._child is None
 
 
@@ -60,24 +60,24 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path, caplog):
   synthetic.make(tmp_path, stages=0)
   with contextlib.closing(live_report.LiveReport(tmp_path, every_s=0)) as page:
     for _ in range(2):
-      page.due()
+      page.write_if_due()
       assert wait(page) == 1
-    page.due()
+    page.write_if_due()
   assert len(caplog.messages) == 1 and f'dipaco_jax.report --workdir={tmp_path}` says why' in caplog.messages[0]
 
 
 def test_no_process_to_be_had_is_a_warning(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr(live_report.sys, 'executable', '/nowhere/python')
   page = live_report.LiveReport(tmp_path, every_s=0)
-  page.due()
-  page.due()
+  page.write_if_due()
+  page.write_if_due()
   page.close()
   assert len(caplog.messages) == 1 and '/nowhere/python' in caplog.messages[0]
 
 
 def test_what_is_closed_writes_no_more(workdir):
   page = live_report.LiveReport(workdir, every_s=0)
-  page.due()
+  page.write_if_due()
   child = page._child
   page.close()
   assert child.returncode == -9
