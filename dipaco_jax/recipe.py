@@ -227,7 +227,7 @@ def advice(s: settings.Settings, best: Outcome) -> dict[str, Any]:
 def check_settings(s: settings.Settings, steps: int):
   """Raises InputError where short copies of the config cannot be compared."""
   tau = s.train.steps_per_phase
-  if math.prod(size for _, size in s.grid) < 2:
+  if s.num_paths < 2:
     raise InputError('config.grid has one path, which exchanges nothing: there is nothing to find')
   if not s.train.early_stopping:
     raise InputError('config.train.early_stopping=False holds no rows back, by which candidates are judged')

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 import mmap
 import pathlib
 import statistics
@@ -92,20 +91,19 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
       steps.append(row)
   if not steps:
     return ['no step is made yet' + (': the first compiles' if running else '')]
-  last = steps[0]
+  last, num_paths = steps[0], config.num_paths if stage == 'train' else 1
   if stage == 'pretrain':
     position, left = f'step {last["step"]:,} of {config.pretrain.steps:,}', config.pretrain.steps - last['step']
     share = last['step'] / config.pretrain.steps
   else:
     phases, tau = config.train.phases, config.train.steps_per_phase
-    updates = phases * tau * (math.prod(size for _, size in config.grid) if stage == 'train' else 1)
+    updates = phases * tau * num_paths
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
     position += f'{config.pretrain.steps + phases * tau:,}'
     left, share = updates - last['updates'], last['updates'] / updates
   lines = [f'{position}, {100 * share:.0f}% of {"it" if stage == CONTROL else "this stage"}']
   losses = [loss for loss in last['loss'] if loss is not None]
-  whose = whose_loss(last['paths'], math.prod(size for _, size in config.grid) if stage == 'train' else 1)
-  words = whose.replace('_', ' ')
+  words = whose_loss(last['paths'], num_paths).replace('_', ' ')
   figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
@@ -140,7 +138,7 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
 
 def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str]:
   """Returns a line on the averaging gap of the newest phase; none for a run of one path."""
-  if math.prod(size for _, size in config.grid) < 2:
+  if config.num_paths < 2:
     return []
   rows = itertools.takewhile(lambda row: row['stage'] == 'train', rows_backwards(workdir))
   newest = next((row for row in rows if row['kind'] == 'phase'), {})

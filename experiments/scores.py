@@ -17,7 +17,7 @@ HIDDEN = 64
 
 def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Scores [N, P] of all router data, where the first router sent it [N], its documents [N]; which sequences it is."""
-  num_paths = math.prod(size for _, size in s.grid)
+  num_paths = s.num_paths
   scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{p}.npy') for p in range(num_paths)], axis=1)
   documents, _ = sequences.Sequences(workdir / 'sequences', 'train').columns()
   kept = holdouts.draw_documents(documents, s.seed, s.routing.router_fraction, 'router data')

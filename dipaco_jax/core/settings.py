@@ -8,6 +8,7 @@ paper, arXiv 2403.10616.
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -245,6 +246,10 @@ class Settings:
   def decay_steps(self) -> int:
     """Length of the learning rate's cosine, global steps."""
     return self.inner.decay_steps or self.pretrain.steps + self.train.phases * self.train.steps_per_phase
+
+  @property
+  def num_paths(self) -> int:
+    return math.prod(size for _, size in self.grid)
 
   @property
   def rounds(self) -> int:

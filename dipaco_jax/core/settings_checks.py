@@ -13,7 +13,7 @@ def check(s):
   described = dict(fields(type(s)))
   for name, value in values.items():
     _check_range(name, value, described.get(name, plain))
-  num_paths = math.prod(size for _, size in s.grid)
+  num_paths = s.num_paths
   if s.model.head_dim % 2:
     raise InputError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
   _check_data(s.data)

@@ -58,8 +58,7 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   result is the same in every process.
   """
   d = s.data
-  num_paths = math.prod(size for _, size in s.grid)
-  floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * num_paths)
+  floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * s.num_paths)
   own = SOURCES[d.source](d, 'validation')
   how = 'given' if own else source_files.held_back(d) if d.source == 'files' else HOW.get(d.source, 'documents')
   fraction = 1.0 if own else d.validation_fraction

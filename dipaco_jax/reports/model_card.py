@@ -1,7 +1,6 @@
 """The card of an exported path: how it was trained, what was measured, how to load it (templates/model_card.md)."""
 
 import dataclasses
-import math
 from typing import Any
 
 import dipaco_jax
@@ -30,7 +29,7 @@ def render(facts: Facts) -> str:
     'model_card.md',
     facts=facts,
     settings=facts.settings,
-    paths=math.prod(size for _, size in facts.settings.grid),
+    paths=facts.settings.num_paths,
     version=dipaco_jax.__version__,
     training=_training(facts),
     evaluation=_evaluation(facts),
@@ -39,8 +38,7 @@ def render(facts: Facts) -> str:
 
 def _training(f: Facts) -> dict[str, str]:
   s, t = f.settings, f.settings.train
-  paths = math.prod(size for _, size in s.grid)
-  trained = [bool(outer.active_paths(t, paths, s.seed, phase)[f.number]) for phase in range(f.version)]
+  trained = [bool(outer.active_paths(t, s.num_paths, s.seed, phase)[f.number]) for phase in range(f.version)]
   steps = t.steps_per_phase * sum(trained)
   base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
   base += f', from `{s.pretrain.init}`' if s.pretrain.init else ''
