@@ -265,9 +265,7 @@ def main(overrides: Sequence[config_file.Override]):
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string(
-    'config', None, 'A file, or a config of the package, as for main; --config.FIELD=VALUE changes it.'
-  )
+  flags.DEFINE_string('config', None, 'A file, or a config of the package; --config.FIELD=VALUE changes it.')
   flags.DEFINE_string('workdir', None, 'The folder of the short runs; made if it is not there.')
   flags.DEFINE_string('reuse', '', 'A run whose tokenized text is reused where its settings are the same.')
   flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default 4 phases or 5% of all.', lower_bound=0)

@@ -30,7 +30,6 @@ AFTER = {
   'pretrain': ' of the base model',
   CONTROL: ' of the dense control after phase {phase}',
 }
-REGISTRY = 'registry.db'
 
 
 def status(workdir: pathlib.Path) -> str:
@@ -83,26 +82,21 @@ def _doing(stage: str | None, holder: dict[str, Any] | None) -> str:
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:
   """Returns lines on phase and step, loss and speed, and time to go, from the last rows of metrics.jsonl."""
-  steps: list[dict[str, Any]] = []
-  for row in rows_backwards(workdir):
-    if row['stage'] != stage or len(steps) == 40:
-      break
-    if row['kind'] == 'step':
-      steps.append(row)
+  rows = itertools.takewhile(lambda row: row['stage'] == stage, rows_backwards(workdir))
+  steps = list(itertools.islice((row for row in rows if row['kind'] == 'step'), 40))
   if not steps:
     return ['no step is made yet' + (': the first compiles' if running else '')]
   last, num_paths = steps[0], config.num_paths if stage == 'train' else 1
   if stage == 'pretrain':
-    position, left = f'step {last["step"]:,} of {config.pretrain.steps:,}', config.pretrain.steps - last['step']
-    share = last['step'] / config.pretrain.steps
+    done, total = last['step'], config.pretrain.steps
+    position = f'step {done:,} of {total:,}'
   else:
-    phases, tau = config.train.phases, config.train.steps_per_phase
-    updates = phases * tau * num_paths
+    phases, steps_in_all = config.train.phases, config.train.phases * config.train.steps_per_phase
+    done, total = last['updates'], steps_in_all * num_paths
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
-    position += f'{config.pretrain.steps + phases * tau:,}'
-    left, share = updates - last['updates'], last['updates'] / updates
-  lines = [f'{position}, {100 * share:.0f}% of {"it" if stage == CONTROL else "this stage"}']
-  losses = [loss for loss in last['loss'] if loss is not None]
+    position += f'{config.pretrain.steps + steps_in_all:,}'
+  lines = [f'{position}, {100 * done / total:.0f}% of {"it" if stage == CONTROL else "this stage"}']
+  left, losses = total - done, [loss for loss in last['loss'] if loss is not None]
   words = whose_loss(last['paths'], num_paths).replace('_', ' ')
   figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
@@ -175,7 +169,7 @@ def main():
   if not flags.FLAGS.workdir:
     raise InputError('name a run with --workdir=DIR')
   workdir = pathlib.Path(flags.FLAGS.workdir)
-  file = workdir / REGISTRY
+  file = workdir / 'registry.db'
   is_of_main = (workdir / 'command.txt').exists()  # even if the environment names a registry
   named = '' if is_of_main and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')

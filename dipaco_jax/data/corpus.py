@@ -76,9 +76,7 @@ def _eval_len(s: settings.Settings) -> int:
   return s.evaluate.seq_len or s.model.seq_len
 
 
-def _count_tokens(
-  s: settings.Settings, items: Iterator[source.Item], fraction: float, floor: float
-) -> tuple[float, float]:
+def _count_tokens(s: settings.Settings, items: source.Items, fraction: float, floor: float) -> tuple[float, float]:
   """Counts the validation tokens of items, if each gave one sequence, and if pieces of long texts gave all of theirs.
 
   Stops as soon as a `fraction` of the first number is `floor`.
@@ -96,15 +94,13 @@ def _count_tokens(
   return once, every
 
 
-def _train_items(data: settings.Data, part: source.Part, side: source.Side | None = None) -> Iterator[source.Item]:
+def _train_items(data: settings.Data, part: source.Part, side: source.Side | None = None) -> source.Items:
   items = SOURCES[data.source](data, 'train', part, side)
   assert items
   return items
 
 
-def documents(
-  data: settings.Data, split: str, part: source.Part = source.WHOLE, fraction: float | None = None
-) -> Iterator[Document]:
+def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: float | None = None) -> Iterator[Document]:
   """Yields the documents of a split, 'train' or 'validation', in the same order every time.
 
   Where the source has no split for validation the two share one: documents whose draw is below the fraction are
@@ -148,7 +144,7 @@ def check_readable(data: settings.Data) -> None:
     next(documents(data, 'validation'))
 
 
-def _items(data: settings.Data, split: str, part: source.Part, fraction: float) -> Iterator[source.Item]:
+def _items(data: settings.Data, split: str, part: source.Part, fraction: float) -> source.Items:
   """Yields the items of a part of one split, no more than the config allows.
 
   Limited validation items of files are drawn from all of them: the first ones would be of one book, or of one domain.
@@ -161,14 +157,14 @@ def _items(data: settings.Data, split: str, part: source.Part, fraction: float) 
   items, all_of_them = _train_items(data, part, source.Side(fraction, is_validation)), data.max_documents
   if data.source != 'files' or source_files.held_back(data) == 'documents':
     items, all_of_them = _take_first(items, all_of_them, part), 0
-  mine: Iterator[source.Item] = (item for item in items if (item.draw < fraction) == is_validation)
+  mine: source.Items = (item for item in items if (item.draw < fraction) == is_validation)
   if all_of_them:  # the first so many pieces may have none at a text's end, nor of a file that is held back
     validation = max(1, round(fraction * all_of_them))
     mine = _take_first(mine, validation if is_validation else max(1, all_of_them - validation), part)
   return limit(mine, most, part) if is_validation else mine
 
 
-def _take_lowest(items: Iterator[source.Item], count: int, part: source.Part) -> Iterator[source.Item]:
+def _take_lowest(items: source.Items, count: int, part: source.Part) -> source.Items:
   """Returns a part's share of the `count` items of the lowest hashes, in their order; 0: all items."""
   if not count:
     return items
@@ -177,6 +173,6 @@ def _take_lowest(items: Iterator[source.Item], count: int, part: source.Part) ->
   return (item for _, _, item in sorted(chosen, key=lambda found: found[1]))
 
 
-def _take_first(items: Iterator[source.Item], count: int, part: source.Part) -> Iterator[source.Item]:
+def _take_first(items: source.Items, count: int, part: source.Part) -> source.Items:
   """Returns a part's share of the first `count` items; 0: all items."""
   return itertools.islice(items, len(range(part[0], count, part[1])) if count else None)

@@ -107,9 +107,7 @@ def held_out(
   return held
 
 
-def _below(
-  key: tuple[int, ...], documents: np.ndarray, fraction: float, pieces: DrawnPieces | None, block: slice
-) -> np.ndarray:
+def _below(key, documents: np.ndarray, fraction: float, pieces: DrawnPieces | None, block: slice) -> np.ndarray:
   by_hash = seeded_hash.of_integers(*key, documents[block]) < np.uint64(fraction * 2**64)
   return by_hash if pieces is None else np.where(pieces.draws[block] < 0, by_hash, pieces.inside(block))
 

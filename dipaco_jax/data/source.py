@@ -28,6 +28,9 @@ class Item(NamedTuple):
   is_piece: bool = False
 
 
+Items = Iterator[Item]
+
+
 class Side(NamedTuple):
   """The side of a split, training or validation, that is wanted.
 

@@ -26,9 +26,7 @@ EXTENSION = r'\.(txt|jsonl?)?(\.gz|\.zst)?$'
 NAMED_FILES = 20  # so many files in one folder, or fewer, are domains where documents name none
 
 
-def items(
-  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
-) -> Iterator[source.Item] | None:
+def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
   """Yields the items of the globs of a split; None for validation without any."""
   globs = data.validation if split == 'validation' else data.train
   if not globs:
@@ -132,7 +130,7 @@ def domains_of(paths: Sequence[str]) -> dict[str, str]:
   return {path: re.sub(EXTENSION, '', os.path.basename(path)) if few else '' for path in paths}
 
 
-def _items_of(data: settings.Data, files, draws, names: Mapping[str, str], fraction: float) -> Iterator[source.Item]:
+def _items_of(data: settings.Data, files, draws, names: Mapping[str, str], fraction: float) -> source.Items:
   """Yields the items of files (name, path); `draws` and `names` are those of the functions above, by path."""
   for name, path in files:
     if text_files.is_json(path):

@@ -15,9 +15,7 @@ BATCH = 256  # examples read at one time
 SEED = 0  # for mixtures and preprocessors that draw
 
 
-def items(
-  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
-) -> Iterator[source.Item] | None:
+def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
   """Yields examples as the task makes them, unshuffled; None where it has no split for validation.
 
   An example's text is its feature `text_key` as it was before it was tokenized (`<text_key>_pretokenized`) where the

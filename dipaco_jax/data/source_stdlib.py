@@ -13,14 +13,12 @@ from dipaco_jax.data import source, text_files
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
 
-def items(
-  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
-) -> Iterator[source.Item] | None:
+def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
   """Yields all documents for training; None for validation, of which there is no split."""
   return source.take(_items(), part) if split == 'train' else None
 
 
-def _items() -> Iterator[source.Item]:
+def _items() -> source.Items:
   """Yields sources, tests and documentation of the standard library, in the order of a hash: any prefix is fair."""
   root = sysconfig.get_path('stdlib')
   found: dict[str, Callable[[], str]] = {}

@@ -23,9 +23,7 @@ READ_RECORDS = 256  # at one time
 BUFFER_BYTES = 8 << 20
 
 
-def items(
-  data: settings.Data, split: str, part: source.Part = source.WHOLE, side: source.Side | None = None
-) -> Iterator[source.Item] | None:
+def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
   """Yields examples in the order of the dataset's files; None where it has no split for validation.
 
   A document's id is its number in the split, whatever format and files the dataset is kept in. Raises InputError where
@@ -84,16 +82,14 @@ def _mute() -> Iterator[None]:
 @functools.cache
 def _builder(tfds: Any, name: str, data_dir: str) -> Any:
   """Opens a dataset by its own description; downloads and prepares nothing."""
-  folder = tfds.core.Path(data_dir).expanduser()
+  folder, where = tfds.core.Path(data_dir).expanduser(), f'config.data.data_dir={data_dir!r}'
   if not folder.exists():
-    raise InputError(f'config.data.data_dir={data_dir!r}: there is no such folder')
+    raise InputError(f'{where}: there is no such folder')
   found = folder / name.replace(':', '/')
   if not (found / 'dataset_info.json').exists():
     known = [file.parent for depth in ('*', '*/*', '*/*/*') for file in folder.glob(f'{depth}/dataset_info.json')]
     names = sorted(f'{path.parent.relative_to(folder)}:{path.name}' for path in known)
-    raise InputError(
-      f'config.data.name={name!r}: it has not been prepared in config.data.data_dir={data_dir!r}; there are {names}'
-    )
+    raise InputError(f'config.data.name={name!r}: it has not been prepared in {where}; there are {names}')
   return tfds.builder_from_directory(found)
 
 

@@ -249,9 +249,7 @@ def _padded(tokens: Sequence[int], max_length: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _prefill(
-  model: Transformer, keep, params: Params, tokens_1L, length, end_1, sampling: decoding.SamplingParams
-) -> decoding.Texts:
+def _prefill(model: Transformer, keep, params: Params, tokens_1L, length, end_1, sampling) -> decoding.Texts:
   cache, logits_1V = decoding.prefill(model, params, decoding.embed(model, params, tokens_1L), length, 0, None, keep)
   position_1 = length[None]
   return decoding.Texts(cache, decoding.sample(logits_1V, sampling, position_1), position_1, end_1, sampling)

@@ -112,10 +112,8 @@ class ServedModel:
       self._check(dataclasses.replace(request, seed=seed + n - 1))  # the last seed: the others lie between
       requests += [dataclasses.replace(request, seed=seed + i) for i in range(n)]
       prefixes += [text if values.get('echo') else ''] * n
-    prompt_tokens, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
-    return CompletionRequest(
-      values['model'], tuple(requests), tuple(prefixes), prompt_tokens, stream, _wants_usage(values)
-    )
+    total, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
+    return CompletionRequest(values['model'], tuple(requests), tuple(prefixes), total, stream, _wants_usage(values))
 
   def _request(self, values: dict[str, Any], tokens: tuple[int, ...], path: int | None) -> Request:
     room = max(1, min(MAX_TOKENS, self.max_length - len(tokens)))

@@ -25,7 +25,7 @@ class Request:
 
 def check_request(request: Request, max_length: int):
   """Raises InputError that names the field and the fix; `max_length` is in tokens, prompt included."""
-  given, most = len(request.tokens), request.max_tokens
+  given, most, every = len(request.tokens), request.max_tokens, request.reroute_every
   if not given:
     raise InputError('prompt is empty: give it a word')
   if most < 1:
@@ -44,7 +44,5 @@ def check_request(request: Request, max_length: int):
     raise InputError(f'stop should have {MAX_STOPS} strings at most, of {MAX_STOP_LENGTH} characters at most')
   if not 0 <= request.seed < 2**32:
     raise InputError(f'seed={request.seed} should be from 0 to 2^32 - 1')
-  if request.reroute_every < 0 or (request.reroute_every and request.path is not None):
-    raise InputError(
-      f'reroute_every={request.reroute_every} should be 0 or more, and 0 where path={request.path} is named'
-    )
+  if every < 0 or (every and request.path is not None):
+    raise InputError(f'reroute_every={every} should be 0 or more, and 0 where path={request.path} is named')

@@ -50,9 +50,7 @@ def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scores(
-  model: transformer.Transformer, base: transformer.Params, fitted: router.Router, tokens_1L, seen_1L
-) -> jax.Array:
+def _scores(model: transformer.Transformer, base: transformer.Params, fitted, tokens_1L, seen_1L) -> jax.Array:
   x_1LD = transformer.hidden(model, base, tokens_1L, seen_1L).astype(jnp.float32)
   z_1D = (x_1LD * seen_1L[..., None]).sum(axis=1) / seen_1L.sum()
   return router.scores(fitted, z_1D)[0]

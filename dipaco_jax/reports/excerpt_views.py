@@ -105,9 +105,7 @@ def page_content(found: Excerpts, grid: Grid) -> dict[str, Any]:
     'how': how_chosen(found),
     'prefix_tokens': found.prefix_tokens,
     'legend': [{'path': path, 'style': _style(grid, path), 'title': _place(grid, path)} for path in paths],
-    'texts': [
-      {'name': text.name, 'losses': losses(found, text), 'chunks': _chunks(text, grid)} for text in found.documents
-    ],
+    'texts': [{'name': x.name, 'losses': losses(found, x), 'chunks': _chunks(x, grid)} for x in found.documents],
   }
 
 

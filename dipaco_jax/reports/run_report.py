@@ -46,13 +46,11 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   timed = [stage for stage in stages.values() if 'ended' in stage]
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
-  failed = failures.read_failures(workdir)
+  failed, rows = failures.read_failures(workdir), metrics_log.rows_with(workdir, averaging_gap.MARK)
   return report | {
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
-    'averaging_gap_by_phase': [
-      row['averaging_gap'] for row in metrics_log.rows_with(workdir, averaging_gap.MARK) if row['stage'] == 'train'
-    ],
+    'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),
     'pretrain_steps': pretrain.get('steps'),
