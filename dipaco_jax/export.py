@@ -28,10 +28,7 @@ def check_out(out: pathlib.Path):
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
-  """Writes a path's folder, whole or not at all, in place of an export that is there.
-
-  Raises InputError where there is no such version, or the tokenizer or the folder cannot be written.
-  """
+  """Writes a path's folder, whole or not at all, in place of an export that is there. Raises InputError."""
   from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.reports import model_card
   from dipaco_jax.storage import publishing

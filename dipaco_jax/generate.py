@@ -20,7 +20,6 @@ from dipaco_jax.training import display
 
 
 def stream(engine, texts):
-  """Writes each text as it grows, one after the other."""
   shown = printable.text if sys.stdout.isatty() else str  # a terminal would obey control characters in a text
   for text in texts:
     while not text.paths:

@@ -68,7 +68,6 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 
 
 def check_options(rest: list[str]):
-  """Raises InputError where options are missing, or of no use together."""
   if rest:
     words = printable.redacted(rest[0])
     raise InputError(f'{words!r} is not an option: write --name=value, and a pattern of files in quotes')
@@ -214,7 +213,6 @@ def compile_only(settings: settings_lib.Settings):
 
 
 def run_role(settings: settings_lib.Settings):
-  """Works in a role of an islands run."""
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles

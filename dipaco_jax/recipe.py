@@ -41,8 +41,6 @@ BARE |= {'evaluate.every_phases': 0, 'evaluate.chunk_router_steps': 0, 'evaluate
 
 
 class Outcome(NamedTuple):
-  """The result of a candidate."""
-
   name: str
   changes: dict[str, Any]  # fields of the config
   loss: float  # nats a token, on hold-outs after the last outer step; inf where it diverged
@@ -102,7 +100,6 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
 
 
 def table(found: Sequence[Outcome], dense: Outcome) -> str:
-  """Returns a table of candidates beside the dense path."""
   lines = [('', 'loss', 'minus dense', 'averaging gap', 'seconds')]
   for one in (dense, *found):
     others = one is not dense

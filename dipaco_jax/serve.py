@@ -25,7 +25,6 @@ from dipaco_jax.training import stopping
 
 
 def check_options(f):
-  """Raises InputError where options make no sense."""
   if not f.workdir:
     raise InputError('name a run with --workdir=DIR')
   if not 0 <= f.port < 2**16:

@@ -135,7 +135,6 @@ def keep_programs() -> None:
 
 
 def fail(words: str, status: int = 2) -> NoReturn:
-  """Prints one line on stderr and exits."""
   stopping.say(printable.redacted(printable.text(words)))
   sys.exit(status)
 

@@ -35,7 +35,6 @@ class Override(typing.NamedTuple):
 
 
 def shipped() -> list[str]:
-  """Returns the names of the configs that come with the package."""
   return sorted(file.stem for file in SHIPPED.glob('*.py'))
 
 
@@ -169,7 +168,6 @@ def example(name: str) -> str:
 
 
 def value_of(name: str, text: str) -> Any:
-  """Converts what was typed to a field's value."""
   kind = kind_of(name)
   try:
     if kind is str:

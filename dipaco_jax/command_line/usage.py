@@ -35,13 +35,11 @@ MEANT = {
 
 
 def commands() -> str:
-  """Returns the list of commands, two lines each."""
   lines = [f'  python -m dipaco_jax.{name} {options}\n      {words}' for name, (options, words) in COMMANDS.items()]
   return '\n'.join(['Commands; --help tells the options of each:', '', *lines])
 
 
 def main_help(about: str, options: Mapping[str, str | None]) -> str:
-  """Returns the help of `main`: its options, and every field of a config."""
   listed = [_entry(f'--{name}', words or '') for name, words in options.items()]
   fields = _entry('--config.FIELD=VALUE', 'Changes a field of the config; these are all fields, with their defaults.')
   shipped = f'Configs that come with this: {", ".join(config_file.shipped())}, in {config_file.SHIPPED.resolve()}'

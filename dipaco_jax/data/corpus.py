@@ -77,10 +77,7 @@ def _eval_len(s: settings.Settings) -> int:
 
 
 def _count_tokens(s: settings.Settings, items: source.Items, fraction: float, floor: float) -> tuple[float, float]:
-  """Counts the validation tokens of items, if each gave one sequence, and if pieces of long texts gave all of theirs.
-
-  Stops as soon as a `fraction` of the first number is `floor`.
-  """
+  """Counts validation tokens, until there are enough: if each item gave one sequence, and if pieces gave all theirs."""
   length = _eval_len(s)
   useful = length - s.routing.prefix_tokens
   once = every = 0.0

@@ -85,10 +85,7 @@ def write_part(
 
 
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
-  """Returns what `meta.json` holds of the parts in `folder`/<k>: counts, domain names, lengths.
-
-  Raises InputError where a part is missing, or no document of a split is long enough.
-  """
+  """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError where no document is long enough."""
   domains: dict[str, int] = {}
   train, validation = no_counts(), no_counts()
   for k in range(parts):
@@ -111,7 +108,6 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
 
 
 def no_counts() -> collections.Counter[str]:
-  """Returns counts of zero, for one split."""
   return collections.Counter(documents=0, sequences=0, tokens=0, dropped=0)
 
 

@@ -32,8 +32,6 @@ def deal(
 
   Args:
     assignment: int [N, top_n] paths of each sequence, the best first; -1: it is not used.
-    seed: of the draw of held-back documents.
-    holdout_fraction: of the documents.
     after: where draws of longer texts begin that are not held back already, see `holdouts.draw_pieces`.
   """
   (documents, domains), draws = sequences.columns(), sequences.draws()

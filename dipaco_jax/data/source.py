@@ -32,10 +32,7 @@ Items = Iterator[Item]
 
 
 class Side(NamedTuple):
-  """The side of a split, training or validation, that is wanted.
-
-  A source may skip the other side to save time, and has to cut pieces at the border.
-  """
+  """The side of a split that is wanted. A source may skip the other to save time, and cuts pieces at the border."""
 
   fraction: float  # of the text that is for validation: items whose draw is below
   is_validation: bool

@@ -23,14 +23,11 @@ CHECK_BYTES = 1 << 20  # of each file are read before any work
 
 @dataclasses.dataclass
 class ReadSoFar:
-  """How far `decode` has read a text."""
-
   bytes: int = 0
   chars: int = 0
 
 
 def is_json(path: str) -> bool:
-  """Tells whether a file has a JSON object in each line, by its name."""
   return re.search(r'\.jsonl?(\.gz|\.zst)?$', path) is not None
 
 

@@ -77,8 +77,6 @@ def _explain(error: str, vocab_size: int) -> str:
 
 
 class Tokenizer:
-  """A SentencePiece model."""
-
   def __init__(self, model: str | os.PathLike | bytes):
     """Loads a model file, or its bytes. Raises InputError where it is none, or has no end-of-text token."""
     what = 'the tokenizer' if isinstance(model, bytes) else f'tokenizer {os.fspath(model)!r}'
@@ -107,7 +105,6 @@ class Tokenizer:
     return [np.array(ids, np.int32) for ids in self._model.encode(list(texts), add_eos=eos, num_threads=1)]
 
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-    """Returns the text of ids."""
     return self._model.decode([int(token) for token in tokens])
 
   def piece_bytes(self) -> np.ndarray:

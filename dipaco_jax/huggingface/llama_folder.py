@@ -26,10 +26,7 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 def make_files(
   params: llama_weights.Arrays, model: settings.Model, tokenizer: bytes, dtype: str, about: Any
 ) -> dict[str, bytes]:
-  """Returns {name: bytes} of the files of a folder; `about` goes into its config.json, under our own name.
-
-  Raises InputError where the tokenizer cannot be written as tokenizer.json.
-  """
+  """Returns {name: bytes} of a folder; raises InputError. `about` goes into its config.json, under our own name."""
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
   special_ids = tokenizer_json.special_ids(tokenizer)
   config = llama_weights.make_config(model, len(params['embed/tokens']), special_ids)

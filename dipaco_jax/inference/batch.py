@@ -45,7 +45,6 @@ class Text:
     self.limit = min(self.end, (len(self.tokens) // W + 1) * W) if W else self.end
 
   def add(self, token: int, eos_id: int):
-    """Appends a token, unless the text is finished."""
     if self.finished:
       return
     if self.request.until_eos and token == eos_id:
@@ -92,7 +91,6 @@ class Batch:
     return _rearrange(self.state, jnp.asarray([self.members.index(text)]), _capacity(self.state), 1)
 
   def leave(self, text: Text):
-    """Frees the row of a text."""
     self.members[self.members.index(text)] = None
 
   def advance(self) -> list[Text]:

@@ -22,15 +22,12 @@ FAILED = 'the server failed on this request; its log has the error'
 
 
 class Completions:
-  """Answers requests for completions."""
-
   def __init__(self, engine_thread: EngineThread, max_waiting: int):
     """Requests are refused that would make more than `max_waiting` texts wait for their first token."""
     self.engine_thread, self.max_waiting = engine_thread, max_waiting
     self.open: set[PendingRequest] = set()
 
   def end(self, error: ApiError):
-    """Ends all open requests with an error."""
     for pending in self.open:
       pending.deltas.put_nowait(error)
 

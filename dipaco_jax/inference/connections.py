@@ -73,7 +73,6 @@ class Protocol(H11Protocol):
 
 
 def protocol_with(limits: Limits) -> type[Protocol]:
-  """Returns a protocol class for uvicorn."""
   return type('LimitedProtocol', (Protocol,), {'limits': limits})
 
 
@@ -97,10 +96,7 @@ def reserve_descriptors(most: int):
 
 
 class RateLimit(logging.Filter):
-  """Passes BURST lines in PERIOD_S from each place in the code; the next period's first line counts those dropped.
-
-  Lines below WARNING all pass.
-  """
+  """Passes BURST warnings in PERIOD_S from each place in the code; the next period's first counts those dropped."""
 
   def __init__(self, clock=time.monotonic):
     super().__init__()

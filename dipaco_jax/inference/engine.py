@@ -67,7 +67,6 @@ class Engine:
     return text
 
   def cancel(self, text: Text):
-    """Ends a text and frees its row."""
     self._finish(text, 'cancelled')
 
   @property

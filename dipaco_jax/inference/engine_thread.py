@@ -19,8 +19,6 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class Delta(NamedTuple):
-  """What is new in a text."""
-
   choice: int
   piece: str
   finished: str
@@ -39,8 +37,6 @@ class PendingRequest:
 
 
 class Metrics:
-  """Counters, gauges and histograms, in a registry of their own."""
-
   def __init__(self):
     prometheus.disable_created_metrics()
     self.registry = registry = prometheus.CollectorRegistry()
@@ -89,7 +85,6 @@ class EngineThread:
     self._inbox.put(functools.partial(self._start, pending))
 
   def cancel(self, pending: PendingRequest):
-    """Ends the texts of a request that are not finished."""
     self._inbox.put(functools.partial(self._cancel, pending))
 
   def close(self):

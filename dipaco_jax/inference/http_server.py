@@ -6,6 +6,7 @@ their texts after every turn of the engine.
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import hmac
 import json
@@ -42,35 +43,23 @@ ROUTES = 'POST /v1/completions, GET /v1/models, GET /health and GET /metrics'
 NO_KEY = 'the key is missing or wrong: send the header Authorization: Bearer KEY, as DIPACO_API_KEY has it here'
 
 
+@dataclasses.dataclass(eq=False)
 class Server:
   """The server's routes, and its states: loading, ready, stopping."""
 
-  def __init__(
-    self,
-    name: str,
-    load_engine: Callable[[], Engine],
-    started: Callable[[], None],
-    reroute_every: int,
-    max_waiting: int,
-    grace_s: float,
-    api_key: str,
-  ):
-    """Makes a server of the model `name` that does not listen yet.
+  name: str  # of the model
+  load_engine: Callable[[], Engine]  # loads the run; called by the engine's thread
+  started: Callable[[], None]  # called once requests can be answered
+  reroute_every: int  # W of requests that name neither it nor a path
+  max_waiting: int  # texts that may wait for their first token
+  grace_s: float  # that answers may still take after a signal
+  api_key: str  # that requests to /v1 must bring; '': none
 
-    Args:
-      load_engine: loads the run; called by the engine's thread.
-      started: called once requests can be answered.
-      reroute_every: W of requests that name neither it nor a path.
-      max_waiting: texts that may wait for their first token.
-      grace_s: seconds that answers may still take after a signal.
-      api_key: the key that requests to /v1 must bring; '': none.
-    """
-    self.name, self.started, self.reroute_every = name, started, reroute_every
-    self.max_waiting, self.grace_s, self.api_key = max_waiting, grace_s, api_key
+  def __post_init__(self):
     self.metrics = Metrics()
-    self.engine_thread = EngineThread(load_engine, self.metrics)
+    self.engine_thread = EngineThread(self.load_engine, self.metrics)
     self.metrics.waiting.set_function(lambda: self.engine_thread.num_waiting)
-    self.completions = Completions(self.engine_thread, max_waiting)
+    self.completions = Completions(self.engine_thread, self.max_waiting)
     self.model: openai_api.ServedModel | None = None  # until the engine is ready
     self.signal = 0  # the number of the one that stops it
     self.created = int(time.time())

@@ -42,11 +42,7 @@ class Dipaco(TemplateLM):
     batch_size: int | str = 8,
     **others: Any,
   ):
-    """Takes `device` and the like from the harness, and ignores them: JAX chooses the device.
-
-    Raises:
-      InputError: there is no run, path or version; or no router, and `path` is not given.
-    """
+    """Ignores the harness' `device` and the like. Raises InputError where there is no run, path, or needed router."""
     super().__init__()
     del others
     self.batch_size = int(batch_size)

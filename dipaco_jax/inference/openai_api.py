@@ -172,7 +172,6 @@ def _check_field(name: str, value: Any):
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ...]]]:
-  """Returns (text, tokens) of each prompt."""
   many = isinstance(prompt, list) and not isinstance(prompt[0], int)
   found = []
   for one in prompt if many else [prompt]:
@@ -214,7 +213,6 @@ def choice_object(index: int, text: str, paths: Sequence[int], finished: str | N
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-  """Returns the tokens that a request has used."""
   total = prompt_tokens + completion_tokens
   return {'prompt_tokens': prompt_tokens, 'completion_tokens': completion_tokens, 'total_tokens': total}
 

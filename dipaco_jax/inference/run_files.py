@@ -14,11 +14,7 @@ PATIENCE_S = 30  # for a bucket that does not answer
 
 
 class RunFiles:
-  """Reads files of a run by their names and checks them by their seals.
-
-  Methods that read raise object_store.Missing where a file is not there, and seals.Damaged where it is not as it was
-  written.
-  """
+  """Reads files of a run by name. Raises object_store.Missing, or seals.Damaged where one is not as it was written."""
 
   def __init__(self, workdir: str):
     self.workdir = workdir
@@ -47,7 +43,6 @@ class RunFiles:
     return found
 
   def read_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
-    """Reads the arrays of a safetensors file."""
     try:
       return safetensors.numpy.load(self.read(name, sha256))
     except safetensors.SafetensorError as e:

@@ -186,10 +186,7 @@ class TrainedRun:
 
   @property
   def router(self) -> TextRouter:
-    """The router of the newest round of sharding. Raises InputError where there is none.
-
-    The message does not name the workdir: servers pass it on to clients.
-    """
+    """The router of the newest round. Raises InputError, without the workdir, as servers pass it on to clients."""
     if self._router is None:
       method = self.settings.routing.method
       if method in ('random', 'single'):
@@ -213,7 +210,6 @@ class TrainedRun:
 
   @property
   def base(self) -> dict[str, np.ndarray]:
-    """The parameters of the base model."""
     with self.files.required('base/params.safetensors'):
       return self.files.read_arrays('base/params.safetensors')
 

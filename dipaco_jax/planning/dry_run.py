@@ -69,7 +69,6 @@ def fits(memory: dict[str, Any], topology: Topology) -> bool:
 
 
 def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
-  """Returns the run's programs on the devices of a topology."""
   made = transformer.make_model(s.model, s.tokenizer.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
@@ -155,7 +154,6 @@ def bytes_needed(error: str) -> int:
 
 
 def bytes_on_chip(tree) -> int:
-  """Returns the bytes of arrays on one chip, by their shardings."""
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
@@ -257,7 +255,6 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
 
 
 def to_text(found: dict[str, Any]) -> str:
-  """Formats the figures of `estimate`, a line for each."""
 
   def gib(num_bytes: float) -> str:
     return f'{num_bytes / GIB:.2f} GiB'

@@ -11,8 +11,6 @@ BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, '
 
 
 class Collective(NamedTuple):
-  """A collective operation of a program."""
-
   kind: str
   size: int  # bytes of the result on a device
   groups: list[list[int]]  # places in the program's order of devices; [] where all are one group
@@ -84,8 +82,6 @@ NOT_READ = 'AllocateBuffer', 'ConcatBitcast'  # custom calls that only name memo
 
 
 class Instruction(NamedTuple):
-  """An instruction of an HLO computation."""
-
   name: str
   shape: str  # with layout and memory space
   op: str
@@ -205,7 +201,6 @@ class Traffic:
 
 
 def called(i: Instruction, how: str) -> str:
-  """Returns the name of the computation that an instruction calls."""
   match = re.search(rf'\b{how}={NAME}', i.line)
   assert match, i.line
   return match[1]

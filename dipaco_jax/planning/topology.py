@@ -29,8 +29,6 @@ ENVIRONMENT = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost', '
 
 
 class Topology(NamedTuple):
-  """The devices of one or more slices."""
-
   name: str
   chip: performance.Chip
   devices: list[Any]  # jax.Device, slice by slice

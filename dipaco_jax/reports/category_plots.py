@@ -53,7 +53,6 @@ def by_path(values: Sequence[float | None], base: Sequence[float | None], labels
 
 @styled
 def shard_sizes(tokens: Sequence[int], labels: Sequence[str]):
-  """Draws the number of tokens in each path's shard."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   sizes = np.asarray(tokens)
   ax.bar(range(len(sizes)), sizes, color=BLUE, width=min(0.78, 0.2 * len(sizes)) if len(sizes) <= 64 else 1)

@@ -90,7 +90,6 @@ def text(rows: Rows) -> str:
 
 
 def render(rows: Rows, figure) -> str:
-  """Returns the page as HTML."""
   split = next((i for i, row in enumerate(rows) if row[0].startswith('config.')), len(rows))
   same_base = any(row[0] == 'base perplexity' and len(set(row[1:])) == 1 for row in rows)
   caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'

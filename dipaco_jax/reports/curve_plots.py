@@ -17,9 +17,7 @@ STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
 def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True):
   """Draws the base model's training, then that of the paths.
 
-  Args:
-    settled: whether the y axis leaves out what only the first third of the base's steps reaches, as its loss begins far
-      above; else it shows all values from zero.
+  `settled` leaves out of the y axis what only the first third of the base's steps reaches; else it begins at zero.
   """
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.02)
@@ -36,7 +34,6 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
 
 @styled
 def holdout(curve: Curve, labels: Sequence[str]):
-  """Draws each path's loss on its own hold-out."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.03, y=0.08)
   _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token')

@@ -9,7 +9,6 @@ from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
 
 def how_chosen(found: Excerpts) -> str:
-  """Says how the paths were chosen."""
   if not found.by:
     return 'Each text has one path.'
   prefix, every = found.prefix_tokens, f'It is chosen anew every {found.every} tokens'
@@ -18,7 +17,6 @@ def how_chosen(found: Excerpts) -> str:
 
 
 def losses(found: Excerpts, document: Excerpt) -> str:
-  """Gives a text's mean losses in one line."""
   if not document.counted:
     return f'No loss is counted: the text is no longer than the {found.prefix_tokens} tokens that the router reads.'
   under = f'{nats(document.base)} nats a token under the base, {nats(document.nats)} under path {document.path}'

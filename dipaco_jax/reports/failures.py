@@ -9,8 +9,6 @@ MARKS = b'"excluded": {', b'"skipped_by_path": ['
 
 
 class Failures(NamedTuple):
-  """The failures that a run survived."""
-
   excluded: list[dict[str, Any]]  # phase (from 1), step, path, why, and in islands worker; in the order of phases
   skipped: dict[int, int]  # inner steps that were not finite, by path
 

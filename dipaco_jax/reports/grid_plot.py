@@ -44,11 +44,7 @@ def modules_of_paths(grid: Grid, level: Level) -> np.ndarray:
 
 @styled
 def draw(grid: Grid, storeys: Sequence[Storey], values: Sequence[np.ndarray], title: str, colour: str):
-  """Draws the storeys, each module in a shade of the colour, 'blue' or 'orange'.
-
-  Args:
-    values: of each storey, one per module, [K] in percent; nan where there is none.
-  """
+  """Draws storeys in shades of 'blue' or 'orange', by the values of their modules, [K] in percent; nan: none."""
   depth = 0.36 if len(storeys) <= 5 else 0.24
   planes = [Plane(depth, k * (depth + 0.08)) for k in range(len(storeys))]
   wide, high = LEFT + 1 + SLANT + 0.04, planes[-1].height + depth + 0.18

@@ -15,8 +15,6 @@ POINTS = 200  # of a curve of training losses; the steps between are averaged
 
 
 class History(NamedTuple):
-  """Curves of a run."""
-
   base: Curve  # the base model's training loss
   training: Curve  # each path's training loss, [T, P]
   holdout: Curve  # each path's loss on what its shard holds back, after each phase, [T, P]

@@ -27,10 +27,7 @@ class LiveReport:
     self._began, self._failed = time.time(), False
 
   def write_if_due(self):
-    """Starts writing the page, unless it is being written or was written less than `every_s` ago.
-
-    Call it when there is something new.
-    """
+    """Starts writing the page, unless it is being written or was written less than `every_s` ago."""
     if self._child and self._child.poll() is None:
       return
     self._settle()
@@ -64,7 +61,6 @@ class LiveReport:
     self._failed = True
 
   def close(self):
-    """Ends the child that writes, if there is one."""
     if self._child:
       self._child.kill()
       self._child.wait()

@@ -10,8 +10,6 @@ from dipaco_jax.reports import headline, pages
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """The facts about one path at one version."""
-
   settings: settings.Settings
   number: int
   coordinates: tuple[int, ...]

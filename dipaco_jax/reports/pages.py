@@ -35,5 +35,4 @@ def environment() -> jinja2.Environment:
 
 
 def table_cell(words: str) -> str:
-  """Returns words as one cell of a Markdown table."""
   return printable.name(words, 1000).replace('|', '\\|')

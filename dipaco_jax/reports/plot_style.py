@@ -53,8 +53,6 @@ class Curve(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """A picture with its caption."""
-
   figure: Any  # matplotlib's
   caption: str
 

@@ -36,7 +36,6 @@ class Figure(NamedTuple):
 
 
 def render(run: Run, pictures: dict[str, Picture]) -> str:
-  """Returns the page, with the pictures that could be drawn."""
   r = run.report
   drawn = {}
   for name, picture in pictures.items():
@@ -105,7 +104,6 @@ def _devices(r: dict[str, Any]) -> list[str]:
 
 
 def _notes(run: Run) -> list[str]:
-  """Says what validation text is, and whether it is too little."""
   least, tokens = run.settings.data.min_validation_tokens, run.report['validation_tokens_by_path'] or []
   short = stage_records.too_little(tokens, least)
   notes = (headline.held_back(run.results.get('tokenize', {})), f'{short[:1].upper()}{short[1:]}.' if short else '')
@@ -113,7 +111,6 @@ def _notes(run: Run) -> list[str]:
 
 
 def _lead_so_far(run: Run) -> str:
-  """Returns the lead of a run that is not finished."""
   base, last = run.report['base_perplexity'], run.history.last
   if not base:
     return f'Complete so far: {", ".join(run.results)}.'

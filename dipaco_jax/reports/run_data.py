@@ -18,8 +18,6 @@ DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate':
 
 
 class Run(NamedTuple):
-  """The data of a page."""
-
   workdir: pathlib.Path
   settings: settings.Settings
   grid: Grid
@@ -52,10 +50,7 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
 
 
 def read_drifts(workdir: pathlib.Path, grid: Grid, levels: Sequence[Level], finished: bool) -> list:
-  """Measures the drift of the last published version.
-
-  While a run trains, returns [] where the modules are large, or are just being removed by another process.
-  """
+  """Measures the drift of the last version; while a run trains, [] where modules are large, or being removed."""
   published = module_store.versions(workdir)
   if not published:
     return []

@@ -115,9 +115,8 @@ def _check_artefacts(run):
 def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = None, tasks: list | None = None) -> str:
   """Returns the page of a run that is not finished; raises as `make_report`.
 
-  Args:
-    rows, tasks: what metrics.jsonl and timeline.json would hold, for a workdir without them; the page then says that
-      the run is at work.
+  `rows` and `tasks` are what metrics.jsonl and timeline.json would hold, for a workdir without them; the page then says
+  that the run is at work.
   """
   from dipaco_jax.reports import figures, report_page, run_data
 
