@@ -37,7 +37,11 @@ def status(workdir: pathlib.Path) -> str:
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
-  lines = [f'{workdir}: {_doing(stage, holder)}']
+  doing = 'finished'
+  if stage:
+    number = stage_lib.NAMES.index(stage)
+    doing = f'{stage_lib.STAGES[number].doing} (stage {number + 1} of {len(stage_lib.NAMES)})'
+  lines = [f'{workdir}: {"" if holder or not stage else "stopped while "}{doing}']
   refused = '' if holder else corrections.words(workdir)
   if refused and stage:
     return '\n'.join([*lines, f'refused: {refused}', 'mend that, and run the command again: what fits is kept'])
@@ -70,14 +74,6 @@ def of_islands(workdir: str, url: str) -> str:
     words, *more = headline.outcome(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
-
-
-def _doing(stage: str | None, holder: dict[str, Any] | None) -> str:
-  if stage is None:
-    return 'finished'
-  number = stage_lib.NAMES.index(stage)
-  words = f'{stage_lib.STAGES[number].doing} (stage {number + 1} of {len(stage_lib.NAMES)})'
-  return words if holder else f'stopped while {words}'
 
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:

@@ -35,13 +35,13 @@ class Shard:
   def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
     """Opens the files, whose rows come one file after the other. Raises seals.Damaged; InputError without rows."""
     self._files, self._batch_size, self._seq_len, self._seed, self._path = files, batch_size, seq_len, seed, path
-    self._order = functools.lru_cache(2)(self._shuffled_block)  # costs little more than the rows of one batch
+    self._order = functools.lru_cache(2)(self._shuffle)
     self._counts = [cached_reader(file).num_records() for file in files]
     self.num_rows: int = sum(self._counts)
     if not self.num_rows:
       raise InputError(f'path {path} has no text ({files[0]}): use more text, or fewer paths in config.grid')
 
-  def _shuffled_block(self, block: int) -> np.ndarray:
+  def _shuffle(self, block: int) -> np.ndarray:  # costs little more than the rows of one batch
     return shuffled(np.arange(block * BLOCK, (block + 1) * BLOCK), self.num_rows, self._seed, self._path)
 
   def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -206,8 +206,12 @@ class Sequences:
     return read_across(self.counts, indices, self._read_part)
 
   def _read_part(self, k: int, numbers: list[int]) -> list[Sequence]:
-    records = read_records(f'{self._stems[k]}.array_record', self._reader(k), numbers)
-    return [_decode(record, self._domains[k]) for record in records]
+    found = []
+    for record in read_records(f'{self._stems[k]}.array_record', self._reader(k), numbers):
+      document, domain, itemsize = HEADER.unpack_from(record)
+      tokens = np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size)
+      found.append(Sequence(tokens, document, int(self._domains[k][domain])))
+    return found
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
     """Reads the documents, uint32 [N], and the domains, uint8 [N], of all sequences."""
@@ -237,8 +241,3 @@ def _column(file: pathlib.Path, dtype: str, count: int) -> np.ndarray:
   if len(found) != count:
     raise seals.Damaged(file)
   return found
-
-
-def _decode(record: bytes, domains: np.ndarray) -> Sequence:
-  document, domain, itemsize = HEADER.unpack_from(record)
-  return Sequence(np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size), document, int(domains[domain]))

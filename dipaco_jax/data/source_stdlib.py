@@ -5,7 +5,7 @@ import functools
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import source, text_files
@@ -28,20 +28,16 @@ def _items() -> source.Items:
       name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, '/')
       if name.endswith(('.py', '.txt', '.rst')) and name != TOPICS:
         found[name] = functools.partial(_plain, os.path.join(folder, file))
-  for name, text in _topics(os.path.join(root, TOPICS)):
-    found[name] = functools.partial(str, text)
-  for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
-    for number, piece in enumerate(text_files.pieces(iter([found[name]()]))):
-      read = functools.partial(source.already_read, piece, _domain(name))
-      yield source.Item(f'{name}#{number}', source.uniform(name), read, is_piece=True)
-
-
-def _topics(path: str) -> Iterator[tuple[str, str]]:
-  """Yields (name, text) of each topic of Python's own help."""
-  if os.path.exists(path):
-    with open(path, encoding='utf-8') as f:
+  if os.path.exists(topics := os.path.join(root, TOPICS)):
+    with open(topics, encoding='utf-8') as f:
       texts = ast.literal_eval(ast.parse(f.read()).body[-1].value)  # type: ignore[attr-defined]
-    yield from ((f'{TOPICS}/{name}', text) for name, text in texts.items())
+    found |= {f'{TOPICS}/{name}': functools.partial(str, text) for name, text in texts.items()}
+  for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
+    code = 'code' if name.endswith('.py') else 'docs'
+    domain = 'tests' if re.search(r'(^|/)(idle_)?tests?/', name) else code
+    for number, piece in enumerate(text_files.pieces(iter([found[name]()]))):
+      read = functools.partial(source.already_read, piece, domain)
+      yield source.Item(f'{name}#{number}', source.uniform(name), read, is_piece=True)
 
 
 def _plain(path: str) -> str:
@@ -50,9 +46,3 @@ def _plain(path: str) -> str:
     return ''.join(text_files.decode(path))
   except ValueError:
     return ''
-
-
-def _domain(name: str) -> str:
-  if re.search(r'(^|/)(idle_)?tests?/', name):
-    return 'tests'
-  return 'code' if name.endswith('.py') else 'docs'

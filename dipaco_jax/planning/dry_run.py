@@ -209,7 +209,7 @@ def slowest_link(data: int, slices: list[int], group: list[int]) -> str:
 
 def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
   """Counts collectives of an inner and of the outer step, and the bytes that a chip sends, by the link they cross."""
-  number = {device: i // topology.chips_per_slice for i, device in enumerate(topology.devices)}
+  number = {device: i * topology.slices // len(topology.devices) for i, device in enumerate(topology.devices)}
   slices = [number[device] for device in made.placement.mesh.devices.reshape(-1)]
   everybody = list(range(len(slices)))
   found: dict[str, Any] = {}

@@ -22,7 +22,6 @@ from dipaco_jax.models import attention, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
 from dipaco_jax.training import mesh, performance, programs
-from dipaco_jax.training.performance import Chip
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
@@ -66,7 +65,8 @@ def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
   upper = hlo.Traffic(steps.as_text()).computation_bytes() / k
-  sent_s, outer_s = (seconds_to_send(sent[f'{name}_collective_bytes'], chip) for name in ('steps', 'outer'))
+  moved = (sent[f'{name}_collective_bytes'] for name in ('steps', 'outer'))  # half of a chip's links send
+  sent_s, outer_s = (2 * (x['data'] + x['grid']) / chip.ici_bytes_per_s + x['dcn'] / DCN_BYTES_PER_S for x in moved)
   best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
   useful = performance.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
@@ -77,11 +77,6 @@ def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent
     'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
     'hours_low': hours[0], 'hours': hours[1], 'chip_hours': hours[1] * made.placement.mesh.devices.size,
   }  # fmt: skip
-
-
-def seconds_to_send(num_bytes: dict[str, float], chip: Chip) -> float:
-  """Returns the seconds over a chip's links, half of which send, and between slices over the data-center network."""
-  return (num_bytes['data'] + num_bytes['grid']) / (chip.ici_bytes_per_s / 2) + num_bytes['dcn'] / DCN_BYTES_PER_S
 
 
 def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:

@@ -34,10 +34,6 @@ class Topology(NamedTuple):
   devices: list[Any]  # jax.Device, slice by slice
   slices: int
 
-  @property
-  def chips_per_slice(self) -> int:
-    return len(self.devices) // self.slices
-
 
 def find_topology(name: str) -> Topology:
   """Returns the topology of a name. Raises InputError where there is none, or the TPU compiler is not installed."""
@@ -51,14 +47,9 @@ def find_topology(name: str) -> Topology:
   os.environ.update(ENVIRONMENT | os.environ)
   from jax.experimental import topologies
 
-  options = {
-    'topology_name': name.split('*')[0],
-    'num_slices': slices,
-    **OPTIONS.get(kind, {}),
-    **OPTIONS.get(shape, {}),
-  }
+  options = {'num_slices': slices} | OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
   try:
-    found: Any = topologies.get_topology_desc(platform='tpu', **options)
+    found: Any = topologies.get_topology_desc(platform='tpu', topology_name=name.split('*')[0], **options)
   except RuntimeError as e:
     raise InputError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
   devices = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))

@@ -41,9 +41,8 @@ def to_text(found: Excerpts, grid: Grid, coloured: bool) -> str:
   """Returns each text with its losses, chunk by chunk and as a whole; `coloured` by escape sequences."""
   parts = [how_chosen(found)]
   for document in found.documents:
-    text = _coloured(document, grid) if coloured else _marked(document)
     parts += [printable.name(document.name)] * bool(document.name)
-    parts += [text, _table(document), losses(found, document)]
+    parts += [_chunks_in_terminal(document, grid, coloured), _table(document), losses(found, document)]
   return '\n\n'.join(parts + [_total(found)] * (len(found.documents) > 1))
 
 
@@ -62,20 +61,18 @@ def _total(found: Excerpts) -> str:
   return f'All {tokens} tokens: {mean("base")} nats a token under the base, {mean("nats")} routed once{again}.'
 
 
-def _coloured(document: Excerpt, grid: Grid) -> str:
-  """Returns the text on its paths' colours, with a path's number, raised, where the path changes."""
+def _chunks_in_terminal(document: Excerpt, grid: Grid, coloured: bool) -> str:
+  """Returns the text, with a path's number where the path changes: on its paths' colours raised, else in brackets."""
   text = ''
   for chunk, is_new in zip(document.chunks, changes_path(document), strict=True):
+    if not coloured:
+      text += f'[path {chunk.path}]' * is_new + printable.text(chunk.text)
+      continue
     red, green, blue = bytes.fromhex(palette.path_colours(grid, chunk.path)[0][1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
     words = str(chunk.path).translate(SUPERSCRIPT) * is_new + printable.text(chunk.text)
     text += start + words.replace('\n', f'{end}\n{start}') + end  # else the colour goes on to the margin
   return text
-
-
-def _marked(document: Excerpt) -> str:
-  chunks = zip(document.chunks, changes_path(document), strict=True)
-  return ''.join(f'[path {c.path}]' * is_new + printable.text(c.text) for c, is_new in chunks)
 
 
 def _table(document: Excerpt) -> str:
