@@ -2,11 +2,9 @@
 
 import contextlib
 import itertools
-import mmap
 import pathlib
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
@@ -78,7 +76,7 @@ def of_islands(workdir: str, url: str) -> str:
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:
   """Returns lines on phase and step, loss and speed, and time to go, from the last rows of metrics.jsonl."""
-  rows = itertools.takewhile(lambda row: row['stage'] == stage, rows_backwards(workdir))
+  rows = itertools.takewhile(lambda row: row['stage'] == stage, metrics_log.rows_backwards(workdir))
   steps = list(itertools.islice((row for row in rows if row['kind'] == 'step'), 40))
   if not steps:
     return ['no step is made yet' + (': the first compiles' if running else '')]
@@ -117,7 +115,7 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
     ]
     return [f'validation perplexity{"".join(found)}']
   so_far: dict[str, str] = {}
-  for row in rows_backwards(workdir):
+  for row in metrics_log.rows_backwards(workdir):
     if row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] not in so_far:
       after = AFTER[row['stage']].format(phase=row['phase'])
       so_far[row['stage']] = f'{row["perplexity"]:.2f}{after}'
@@ -130,7 +128,7 @@ def _averaging_gap(workdir: pathlib.Path, config: settings.Settings) -> list[str
   """Returns a line on the averaging gap of the newest phase; none for a run of one path."""
   if config.num_paths < 2:
     return []
-  rows = itertools.takewhile(lambda row: row['stage'] == 'train', rows_backwards(workdir))
+  rows = itertools.takewhile(lambda row: row['stage'] == 'train', metrics_log.rows_backwards(workdir))
   newest = next((row for row in rows if row['kind'] == 'phase'), {})
   gap = newest.get('averaging_gap')
   return [] if gap is None else [f'phase {newest["phase"]}, {averaging_gap.describe(gap)}']
@@ -145,20 +143,6 @@ def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
     return ['no checkpoint of this stage yet']
   newest = max(found, key=lambda p: int(p.name))
   return [f'last checkpoint after {int(newest.name):,} updates, {duration(time.time() - newest.stat().st_mtime)} ago']
-
-
-def rows_backwards(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields rows of metrics.jsonl, newest first: the file may be long, and its last line half written."""
-  file = workdir / 'metrics.jsonl'
-  if not file.exists() or not file.stat().st_size:
-    return
-  with open(file, 'rb') as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as text:
-    end = len(text)
-    while end > 0:
-      start = text.rfind(b'\n', 0, end) + 1
-      if row := metrics_log.from_line(text[start:end]):  # else the line is empty, torn or damaged
-        yield row
-      end = start - 1
 
 
 def main():

@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import math
+import mmap
 import os
 import pathlib
 import re
@@ -126,6 +127,20 @@ def rows_with(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, A
     for line in f:
       if any(mark in line for mark in marks) and (row := from_line(line)):  # else torn, or damaged
         yield row
+
+
+def rows_backwards(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
+  """Yields rows of metrics.jsonl, newest first: the file may be long, and its last line half written."""
+  file = pathlib.Path(workdir) / 'metrics.jsonl'
+  if not file.exists() or not file.stat().st_size:
+    return
+  with open(file, 'rb') as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    end = len(text)
+    while end > 0:
+      start = text.rfind(b'\n', 0, end) + 1
+      if row := from_line(text[start:end]):  # else the line is empty, torn or damaged
+        yield row
+      end = start - 1
 
 
 def to_line(row: Mapping[str, Any]) -> bytes:

@@ -134,18 +134,6 @@ def test_a_look_leaves_the_lock_free(tmp_path):
   assert status.owner(tmp_path) is None
 
 
-def test_a_line_that_is_half_written_is_passed_over(tmp_path):
-  with metrics_log.Metrics(tmp_path) as writer:
-    for updates in range(3):
-      writer.write('step', 'train', updates)
-  with open(tmp_path / 'metrics.jsonl', 'a') as f:
-    f.write('{"kind": "step", "stage": "tr')
-  assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [2, 1, 0]
-  with metrics_log.Metrics(tmp_path) as writer:
-    writer.write('step', 'train', 3)
-  assert [row['updates'] for row in status.rows_backwards(tmp_path)] == [3, 2, 1, 0]
-
-
 def command(*args):
   env = os.environ | {'PYTHONPATH': str(repository.ROOT)}
   return subprocess.run(

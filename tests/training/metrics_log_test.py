@@ -350,3 +350,15 @@ def test_peak_memory():
 )
 def test_duration(seconds, words):
   assert progress_lib.duration(seconds) == words
+
+
+def test_a_line_that_is_half_written_is_passed_over_backwards_too(tmp_path):
+  with metrics_log.Metrics(tmp_path) as writer:
+    for updates in range(3):
+      writer.write('step', 'train', updates)
+  with open(tmp_path / 'metrics.jsonl', 'a') as f:
+    f.write('{"kind": "step", "stage": "tr')
+  assert [row['updates'] for row in metrics_log.rows_backwards(tmp_path)] == [2, 1, 0]
+  with metrics_log.Metrics(tmp_path) as writer:
+    writer.write('step', 'train', 3)
+  assert [row['updates'] for row in metrics_log.rows_backwards(tmp_path)] == [3, 2, 1, 0]
