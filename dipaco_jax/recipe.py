@@ -100,16 +100,16 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
 
 
 def table(found: Sequence[Outcome], dense: Outcome) -> str:
-  lines = [('', 'loss', 'minus dense', 'averaging gap', 'seconds')]
+  from dipaco_jax.reports import comparison
+
+  lines = [['', 'loss', 'minus dense', 'averaging gap', 'seconds']]
   for one in (dense, *found):
     others = one is not dense
     less = f'{one.loss - dense.loss:+.3f}' if others and math.isfinite(one.loss - dense.loss) else ''
     gap = f'{one.gap:+.3f}' if one.gap is not None and others else ''
     loss = f'{one.loss:.3f}' if math.isfinite(one.loss) else 'diverged'
-    lines.append((one.name, loss, less, gap, f'{one.seconds:,.0f}' if math.isfinite(one.seconds) else ''))
-  widths = [max(len(line[i]) for line in lines) for i in range(5)]
-  padded = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines)
-  return '\n'.join('  '.join(cells).rstrip() for cells in padded)
+    lines.append([one.name, loss, less, gap, f'{one.seconds:,.0f}' if math.isfinite(one.seconds) else ''])
+  return comparison.text(lines)
 
 
 @dataclasses.dataclass

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
 from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.inference.batch import Batch, Text
 from dipaco_jax.inference.request import Request, check_request
+from dipaco_jax.inference.text_router import token_ids
 from dipaco_jax.inference.trained_run import ModuleMarks, Path, TrainedRun, lowest_block
 from dipaco_jax.models import decoding
 from dipaco_jax.models.transformer import Params, Transformer
@@ -55,9 +55,7 @@ class Engine:
       self.run.number(request.path)
     elif self.run.layout.grid.num_paths > 1:
       self.run.router  # noqa: B018  # raises where there is none
-    vocab_size = self.run.tokenizer.vocab_size
-    if wrong := [token for token in request.tokens if not 0 <= token < vocab_size]:
-      raise InputError(f'prompt: token {wrong[0]} is not from 0 to {vocab_size - 1}')
+    token_ids(self.run.tokenizer, request.tokens)
 
   def start(self, request: Request) -> Text:
     """Queues a text, for `step` to grow; raises InputError that names what is wrong with the request."""

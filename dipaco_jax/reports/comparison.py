@@ -86,7 +86,7 @@ def text(rows: Rows) -> str:
   rows = [[printable.name(cell, 40) for cell in row] for row in rows]
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   form = '  '.join(f'{{:{"<" if i == 0 else ">"}{width}}}' for i, width in enumerate(widths))
-  return '\n'.join(form.format(*row) for row in rows)
+  return '\n'.join(form.format(*row).rstrip() for row in rows)
 
 
 def render(rows: Rows, figure) -> str:

@@ -233,7 +233,11 @@ def test_text_ends_before_a_stop_string(run):
 
 @pytest.mark.parametrize(
   'change, words',
-  [({'path': 4}, 'the paths are 0 to 3'), ({'tokens': (330,)}, 'token 330'), ({'tokens': (-1, 5)}, 'token -1')],
+  [
+    ({'path': 4}, 'the paths are 0 to 3'),
+    ({'tokens': (330,)}, 'given are 330 to 330'),
+    ({'tokens': (-1, 5)}, 'given are -1 to'),
+  ],
 )
 def test_requests_for_what_the_run_has_not_are_refused(run, change, words):
   with pytest.raises(ValueError, match=words):
