@@ -48,12 +48,8 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     dtype=dtype,
     parameters=sum(x.size for x in params.values()),
   )
-  about = {
-    'path': number,
-    'coordinates': list(facts.coordinates),
-    'version': version,
-    'modules': {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()},
-  }
+  named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()}
+  about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
   files = llama_folder.make_files(params, run.settings.model, run.tokenizer_model, dtype, about)
   files['README.md'] = model_card.render(facts).encode()
   try:

@@ -54,12 +54,9 @@ def copy_changes(s: settings.Settings, steps: int) -> dict[str, Any]:
   share = steps / (s.train.phases * s.train.steps_per_phase)
   base = math.ceil(s.pretrain.steps * share)
   first = {'routing.method': s.routing.first} if s.routing.method == 'discriminative' else {}
-  schedule = {
-    'pretrain.steps': base,
-    'inner.decay_steps': base + steps,
-    'inner.warmup_steps': math.ceil(s.inner.warmup_steps * share),
-    'inner.rewarm_steps': math.ceil(s.inner.rewarm_steps * share),
-  }
+  schedule = {'pretrain.steps': base, 'inner.decay_steps': base + steps}
+  warmups = ('warmup_steps', 'rewarm_steps')
+  schedule |= {f'inner.{name}': math.ceil(getattr(s.inner, name) * share) for name in warmups}
   return BARE | first | lasting(steps, s.train.steps_per_phase) | schedule
 
 

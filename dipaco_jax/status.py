@@ -23,11 +23,8 @@ from dipaco_jax.training.display import duration
 from dipaco_jax.training.progress import whose_loss
 
 CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder, and the stage of its rows
-AFTER = {
-  'train': ' after phase {phase}',
-  'pretrain': ' of the base model',
-  CONTROL: ' of the dense control after phase {phase}',
-}
+AFTER = {'train': ' after phase {phase}', 'pretrain': ' of the base model'}
+AFTER[CONTROL] = ' of the dense control after phase {phase}'
 
 
 def status(workdir: pathlib.Path) -> str:

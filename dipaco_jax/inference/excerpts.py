@@ -24,15 +24,10 @@ def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int |
     path = 0
   _ = run.best_versions  # raises where no path is there yet
   base: Any = run.router.base if path is None else jax.device_put(run.base)
-  reader = Reader(
-    transformer.make_model(run.settings.model, len(base['embed/tokens'])),
-    base,
-    lambda path: run.path(path, version).params,
-    run.router.fitted if path is None else None,
-    run.chooser if path is None else None,
-    run.tokenizer,
-    run.settings.routing.prefix_tokens,
-  )
+  model = transformer.make_model(run.settings.model, len(base['embed/tokens']))
+  fitted, chooser = (run.router.fitted, run.chooser) if path is None else (None, None)
+  prefix = run.settings.routing.prefix_tokens
+  reader = Reader(model, base, lambda path: run.path(path, version).params, fitted, chooser, run.tokenizer, prefix)
   longest = run.settings.model.seq_len
   tokens = reader.tokenizer.encode(text, eos=False)
   name = 'from token {}' if len(tokens) > longest else ''

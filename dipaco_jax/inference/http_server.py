@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import prometheus_client as prometheus
 import uvicorn
@@ -67,18 +68,9 @@ class Server:
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
     connections.limit_log()
-    config = uvicorn.Config(
-      self._app(),
-      http=connections.protocol_with(limits),
-      backlog=connections.BACKLOG,
-      loop='asyncio',
-      ws='none',
-      lifespan='on',
-      log_config=None,
-      access_log=access_log,
-      server_header=False,
-      timeout_graceful_shutdown=CLOSE_S,
-    )
+    options: Any = {'loop': 'asyncio', 'ws': 'none', 'lifespan': 'on', 'log_config': None, 'server_header': False}
+    options |= {'backlog': connections.BACKLOG, 'timeout_graceful_shutdown': CLOSE_S, 'access_log': access_log}
+    config = uvicorn.Config(self._app(), http=connections.protocol_with(limits), **options)
     self.uvicorn = uvicorn.Server(config)
     self.uvicorn.run([listener])
     self.engine_thread.thread.join(CLOSE_S)

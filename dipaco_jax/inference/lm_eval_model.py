@@ -35,12 +35,7 @@ class Dipaco(TemplateLM):
   """A run as lm_eval's model. Texts get no first token; where the harness needs one it is bos, or else eos."""
 
   def __init__(
-    self,
-    workdir: str,
-    path: int | Sequence[int] | None = None,
-    version: int | None = None,
-    batch_size: int | str = 8,
-    **others: Any,
+    self, workdir: str, path: int | Sequence[int] | None = None, version: int | None = None, batch_size=8, **others
   ):
     """Ignores the harness' `device` and the like. Raises InputError where there is no run, path, or needed router."""
     super().__init__()
@@ -120,16 +115,11 @@ class Dipaco(TemplateLM):
     tokens = tokens or [self.prefix_token_id]
     most = min(int(how.get('max_gen_toks', NEW_TOKENS)), self.max_length // 2)
     sampled = how.get('do_sample', float(how.get('temperature', 0)) > 0)
-    return Request(
-      tuple(tokens[-(self.max_length - most) :]),
-      most,
-      self.choose_path(tokens),
-      temperature=float(how.get('temperature', 1)) if sampled else 0.0,
-      top_k=int(how.get('top_k', 0)),
-      top_p=float(how.get('top_p', 1)),
-      seed=int(how.get('seed', 0)),
-      stop=(until,) if isinstance(until, str) else tuple(until),
-    )
+    temperature = float(how.get('temperature', 1)) if sampled else 0.0
+    kinds = (('top_k', int, 0), ('top_p', float, 1), ('seed', int, 0))
+    numbers: Any = {name: kind(how.get(name, usual)) for name, kind, usual in kinds}
+    stop, prompt = (until,) if isinstance(until, str) else tuple(until), tuple(tokens[-(self.max_length - most) :])
+    return Request(prompt, most, self.choose_path(tokens), temperature=temperature, stop=stop, **numbers)
 
   def score(self, rows: Sequence[tuple[int, list[int], list[int]]]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns (nats, whether it was the likeliest) of every scored token; rows are (path, ids before, ids scored).

@@ -118,14 +118,10 @@ class ServedModel:
   def _request(self, values: dict[str, Any], tokens: tuple[int, ...], path: int | None) -> Request:
     room = max(1, min(MAX_TOKENS, self.max_length - len(tokens)))
     stop = values.get('stop', ())
-    return Request(
-      tokens,
-      values.get('max_tokens', room),
-      path,
-      stop=(stop,) if isinstance(stop, str) else tuple(stop),
-      reroute_every=values.get('reroute_every', self.reroute_every if path is None else 0),
-      **{name: values[name] for name in ('seed', 'temperature', 'top_k', 'top_p') if name in values},
-    )
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    every = values.get('reroute_every', self.reroute_every if path is None else 0)
+    sampling = {name: values[name] for name in ('seed', 'temperature', 'top_k', 'top_p') if name in values}
+    return Request(tokens, values.get('max_tokens', room), path, stop=stop, reroute_every=every, **sampling)
 
   def _check(self, request: Request):
     try:

@@ -46,13 +46,8 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)
   made = make_programs(s, topology)
   chips = made.placement.mesh.devices.size
-  found: dict[str, Any] = {
-    'topology': topology.name,
-    'chips': chips,
-    'chips_per_path': made.placement.data,
-    'paths_in_turn': len(made.placement.turns()),
-    'hbm_capacity_bytes': topology.chip.hbm_bytes,
-  }
+  found: dict[str, Any] = {'topology': topology.name, 'chips': chips, 'chips_per_path': made.placement.data}
+  found |= {'paths_in_turn': len(made.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes}
   try:
     compiled = compile_all(made)
   except DoesNotFit as e:

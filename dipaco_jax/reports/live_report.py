@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 import dipaco_jax
 
@@ -71,14 +72,9 @@ def start_child(workdir: pathlib.Path) -> subprocess.Popen:
   """Starts a process that writes the page, without the devices; Ctrl-C does not reach it."""
   root = str(pathlib.Path(dipaco_jax.__file__).parent.parent)  # the folder that the package is in
   path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
-  return subprocess.Popen(
-    [sys.executable, '-c', PROGRAM, str(workdir)],
-    env=os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'},
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-    start_new_session=True,
-  )
+  env = os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'}
+  silent: Any = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
+  return subprocess.Popen([sys.executable, '-c', PROGRAM, str(workdir)], env=env, start_new_session=True, **silent)
 
 
 def write_page(workdir: str):

@@ -23,15 +23,8 @@ class Facts:
 
 def render(facts: Facts) -> str:
   """Returns README.md, with the heading that model hubs read."""
-  return pages.render(
-    'model_card.md',
-    facts=facts,
-    settings=facts.settings,
-    paths=facts.settings.num_paths,
-    version=dipaco_jax.__version__,
-    training=_training(facts),
-    evaluation=_evaluation(facts),
-  )
+  about = {'settings': facts.settings, 'paths': facts.settings.num_paths, 'version': dipaco_jax.__version__}
+  return pages.render('model_card.md', facts=facts, training=_training(facts), evaluation=_evaluation(facts), **about)
 
 
 def _training(f: Facts) -> dict[str, str]:

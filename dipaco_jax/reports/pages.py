@@ -21,14 +21,9 @@ def render(template: str, **values: Any) -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
   """Returns the templates; only HTML is escaped, and a value that a template lacks is an error."""
-  made = jinja2.Environment(
-    loader=jinja2.PackageLoader('dipaco_jax.reports'),
-    autoescape=jinja2.select_autoescape(),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-  )
+  options: Any = {'trim_blocks': True, 'lstrip_blocks': True, 'keep_trailing_newline': True}
+  options |= {'autoescape': jinja2.select_autoescape(), 'undefined': jinja2.StrictUndefined}
+  made = jinja2.Environment(loader=jinja2.PackageLoader('dipaco_jax.reports'), **options)
   made.globals['page_colours'] = palette.page_colours
   made.filters['cell'] = table_cell
   return made

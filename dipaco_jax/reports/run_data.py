@@ -71,15 +71,9 @@ def with_figures_so_far(workdir: pathlib.Path, report: dict[str, Any], s: settin
   dtype: str | None = s.model.dtype
   if dtype == 'auto':
     dtype = ('float32' if device == 'cpu' else 'bfloat16') if device else None
-  so_far = {
-    'perplexity_by_path': curves.last.get('perplexity_by_path'),
-    'perplexity_by_domain': curves.last.get('perplexity_by_domain'),
-    'base_perplexity': curves.first.get('perplexity'),
-    'base_perplexity_by_domain': curves.first.get('perplexity_by_domain'),
-    'device': device,
-    'num_devices': environment.get('devices'),
-    'dtype': dtype,
-  }
+  so_far = {name: curves.last.get(name) for name in ('perplexity_by_path', 'perplexity_by_domain')}
+  so_far |= {f'base_{name}': curves.first.get(name) for name in ('perplexity', 'perplexity_by_domain')}
+  so_far |= {'device': device, 'num_devices': environment.get('devices'), 'dtype': dtype}
   measured = {name: value for name, value in report.items() if value is not None or name not in so_far}
   wall_s = report['wall_s'] | stage_records.read_seconds(workdir)
   return report | so_far | measured | {'wall_s': wall_s, 'ended': None}

@@ -69,14 +69,10 @@ def draw(found: dict[str, list[Task]]):
   for y, row in enumerate(reversed(found.values())):
     colours = [KIND_COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
     wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge
-    ax.broken_barh(
-      [(task.start / scale, (task.end - task.start) / scale) for task in row],
-      (y - 0.38, 0.76),
-      facecolor=colours,
-      edgecolor=[plot_style.PAPER if w else c for w, c in zip(wide, colours, strict=True)],
-      lw=0.4,
-      rasterized=len(row) > MAX_BARS,
-    )
+    edges = [plot_style.PAPER if w else c for w, c in zip(wide, colours, strict=True)]
+    look = {'facecolor': colours, 'edgecolor': edges, 'lw': 0.4, 'rasterized': len(row) > MAX_BARS}
+    places = [(task.start / scale, (task.end - task.start) / scale) for task in row]
+    ax.broken_barh(places, (y - 0.38, 0.76), **look)
     for task in row:
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale
