@@ -29,6 +29,9 @@ class DrawnPieces(NamedTuple):
     return (self.draws[block] >= self.begin) & (self.draws[block] < self.end)
 
 
+Pieces = DrawnPieces | None  # None: no document is a piece of a longer text
+
+
 def draw_pieces(documents: np.ndarray, draws: np.ndarray, fraction: float, after: float = 0.0) -> DrawnPieces:
   """Chooses a span of draws with `fraction` of the pieces, or with LEAST_PIECES if these are at most MOST_PIECES.
 
@@ -54,7 +57,7 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 def draw_documents(
-  documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: DrawnPieces | None = None
+  documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Pieces = None
 ) -> np.ndarray:
   """Draws documents by a hash of (seed, purpose, document) below `fraction`, and of longer texts `pieces`: bool [N].
 
@@ -68,12 +71,7 @@ def draw_documents(
 
 
 def held_out(
-  documents: np.ndarray,
-  first: np.ndarray,
-  num_paths: int,
-  seed: int,
-  fraction: float,
-  pieces: DrawnPieces | None = None,
+  documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float, pieces: Pieces = None
 ) -> np.ndarray:
   """Returns whether the document of each sequence is held back: bool [N].
 
@@ -107,7 +105,7 @@ def held_out(
   return held
 
 
-def _below(key, documents: np.ndarray, fraction: float, pieces: DrawnPieces | None, block: slice) -> np.ndarray:
+def _below(key: tuple[int, ...], documents: np.ndarray, fraction: float, pieces: Pieces, block: slice) -> np.ndarray:
   by_hash = seeded_hash.of_integers(*key, documents[block]) < np.uint64(fraction * 2**64)
   return by_hash if pieces is None else np.where(pieces.draws[block] < 0, by_hash, pieces.inside(block))
 

@@ -16,6 +16,8 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remote_files
 
 SENTENCE_CHARS = 2000  # of text that the trainer sees at one time
+HALF = '\ufffd'  # SentencePiece's sign for bytes that are no character yet
+LONGEST = 4  # bytes of a character
 
 
 def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
@@ -117,10 +119,6 @@ class Tokenizer:
       elif not (model.is_control(i) or model.is_unused(i)):
         sizes[i] = len(model.id_to_piece(i).replace('\u2581', ' ').encode())
     return sizes
-
-
-HALF = '\ufffd'  # SentencePiece's sign for bytes that are no character yet
-LONGEST = 4  # bytes of a character
 
 
 class Transcript:

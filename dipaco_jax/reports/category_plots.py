@@ -8,6 +8,9 @@ from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.palette import BLUE, FAINT, GREY, INK, ORANGE, PALE, PAPER, shade
 from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, NAMED, SMALL, WIDE, styled
 
+MAX_VECTOR_CELLS = 4000  # more cells are drawn as pixels
+BESIDE = 8  # paths that a picture of half the width has room to write numbers in columns for
+
 
 @styled
 def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None], limit: int = 30):
@@ -109,10 +112,6 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]
   ax.set_xticks([])
   ax.set_title(title)
   return figure
-
-
-MAX_VECTOR_CELLS = 4000  # more cells are drawn as pixels
-BESIDE = 8  # paths that a picture of half the width has room to write numbers in columns for
 
 
 @styled

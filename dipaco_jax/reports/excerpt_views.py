@@ -7,6 +7,9 @@ from dipaco_jax.core.grid import Grid
 from dipaco_jax.reports import pages, palette
 from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 
+SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')
+MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
+
 
 def how_chosen(found: Excerpts) -> str:
   if not found.by:
@@ -32,9 +35,6 @@ def changes_path(document: Excerpt) -> list[bool]:
   """Returns whether each chunk has another path than the one before it; the first has."""
   paths = [chunk.path for chunk in document.chunks]
   return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]
-
-
-SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
 def to_text(found: Excerpts, grid: Grid, coloured: bool) -> str:
@@ -82,9 +82,6 @@ def _table(document: Excerpt) -> str:
     note = '' if c.counted else '  not counted'
     lines.append(f'{c.start:>10}{c.path:>6}{nats(c.nats):>9}{nats(c.base):>9}{difference:>12}{note}')
   return '\n'.join(lines)
-
-
-MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
 
 
 def to_page(found: Excerpts, grid: Grid, workdir: str) -> str:

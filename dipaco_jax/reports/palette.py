@@ -61,14 +61,8 @@ PAGE = {  # names of a page's own colours
 # From pale to strong: hues of paths' texts, where there are more paths than COLOURS. Of 4 x 4 paths no two look
 # alike, for any kind of colour blindness; ink is legible on all.
 HUES = (
-  ('#d1dbff', '#7f93f8'),
-  ('#f6e277', '#b9a21c'),
-  ('#b3febf', '#67ce7d'),
-  ('#fff1f5', '#de6d9d'),
-  ('#d3f3f8', '#54bfd6'),
-  ('#f8dcc8', '#df8650'),
-  ('#ecdffb', '#b58ae8'),
-  ('#e8eaed', '#a3a9b3'),
+  *(('#d1dbff', '#7f93f8'), ('#f6e277', '#b9a21c'), ('#b3febf', '#67ce7d'), ('#fff1f5', '#de6d9d')),
+  *(('#d3f3f8', '#54bfd6'), ('#f8dcc8', '#df8650'), ('#ecdffb', '#b58ae8'), ('#e8eaed', '#a3a9b3')),
 )
 
 
