@@ -1,10 +1,15 @@
-"""The tasks that a role holds: which it claims next, and when.
+"""The tasks that a role holds: which it claims next, and when; and the backup pool, another source of tasks [3].
 
 What a task reads is fetched in a thread. Near the end of a task that reports its progress, the next one is claimed and
 fetched.
+
+Backup workers have low priority: they take abandoned tasks and copy those of stragglers. A copy is trained with the
+straggler's own fence, and holds no lease. Whichever completes the task first counts; the other finds the facts there,
+or is refused.
 """
 
 import math
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +17,75 @@ from concurrent import futures
 from types import MappingProxyType
 from typing import Any
 
-from dipaco_jax.islands.backup import Backup
-from dipaco_jax.islands.interval import Interval
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.registry import Task
+from dipaco_jax.islands.lease import COPY, Lease
+from dipaco_jax.islands.registry import Row, Task
 
 ASK_AGAIN_S = 1.0  # for a next task, where there was none
 MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
+LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
+STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
+RECENT = 32
 
 Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is at work
+
+
+class Interval:
+  """Says when something is due: at once, and again `seconds` after it was last due."""
+
+  def __init__(self, seconds: float):
+    self.seconds, self.last = seconds, -math.inf
+
+  def is_due(self) -> bool:
+    """Returns whether it is due now; if so, the interval begins again."""
+    now = time.monotonic()
+    if now - self.last < self.seconds:
+      return False
+    self.last = now
+    return True
+
+
+class Backup:
+  """The source of one backup worker's tasks."""
+
+  def __init__(self, island: Island, kinds: tuple[str, ...]):
+    self.island, self.kinds = island, kinds
+    self.look = Interval(LOOK_S)
+    self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
+
+  def next(self) -> Task | None:
+    """Claims an abandoned task, or returns a straggler's as a copy; None where there is neither."""
+    if not self.look.is_due():
+      return None
+    before = self.ready
+    running = self.island.registry.tasks('running')
+    ready = self.island.registry.tasks('ready') + [row for row in running if row['lease_left_s'] < 0]
+    mine = [row for row in ready if row['kind'] in self.kinds]
+    self.ready = {(row['id'], row['fence']) for row in mine}
+    for row in mine:
+      if (row['id'], row['fence']) in before:
+        return self.island.registry.claim(self.island.name, [row['kind']], [row['key']])
+    others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
+    return self.straggler([row for row in others if row['kind'] == 'train'])
+
+  def straggler(self, running: list[Row]) -> Task | None:
+    """Returns, as a copy, the longest running straggler that no other backup copies; None where there is none."""
+    registry = self.island.registry
+    usual_s = registry.durations('train', RECENT) if running else []
+    late = [row for row in running if usual_s and running_s(row) > STRAGGLES * statistics.median(usual_s)]
+    taken = {role['about'].get('task') for role in registry.roles() if role['silent_s'] < registry.lease_s}
+    for row in sorted(late, key=running_s, reverse=True):
+      task = Task(*(row[name] for name in Task._fields))
+      if COPY + task.words not in taken:
+        registry.beat(self.island.name, 'worker', {'task': COPY + task.words})  # at once, for other backups
+        return task
+    return None
+
+
+def running_s(row: Row) -> float:
+  """Returns the seconds since a task was claimed."""
+  # lease - lease_left_s is the database's present time
+  return row['lease'] - row['lease_left_s'] - row['claimed']
 
 
 class Claims:

@@ -26,13 +26,9 @@ SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
 IDLE_S = 5
 
 # A connection that does not answer is closed within half a minute.
-KEEPALIVE = {
-  'connect_timeout': '10',
-  'keepalives_idle': '10',
-  'keepalives_interval': '5',
-  'keepalives_count': '3',
-  'tcp_user_timeout': '30000',
-}
+KEEPALIVE = dict(
+  connect_timeout='10', keepalives_idle='10', keepalives_interval='5', keepalives_count='3', tcp_user_timeout='30000'
+)
 
 
 class Now(FunctionElement):
@@ -42,16 +38,6 @@ class Now(FunctionElement):
   inherit_cache = True
 
 
-@compiles(Now, 'sqlite')
-def _(element, compiler, **kwargs):
-  return "((julianday('now') - 2440587.5) * 86400.0)"  # unixepoch('subsec') is null before SQLite 3.42
-
-
-@compiles(Now, 'postgresql')
-def _(element, compiler, **kwargs):
-  return 'CAST(extract(epoch FROM statement_timestamp()) AS double precision)'
-
-
 class Among(FunctionElement):
   """Among(column, texts): whether the column is one of `texts`, a JSON list of any length in one parameter."""
 
@@ -59,23 +45,24 @@ class Among(FunctionElement):
   inherit_cache = True
 
 
-@compiles(Among, 'sqlite')
-def _(element, compiler, **kwargs):
-  column, texts = (compiler.process(clause, **kwargs) for clause in element.clauses)
-  return f'{column} IN (SELECT value FROM json_each({texts}))'
+def _write(element: type[FunctionElement], dialect: str, sql: str):
+  """Says how an element is written in a dialect; `sql` has {} for each of its clauses."""
+
+  @compiles(element, dialect)
+  def _(element, compiler, **kwargs):
+    return sql.format(*(compiler.process(clause, **kwargs) for clause in element.clauses))
 
 
-@compiles(Among, 'postgresql')
-def _(element, compiler, **kwargs):
-  column, texts = (compiler.process(clause, **kwargs) for clause in element.clauses)
-  return f'{column} = ANY(ARRAY(SELECT json_array_elements_text(CAST({texts} AS json))))'
+_write(Now, 'sqlite', "((julianday('now') - 2440587.5) * 86400.0)")  # unixepoch('subsec') is null before SQLite 3.42
+_write(Now, 'postgresql', 'CAST(extract(epoch FROM statement_timestamp()) AS double precision)')
+_write(Among, 'sqlite', '{} IN (SELECT value FROM json_each({}))')
+_write(Among, 'postgresql', '{} = ANY(ARRAY(SELECT json_array_elements_text(CAST({} AS json))))')
 
 
 def connect(url: str) -> sa.Engine:
   """Makes an engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
 
-  Raises InputError for a URL of no such database; the message does not show the URL, any part of which may be the
-  password.
+  Raises InputError for another URL; the message does not show it, as any part may be the password.
   """
   with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
     parsed = sa.make_url(url)
@@ -143,17 +130,12 @@ def _writer_turn(engine: sa.Engine) -> Iterator[None]:
 
 
 class Database:
-  """A process's connection to the database, which its threads may share.
-
-  Attributes:
-    insert: the dialect's `insert`, which has ON CONFLICT.
-  """
+  """A process's connection to the database, which its threads may share."""
 
   def __init__(self, url: str, patience_s: float):
-    """Raises InputError for a URL of another kind of database."""
     self._engine, self._patience_s = connect(url), patience_s
     is_sqlite = self._engine.dialect.name == 'sqlite'
-    self.insert = sqlite.insert if is_sqlite else postgresql.insert
+    self.insert = sqlite.insert if is_sqlite else postgresql.insert  # has ON CONFLICT
     alone = {} if is_sqlite else {'isolation_level': 'AUTOCOMMIT'}  # no round trips to begin and to commit
     self._single = self._engine.execution_options(**alone)
     self._reads = self._engine.execution_options(reads=True, **alone)
@@ -178,7 +160,7 @@ class Database:
     return self._run(self._reads, lambda connection: _rows(connection.execute(query, parameters)))
 
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
-    """Returns work(connection) in a transaction, which is tried again while the database is busy or away."""
+    """Returns work(connection), called in a transaction that is tried again while the database is busy or away."""
 
     def transaction() -> T:
       with _writer_turn(engine), engine.begin() as connection:
@@ -198,10 +180,7 @@ def _rows(result: sa.Result) -> list[Row]:
 
 
 def is_transient(error: Exception) -> bool:
-  """Returns whether the same call may succeed later.
-
-  It may where the database is unreachable, starting or full, or ended the transaction to resolve a deadlock.
-  """
+  """Returns whether the call may succeed later: the database is unreachable, starting, full, or resolved a deadlock."""
   if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
     return isinstance(error, OSError)
   code = getattr(error.orig, 'sqlite_errorcode', None)

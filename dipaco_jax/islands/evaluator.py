@@ -32,14 +32,9 @@ def holdout(island: Island, task: Task) -> list[Fact]:
   rows = validate_stage.holdout_rows(island.run, number)
   loss, num_targets = None, 0.0
   if rows.counts[path]:
-    loaded = island.path_parameters(path, version)
-    programs = island.run.programs
-
-    def params_of_turn(turn):
-      return evaluation.in_flight(programs, turn, lambda _: loaded)
-
-    turn = island.run.layout.grid.coordinates(path)
-    ((_, nll, targets),) = evaluation.turn_losses(programs, turn, params_of_turn, rows)
+    loaded, programs = island.path_parameters(path, version), island.run.programs
+    params = evaluation.in_flight(programs, turn := programs.layout.grid.coordinates(path), lambda _: loaded)
+    ((_, nll, targets),) = evaluation.turn_losses(programs, turn, lambda _: params, rows)
     loss = evaluation.to_compare(evaluation.mean(nll, targets))
     num_targets = float(targets.sum())
   meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf', 'targets': num_targets}
@@ -56,12 +51,11 @@ def finish(island: Island, task: Task) -> list[Fact]:
     told = run_history.read(island)
     for version in sorted({own.settings.train.phases, *told.best_version}):
       island.publish_version(version)
-    publishing.write_json(
-      own.workdir / 'paths' / 'best.json', {'version': told.best_version, 'holdout_loss': told.best_loss}
-    )
+    pointers = {'version': told.best_version, 'holdout_loss': told.best_loss}
+    publishing.write_json(own.workdir / 'paths' / 'best.json', pointers)
     run_history.write_rows(island, own, told)
-    result = run_history.figures(island, own, told)
-    stage_records.write_record(own.workdir, own.settings, 'train', told.wall_s, result)
+    figures = run_history.figures(island, own, told)
+    stage_records.write_record(own.workdir, own.settings, 'train', told.wall_s, figures)
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)
@@ -72,6 +66,5 @@ def finish(island: Island, task: Task) -> list[Fact]:
       if island.storage.local_path(name) is None and (own.workdir / name).exists():
         island.storage.write(name, (own.workdir / name).read_bytes())
     files.tidy(own.workdir)
-  about = {name: found[name] for name in ('perplexity', 'perplexity_interval')}
-  about['changes'] = headline.changes(found)
+  about = {name: found[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.changes(found)}
   return [Fact('finished', '', 0, '', found['modules_sha256'], about)]

@@ -80,10 +80,7 @@ class Island:
 
   @functools.lru_cache(64)  # noqa: B019
   def tree_sha256(self, tree: str) -> str:
-    """Returns the digest of a directory's index, from the fact of the task that made it; '' for the stages' records.
-
-    Those contain times, so no two machines write the same.
-    """
+    """Returns the digest of a directory's index, from its maker's fact; '' for the stages' records: they differ."""
     kind, _, number = maker(tree)
     [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
     return fact.meta['trees'].get(tree, '')
@@ -130,7 +127,8 @@ class Island:
   @functools.cached_property
   def layout(self) -> modules_lib.Layout:
     """The modules' layout; unlike the run's, it needs nothing that the run has made."""
-    return modules_lib.make_layout(self.run.settings.grid, self.run.settings.levels, self.shapes)
+    s = self.run.settings
+    return modules_lib.make_layout(s.grid, s.levels, self.shapes)
 
   @functools.cached_property
   def shapes(self) -> dict[str, Any]:
@@ -140,17 +138,15 @@ class Island:
 
   def modules_of(self, path: int) -> dict[str, str]:
     """Returns the keys of the modules that a path goes through, by level."""
-    coordinates = self.layout.grid.coordinates(path)
     grid = self.layout.grid
-    return {level.name: module_store.module_key(level, grid.module(level, coordinates)) for level in self.layout.levels}
+    at = grid.coordinates(path)
+    return {level.name: module_store.module_key(level, grid.module(level, at)) for level in self.layout.levels}
 
   def paths_through(self, module: str) -> list[int]:
     """Returns the paths that go through a module."""
     grid, (level, fixed) = self.layout.grid, self.parse_module(module)
-    positions = grid.positions(level)
-    ranges = [
-      [fixed[positions.index(axis)]] if axis in positions else range(size) for axis, size in enumerate(grid.shape)
-    ]
+    at = dict(zip(grid.positions(level), fixed, strict=True))
+    ranges = ([at[axis]] if axis in at else range(size) for axis, size in enumerate(grid.shape))
     return [grid.path(point) for point in itertools.product(*ranges)]
 
   def parse_module(self, module: str) -> tuple[Level, Coordinates]:
@@ -184,10 +180,8 @@ class Island:
 
   def publish_version(self, version: int):
     """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone."""
-    modules = (
-      (*self.parse_module(fact.key), unpack_module(self.read_object(fact.uri, fact.sha256))[0])
-      for fact in self.registry.facts('module', number=version)
-    )
+    facts = self.registry.facts('module', number=version)
+    modules = ((*self.parse_module(f.key), unpack_module(self.read_object(f.uri, f.sha256))[0]) for f in facts)
     module_publishing.publish_module_files(self.run.workdir, version, modules)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from dipaco_jax.islands import backup, screening_facts
+from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
 SIGN_OF_LIFE_S = 5.0
+COPY = 'copy of '  # before a task's words
 
 
 class Lease:
@@ -22,7 +23,7 @@ class Lease:
   def __init__(self, island: Island, role: str, task: Task):
     self.island, self.role, self.task = island, role, task
     self.is_copy = task.owner != island.name
-    self.about: dict[str, Any] = {'task': backup.COPY * self.is_copy + task.words}
+    self.about: dict[str, Any] = {'task': COPY * self.is_copy + task.words}
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # called with the share of the task that is left
     self.began: float | None = None  # when what was fetched was there

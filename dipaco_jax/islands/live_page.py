@@ -31,8 +31,7 @@ class LivePage:
 
   def write_if_due(self) -> None:
     """Writes the page if it is due. Never raises: a run does not end for its page."""
-    started = time.monotonic()
-    if started < self.next:
+    if (started := time.monotonic()) < self.next:
       return
     try:
       self.write()
@@ -82,14 +81,8 @@ class LivePage:
     s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
-      tokens = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len
-      yield {
-        'kind': 'step',
-        'stage': 'train',
-        'step': screening_facts.first_step(self.island, fact.number + 1),
-        'paths': [int(fact.key)],
-        'loss': [float(losses.mean())],
-        'grad_norm': [float(norms.mean())],
-        'learning_rate': float(rates[-1]),
-        'tokens_per_s': tokens / fact.meta['timed_s'] if fact.meta['timed_s'] else None,
-      }
+      tokens, seconds = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len, fact.meta['timed_s']
+      step = screening_facts.first_step(self.island, fact.number + 1)
+      of_path = {'paths': [int(fact.key)], 'loss': [float(losses.mean())], 'grad_norm': [float(norms.mean())]}
+      rate = {'learning_rate': float(rates[-1]), 'tokens_per_s': tokens / seconds if seconds else None}
+      yield {'kind': 'step', 'stage': 'train', 'step': step} | of_path | rate

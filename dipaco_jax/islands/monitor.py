@@ -30,8 +30,7 @@ def watch(island: Island):
       screening_facts.heed(island)
       schedule.advance(island)
       collector.collect(frontier(island) - GENERATIONS)
-      why = stuck(island)
-      if why and why != about['stuck']:
+      if (why := stuck(island)) and why != about['stuck']:
         logging.warning('%s', why)
       about['stuck'] = why
       page.write_if_due()
@@ -67,11 +66,8 @@ def frontier(island: Island) -> int:
 
 def stuck(island: Island) -> str:
   """Returns what is stuck: tasks that keep failing, and roles that are needed and silent; '' where all is well."""
-  failing = [
-    f'{t["kind"]} {t["key"]} {t["number"]} failed {t["attempts"]} times: {t["error"]}'
-    for t in island.registry.tasks('ready') + island.registry.tasks('running')
-    if t['error']
-  ]
+  found = [t for state in ('ready', 'running') for t in island.registry.tasks(state) if t['error']]
+  failing = [f'{t["kind"]} {t["key"]} {t["number"]} failed {t["attempts"]} times: {t["error"]}' for t in found]
   alive = {r['role'] for r in island.registry.roles() if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
   needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
@@ -106,11 +102,10 @@ class Collector:
 
   def _forget(self, prefix: str, keep: set[str]) -> bool:
     """Deletes the objects in a folder but `keep`; returns whether any is left."""
-    storage = self.island.storage
-    storage.tidy(prefix)
-    names = storage.names(prefix)
+    self.island.storage.tidy(prefix)
+    names = self.island.storage.names(prefix)
     for name in {*names} - keep:
-      storage.delete(name)
+      self.island.storage.delete(name)
     return not keep.isdisjoint(names)
 
   def _inner(self, phase: int) -> set[str]:

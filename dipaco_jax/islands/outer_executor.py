@@ -29,6 +29,7 @@ from dipaco_jax.data import prefetching
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island, pack_module, unpack_module
 from dipaco_jax.islands.lease import Lease
+from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.screening_facts import Bounds
@@ -44,23 +45,18 @@ MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 m
 class Partial:
   """The sum of a module's contributions to a version so far: whose they are, and who was left out."""
 
-  def __init__(self, file: pathlib.Path, old: dict[str, np.ndarray], state: dict[str, np.ndarray], bounds: Bounds):
+  def __init__(self, file: pathlib.Path, old: Arrays, state: Arrays, bounds: Bounds):
     self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state`: of the outer optimizer
     self.sum = exact_sum.ExactSum()
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path
     self.moved: dict[str, float] = {}  # r of screening.py, by path
     self.left_out: dict[str, str] = {}  # why, by path
     self.started = time.time()
-    if file.exists():
-      self._read()
-
-  def _read(self):
-    found = files.read_file(self.file)
-    if hashlib.sha256(found[SHA256:]).digest() != found[:SHA256]:
-      return  # damaged: summed anew
-    state = tensors.from_bytes(found[SHA256:])
-    self.squares, self.moved, self.left_out = json.loads(state.pop('#paths').tobytes())
-    self.sum = exact_sum.ExactSum.from_state(state)
+    found = files.read_file(file) if file.exists() else memoryview(b'')
+    if hashlib.sha256(found[SHA256:]).digest() == found[:SHA256]:  # else it is not there, or damaged: summed anew
+      state = tensors.from_bytes(found[SHA256:])
+      self.squares, self.moved, self.left_out = json.loads(state.pop('#paths').tobytes())
+      self.sum = exact_sum.ExactSum.from_state(state)
 
   def save(self):
     """Writes the sum to its file, for this process or a later one of this machine."""
@@ -69,31 +65,24 @@ class Partial:
       data = tensors.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
       files.write_file(self.file, hashlib.sha256(data).digest(), data)
 
-  def add(self, path: str, weight: float, new: dict[str, np.ndarray]):
+  def add(self, path: str, weight: float, new: Arrays):
     """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""
     [level] = self.bounds.usual
     try:
       square = self.sum.add(weight, self.old, new)
-    except FloatingPointError:
-      self.left_out[path] = self.bounds.why({level: math.nan})
-    except ValueError as e:
-      self.left_out[path] = str(e)
+    except (FloatingPointError, ValueError) as e:
+      self.left_out[path] = str(e) if isinstance(e, ValueError) else self.bounds.why({level: math.nan})
+      return
+    moved = math.sqrt(square) / weight / self.bounds.rates
+    if why := self.bounds.why({level: moved}):
+      self.sum.take_back(weight, self.old, new)
+      self.left_out[path] = why
     else:
-      moved = math.sqrt(square) / weight / self.bounds.rates
-      if why := self.bounds.why({level: moved}):
-        self.sum.take_back(weight, self.old, new)
-        self.left_out[path] = why
-      else:
-        self.squares[path], self.moved[path] = square, moved
+      self.squares[path], self.moved[path] = square, moved
 
   def agrees_with(self, excluded: Collection[str]) -> bool:
     """Returns whether the sum leaves out no other paths than these, and contains none of them."""
     return self.left_out.keys() <= set(excluded) and self.squares.keys().isdisjoint(excluded)
-
-  def take_mean(self) -> dict[str, np.ndarray]:
-    """Returns Delta and frees the sum, which is twice as large."""
-    mean, self.sum = self.sum.mean(), exact_sum.ExactSum()
-    return mean
 
 
 class Executor:
@@ -118,7 +107,7 @@ class Executor:
     facts = {fact.key: fact for fact in island.registry.facts('checkpoint', sorted(missing), phase)}
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if not made and 'excluded' in fact.meta}
 
-    def read(fact: Fact) -> tuple[Fact, dict[str, np.ndarray]]:
+    def read(fact: Fact) -> tuple[Fact, Arrays]:
       return fact, island.read_object(*fact.meta['objects'][level.name])
 
     to_add = [fact for path, fact in facts.items() if path not in excluded]
@@ -128,9 +117,8 @@ class Executor:
       lease.check()
     left_out = excluded | partial.left_out
     if made and not partial.agrees_with(excluded):
-      raise RuntimeError(
-        f'{module} {task.number}: {partial.left_out} were counted when it was first made; check this machine'
-      )
+      words = f'{partial.left_out} were counted when it was first made; check this machine'
+      raise RuntimeError(f'{module} {task.number}: {words}')
     if left_out and not made:
       lease.check()
       screening_facts.check(island, module, phase, path_weights(island, phase), left_out)
@@ -144,12 +132,12 @@ class Executor:
   def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
     """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
     held = self.partials.pop((task.key, task.number), None)
-    if held and not anew:
-      return held
-    before = version_before(island, task)
     file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.sum'
     if anew:
       file.unlink(missing_ok=True)
+    elif held:
+      return held
+    before = version_before(island, task)
     bounds = screening_facts.bounds(island, [before], task.number - 1)
     return Partial(file, *unpack_module(island.read_object(before.uri, before.sha256)), bounds)
 
@@ -178,39 +166,27 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
     before = version_before(island, task)
     name, sha256, figures = before.uri, before.sha256, {}
   partial.file.unlink(missing_ok=True)
-  more = [
-    screening_facts.exclusion(island, int(path), phase, why, owners[path], island.name)
-    for path, why in partial.left_out.items()
-  ]
-  return [Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()}), *more]
+  out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
+  made = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
+  return [made, *(screening_facts.exclusion(island, *each) for each in out)]
 
 
 def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
   """Writes the next version; returns its object, sha256, and figures of its outer gradient. Frees the sum."""
   s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
-  new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, partial.take_mean(), np.float32(factor))
+  mean, partial.sum = partial.sum.mean(), exact_sum.ExactSum()  # which frees the sum: it is twice as large
+  new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, mean, np.float32(factor))
   if not is_sound:
     words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
     screening_facts.end(island, task.number - 1, words)
   name, sha256 = island.write_object(f'modules/{task.number}/{task.key}', pack_module(new, moved))
   # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
-  figures = {
-    'norm': norm,
-    'paths': paths,
-    'square_of_sum': (norm / factor * weight) ** 2,
-    'sum_of_squares': math.fsum(partial.squares.values()),
-  }
-  return name, sha256, figures
+  squares = {'square_of_sum': (norm / factor * weight) ** 2, 'sum_of_squares': math.fsum(partial.squares.values())}
+  return name, sha256, {'norm': norm, 'paths': paths} | squares
 
 
-def step(
-  config: settings.Outer,
-  params: dict[str, np.ndarray],
-  state: dict[str, np.ndarray],
-  mean: dict[str, np.ndarray],
-  factor,
-):
+def step(config: settings.Outer, params: Arrays, state: Arrays, mean: Arrays, factor: np.float32):
   """Takes the outer step of one module, with Delta = factor * mean.
 
   A state is by place in Optax's tree, {} for a new one. Returns (parameters, state, |Delta|, whether all is sound).

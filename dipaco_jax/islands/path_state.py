@@ -53,10 +53,8 @@ def to_devices(job: Job, phase: int, state: PathState, fresh: bool) -> tuple[Any
   params = {name: put(x, programs.specs.params[name]) for name, x in state.params.items()}
   if not state.inner:
     return params, programs.fresh_state(params) if fresh else job.first_state(phase, params)
-  inner = jax.tree_util.tree_map_with_path(
-    lambda at, spec: put(state.inner[jax.tree_util.keystr(at)], spec), {INNER: programs.specs.state}, is_leaf=_is_spec
-  )
-  return params, inner[INNER]
+  specs = {INNER: programs.specs.state}
+  return params, jax.tree.map(put, jobs.from_leaves(state.inner, specs), specs)[INNER]
 
 
 def to_host(programs: Programs, params: Any, inner: Any) -> PathState:
@@ -64,10 +62,6 @@ def to_host(programs: Programs, params: Any, inner: Any) -> PathState:
   first = (0,) * programs.specs.num_axes
   by_place = {at: x[first] for at, x in jobs.named_leaves({INNER: inner}).items()}
   return PathState({name: mesh.fetch(x)[first] for name, x in params.items()}, by_place)
-
-
-def _is_spec(x: Any) -> bool:
-  return isinstance(x, jax.sharding.PartitionSpec)
 
 
 def _place(*names: str) -> str:

@@ -16,6 +16,7 @@ harm: a task whose claim went unheard is ready again when its lease runs out, a 
 completion finds its own facts.
 """
 
+import collections
 import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -62,7 +63,7 @@ class Fact(NamedTuple):
   key: str
   number: int
   uri: str
-  sha256: str
+  sha256: str  # this and the uri have to agree where a fact is inserted again
   meta: dict
 
 
@@ -115,13 +116,10 @@ class Registry:
 
   def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Task | None:
     """Claims the first task, by number, then id, that is ready or whose lease has run out; of these keys, if given."""
-    parameters: Row = {'claimant': owner, 'lease_s': self.lease_s}
-    if keys is not None:
-      parameters['keys'] = json.dumps(list(keys))
-    statement = schema.claim(tuple(kinds), keys is not None)
-    for row in self._db.returned(statement, parameters):
-      return Task(**row | {'progress': row['progress'] and json.loads(row['progress'])})
-    return None
+    parameters = {'claimant': owner, 'lease_s': self.lease_s}
+    among = {} if keys is None else {'keys': json.dumps(list(keys))}
+    rows = self._db.returned(schema.claim(tuple(kinds), keys is not None), parameters | among)
+    return next((Task(**_with_progress(row)) for row in rows), None)
 
   def heartbeat(self, task: Task, progress: dict | None = None):
     """Renews the lease from now, and notes `progress`, if given, for a next owner; raises Lost."""
@@ -152,16 +150,15 @@ class Registry:
     Where the task is another's by now, identical facts in the registry will do: it was done by another owner, or by an
     earlier attempt of this call whose acknowledgement was lost.
 
-    Raises:
-      Lost: the task went to another owner. Nothing is written.
-      Conflict: the task is ours, but other facts exist under these names. Nothing is written.
+    Raises Lost where the task went to another owner, Conflict where it is ours, but other facts exist under these
+    names; nothing is written then.
     """
 
     def work(connection: sa.Connection):
       if connection.execute(schema.COMPLETE, _claimed(task)).rowcount:
         self._insert_facts(connection, facts)
       elif facts:
-        if not all(_content(connection, fact) == _canonical(fact) for fact in facts):
+        if not all(_content(connection, fact) == (fact.uri, fact.sha256) for fact in facts):
           raise Lost(f'{task} is no longer ours, and its facts are not there')
       elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
         raise Lost(f'{task} is no longer ours')
@@ -182,7 +179,7 @@ class Registry:
   def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
     for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
       inserted = connection.execute(self._new_fact, _row(fact)).rowcount
-      if not inserted and (there := _content(connection, fact)) != _canonical(fact):
+      if not inserted and (there := _content(connection, fact)) != (fact.uri, fact.sha256):
         raise Conflict(f'{fact} cannot replace the fact that is there: {there}')
 
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
@@ -224,11 +221,10 @@ class Registry:
 
   def counts(self) -> dict[str, dict[str, int]]:
     """Counts the tasks of each kind in each state."""
-    found: dict[str, dict[str, int]] = {}
-    names = TASKS.c.kind, TASKS.c.state
+    found, names = collections.defaultdict[str, dict[str, int]](dict), (TASKS.c.kind, TASKS.c.state)
     for row in self._db.rows(sa.select(*names, sa.func.count().label('tasks')).group_by(*names)):
-      found.setdefault(row['kind'], {})[row['state']] = row['tasks']
-    return found
+      found[row['kind']][row['state']] = row['tasks']
+    return dict(found)
 
   def ready_kinds(self) -> set[str]:
     """Returns the kinds of tasks that are ready; reads none that are done."""
@@ -254,7 +250,7 @@ class Registry:
       query = query.where(schema.OPEN)  # by the index, without reading all that are done
     if kind is not None:
       query = query.where(TASKS.c.kind == kind)
-    return [row | {'progress': row['progress'] and json.loads(row['progress'])} for row in self._db.rows(query)]
+    return list(map(_with_progress, self._db.rows(query)))
 
   def durations(self, kind: str, limit: int) -> list[float]:
     """Returns the seconds from the last claim to the end, of the newest tasks of a kind that are done."""
@@ -284,15 +280,14 @@ def _row(fact: Fact) -> Row:
   return fact._asdict() | {'meta': _json(fact.meta)}
 
 
-def _canonical(fact: Fact) -> tuple:
-  """Returns the part of a fact that must agree with what is there; `meta` tells how it was made."""
-  return fact.uri, fact.sha256
-
-
-def _content(connection: sa.Connection, fact: Fact) -> tuple | None:
-  """Returns the canonical part of what the registry has under the fact's name."""
+def _content(connection: sa.Connection, fact: Fact) -> tuple[str, str] | None:
+  """Returns the uri and the sha256 that the registry has under the fact's name."""
   row = connection.execute(schema.CONTENT, _name(fact)).one_or_none()
   return row and tuple(row)
+
+
+def _with_progress(row: Row) -> Row:
+  return row | {'progress': row['progress'] and json.loads(row['progress'])}
 
 
 def _fact(row: Row) -> Fact:

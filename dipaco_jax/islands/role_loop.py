@@ -17,8 +17,7 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import lease as lease_lib
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands import schedule, screening_facts
-from dipaco_jax.islands.claims import Claims
-from dipaco_jax.islands.interval import Interval
+from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease
 from dipaco_jax.islands.registry import Fact, Task
@@ -137,10 +136,9 @@ class Role:
 
   def is_finished_when_idle(self) -> bool:
     """Gives a sign of life, looks around, waits; returns whether the run is finished. Less than a query a second."""
-    registry = self.island.registry
     if self.beat_interval.is_due():
       about = {'task': '', 'tasks_done': self.done, **lease_lib.moved(self.island)}
-      registry.beat(self.island.name, self.claims.role, about)
+      self.island.registry.beat(self.island.name, self.claims.role, about)
     if self.idle_check_interval.is_due():
       if schedule.is_finished(self.island):
         return True

@@ -31,21 +31,12 @@ import jax
 from dipaco_jax.core import errors, fields
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError
-from dipaco_jax.islands import (
-  backup,
-  database,
-  evaluator,
-  monitor,
-  outer_executor,
-  registry_url,
-  role_loop,
-  screening_facts,
-  worker,
-)
+from dipaco_jax.islands import database, evaluator, monitor, outer_executor, registry_url, screening_facts, worker
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands.claims import Claims
+from dipaco_jax.islands.claims import Backup, Claims
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.islands.role_loop import Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
@@ -62,9 +53,8 @@ def check_settings(settings: settings_lib.Settings):
   if settings.outer.lost:
     raise InputError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
   if settings.outer.row_weights:
-    raise InputError(
-      'config.outer.row_weights is for a run in one job: what islands send has no second moments; leave it out'
-    )
+    words = 'what islands send has no second moments; leave it out'
+    raise InputError(f'config.outer.row_weights is for a run in one job: {words}')
 
 
 def run_role(
@@ -94,8 +84,7 @@ def run_role(
   run = run_lib.unattended(local, own, own.mesh.data)
   registry = registry_lib.Registry(url or default_registry(local), lease_s)
   run_id = settle(registry, storage, settings, local)
-  name = name or f'{role}-{socket.gethostname()}-{os.getpid()}'
-  island = Island(run, registry, storage, name)
+  island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:
     return worker.follow(island, hosts)
   resumed = screening_facts.resume(island) if resumes else screening_facts.times_resumed(registry)
@@ -106,14 +95,9 @@ def run_role(
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
-  _end(island, role, local / 'scratch')
-
-
-def _end(island: Island, role: str, scratch: pathlib.Path):
-  """Removes the scratch files of a role whose run is finished; raises Diverged if the run has no perplexity."""
   if role in ('outer', 'monitor'):
-    shutil.rmtree(scratch, ignore_errors=True)  # sums of modules that others have finished
-  if island.registry.facts('finished')[0].meta['perplexity'] is None:
+    shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
+  if registry.facts('finished')[0].meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
 
 
@@ -130,8 +114,8 @@ def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, 
     kinds, perform = performs[role]
     keys = island.all_modules()[part_named(share)] if share else None
     fetches = {'train': worker.fetch} if role == 'worker' else {}
-    pool = backup.Backup(island, kinds) if is_backup else None
-    role_loop.Role(Claims(island, role, kinds, keys, fetches, pool), perform).serve()
+    pool = Backup(island, kinds) if is_backup else None
+    Role(Claims(island, role, kinds, keys, fetches, pool), perform).serve()
 
 
 def resume(workdir: str, url: str) -> int:
@@ -196,7 +180,7 @@ def default_registry(local: pathlib.Path) -> str:
 def settle(
   registry: registry_lib.Registry, storage: storage_lib.Storage, settings: settings_lib.Settings, local: pathlib.Path
 ) -> str:
-  """Registers the run and its first task, or checks that what is there is the same run; returns the run's id.
+  """Registers the run and its first task; returns the run's id.
 
   The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
   where the registry, this machine or the place has another run.

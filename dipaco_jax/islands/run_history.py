@@ -67,11 +67,9 @@ def read(island: Island) -> History:
 
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
   """Reads the next phase, all facts of which are there."""
-  losses = pointers.add(phase + 1)
-  checkpoints = island.registry.facts('checkpoint', number=phase)
-  modules = island.registry.facts('module', number=phase + 1)
-  excluded = island.registry.facts('excluded', number=phase)
-  return Phase(checkpoints, modules, excluded, losses, list(pointers.version))
+  losses, facts = pointers.add(phase + 1), island.registry.facts
+  made = facts('checkpoint', number=phase), facts('module', number=phase + 1), facts('excluded', number=phase)
+  return Phase(*made, losses, list(pointers.version))
 
 
 def holdout_losses(island: Island, version: int) -> tuple[list[float | None], list[float]]:
@@ -116,14 +114,10 @@ def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str,
       means[path] = math.fsum(row[1] * row[4] for row in rows if row[4]) / steps
   norms, cosines = {}, {}
   for level in island.layout.levels:
-    mine = {
-      fact.key.removeprefix(f'{level.name}/'): fact.meta
-      for fact in found.modules
-      if fact.key.startswith(f'{level.name}/') and fact.number == phase + 1 and 'norm' in fact.meta
-    }
+    split = [(fact.key.partition('/'), fact.meta) for fact in found.modules if 'norm' in fact.meta]
+    mine = {module: meta for (name, _, module), meta in split if name == level.name}
     norms[level.name] = {module: meta['norm'] for module, meta in mine.items()}
-    several = [m for m in mine.values() if m['paths'] > 1]
-    if several:
+    if several := [m for m in mine.values() if m['paths'] > 1]:
       each = [outer.cosine(m['paths'], m['square_of_sum'], m['sum_of_squares'], np) for m in several]
       cosines[level.name] = math.fsum(each) / len(each)
   excluded = {f.key: f'{f.meta["why"]}; trained by {f.meta["worker"]}' for f in found.excluded}
@@ -164,11 +158,9 @@ def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
   """
   found: dict[str, dict[str, int]] = {}
   for kind in ('prepared', 'checkpoint', 'module', 'evaluation', 'round'):
-    for fact in island.registry.facts(kind):
-      if 'role' in fact.meta:
-        sums = found.setdefault(fact.meta['role'], {'in': 0, 'out': 0})
-        sums['in'] += fact.meta['bytes_in']
-        sums['out'] += fact.meta['bytes_out']
+    for meta in (fact.meta for fact in island.registry.facts(kind) if 'role' in fact.meta):
+      sums = found.setdefault(meta['role'], {'in': 0, 'out': 0})
+      sums['in'], sums['out'] = sums['in'] + meta['bytes_in'], sums['out'] + meta['bytes_out']
   return found
 
 

@@ -115,11 +115,10 @@ def advance(island: Island):
     return
   if not registry.is_idle():
     return
+  rounds = len(registry.facts('round'))  # read first: another may be done by the second time that all is idle
   if not registry.facts('prepared'):
     registry.add_tasks([NewTask('prepare', '', 0)])
-    return
-  rounds = len(registry.facts('round'))  # read first: another may be done by the second time that all is idle
-  if registry.is_idle():
+  elif registry.is_idle():
     registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
 
 

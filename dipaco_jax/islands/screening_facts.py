@@ -16,6 +16,7 @@ A process knows how often the run had been resumed when it began; it ends when t
 import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -49,19 +50,15 @@ class Bounds(NamedTuple):
 
 def bounds(island: Island, modules: Iterable[Fact], phase: int) -> Bounds:
   """Returns the limits for paths that start from these modules."""
-  usual = {island.parse_module(fact.key)[0].name: usual_of(island, fact) for fact in modules}
+  named = ((island.parse_module(fact.key)[0].name, fact) for fact in modules)
+  usual = {level: fact.meta.get('usual', first_usual(island, fact.key)) for level, fact in named}
   return Bounds(usual, rates(island, phase), island.run.settings.outer.exclude_above)
 
 
 def first_usual(island: Island, module: str) -> float:
-  """Returns h_0 of a module."""
+  """Returns h_0 of a module, for versions whose fact does not note h."""
   names = island.layout.names(island.parse_module(module)[0])
   return screening.first_usual(sum(island.shapes[n].size for n in names), island.run.settings.inner.optimizer)
-
-
-def usual_of(island: Island, module: Fact) -> float:
-  """Returns h of a module's version: what its fact notes, or h_0."""
-  return module.meta.get('usual', first_usual(island, module.key))
 
 
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
@@ -110,12 +107,7 @@ def judge(
 
 
 def exclusion(island: Island, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
-  """Makes the fact that a path takes no part in an outer step, and logs it.
-
-  Args:
-    worker: who trained the path.
-    executor: who left it out; '': its worker.
-  """
+  """Makes the fact that a path takes no part in an outer step, as its worker, or an executor, says; logs it."""
   step = first_step(island, phase + 1)
   words = screening.exclusion_message(island.layout.grid, path, why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
@@ -132,15 +124,12 @@ def begins_anew(island: Island, path: int, phase: int) -> bool:
 
 
 def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
-  """Ends the run where it cannot go on, by the rules of one job.
+  """Raises Diverged where too many paths are excluded, one of them too often, or a module has no path left.
 
   Args:
-    module: of which a new version is being made.
-    phase: the one before that version.
+    module: of which a new version is being made, after `phase`.
     weights: w_i of every path, [P].
     left_out: paths that this module does without: excluded by their workers, or not plausible here.
-  Raises:
-    Diverged: too many paths are excluded, one of them too often, or the module has no path left.
   """
   layout, most = island.layout, island.run.settings.outer.max_excluded
   told = island.registry.facts('excluded', number=phase)
@@ -160,13 +149,8 @@ def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out
 def excluded_before(island: Island, path: int, phase: int) -> int:
   """Counts the phases in a row, up to the one before, in which a path was trained but took no part."""
   excluded = {fact.number for fact in island.registry.facts('excluded', [str(path)])}
-  count = 0
-  for t in reversed(range(phase)):
-    if island.active_paths(t)[path]:
-      if t not in excluded:
-        break
-      count += 1
-  return count
+  trained = (t for t in reversed(range(phase)) if island.active_paths(t)[path])
+  return sum(1 for _ in itertools.takewhile(excluded.__contains__, trained))
 
 
 def end(island: Island, phase: int, why: str, left_out: Collection[str] = ()) -> NoReturn:

@@ -50,16 +50,12 @@ def reroute(island: Island, task: Task, lease: Lease) -> Publish:
       take_over(island, before)
     resharding_round.reroute(run, number, version)
     lease.check()
-    trees = f'routing/{number}', f'shards/{number}'
-    made = island.publish_trees('round', number, trees, {'version': version})
+    made = island.publish_trees('round', number, (f'routing/{number}', f'shards/{number}'), {'version': version})
   return lambda: [made]
 
 
 def take_over(island: Island, made: Fact):
-  """Fetches what was published before; what cannot be fetched is removed here too.
-
-  So a task that is done again makes only what is missing.
-  """
+  """Fetches what was published before, and removes what cannot be fetched, so that only what is missing is made."""
   for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
     island.storage.verified_trees.discard((tree, sha256))
     try:

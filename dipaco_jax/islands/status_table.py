@@ -28,27 +28,22 @@ def lines(registry: registry_lib.Registry) -> list[str]:
 def failures(registry: registry_lib.Registry) -> list[str]:
   """Says which paths took no part in outer steps, the last of them, and why the run has diverged."""
   found = [
-    f'{EXCLUDED}phase {fact.number + 1}, step {fact.meta["step"]}: path {fact.key}, trained by {fact.meta["worker"]}, '
-    f'took no part: {fact.meta["why"]}'
-    for fact in registry.facts('excluded')
+    f'{EXCLUDED}phase {f.number + 1}, step {f.meta["step"]}: path {f.key}, trained by {f.meta["worker"]}, '
+    f'took no part: {f.meta["why"]}'
+    for f in registry.facts('excluded')[-SHOWN:]
   ]
   ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', ['resumed'])
-  return found[-SHOWN:] + [fact.meta['why'] for fact in ended[len(resumed) :]]
+  return found + [fact.meta['why'] for fact in ended[len(resumed) :]]
 
 
 def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
   """Makes a role's cells; with `names_role`, the first tells it from another role of the same name."""
   about = role['about']
+  name = role['name'] + (f' ({role["role"]})' if names_role else '')
   step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
   rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
-  return (
-    role['name'] + (f' ({role["role"]})' if names_role else ''),
-    about.get('task') or 'idle',
-    step,
-    rate,
-    str(about.get('tasks_done', '')),
-    f'{duration(role["silent_s"])} ago',
-  )
+  done, heard = str(about.get('tasks_done', '')), f'{duration(role["silent_s"])} ago'
+  return name, about.get('task') or 'idle', step, rate, done, heard
 
 
 class Screen:

@@ -83,8 +83,10 @@ def fetch(island: Island, task: Task) -> Loaded:
   if found := resume(island, task.progress, old):
     step, state = found
   else:
-    inner = {} if before is None or fresh or not job.keep_state else read_inner_state(island, path, before)
-    state = PathState(old, inner)
+    state = PathState(old, {})
+    if before is not None and job.keep_state and not fresh:
+      [made] = island.registry.facts('checkpoint', [str(path)], before)
+      state = PathState(old, island.read_object(*made.meta['objects'][INNER]))
   return Loaded(job, Start(path, phase, step, fresh, bool(state.inner)), state, old)
 
 
@@ -107,13 +109,8 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
     hosts.broadcast(start._asdict())
     state, loss = inner_steps(island, job, start, broadcast_state(hosts, state), done)
     hosts.barrier()
-  about = metrics.close() | {
-    'holdout_loss': loss,
-    'worker': island.name,
-    'started': started,
-    'ended': time.time(),
-    'from_step': start.step,
-  }
+  about = metrics.close() | {'holdout_loss': loss, 'worker': island.name, 'from_step': start.step}
+  about |= {'started': started, 'ended': time.time()}
 
   def publish() -> list[Fact]:
     judged = screening_facts.judge(island, path, phase, old, state.params)
@@ -143,10 +140,7 @@ def inner_steps(
 
 
 def holdout_loss(job: job_lib.Job, path: int, params) -> float | None:
-  """Returns a path's loss before the outer step, nats per target of its hold-out.
-
-  None without a hold-out, or where the loss is not finite.
-  """
+  """Returns a path's loss before the outer step, nats per target of its hold-out; None without one, or if infinite."""
   if job.evaluation.holdout is None:
     return None
   turn = job.programs.layout.grid.coordinates(path)
@@ -183,12 +177,6 @@ def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
 def trained_before(island: Island, path: int, phase: int) -> int | None:
   """Returns the last phase before this one in which the path was trained; None where there is none."""
   return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
-
-
-def read_inner_state(island: Island, path: int, phase: int) -> Arrays:
-  """Reads a path's inner state after a phase."""
-  [found] = island.registry.facts('checkpoint', [str(path)], phase)
-  return island.read_object(*found.meta['objects'][INNER])
 
 
 def resume(island: Island, progress: dict[str, Any] | None, old: Arrays) -> tuple[int, PathState] | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import backup, island, monitor, registry, role_loop, roles
+from dipaco_jax.islands import claims, island, monitor, registry, role_loop, roles
 from dipaco_jax.pipeline import preflight
 from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
@@ -45,7 +45,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
     setattr(backends.Folder, method, failing_at_times(getattr(backends.Folder, method), more.failing))
   os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   role_loop.LOOK_AROUND_S, role_loop.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
-  backup.LOOK_S = 0.5
+  claims.LOOK_S = 0.5
   command.quiet()
   try:
     with stopping.listening():

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from dipaco_jax.islands import backup, island, status_table
+from dipaco_jax.islands import claims, island, status_table
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.claims import Backup, running_s
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, NewTask, Task
 from dipaco_jax.storage import object_store as storage_lib
@@ -18,7 +19,7 @@ KINDS = ('prepare', 'train', 'reroute')
 @pytest.fixture
 def connect(tmp_path, monkeypatch):
   """name of a process -> islands of that name; lease_s is long, and looks follow each other at once."""
-  monkeypatch.setattr(backup, 'LOOK_S', 0.0)
+  monkeypatch.setattr(claims, 'LOOK_S', 0.0)
   made = []
 
   def connect(name: str, lease_s: float = 600) -> island.Island:
@@ -45,13 +46,13 @@ def straggling(worker: island.Island) -> Task:
   usual_s = max(worker.registry.durations('train', 32))
   while True:
     row = next(row for row in worker.registry.tasks('running') if row['owner'] == 'slow')
-    if backup.running_s(row) > 2 * usual_s:
+    if running_s(row) > 2 * usual_s:
       return slow
 
 
 def test_an_abandoned_task_is_claimed_at_the_second_look(connect):
   spare = connect('backup-0')
-  pool = backup.Backup(spare, KINDS)
+  pool = Backup(spare, KINDS)
   spare.registry.add_tasks([NewTask('train', '0', 0), NewTask('outer', 'm', 1)])
   assert pool.next() is None
   spare.registry.add_tasks([NewTask('train', '1', 0)])
@@ -62,7 +63,7 @@ def test_an_abandoned_task_is_claimed_at_the_second_look(connect):
 
 def test_what_others_take_in_time_is_left_to_them(connect):
   spare = connect('backup-0')
-  pool = backup.Backup(spare, KINDS)
+  pool = Backup(spare, KINDS)
   spare.registry.add_tasks([NewTask('train', '0', 0)])
   for _ in range(3):
     assert pool.next() is None
@@ -71,7 +72,7 @@ def test_what_others_take_in_time_is_left_to_them(connect):
 
 def test_a_task_whose_lease_has_run_out_is_abandoned(connect):
   spare, dead = connect('backup-0'), connect('worker-0', lease_s=0)
-  pool = backup.Backup(spare, KINDS)
+  pool = Backup(spare, KINDS)
   dead.registry.add_tasks([NewTask('train', '0', 0)])
   dead.registry.claim('worker-0', ['train'])
   assert pool.next() is None
@@ -79,9 +80,9 @@ def test_a_task_whose_lease_has_run_out_is_abandoned(connect):
 
 
 def test_a_backup_looks_no_more_often_than_every_LOOK_S(connect, monkeypatch):
-  monkeypatch.setattr(backup, 'LOOK_S', 60.0)
+  monkeypatch.setattr(claims, 'LOOK_S', 60.0)
   spare = connect('backup-0')
-  pool = backup.Backup(spare, KINDS)
+  pool = Backup(spare, KINDS)
   spare.registry.add_tasks([NewTask('train', '0', 0)])
   assert pool.next() is None and pool.next() is None
   pool.look.last -= 60
@@ -93,31 +94,31 @@ def test_a_straggler_is_copied_by_one_backup(connect):
   slow = straggling(spare)
   spare.registry.add_tasks([NewTask('train', '4', 0)])
   next_slow = spare.registry.claim('slow', ['train'])
-  copy = backup.Backup(spare, KINDS).next()
+  copy = Backup(spare, KINDS).next()
   assert copy == slow and spare.registry.tasks('running')[0]['owner'] == 'slow'
   time.sleep(2.1 * max(spare.registry.durations('train', 32)))
-  assert backup.Backup(other, KINDS).next() == next_slow
-  assert backup.Backup(connect('backup-2'), KINDS).next() is None
+  assert Backup(other, KINDS).next() == next_slow
+  assert Backup(connect('backup-2'), KINDS).next() is None
   assert any(line.startswith('backup-0  copy of train 3 0') for line in status_table.lines(spare.registry))
   later = connect('backup-2', lease_s=0)  # by whose measure the others have been silent for long
-  assert backup.Backup(later, KINDS).next() == slow
+  assert Backup(later, KINDS).next() == slow
 
 
 def test_a_task_that_is_in_time_is_not_copied(connect, monkeypatch):
   spare = connect('backup-0')
   spare.registry.add_tasks([NewTask('train', '9', 0)])
   spare.registry.claim('worker-0', ['train'])
-  assert backup.Backup(spare, KINDS).next() is None  # none is done that it could be compared to
+  assert Backup(spare, KINDS).next() is None  # none is done that it could be compared to
   straggling(spare)
-  monkeypatch.setattr(backup, 'STRAGGLES', math.inf)
-  assert backup.Backup(spare, KINDS).next() is None
+  monkeypatch.setattr(claims, 'STRAGGLES', math.inf)
+  assert Backup(spare, KINDS).next() is None
 
 
 @pytest.mark.parametrize('words', ['x', 'of other hardware'])
 def test_the_first_to_complete_a_task_counts(words, connect):
   spare = connect('backup-0')
   slow = straggling(spare)
-  copy = backup.Backup(spare, KINDS).next()
+  copy = Backup(spare, KINDS).next()
   spare.registry.complete(copy, [fact(copy)])
   with pytest.raises(registry_lib.Lost):
     spare.registry.heartbeat(slow)
@@ -134,7 +135,7 @@ def test_the_first_to_complete_a_task_counts(words, connect):
 def test_a_copy_holds_nothing(connect):
   spare = connect('backup-0')
   slow = straggling(spare)
-  lease = Lease(spare, 'worker', backup.Backup(spare, KINDS).next())
+  lease = Lease(spare, 'worker', Backup(spare, KINDS).next())
   (before,) = spare.registry.tasks('running')
   lease.renew()
   lease.release('failed')

@@ -13,7 +13,7 @@ import repository
 import sqlalchemy
 
 from dipaco_jax.core import settings
-from dipaco_jax.islands import claims, interval, role_loop, run_history
+from dipaco_jax.islands import claims, role_loop, run_history
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
@@ -197,7 +197,7 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, island, monkeypatch):
   while island.registry.claim('worker-1', ['train']):  # which is at work on all there is
     pass
   clock, asked = Clock(600), []
-  for module in (role_loop, claims, interval):
+  for module in (role_loop, claims):
     monkeypatch.setattr(module, 'time', clock)
 
   def count(connection, cursor, statement, *_):
