@@ -38,13 +38,13 @@ class PhaseMetrics:
     self.rows.append(metrics_log.plain([after, loss, norm, steps.learning_rate, *counts]))
     self.warn_not_finite(after, steps)
     self.last_done = time.monotonic()
+    self.lease.about |= {'step': after, 'of': self.job.schedule.steps_per_phase, 'loss': metrics_log.plain(loss)}
     if self.first_done is None:
       self.first_done = self.last_done
-    else:
-      self.timed_steps += self.job.schedule.dispatch_steps
-    self.lease.about |= {'step': after, 'of': self.job.schedule.steps_per_phase, 'loss': metrics_log.plain(loss)}
-    if rate := self.tokens_per_s():
-      self.lease.about['tokens_per_s'] = rate
+      return
+    self.timed_steps += self.job.schedule.dispatch_steps
+    tokens = self.timed_steps * self.job.data.batch_size * self.job.programs.model.config.seq_len
+    self.lease.about['tokens_per_s'] = tokens / max(1e-9, self.last_done - self.first_done)
 
   def warn_not_finite(self, after: int, steps: train_log.Steps):
     """Logs the first step that is not finite, and the first one after finite steps."""
@@ -52,13 +52,6 @@ class PhaseMetrics:
       task, last = self.lease.task, self.job.schedule.global_step(self.lease.task.number, after)
       train_log.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
     self.is_finite = bool(steps.finite[-1, 0])
-
-  def tokens_per_s(self) -> float | None:
-    """Returns the rate since the first dispatch; None before the second."""
-    if self.first_done is None or not self.timed_steps:
-      return None
-    tokens = self.timed_steps * self.job.data.batch_size * self.job.programs.model.config.seq_len
-    return tokens / max(1e-9, self.last_done - self.first_done)
 
   def close(self) -> dict[str, Any]:
     """Reads the last metrics; returns what the path's checkpoint notes about the phase."""

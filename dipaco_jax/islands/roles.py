@@ -103,19 +103,17 @@ def run_role(
 
 def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
   """Serves until the run is finished; sums that wait for others are in `scratch`."""
+  if role == 'monitor':
+    return monitor.watch(island)
   performs: dict[str, Any] = {
     'worker': (worker.KINDS if hosts.is_alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
     'outer': (outer_executor.KINDS, outer_executor.Executor(scratch).perform),
     'evaluator': (evaluator.KINDS, evaluator.perform),
   }
-  if role == 'monitor':
-    monitor.watch(island)
-  else:
-    kinds, perform = performs[role]
-    keys = island.all_modules()[part_named(share)] if share else None
-    fetches = {'train': worker.fetch} if role == 'worker' else {}
-    pool = Backup(island, kinds) if is_backup else None
-    Role(Claims(island, role, kinds, keys, fetches, pool), perform).serve()
+  kinds, perform = performs[role]
+  keys = island.all_modules()[part_named(share)] if share else None
+  fetches, pool = {'train': worker.fetch} if role == 'worker' else {}, Backup(island, kinds) if is_backup else None
+  Role(Claims(island, role, kinds, keys, fetches, pool), perform).serve()
 
 
 def resume(workdir: str, url: str) -> int:
@@ -152,7 +150,8 @@ def part_named(share: str) -> slice:
 def local_place(workdir: str) -> pathlib.Path:
   """Returns the folder of a run's files on this machine: the workdir itself, if it is a folder."""
   there = storage_lib.open_storage(workdir).local_path('here')
-  return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{digest(workdir)[:16]}'
+  name = hashlib.sha256(workdir.encode()).hexdigest()[:16]
+  return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{name}'
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
@@ -188,7 +187,7 @@ def settle(
   config = json.dumps(settings.to_dict(), sort_keys=True)
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
   try:
-    registry.put([Fact('config', '', 0, '', digest(config), about)])
+    registry.put([Fact('config', '', 0, '', hashlib.sha256(config.encode()).hexdigest(), about)])
   except registry_lib.Conflict as e:
     words = changes(registry.facts('config')[0].meta['config'], settings)
     raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
@@ -208,8 +207,7 @@ def settle(
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
   """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
-  was = fields.flatten(settings_lib.from_dict(before).to_dict())
-  now = fields.flatten(settings.to_dict())
+  was, now = (fields.flatten(s.to_dict()) for s in (settings_lib.from_dict(before), settings))
   return '; '.join(f'config.{name} was {was[name]!r}, is {now[name]!r}' for name in now if was[name] != now[name])
 
 
@@ -218,7 +216,3 @@ def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:
   sizes = [*s.batch_sizes('train').values(), *s.batch_sizes('pretrain').values()]
   data = s.mesh.data or max(d for d in range(1, jax.device_count() + 1) if all(size % d == 0 for size in sizes))
   return dataclasses.replace(s, mesh=dataclasses.replace(s.mesh, data=data))
-
-
-def digest(words: str) -> str:
-  return hashlib.sha256(words.encode()).hexdigest()

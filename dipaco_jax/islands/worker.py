@@ -65,17 +65,11 @@ class Start(NamedTuple):
   has_inner: bool
 
 
-class Loaded(NamedTuple):
-  """A path on the host, and all that it is trained with for a phase."""
+def fetch(island: Island, task: Task) -> tuple[job_lib.Job, Start, PathState, Arrays]:
+  """Reads a path's shard, and its state: a former owner's within the phase, or that of the phase's start.
 
-  job: job_lib.Job
-  start: Start
-  state: PathState
-  old: Arrays  # parameters at the phase's start
-
-
-def fetch(island: Island, task: Task) -> Loaded:
-  """Reads a path's shard, and its state: a former owner's within the phase, or that of the phase's start."""
+  Returns the job and the point to begin at, the state there, and the parameters at the phase's start.
+  """
   path, phase, step = int(task.key), task.number, 0
   job = make_job(island, island.round_of(phase))
   old, before = island.path_parameters(path, phase), trained_before(island, path, phase)
@@ -87,14 +81,14 @@ def fetch(island: Island, task: Task) -> Loaded:
     if before is not None and job.keep_state and not fresh:
       [made] = island.registry.facts('checkpoint', [str(path)], before)
       state = PathState(old, island.read_object(*made.meta['objects'][INNER]))
-  return Loaded(job, Start(path, phase, step, fresh, bool(state.inner)), state, old)
+  return job, Start(path, phase, step, fresh, bool(state.inner)), state, old
 
 
 def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   """Takes tau steps of a path from its modules of this version, or the rest of what a former owner has begun."""
   started = time.time()
   job, start, state, old = lease.fetched()
-  path, phase = start.path, start.phase
+  path, phase, *_ = start
   metrics = PhaseMetrics(lease, job)
 
   def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
@@ -114,10 +108,10 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
 
   def publish() -> list[Fact]:
     judged = screening_facts.judge(island, path, phase, old, state.params)
-    if why := judged.get('excluded'):
-      told = screening_facts.exclusion(island, path, phase, why, island.name)
-      return [schedule.checkpoint_fact(path, phase, {}, about | judged), told]
-    return [schedule.checkpoint_fact(path, phase, write_objects(island, path, phase, state), about | judged)]
+    why = judged.get('excluded')
+    objects = {} if why else write_objects(island, path, phase, state)
+    told = [screening_facts.exclusion(island, path, phase, why, island.name)] if why else []
+    return [schedule.checkpoint_fact(path, phase, objects, about | judged), *told]
 
   return publish
 
@@ -193,10 +187,9 @@ def resume(island: Island, progress: dict[str, Any] | None, old: Arrays) -> tupl
 def keep(island: Island, lease: Lease, task: Task, step: int, state: PathState):
   """Writes a checkpoint within the phase: the object first, then the row that names it. NaN is not kept."""
   arrays = state.to_arrays()
-  if not all(np.isfinite(x).all() for x in arrays.values()):
-    return
-  name, sha256 = island.write_object(f'paths/{task.number}/{task.key}-step{step}', arrays)
-  lease.keep({'step': step, 'name': name, 'sha256': sha256})
+  if all(np.isfinite(x).all() for x in arrays.values()):
+    name, sha256 = island.write_object(f'paths/{task.number}/{task.key}-step{step}', arrays)
+    lease.keep({'step': step, 'name': name, 'sha256': sha256})
 
 
 def write_objects(island: Island, path: int, phase: int, state: PathState) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ import shutil
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import stage, stage_records
+from dipaco_jax.storage import files
 
 FILE = 'refused.txt'
 
@@ -21,8 +22,6 @@ def words(workdir: pathlib.Path) -> str:
 
 def note(workdir: pathlib.Path, why: str):
   """Keeps why a run was refused; does nothing once it trains, as its config may then no longer change."""
-  from dipaco_jax.storage import files
-
   begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))
   if (workdir / 'config.json').exists() and not begun:
     files.write_file(workdir / FILE, f'{why}\n')
@@ -31,17 +30,16 @@ def note(workdir: pathlib.Path, why: str):
 def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
   """Refuses another config than the run began with; where that was refused, removes what it has left unfinished.
 
-  Raises:
-    InputError: fields differ that may not, or that a finished stage was made by; names them.
+  Raises InputError that names fields that differ and may not, or that a finished stage was made by.
   """
-  differ = settings_lib.differences(old, new)
+  if not (differ := settings_lib.differences(old, new)):
+    return
   first = first_changed(old, new)
   later = stage.since(first) if first else ()
-  made = [one for one in later if stage_records.record_file(workdir, one.name).exists()]
-  if differ and (made or not words(workdir)):
+  if not words(workdir) or any(stage_records.record_file(workdir, one.name).exists() for one in later):
     names = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in differ.items())
     raise InputError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
-  for path in (path for one in later if differ for pattern in one.leftovers for path in workdir.glob(pattern)):
+  for path in (path for one in later for pattern in one.leftovers for path in workdir.glob(pattern)):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -29,6 +29,9 @@ ROWS = 8  # texts at one time
 ROUND = 128  # texts are padded to a multiple of this, up to the model's length, so that few programs are compiled
 
 
+Known = Callable[[int], np.ndarray] | None
+
+
 class Text(NamedTuple):
   """What is read as one sequence."""
 
@@ -70,12 +73,7 @@ class Reader:
 
 
 def read(
-  reader: Reader,
-  texts: Sequence[Text],
-  W: int,
-  length: int,
-  first: Sequence[int] | None,
-  known: Callable[[int], np.ndarray] | None = None,
+  reader: Reader, texts: Sequence[Text], W: int, length: int, first: Sequence[int] | None, known: Known = None
 ) -> chunk_losses.Excerpts:
   """Reads texts in chunks of W tokens; returns them with the path and the losses of each chunk.
 
@@ -83,7 +81,7 @@ def read(
     texts: of at least one and at most `length` tokens each.
     length: that they are padded to.
     first: the paths that they begin with; None: the router chooses them.
-    known: path -> nats of the token after each token, [N, L], where they need not be computed.
+    known: path -> nats of the token after each token, [N, L]; None: they are computed.
   """
   rows, size = packing.pad([text.tokens for text in texts], length), min(ROWS, len(texts))
   paths = _paths(reader, texts, rows, W, first)
@@ -94,10 +92,9 @@ def read(
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
   found, words, documents = chunk_losses.gather_losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
-  for n, text in enumerate(texts):
-    losses, num_tokens = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), len(text.tokens)
-    excerpt = chunk_losses.make_excerpt(text.name, words[n], num_tokens, W, reader.prefix_tokens, paths[n], losses)
-    documents.append(excerpt)
+  for n, (name, tokens, _) in enumerate(texts):
+    losses, of_text = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), (W, reader.prefix_tokens, paths[n])
+    documents.append(chunk_losses.make_excerpt(name, words[n], len(tokens), *of_text, losses))
   return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 
@@ -106,10 +103,8 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
   counts, size = [-(-len(text.tokens) // W) for text in texts], min(ROWS, len(texts))
   routed: list[list[int]] = []
   if first is None or reader.by == 'router':
-    asked = [1 if reader.by == 'chooser' else count for count in counts]
-    seen = [
-      chunk_losses.windows(text.tokens, W, reader.prefix_tokens)[:n] for text, n in zip(texts, asked, strict=True)
-    ]
+    prefix, asked = reader.prefix_tokens, [1 if reader.by == 'chooser' else count for count in counts]
+    seen = [chunk_losses.windows(x.tokens, W, prefix)[:n] for x, n in zip(texts, asked, strict=True)]
     packed = chunk_losses.pack_windows(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
     flat = iter(reader.read(None, packed, size)[1].reshape(-1).tolist())
     routed = [list(itertools.islice(flat, n)) for n in asked]
@@ -157,13 +152,10 @@ def _write(run: run_lib.Run):
   chosen, length = choose(run), min(TOKENS, run.eval_len)
   texts = [Text(domains[x.domain], x.tokens[:length]) for x in split.read(chosen)]
 
-  known = None
+  scored = None
   if s.evaluate.reroute_every or s.evaluate.mixture:
     scored = token_losses.read(run.workdir / 'evaluation' / 'validation', run.layout.grid.num_paths)
-
-    def known(path: int) -> np.ndarray:
-      return scored.nll[path][chosen, :length]
-
+  known: Known = (lambda path: scored.nll[path][chosen, :length]) if scored else None
   found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known)
   publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
 

@@ -79,7 +79,5 @@ def check_router_data(run: run_lib.Run):
     return
   num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum())
   if count < num_paths:
-    raise InputError(
-      f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {count} sequences, fewer '
-      f'than the {num_paths} paths: raise it, or give more text'
-    )
+    words = f'{count} sequences, fewer than the {num_paths} paths: raise it, or give more text'
+    raise InputError(f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {words}')

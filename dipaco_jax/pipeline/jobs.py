@@ -51,7 +51,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
     job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size)),
     weights=weights(run, number),
     base=run.base(),
-    base_state=base_state(run, made) if s.inner.inherit_state else None,
+    base_state=base_state(run, made),
     keep_state=s.inner.keep_state,
     evaluation=job_lib.Evaluation(
       validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
@@ -60,7 +60,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
     ),
     publish=True,
     round=number,
-    lost=lost(run) if s.outer.lost else None,
+    lost=lost(run),
   )
 
 
@@ -79,7 +79,7 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
     job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step)),
     weights=lambda phase: np.ones((), np.float32),
     base=run.base(),
-    base_state=base_state(run, made) if s.inner.inherit_state else None,
+    base_state=base_state(run, made),
     evaluation=job_lib.Evaluation(
       validate_stage.control_holdout(run) if s.train.early_stopping else None,
       functools.partial(validate_stage.validate, run, made),
@@ -91,30 +91,22 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
 
 def _schedule(s: settings_lib.Settings) -> job_lib.Schedule:
   """Returns all phases after pretraining, of the paths and of their dense control."""
+  t = s.train
   return job_lib.Schedule(
-    phases=s.train.phases,
-    steps_per_phase=s.train.steps_per_phase,
-    steps_per_dispatch=s.train.steps_per_dispatch,
+    phases=t.phases, steps_per_phase=t.steps_per_phase, steps_per_dispatch=t.steps_per_dispatch,
     first_step=s.pretrain.steps,
-  )
+  )  # fmt: skip
 
 
-def lost(run: run_lib.Run) -> Callable[[int], np.ndarray]:
-  """Returns phase -> which paths' outer gradients are lost, bool, shaped like the grid."""
+def lost(run: run_lib.Run) -> Callable[[int], np.ndarray] | None:
+  """Returns phase -> which paths' outer gradients are lost, bool, shaped like the grid; None where none are."""
   s, shape = run.settings, run.layout.grid.shape
-
-  @functools.lru_cache(4)
-  def of_phase(phase: int) -> np.ndarray:
-    return outer.lost_paths(s.outer.lost, shape, s.seed, phase)
-
-  return of_phase
+  of_phase = functools.lru_cache(4)(lambda phase: outer.lost_paths(s.outer.lost, shape, s.seed, phase))
+  return of_phase if s.outer.lost else None
 
 
 def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:
-  """Returns phase -> w_i of every path on the shards of a round, shaped like the grid [2.7].
-
-  It is 0 for a path that takes no part.
-  """
+  """Returns phase -> w_i of every path on a round's shards, like the grid; 0 for one that takes no part [2.7]."""
   s, grid = run.settings, grid_lib.Grid(run.settings.grid)
   tokens = run.shards_meta(number)['shard_tokens']
 
@@ -167,6 +159,8 @@ def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
 
 
 def base_state(run: run_lib.Run, made: Programs) -> Any:
-  """Returns the inner state that the base model ended with; None where it was not trained."""
+  """Returns the inner state that the base model ended with; None where it was not trained, or is not taken over."""
+  if not run.settings.inner.inherit_state:
+    return None
   arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')
   return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None

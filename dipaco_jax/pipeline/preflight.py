@@ -27,9 +27,7 @@ from dipaco_jax.training import display, mesh, processes
 def kept(workdir: pathlib.Path):
   """Makes the workdir; removes it again where the input proves wrong before the first text is tokenized.
 
-  Raises:
-    InputError: the workdir cannot be made, or holds other things.
-    Unavailable: the workdir is gone.
+  Raises InputError where it cannot be made or holds other things, Unavailable where it is gone later.
   """
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
@@ -81,13 +79,9 @@ def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
 
 
 def check_model(settings: settings_lib.Settings):
-  """Checks, before any work, levels' patterns against the parameters and batches against the devices.
-
-  Raises InputError.
-  """
-  kernel, platform = settings.model.attention, jax.default_backend()
-  if (owner := {'splash': 'tpu', 'flash': 'gpu', 'cudnn': 'gpu'}.get(kernel, platform)) != platform:
-    raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
+  """Checks levels' patterns against the parameters and batches against the devices; raises InputError."""
+  if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
+    raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
   shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch
@@ -109,10 +103,8 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, option
     if settings.train.phases < trained:
       raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
     if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
-      logging.warning(
-        'more phases stretch the cosine, so the learning rate steps up; --config.inner.decay_steps states its length '
-        'from the start'
-      )
+      words = '--config.inner.decay_steps states its length from the start'
+      logging.warning('more phases stretch the cosine, so the learning rate steps up; %s', words)
   publishing.write_json(file, settings.to_dict())
   (workdir / corrections.FILE).unlink(missing_ok=True)
   words = shlex.join(map(printable.redacted, options))
@@ -129,16 +121,10 @@ def compilation_cache(workdir: pathlib.Path):
 
 def note_environment(run: run_lib.Run):
   """Records what the digest of the modules depends on beside the config, and warns where a resumed run differs."""
-  now = {
-    'device': jax.devices()[0].device_kind,
-    'devices': jax.device_count(),
-    'processes': jax.process_count(),
-    'cpus': len(os.sched_getaffinity(0)),
-    'jax': jax.__version__,
-  }
+  now = {'device': jax.devices()[0].device_kind, 'devices': jax.device_count(), 'processes': jax.process_count()}
+  now |= {'cpus': len(os.sched_getaffinity(0)), 'jax': jax.__version__}
   file = run.workdir / 'environment.json'
-  then = stage_records.read_environment(run.workdir)
-  if not then and file.exists():
+  if not (then := stage_records.read_environment(run.workdir)) and file.exists():
     logging.warning('%s is damaged: whether this run began on the same devices is not known', file)
   then = then or now
   changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]

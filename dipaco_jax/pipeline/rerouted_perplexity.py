@@ -5,6 +5,7 @@ hindsight has seen what it predicts, so it is a bound.
 """
 
 import hashlib
+import math
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.pipeline import features, token_losses, validate_stage
+from dipaco_jax.pipeline import features, route_stage, token_losses
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.routing import chunk_policies, chunk_router, router
+from dipaco_jax.routing import chunk_policies, chunk_router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
 from dipaco_jax.training import processes
 
@@ -24,14 +25,14 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 
   The config says which of them are computed.
   """
-  s, result = run.settings.evaluate, {}
+  s, result = run.settings.evaluate, dict[str, Any]()
   if not (s.reroute_every or s.mixture):
     return {}
   scored, first = score(run, 'validation'), run.routed('validation', run.settings.rounds)
 
-  def perplexity(nll_N):
-    targets_N = scored.counts.sum(1)
-    return validate_stage.summary(run, nll_N, targets_N, first, run.layout.grid.num_paths)['perplexity']
+  def perplexity(nll_N: np.ndarray) -> float:
+    mean = nll_N.astype(np.float64).sum() / scored.counts.sum()
+    return math.exp(mean) if mean < 700 else math.inf
 
   if s.reroute_every:
     by: dict[str, Any] = {
@@ -46,10 +47,8 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
       name: {str(W): perplexity(choose(*scored, W, first)) for W in s.reroute_every} for name, choose in by.items()
     }
   if s.mixture:
-    weights = log_weights(run)
-    result['mixture'] = {
-      str(n): perplexity(chunk_policies.mixture(*scored, weights, n)) for n in range(1, s.mixture + 1)
-    }
+    weights, counts = log_weights(run), range(1, s.mixture + 1)
+    result['mixture'] = {str(n): perplexity(chunk_policies.mixture(*scored, weights, n)) for n in counts}
     result['mixture']['posterior'] = perplexity(chunk_policies.posterior(*scored))
   return result
 
@@ -75,13 +74,11 @@ def sources(run: run_lib.Run) -> list[str]:
 def log_weights(run: run_lib.Run) -> np.ndarray:
   """Returns the router's scores of validation documents, [N, P], each document's standardized over the paths.
 
-  They order the paths, and weigh those of a mixture, as a router's distances are not log-probabilities. Zeros
-  where no router was fitted.
+  They order and weigh paths, as distances are not log-probabilities. Zeros where no router was fitted.
   """
   if (fitted := run.router(run.settings.rounds)) is None:
     return np.zeros((len(run.sequences('validation')), run.layout.grid.num_paths), np.float32)
-  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, 'validation'))
-  found = np.concatenate([np.asarray(chunk) for chunk in chunks])
+  found = route_stage.scores(run, fitted, 'validation')
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
 
 

@@ -10,7 +10,6 @@ so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`,
 import functools
 import logging
 import math
-import pathlib
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts, packing
-from dipaco_jax.pipeline import features, route_stage, shard_stage
+from dipaco_jax.pipeline import features, route_stage
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
@@ -36,10 +35,10 @@ def reroute(run: run_lib.Run, number: int, version: int):
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(features.router_data(run))
     found = find_labels(run, number, version, indices)
-    tell_of_failures(number, found, len(indices))
+    check_scores(number, found, len(indices))
     fit = functools.partial(_fit, run, number, indices, found)
     route_stage.publish_router(run, number, fit, functools.partial(fill, run, number))
-  shard_stage.write_shards(run, number)
+  route_stage.write_shards(run, number)
 
 
 def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
@@ -58,25 +57,18 @@ def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray
   return path_labels.exact(all_scores(run, number, indices, score))
 
 
-def tell_of_failures(number: int, found: path_labels.Labels, num_sequences: int):
+def check_scores(number: int, found: path_labels.Labels, num_sequences: int):
   """Raises Diverged where no sequence has a label; otherwise warns of the paths with scores that are not finite."""
   if (found.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
   if found.failed.any() and processes.is_first():
     failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
-    logging.warning(
-      'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences',
-      number,
-      failed,
-      num_sequences,
-    )
+    words = 'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences'
+    logging.warning(words, number, failed, num_sequences)
 
 
 def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
-  """Returns S of the pairs (documents [M], paths [M]), nats [M]; all processes call it together.
-
-  `documents` index into `indices`.
-  """
+  """Returns S of the pairs (indices[documents [M]], paths [M]), nats [M]; all processes call it together."""
   made, found = run.programs, run.sequences('train')
   asked = [np.flatnonzero(paths == path) for path in range(made.layout.grid.num_paths)]
 
@@ -98,7 +90,8 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   """Returns S [N, P]; the scores of each turn of paths are kept, so that a run that was stopped goes on after them."""
   placement, num_paths = run.programs.placement, run.layout.grid.num_paths
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
-  there = {path: seals.is_whole(_score_file(folder, path)) for path in range(num_paths)}
+  files = [folder / f'{path}.npy' for path in range(num_paths)]
+  there = [seals.is_whole(file) for file in files]
   missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
   processes.barrier(f'what is missing in {folder.name}')
   progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
@@ -107,30 +100,21 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
     found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
     for path, of_path in zip(paths, found, strict=True):
       if processes.is_first():
-        publishing.write_array(_score_file(folder, path), of_path)
+        publishing.write_array(files[path], of_path)
     progress.update(i + 1)
   progress.close()
   processes.barrier(f'{folder.name} are there')
-  return np.stack([tensors.read_array(_score_file(folder, path)) for path in range(num_paths)], axis=1)
-
-
-def _score_file(folder: pathlib.Path, path: int) -> pathlib.Path:
-  return folder / f'{path}.npy'
+  return np.stack([tensors.read_array(file) for file in files], axis=1)
 
 
 def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndarray) -> dict[str, Any]:
-  """Gives each path that no training text was routed to what suits it best, so that it can go on.
+  """Gives each path that no training text was routed to what suits it best by the router, so that it can go on.
 
-  Args:
-    fitted: the round's router, by whose scores text suits a path.
-    paths_NT: of the training sequences; changed in place.
-
-  Returns:
-    How many sequences each path was given, for the record.
+  Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
   """
   given_P = np.zeros(run.layout.grid.num_paths, np.int64)
   for _ in range(ATTEMPTS):  # since what is given away may change what is held back
-    dealt = shard_stage.deal(run, paths_NT.copy(), len(given_P))
+    dealt = route_stage.deal(run, paths_NT.copy(), len(given_P))
     trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held
     count_P = np.bincount(paths_NT[trains_N].reshape(-1), minlength=len(given_P))
     if count_P.all():
@@ -146,23 +130,17 @@ def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndar
 
 
 def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, indices, count_P):
-  """Returns (path, indices of sequences) for each path without text.
-
-  Each gets the share GIVEN_SHARE of the mean shard, of `routing.sample` sequences drawn from `indices`.
-  """
+  """Returns (path, indices of sequences) for paths without text, drawn from `indices`: GIVEN_SHARE of a mean shard."""
   drawn = np.random.default_rng([run.settings.seed, number]).permutation(indices)[: run.settings.routing.sample]
   drawn, empty = np.sort(drawn), np.flatnonzero(count_P == 0)
-  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, 'train', drawn))
-  scores_NP = np.concatenate([np.asarray(chunk) for chunk in chunks])
+  scores_NP = route_stage.scores(run, fitted, 'train', drawn)
   quota = max(1, math.floor(GIVEN_SHARE * paths_NT.shape[1] * len(drawn) / len(count_P)))
   lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
   found = balanced_assignment.fill_empty_paths(lack_NE, paths_NT[drawn, -1], count_P, quota)
   return [(path, drawn[mine]) for path, mine in zip(empty, found, strict=True)]
 
 
-def _fit(
-  run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.Labels
-) -> tuple[router.Router, dict[str, Any]]:
+def _fit(run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.Labels) -> route_stage.Fitted:
   """Fits the classifier and its bias to the labels; returns it and figures of its accuracy."""
   s, num_paths = run.settings, run.layout.grid.num_paths
   has_label = found.paths != path_labels.NONE
@@ -178,14 +156,10 @@ def _fit(
     return classifier.accuracy(fitted, z_ND[tested], labels_N[tested]) if tested.any() else None
 
   frequency_P = np.bincount(labels_N, minlength=num_paths) / len(labels_N)
-  meta = {
-    'scored_pairs': found.scored,
-    'not_finite_by_path': found.failed.tolist(),
-    'router_sequences': of_all,
-    'accuracy': accuracy(),
-    'majority': float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, tested.sum())),
-    'label_frequency_by_path': frequency_P.tolist(),
-  }
+  meta = {'scored_pairs': found.scored, 'not_finite_by_path': found.failed.tolist(), 'router_sequences': of_all}
+  meta['accuracy'] = accuracy()
+  meta['majority'] = float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, tested.sum()))
+  meta['label_frequency_by_path'] = frequency_P.tolist()
   if s.routing.calibrate:
     target_P = (frequency_P * len(labels_N) + 1) / (len(labels_N) + num_paths)  # no path is left without text
     fitted = classifier.calibrate(fitted, z_ND, target_P)

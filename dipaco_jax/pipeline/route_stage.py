@@ -4,19 +4,26 @@ import functools
 import logging
 import math
 import pathlib
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from dipaco_jax.pipeline import features, shard_stage, stage_records
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import shards
+from dipaco_jax.pipeline import features, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import agreement, balanced_assignment, classifier, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 from dipaco_jax.training import display, processes
+from dipaco_jax.training import progress as progress_lib
 
 PART_ROWS = 64 * features.FEATURE_ROWS  # sequences that a process routes before it keeps their paths
+
+Fitted = tuple[router.Router, dict[str, Any]]
+Mend = Callable[[router.Router, np.ndarray], dict[str, Any]]
 
 
 def route(run: run_lib.Run) -> dict[str, Any]:
@@ -28,7 +35,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
     processes.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
-  shard_stage.write_shards(run, 0)
+  write_shards(run, 0)
   return sharded(run, 0)
 
 
@@ -45,13 +52,11 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 
-def _fit(run: run_lib.Run, method: str) -> tuple[router.Router, dict[str, Any]]:
-  routing = run.settings.routing
-  num_sequences = len(run.sequences('train'))
-  drawn = np.sort(np.random.default_rng(run.settings.seed).permutation(num_sequences)[: routing.sample])
+def _fit(run: run_lib.Run, method: str) -> Fitted:
+  s, num_sequences = run.settings, len(run.sequences('train'))
+  drawn = np.sort(np.random.default_rng(s.seed).permutation(num_sequences)[: s.routing.sample])
   z_ND = jax.numpy.asarray(np.concatenate(list(features.compute(run, 'train', drawn))))
-  key, shape = jax.random.key(run.settings.seed), run.layout.grid.shape
-  return router.fit(method, key, z_ND, shape, routing), {}
+  return router.fit(method, jax.random.key(s.seed), z_ND, run.layout.grid.shape, s.routing), {}
 
 
 def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
@@ -60,12 +65,7 @@ def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
   return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
 
-def publish_router(
-  run: run_lib.Run,
-  number: int,
-  fit: Callable[[], tuple[router.Router, dict[str, Any]]],
-  mend: Callable[[router.Router, np.ndarray], dict[str, Any]] = lambda fitted, paths: {},
-):
+def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], mend: Mend = lambda fitted, paths: {}):
   """Fits and publishes a round's router, and the paths of both splits' sequences; each process routes its share.
 
   Args:
@@ -74,24 +74,20 @@ def publish_router(
   """
   if processes.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
-  folder = shard_stage.parts_folder(run, number)
+  folder = parts_folder(run, number)
   processes.only_first(lambda: _keep_router(run, folder, fit), f'fitted {number}')
   arrays = tensors.read_arrays(folder / 'router.safetensors')
   fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
-  top = {'train': run.settings.routing.top_n, 'validation': 1}
-  capacity = {'train': run.settings.routing.capacity, 'validation': 0.0}
-  for split in top:
-    if not capacity[split]:
-      route_parts(run, fitted, folder, split, top[split], (jax.process_index(), jax.process_count()))
+  capacity = run.settings.routing.capacity  # of training text
+  top = {'validation': 1} if capacity else {'train': run.settings.routing.top_n, 'validation': 1}
+  for split, top_n in top.items():
+    route_parts(run, fitted, folder, split, top_n, (jax.process_index(), jax.process_count()))
   processes.barrier(f'routed {number} in parts')
 
-  def assign(split: str, top_n: int) -> np.ndarray:
-    if capacity[split]:
-      return _assign_within(run, fitted, split, capacity[split])
-    return np.concatenate([tensors.read_array(file) for file in _parts(run, folder, split)])
-
   def publish():
-    paths = {split: assign(split, top_n) for split, top_n in top.items()}
+    paths = {split: np.concatenate([*map(tensors.read_array, _parts(run, folder, split))]) for split in top}
+    if capacity:
+      paths['train'] = _assign_within(run, fitted, capacity)
     meta = seals.read_json(folder / 'meta.json') | mend(fitted, paths['train'])
     others: dict[str, files.Data] = {'meta.json': seals.dumps(meta).encode()}
     others['router.safetensors'] = seals.read(folder / 'router.safetensors')
@@ -100,11 +96,8 @@ def publish_router(
   processes.only_first(publish, f'routed {number}')
 
 
-def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], tuple[router.Router, dict[str, Any]]]):
-  """Fits and keeps the router, unless a run that was stopped has.
-
-  It also keeps the features, so that all processes find them.
-  """
+def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], Fitted]):
+  """Fits and keeps the router, unless a run that was stopped has; also keeps the features, for all processes."""
   # A list: both are checked, so that both damaged files are removed.
   if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):  # noqa: C419
     with display.doing('fitting the router'):
@@ -125,24 +118,27 @@ def route_parts(
   run: run_lib.Run, fitted: router.Router, folder: pathlib.Path, split: str, top_n: int, share: tuple[int, int]
 ):
   """Routes the parts of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
-  num_sequences = len(run.sequences(split))
-  parts = _parts(run, folder, split)
+  num_sequences, parts = len(run.sequences(split)), _parts(run, folder, split)
   for i in publishing.missing(parts, share):
     mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
     routed = [np.asarray(router.route(fitted, z, top_n)) for z in features.compute(run, split, mine)]
     publishing.write_array(parts[i], np.concatenate(routed).astype(np.int32))
 
 
-def _assign_within(run: run_lib.Run, fitted: router.Router, split: str, capacity: float) -> np.ndarray:
-  """Returns paths [N, 1], none of which gets more than `capacity` times the mean."""
-  num_paths = run.layout.grid.num_paths
-  chunks = (jax.numpy.asarray(z) for z in features.compute(run, split))
-  scores_NP = np.concatenate([np.asarray(router.scores(fitted, z)) for z in chunks])
+def _assign_within(run: run_lib.Run, fitted: router.Router, capacity: float) -> np.ndarray:
+  """Returns the paths [N, 1] of training text, none of which gets more than `capacity` times the mean."""
+  num_paths, scores_NP = run.layout.grid.num_paths, scores(run, fitted, 'train')
   room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
   # Greedy assignment (arXiv 2410.03529) by scores alone loses part of the likelihood; with the duals added it loses
   # almost none.
   bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
   return balanced_assignment.assign(scores_NP + bias_P, room_P)[:, None]
+
+
+def scores(run: run_lib.Run, fitted: router.Router, split: str, indices: np.ndarray | None = None) -> np.ndarray:
+  """Returns how much a router prefers each path for a split's sequences (all, or those at `indices`), [N, P]."""
+  chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, split, indices))
+  return np.concatenate([np.asarray(chunk) for chunk in chunks])
 
 
 def publish_routes(run: run_lib.Run, number: int, assign, others: dict[str, files.Data] | None = None):
@@ -154,3 +150,72 @@ def publish_routes(run: run_lib.Run, number: int, assign, others: dict[str, file
     np.save(aside / 'validation.npy', assign('validation', 1)[:, 0])
     for name, data in (others or {}).items():
       (aside / name).write_bytes(data)
+
+
+def parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
+  """Returns the folder of a round's router and of what it has routed so far."""
+  return run.workdir / 'routing' / f'{number}-parts'
+
+
+# -- shards
+
+
+def write_shards(run: run_lib.Run, number: int):
+  """Writes `shards/<number>/` by the paths in `routing/<number>/`, and removes the parts that those were made from."""
+  if processes.is_first():
+    shutil.rmtree(parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
+  _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
+
+
+def write_base_shards(run: run_lib.Run):
+  """Writes `shards/base/`: all text, one shard for each part of it, which are read as one."""
+
+  def part_of_each():
+    counts = run.sequences('train').counts
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)[:, None]
+
+  _write_shards(run, 'base', run.settings.data.parts, part_of_each)
+
+
+def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray]):
+  done, folder = run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
+  if processes.any_process(done.exists(), f'shards {name}'):
+    return
+  folders = [folder / str(i) for i in range(num_shards)]
+  write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))
+  processes.barrier(f'shards {name} in parts')
+  processes.only_first(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
+
+
+def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:
+  """Deals the training sequences to the paths and hold-outs; marks router data in `assignment` as nobody's."""
+  s = run.settings
+  assignment[features.router_data(run)] = -1
+  fraction, found = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)
+  pieces = features.router_pieces(found, s.routing.router_fraction)
+  return shards.deal(found, assignment, num_shards, s.seed, fraction, pieces.end if pieces else 0.0)
+
+
+def write_shard_parts(
+  run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
+):
+  """Writes the shards of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
+  if not (missing := publishing.missing(folders, share)):
+    return
+  s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
+  progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
+  for count, i in enumerate(missing, 1):
+    with publishing.publish_directory(folders[i]) as aside:
+      shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
+    progress.update(count)
+  progress.close()
+
+
+def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
+  """Publishes the shards when all parts are there. Raises InputError where a path has no text."""
+  meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
+  empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
+  if empty and done.name != 'base':
+    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid or more text')
+  publishing.write_json(folder / 'meta.json', meta)
+  files.put_in_place(folder, done)

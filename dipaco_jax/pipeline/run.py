@@ -77,14 +77,10 @@ class Run:
 
   @property
   def _dense(self) -> settings_lib.Settings:
-    s, takes_over = self.settings, settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
-    return dataclasses.replace(
-      s,
-      grid=(),
-      levels=(('all', '.*', ()),),
-      outer=takes_over,
-      train=dataclasses.replace(s.train, schedule=(), paths_per_phase=0, learning_rate=0.0),
-    )
+    takes_over = settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
+    train = dataclasses.replace(self.settings.train, schedule=(), paths_per_phase=0, learning_rate=0.0)
+    levels = (('all', '.*', ()),)
+    return dataclasses.replace(self.settings, grid=(), levels=levels, outer=takes_over, train=train)
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))
@@ -124,7 +120,5 @@ class Run:
 
 def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0) -> Run:
   """Returns a run that writes no metrics and is not asked to stop, for one process of an islands run."""
-  silent = metrics_log.Metrics(workdir, writes=False)
-  return Run(
-    workdir, settings, silent, performance.count_compilations(), lambda: False, contextlib.nullcontext, num_devices
-  )
+  silent, counted = metrics_log.Metrics(workdir, writes=False), performance.count_compilations()
+  return Run(workdir, settings, silent, counted, lambda: False, contextlib.nullcontext, num_devices)

@@ -23,7 +23,6 @@ from dipaco_jax.pipeline import (
   rerouted_perplexity,
   resharding_round,
   route_stage,
-  shard_stage,
   stage_records,
   tokenize_stage,
   validate_stage,
@@ -74,7 +73,7 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
   params, about = first_parameters(run)
   if processes.any_process((run.workdir / 'base').exists(), 'base'):
     return _pretrained(run) | about
-  shard_stage.write_base_shards(run)
+  route_stage.write_base_shards(run)
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
     state = jobs.train(run, jobs.base_job(run, params))
@@ -153,7 +152,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 
   If it diverges, the paths are evaluated without it.
   """
-  shard_stage.write_base_shards(run)  # one of many processes has none yet
+  route_stage.write_base_shards(run)  # one of many processes has none yet
   with stage_records.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
     try:
       record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record

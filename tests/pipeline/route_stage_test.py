@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax.pipeline import features, resharding_round, route_stage, shard_stage, stage_records
+from dipaco_jax.pipeline import features, resharding_round, route_stage, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import router
 from dipaco_jax.storage import publishing, seals
@@ -58,7 +58,7 @@ def test_what_is_routed_needs_no_features_and_its_parts_go(undisturbed, tmp_path
 
   for _ in range(2):
     route_stage.publish_router(run, 0, lambda: (fitted, {}))
-    shard_stage.write_shards(run, 0)
+    route_stage.write_shards(run, 0)
     assert sorted(path.name for path in (tmp_path / 'routing').iterdir()) == ['0']
     shutil.copytree(killed, folder)  # as one leaves it who is killed before it goes
   for name in ('train.npy', 'validation.npy', 'meta.json'):
@@ -75,7 +75,7 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   alone = shutil.copytree(tmp_path, tmp_path / 'alone')
   with caplog.at_level(logging.WARNING):
     route_stage.publish_router(run, 1, lambda: (biased, {'x': 1}), functools.partial(resharding_round.fill, run, 1))
-    shard_stage.write_shards(run, 1)
+    route_stage.write_shards(run, 1)
 
   meta = seals.read_json(tmp_path / 'routing' / '1' / 'meta.json')
   shard, trained = run.shards_meta(1), run.shards_meta(1)['shard_sequences']
@@ -92,7 +92,7 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
   other = run_lib.unattended(alone, run.settings)
   route_stage.publish_router(other, 1, lambda: (biased, {}))
   with pytest.raises(ValueError, match=r'no text was routed to paths \[2\]'):
-    shard_stage.write_shards(other, 1)
+    route_stage.write_shards(other, 1)
   for made in (run, other):
     made.metrics.close()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dipaco_jax.data import corpus
+from dipaco_jax.pipeline import route_stage, stage_records, tokenize_stage
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import shard_stage, stage_records, tokenize_stage
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -100,11 +100,11 @@ def test_shares_of_shards_make_the_whole(undisturbed, run):
   routed = np.load(undisturbed / 'routing' / '0' / 'train.npy')
   folders = [run.workdir / 'shards' / '0-parts' / str(i) for i in range(4)]
   for share, there in (((1, 3), {'1'}), ((0, 3), {'0', '1', '3'})):
-    shard_stage.write_shard_parts(run, folders, routed.copy, share)
+    route_stage.write_shard_parts(run, folders, routed.copy, share)
     assert {path.name for path in folders[0].parent.iterdir()} == there
   (folders[3] / 'mark').touch()
   copy(undisturbed, run, 'routing')
-  shard_stage.write_shards(run, 0)
+  route_stage.write_shards(run, 0)
   (run.workdir / 'shards' / '0' / '3' / 'mark').unlink()  # it was not made again
-  shard_stage.write_base_shards(run)
+  route_stage.write_base_shards(run)
   assert contents(run.workdir / 'shards') == contents(undisturbed / 'shards')
