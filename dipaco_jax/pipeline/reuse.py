@@ -14,13 +14,10 @@ OPTIONAL = ('features', 'shards/base')  # may be gone: no longer needed, or made
 
 
 def take(run: run_lib.Run, other: pathlib.Path):
-  """Links the stages that `other` has finished with the same settings, up to the first that differs or is here.
+  """Takes the stages that `other` has finished with the same settings, up to the first that differs or is here.
 
-  Files are linked where they are on one disk: they are never written again.
-
-  Raises:
-    InputError: there is no run in `other`.
-    seals.Damaged: what would be taken is not as it was written.
+  Files are linked where they are on one disk: they are never written again. Raises InputError where there is no run in
+  `other`, seals.Damaged where what would be taken is not as it was written.
   """
   theirs = stage_records.read_settings(other)
   for one in stage.STAGES:
@@ -29,9 +26,9 @@ def take(run: run_lib.Run, other: pathlib.Path):
     if run.record(one.name):
       continue
     record = stage_records.read_record(other, one.name)
-    same = record and record['digest'] == stage.digest(run.settings, one.name)
     # After `tokenize`, the base's learning rate follows the whole run's cosine.
-    if not record or not same or (one.name != 'tokenize' and theirs.decay_steps != run.settings.decay_steps):
+    same_rate = one.name == 'tokenize' or theirs.decay_steps == run.settings.decay_steps
+    if not record or record['digest'] != stage.digest(run.settings, one.name) or not same_rate:
       return
     if not all((other / path).exists() for path in one.artefacts if path not in OPTIONAL):
       return

@@ -26,10 +26,8 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   try:
     return settings.of_run(seals.loads(file.read_bytes()))
   except (ValueError, AttributeError, TypeError) as e:
-    raise InputError(
-      f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); name another directory, or, if it '
-      'was that of a run, remove it, and the command of the run makes it again'
-    ) from e
+    words = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
+    raise InputError(f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); {words}') from e
 
 
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
@@ -65,14 +63,13 @@ def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
   found = {}
   for name in stage.NAMES:
     with contextlib.suppress(OSError, ValueError):
-      found[name] = _parse_seconds(seconds_file(workdir, name))
+      found[name] = _seconds(seconds_file(workdir, name))
   return found
 
 
 def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
   """Returns a warning that names paths with less than `data.min_validation_tokens`; '' where all have enough."""
-  short = [path for path, tokens in enumerate(tokens_by_path) if tokens < floor]
-  if not short:
+  if not (short := [path for path, tokens in enumerate(tokens_by_path) if tokens < floor]):
     return ''
   named = ', '.join(f'path {path} has {tokens_by_path[path]:,}' for path in short[:MAX_NAMED])
   others = len(short) - MAX_NAMED
@@ -91,11 +88,9 @@ def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
   """Returns whether a stage is done with these settings; training and evaluation may have to do more.
 
-  Raises:
-    InputError: an artefact that others were made from is of another config.
+  Raises InputError where an artefact that others were made from is of another config.
   """
-  record = read_record(workdir, name)
-  if record is None:
+  if (record := read_record(workdir, name)) is None:
     return False
   same = record['digest'] == stage.digest(s, name)
   if not same and name != 'evaluate':
@@ -124,17 +119,6 @@ def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _seconds(file: pathlib.Path) -> float:
-  """Reads the seconds from a file; a file that holds no number counts as 0, with a warning."""
-  try:
-    return _parse_seconds(file)
-  except FileNotFoundError:
-    return 0.0
-  except ValueError:
-    logging.warning('%s does not hold a number of seconds: time counts from here', file)
-    return 0.0
-
-
-def _parse_seconds(file: pathlib.Path) -> float:
   """Reads the seconds from a file. Raises ValueError where it does not hold a number of them."""
   found = float(file.read_text())
   if not (math.isfinite(found) and found >= 0):
@@ -145,8 +129,13 @@ def _parse_seconds(file: pathlib.Path) -> float:
 @contextlib.contextmanager
 def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]:
   """Measures the seconds that a stage has taken, including interrupted runs of it (noted every few seconds)."""
-  file = seconds_file(workdir, name)
-  before = _seconds(file)
+  file, before = seconds_file(workdir, name), 0.0
+  try:
+    before = _seconds(file)
+  except FileNotFoundError:
+    pass
+  except ValueError:
+    logging.warning('%s does not hold a number of seconds: time counts from here', file)
   started, done = time.monotonic(), threading.Event()
 
   def elapsed() -> float:

@@ -38,16 +38,11 @@ from dipaco_jax.training import train_state as state_lib
 
 def run_all(run: run_lib.Run, last: str = stage_lib.NAMES[-1]):
   """Runs every stage up to the last that is not done yet, in order; a finished run is only reported again."""
-  functions = {
-    'tokenize': tokenize_stage.tokenize,
-    'pretrain': pretrain,
-    'route': route_stage.route,
-    'train': train,
-    'evaluate': evaluate,
-  }
+  functions = tokenize_stage.tokenize, pretrain, route_stage.route, train, evaluate
+  by_name = dict(zip(stage_lib.NAMES, functions, strict=True))
   for stage in stage_lib.before(last):
     if not stage_records.is_done(run.workdir, run.settings, stage.name):
-      _run_stage(run, stage, functions[stage.name])
+      _run_stage(run, stage, by_name[stage.name])
     processes.barrier(f'stage {stage.name}')
 
 
@@ -72,7 +67,12 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """Trains the base model: one path on all text [2.6]."""
   params, about = first_parameters(run)
   if processes.any_process((run.workdir / 'base').exists(), 'base'):
-    return _pretrained(run) | about
+    s = run.settings.pretrain  # the record was lost, and with it the speed
+    return {
+      'steps': s.steps,
+      'tokens': s.steps * s.batch_size * run.settings.model.seq_len,
+      'tokens_per_s': None,
+    } | about
   route_stage.write_base_shards(run)
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
@@ -85,13 +85,6 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
       (aside / 'inner.safetensors').write_bytes(tensors.to_bytes(inner))
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate} | about
-
-
-def _pretrained(run: run_lib.Run) -> dict[str, Any]:
-  """Returns the result of a base model whose record was lost; its speed is not known."""
-  s = run.settings
-  tokens = s.pretrain.steps * s.pretrain.batch_size * s.model.seq_len
-  return {'steps': s.pretrain.steps, 'tokens': tokens, 'tokens_per_s': None}
 
 
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -127,20 +120,16 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 
 def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   """Publishes the last phase's modules again, from the last checkpoint, if they were removed."""
-  best, losses = state.record.best_version, state.record.best_loss
-  if not processes.any_process((run.workdir / 'modules' / str(job.schedule.phases)).exists(), 'the last version'):
-    module_publishing.publish_modules(
-      run.workdir, job.schedule.phases, job.programs.layout, job.programs.unshard(state.modules)
-    )
-  if processes.is_first() and not (run.workdir / 'paths' / 'best.json').exists():
-    publishing.write_json(run.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
+  made, last, pointers = job.programs, job.schedule.phases, run.workdir / 'paths' / 'best.json'
+  if not processes.any_process((run.workdir / 'modules' / str(last)).exists(), 'the last version'):
+    module_publishing.publish_modules(run.workdir, last, made.layout, made.unshard(state.modules))
+  if processes.is_first() and not pointers.exists():
+    best, losses = state.record.best_version, state.record.best_loss
+    publishing.write_json(pointers, {'version': best, 'holdout_loss': losses})
 
 
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
-  """Perplexities on validation documents: routed once, and, as the config asks, more often or by mixtures.
-
-  And the beginnings of some, as the report shows them.
-  """
+  """Returns perplexities of validation documents: routed once and, as the config asks, more often or by mixtures."""
   trained = train_control(run) if run.settings.evaluate.control else {}
   result = validate_stage.evaluate_all(run, 'control_tokens' in trained) | rerouted_perplexity.figures(run)
   excerpt_choice.write(run)
@@ -148,10 +137,7 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 
 
 def train_control(run: run_lib.Run) -> dict[str, Any]:
-  """Trains the dense control, which the paths are compared with, from the base on; resumes where it stopped.
-
-  If it diverges, the paths are evaluated without it.
-  """
+  """Trains the dense control, which the paths are compared with, from the base on, or from where it stopped."""
   route_stage.write_base_shards(run)  # one of many processes has none yet
   with stage_records.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
     try:
@@ -164,17 +150,14 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 
 def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dict[str, Any]:
   """Returns the figures of training for the report."""
-  s, made, base = run.settings, job.programs, run.result('pretrain')
-  phases, tau = job.schedule.phases, job.schedule.steps_per_phase
-  placement = made.placement
-  devices = placement.mesh.devices.reshape(-1)
+  s, made, phases, tau = run.settings, job.programs, job.schedule.phases, job.schedule.steps_per_phase
+  devices = made.placement.mesh.devices.reshape(-1)
   flops = performance.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
-  tokens = record.tokens + base['tokens']
-  active, heard = (
-    sum(int((of(phase) > 0).sum()) for phase in range(phases)) / max(1, phases) for of in (job.weights, job.heard)
-  )
+  tokens = record.tokens + run.result('pretrain')['tokens']
+  took_part = [[int((of(phase) > 0).sum()) for phase in range(phases)] for of in (job.weights, job.heard)]
+  active, heard = (sum(counts) / max(1, phases) for counts in took_part)
   return {
     'phases': phases, 'steps': phases * tau, 'train_tokens': tokens, 'tokens_per_s': rate,
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, phases),

@@ -66,11 +66,7 @@ def nll_file(folder: pathlib.Path, path: int) -> pathlib.Path:
 
 
 def write(
-  programs: Programs,
-  params_of_path: Callable[[int], dict[str, np.ndarray]],
-  sources: Sequence[str],
-  rows: Rows,
-  folder: pathlib.Path,
+  programs: Programs, params_of_path: Callable[[int], Any], sources: Sequence[str], rows: Rows, folder: pathlib.Path
 ) -> TokenLosses:
   """Scores every sequence under every path, or what of it is missing; every process of a job calls it, once a folder.
 
@@ -85,12 +81,9 @@ def write(
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
   processes.only_first(lambda: _prepare(programs, sources, rows, folder), f'{name} is prepared')
   placement = programs.placement
-
-  def missing(turn: Coordinates) -> bool:
-    return not all(nll_file(folder, path).exists() for path in placement.paths(turn))
-
   # All processes look before any of them writes.
-  turns = [turn for turn in placement.turns() if processes.any_process(missing(turn), f'{name}: turn {turn}')]
+  there = {turn: all(nll_file(folder, path).exists() for path in placement.paths(turn)) for turn in placement.turns()}
+  turns = [turn for turn, is_there in there.items() if processes.any_process(not is_there, f'{name}: turn {turn}')]
   progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
     _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
@@ -103,16 +96,14 @@ def write(
 def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[int]) -> list[str]:
   """Returns each path's source: sha256 over the recorded digests of the modules that it picks at its version."""
 
-  @functools.cache
-  def recorded(version: int) -> dict[str, str]:
-    return module_store.recorded_modules(workdir / 'modules' / str(version))
+  folders = {version: workdir / 'modules' / str(version) for version in versions}
+  recorded = {version: module_store.recorded_modules(folder) for version, folder in folders.items()}
 
   def source(path: int, version: int) -> str:
-    total = hashlib.sha256()
+    at, total = layout.grid.coordinates(path), hashlib.sha256()
     for level in layout.levels:
-      module = layout.grid.module(level, layout.grid.coordinates(path))
-      file = module_store.module_file(workdir, version, level, module)
-      total.update(recorded(version)[f'{level.name}/{file.name}'].encode())
+      file = module_store.module_file(workdir, version, level, layout.grid.module(level, at))
+      total.update(recorded[version][f'{level.name}/{file.name}'].encode())
     return total.hexdigest()
 
   return [source(path, version) for path, version in enumerate(versions)]
@@ -121,25 +112,20 @@ def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[
 def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pathlib.Path):
   """Removes what is stale or was left by killed runs; then says what the files are made from, and writes `counts`."""
   prefix = programs.settings.routing.prefix_tokens
-  about = {
-    'paths': len(sources),
-    'sequences': len(rows.indices),
-    'length': rows.length,
-    'prefix_tokens': prefix,
-    'indices_sha256': hashlib.sha256(np.asarray(rows.indices, '<i8').tobytes()).hexdigest(),
-  }
+  indices_sha256 = hashlib.sha256(np.asarray(rows.indices, '<i8').tobytes()).hexdigest()
+  about: dict[str, Any] = {'paths': len(sources), 'sequences': len(rows.indices), 'length': rows.length}
+  about |= {'prefix_tokens': prefix, 'indices_sha256': indices_sha256}
   folder.mkdir(parents=True, exist_ok=True)
   for leftover in folder.glob('.*'):
     leftover.unlink()
   meta = folder / 'meta.json'
   old = seals.read_json(meta, 'rows', 'sources') if seals.is_whole(meta) else {}
-  if old.get('rows') != about:
-    for stale in folder.glob('*.npy'):
-      stale.unlink()
-  else:
-    for path, (now, then) in enumerate(zip(sources, old['sources'], strict=True)):
-      if now != then:
-        nll_file(folder, path).unlink(missing_ok=True)
+  stale = list(folder.glob('*.npy'))
+  if old.get('rows') == about:
+    changed = (now != then for now, then in zip(sources, old['sources'], strict=True))
+    stale = [nll_file(folder, path) for path, is_other in enumerate(changed) if is_other]
+  for file in stale:
+    file.unlink(missing_ok=True)
   # After the stale files are gone: a run killed in between removes the rest.
   publishing.write_json(meta, {'rows': about, 'sources': list(sources)})
   for path in range(len(sources)):  # damaged files are removed before the processes look what is there

@@ -26,21 +26,19 @@ Path = pathlib.Path
 
 
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
-  """Trains or takes a tokenizer, and makes sequences of at most seq_len tokens of all documents.
-
-  Returns figures for the record.
-  """
+  """Trains or takes a tokenizer, and makes sequences of at most seq_len tokens of all documents; returns figures."""
   s, file = run.settings, run.workdir / 'tokenizer.model'
   check_init(s)
   folder, held = run.workdir / _folder_name(s), corpus.plan_held_back(s)
   share = jax.process_index(), jax.process_count()
-  if s.tokenizer.model_file:
-    given = s.tokenizer.model_file
+  if given := s.tokenizer.model_file:
     processes.only_first(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
   elif not processes.any_process(file.exists(), 'tokenizer'):
-    _sample(s, folder, share, held)
+    # A part's own sample: the lowest hashes of all are among the lowest of the parts.
+    samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
+    _sample(s, samples, share, held)
     processes.barrier('samples')
-    processes.only_first(lambda: publishing.write_sealed(file, _train(s, folder)), 'trained tokenizer')
+    processes.only_first(lambda: publishing.write_sealed(file, _train(s, samples)), 'trained tokenizer')
   if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
     write_parts(run, folder / 'sequences', share, held)
     processes.barrier('sequences in parts')
@@ -52,13 +50,7 @@ def _folder_name(s: settings.Settings) -> str:
   return f'tokenize-{corpus.fingerprint(s.data)}'
 
 
-def _samples(s: settings.Settings, folder: Path) -> list[Path]:
-  """Files of each part's own sample: the lowest hashes of all are among the lowest of the parts."""
-  return [folder / f'sample-{k}.json' for k in range(s.data.parts)]
-
-
-def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: corpus.HeldBack):
-  samples = _samples(s, folder)
+def _sample(s: settings.Settings, samples: list[Path], share: tuple[int, int], held: corpus.HeldBack):
   with display.doing('reading text for the tokenizer'):
     for k in publishing.missing(samples, share):
       documents = corpus.documents(s.data, 'train', (k, s.data.parts), held.fraction)
@@ -66,9 +58,8 @@ def _sample(s: settings.Settings, folder: Path, share: tuple[int, int], held: co
       publishing.write_sealed(samples[k], found.encode())
 
 
-def _train(s: settings.Settings, folder: Path) -> bytes:
-  samples = _samples(s, folder)
-  check_files(s, folder)
+def _train(s: settings.Settings, samples: list[Path]) -> bytes:
+  check_files(s, samples[0].parent)
   check_parts(samples)
   documents = (document for file in samples for document in json.loads(seals.read(file)))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
@@ -165,7 +156,6 @@ def check_rows(s: settings.Settings, tokens: int):
   """Raises InputError where `tokens` tokens of text cannot fill a batch of every path."""
   rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
   if rows < num_paths * s.train.batch_size:
-    raise InputError(
-      f'config.grid has {num_paths} paths with config.train.batch_size={s.train.batch_size} rows of '
-      f'{s.model.seq_len} tokens each, but the text fills only {rows} rows: use a smaller grid or batch, or more text'
-    )
+    words = f'but the text fills only {rows} rows: use a smaller grid or batch, or more text'
+    each = f'config.train.batch_size={s.train.batch_size} rows of {s.model.seq_len} tokens each'
+    raise InputError(f'config.grid has {num_paths} paths with {each}, {words}')

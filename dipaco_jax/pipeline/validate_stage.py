@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import bootstrap
-from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import loader, packing
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import module_store
@@ -80,22 +79,20 @@ def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.nda
 
 def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
   """Returns perplexities of validation documents, each under its path by a round's router, or all under one."""
-  assignment = None if number is None else run.routed('validation', number)
-  measured = measure(run, made, params_of_turn, assignment)
-  assignment = np.zeros(len(measured.nll), np.int32) if assignment is None else assignment
-  return summary(run, *measured, assignment, made.layout.grid.num_paths)
+  count = len(run.sequences('validation'))
+  assignment = np.zeros(count, np.int32) if number is None else run.routed('validation', number)
+  return summary(run, measure(run, made, params_of_turn, assignment), assignment, made.layout.grid.num_paths)
 
 
-def summary(
-  run: run_lib.Run, nll: np.ndarray, count: np.ndarray, assignment: np.ndarray, num_paths: int
-) -> dict[str, Any]:
-  """Returns perplexities from each validation document's nats, number of targets and path, [N] each."""
+def summary(run: run_lib.Run, measured: Measured, assignment: np.ndarray, num_paths: int) -> dict[str, Any]:
+  """Returns perplexities from each validation document's losses and path."""
   found = run.sequences('validation')
   piece_bytes, prefix = run.tokenizer.piece_bytes(), run.settings.routing.prefix_tokens
   everything = found.read(range(len(found)))
   num_bytes = np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in everything])
   domains = np.array([x.domain for x in everything])
-  return evaluation.summarize(nll, count, num_bytes, assignment, domains, num_paths, run.result('tokenize')['domains'])
+  names = run.result('tokenize')['domains']
+  return evaluation.summarize(*measured, num_bytes, assignment, domains, num_paths, names)
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
@@ -104,40 +101,33 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
   assignment, num_paths = run.routed('validation', s.rounds), made.layout.grid.num_paths
 
   def with_interval(measured: Measured) -> dict[str, Any]:
-    return summary(run, *measured, assignment, num_paths) | {
-      'perplexity_interval': bootstrap.interval(measured.nll, measured.targets)
-    }
+    interval = bootstrap.interval(measured.nll, measured.targets)
+    return summary(run, measured, assignment, num_paths) | {'perplexity_interval': interval}
 
-  def of_version(version: int | None):
-    load = functools.partial(module_store.load_path, run.workdir, run.layout, version=version)
-    return measure(run, made, lambda turn: evaluation.in_flight(made, turn, load), assignment)
+  def losses(made: Programs, params_of_path, assignment: np.ndarray | None = None) -> Measured:
+    return measure(run, made, lambda turn: evaluation.in_flight(made, turn, params_of_path), assignment)
 
-  final = of_version(s.train.phases)
-  best = of_version(None) if s.train.early_stopping else final
+  load = functools.partial(module_store.load_path, run.workdir, run.layout)
+  final = losses(made, functools.partial(load, version=s.train.phases), assignment)
+  best = losses(made, load, assignment) if s.train.early_stopping else final
   result = with_interval(best) | {
-    'perplexity_final': with_interval(final)['perplexity'],
+    'perplexity_final': summary(run, final, assignment, num_paths)['perplexity'],
     'validation_documents': int((best.targets > 0).sum()),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
-  others = {'base': (run.base_programs, run.base)} | ({'control': control(run)} if has_control else {})
-  for name, (dense, params) in others.items():
-    other = measure(run, dense, functools.partial(_dense_in_flight, dense, params))
+  others = {'base': (run.base_programs, lambda _: run.base())} | ({'control': control(run)} if has_control else {})
+  for name, (dense, params_of_path) in others.items():
+    other = losses(dense, params_of_path)
     ratio, ratio_interval = best.over(other)
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
   if s.evaluate.matrix:
-    load = functools.partial(module_store.load_path, run.workdir, run.layout)
     result['loss_matrix'] = evaluation.matrix(made, load, holdout_rows(run, s.rounds))
   return result
 
 
-def control(run: run_lib.Run) -> tuple[Programs, Callable[[], dict[str, np.ndarray]]]:
-  """Returns the dense control's programs, and a function that loads it at the version that was chosen, or the last."""
+def control(run: run_lib.Run) -> tuple[Programs, Callable[[int], dict[str, np.ndarray]]]:
+  """Returns the dense control's programs, and what loads it, as path 0, at the version that was chosen, or the last."""
   s, made = run.settings, run.control_programs
   version = None if s.train.early_stopping else s.train.phases
-  return made, lambda: module_store.load_path(run.workdir / run_lib.CONTROL, made.layout, 0, version)
-
-
-def _dense_in_flight(made: Programs, params: Callable[[], dict[str, np.ndarray]], turn: Coordinates) -> Any:
-  """Puts the only model's parameters on the devices, whatever the turn."""
-  return evaluation.in_flight(made, turn, lambda _: params())
+  return made, functools.partial(module_store.load_path, run.workdir / run_lib.CONTROL, made.layout, version=version)
