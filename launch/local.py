@@ -10,10 +10,12 @@ import argparse
 import math
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from typing import TextIO
 
 from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import errors, printable, settings
@@ -28,6 +30,32 @@ CLEANING_S = 30  # for the monitor to clean after the end, and for all roles to 
 STALLED = 10  # leases without a sign of life, after which a role is killed; its task went to another after one
 AWAY_S = 10  # between two answers of the registry: it was away, or this process was, and no role could be heard
 FAILURES = 5  # within a minute, of one role: another start would fail too
+
+
+class Screen:
+  """Lines that overwrite themselves on a terminal; elsewhere the first line, and those of excluded paths, once each."""
+
+  def __init__(self, stream: TextIO):
+    self.stream, self.height, self.last = stream, 0, set[str]()
+    self.terminal = stream.isatty() and os.environ.get('TERM') != 'dumb'
+
+  def show(self, found: list[str]):
+    if not self.terminal:
+      wanted = [found[0], *(line for line in found if line.startswith(status_table.EXCLUDED))]
+      for line in wanted:
+        if line not in self.last:
+          print(line, file=self.stream, flush=True)
+      self.last = {*wanted}
+      return
+    size = shutil.get_terminal_size()
+    shown = [line[: size.columns - 1] for line in found[: size.lines - 1]]
+    up = f'\x1b[{self.height}F' if self.height else ''
+    self.stream.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J')
+    self.stream.flush()
+    self.height = len(shown)
+
+  def close(self):
+    self.height = 0
 
 
 class Role:
@@ -158,7 +186,7 @@ def main() -> int:
 
 def supervise(running: list[Role], facts: registry.Registry, stopping: list[int], resumed: int = 0) -> int:
   """Supervises until the run is finished, a signal stops it, or it diverges; returns the exit status."""
-  screen, silence = status_table.Screen(sys.stderr), Silence(facts)
+  screen, silence = Screen(sys.stderr), Silence(facts)
   while not stopping:
     silent_s = silence.by_role()
     for role in running:

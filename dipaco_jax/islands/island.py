@@ -35,10 +35,6 @@ class Later(OSError):
   """A task cannot be done yet, through no fault of this process; it should be tried again."""
 
 
-class Busy(Later):
-  """Another process of this machine holds the workdir, maybe one that was stopped past its lease."""
-
-
 class Gone(Later):
   """An object or a directory in storage is missing or corrupt; `name` says which."""
 
@@ -114,12 +110,12 @@ class Island:
 
   @contextlib.contextmanager
   def hold_workdir(self) -> Iterator[None]:
-    """Holds the workdir for this process alone; raises Busy."""
+    """Holds the workdir for this process alone; raises Later where another of this machine holds it."""
     with contextlib.ExitStack() as stack:
       try:
         stack.enter_context(lock.hold(self.run.workdir))
       except InputError as e:
-        raise Busy(str(e)) from e
+        raise Later(str(e)) from e
       yield
 
   # -- modules

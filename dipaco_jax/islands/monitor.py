@@ -6,15 +6,13 @@ and the inner state that each path goes on from, however long ago it was last dr
 modules of the last version and of those that early stopping chose are left.
 """
 
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Iterator
 
 from dipaco_jax.islands import evaluator, live_page, outer_executor, run_history, schedule, screening_facts, worker
 from dipaco_jax.islands.island import OBJECTS, Island
 from dipaco_jax.islands.schedule import INNER
+from dipaco_jax.storage import retry
 
 PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
@@ -25,7 +23,8 @@ SILENT_S = 60  # a role that is silent for longer counts as gone
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged where it has diverged."""
   collector, page, about = Collector(island), live_page.LivePage(island), {'task': '', 'stuck': ''}
-  with signs_of_life(island, about):
+  # Signs of life come from a thread, as collecting may take minutes.
+  with retry.every(PAUSE_S, lambda: island.registry.beat(island.name, 'monitor', dict(about))):
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
@@ -37,24 +36,6 @@ def watch(island: Island):
       time.sleep(PAUSE_S)
     collector.collect(island.run.settings.train.phases)
     collector.finish()
-
-
-@contextlib.contextmanager
-def signs_of_life(island: Island, about: dict[str, str]) -> Iterator[None]:
-  """Gives signs of life in a thread, as collecting may take minutes."""
-  over = threading.Event()
-
-  def beat():
-    while not over.wait(PAUSE_S):
-      island.registry.beat(island.name, 'monitor', dict(about))
-
-  thread = threading.Thread(target=beat, daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    over.set()
-    thread.join()
 
 
 def frontier(island: Island) -> int:

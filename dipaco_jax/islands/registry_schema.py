@@ -63,8 +63,10 @@ TASKS = sa.Table(
 ROLES = sa.Table(
   'dipaco_roles',
   METADATA,
-  *(sa.Column(name, TEXT, primary_key=True) for name in ('name', 'role')),
-  *(sa.Column(name, kind, nullable=False) for name, kind in (('about', sa.Text), ('seen', sa.Double))),
+  sa.Column('name', TEXT, primary_key=True),
+  sa.Column('role', TEXT, primary_key=True),
+  sa.Column('about', sa.Text, nullable=False),
+  sa.Column('seen', sa.Double, nullable=False),
 )
 
 

@@ -43,8 +43,8 @@ class Bounds(NamedTuple):
 
   def why(self, moved: Mapping[str, float]) -> str:
     """Says why a path with these r, by level, takes no part; '' if it does take part."""
-    f = number(self.exclude_above)
-    plausible = (screening.is_plausible(number(r), number(self.usual[level]), f) for level, r in moved.items())
+    f = as_float32(self.exclude_above)
+    plausible = (screening.is_plausible(as_float32(r), as_float32(self.usual[level]), f) for level, r in moved.items())
     return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
 
 
@@ -64,11 +64,11 @@ def first_usual(island: Island, module: str) -> float:
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
   """Returns the metadata that notes h of the next version, from h of this one and r of the paths that took part."""
   first = first_usual(island, module)
-  found = float(screening.next_usual(number(usual), number(math.fsum(moved)), jnp.asarray(len(moved)), first))
+  found = float(screening.next_usual(as_float32(usual), as_float32(math.fsum(moved)), jnp.asarray(len(moved)), first))
   return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
 
 
-def number(x: float) -> jax.Array:
+def as_float32(x: float) -> jax.Array:
   """Rounds to float32, as one job does."""
   with np.errstate(over='ignore'):
     return jnp.asarray(np.float32(x))

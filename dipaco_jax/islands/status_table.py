@@ -1,8 +1,6 @@
 """The live table of an islands run: each role's task, how far it is, and when it was last heard."""
 
-import os
-import shutil
-from typing import Any, TextIO
+from typing import Any
 
 from dipaco_jax.core import printable
 from dipaco_jax.islands import registry as registry_lib
@@ -44,29 +42,3 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
   rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
   done, heard = str(about.get('tasks_done', '')), f'{duration(role["silent_s"])} ago'
   return name, about.get('task') or 'idle', step, rate, done, heard
-
-
-class Screen:
-  """Lines that overwrite themselves on a terminal; elsewhere the first line, and those of excluded paths, once each."""
-
-  def __init__(self, stream: TextIO):
-    self.stream, self.height, self.last = stream, 0, set[str]()
-    self.terminal = stream.isatty() and os.environ.get('TERM') != 'dumb'
-
-  def show(self, found: list[str]):
-    if not self.terminal:
-      wanted = [found[0], *(line for line in found if line.startswith(EXCLUDED))]
-      for line in wanted:
-        if line not in self.last:
-          print(line, file=self.stream, flush=True)
-      self.last = {*wanted}
-      return
-    size = shutil.get_terminal_size()
-    shown = [line[: size.columns - 1] for line in found[: size.lines - 1]]
-    up = f'\x1b[{self.height}F' if self.height else ''
-    self.stream.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J')
-    self.stream.flush()
-    self.height = len(shown)
-
-  def close(self):
-    self.height = 0

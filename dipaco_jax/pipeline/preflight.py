@@ -41,21 +41,12 @@ def kept(workdir: pathlib.Path):
   try:
     yield
   except Exception as e:
-    if not is_there(workdir / 'lock'):
+    if not os.path.exists(workdir / 'lock'):  # also where its disk or file server does not answer
       raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is there') from e
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
     if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)
     raise
-
-
-def is_there(file: pathlib.Path) -> bool:
-  """Returns whether a file can be seen; False too where its disk or file server does not answer."""
-  try:
-    file.stat()
-  except OSError:
-    return False
-  return True
 
 
 def check_place(workdir: pathlib.Path):

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import math
 import pathlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import stage
-from dipaco_jax.storage import files, publishing, seals
+from dipaco_jax.storage import files, publishing, retry, seals
 from dipaco_jax.training import metrics_log, processes
 
 MAX_NAMED = 4  # paths named in a message
@@ -136,20 +135,14 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
     pass
   except ValueError:
     logging.warning('%s does not hold a number of seconds: time counts from here', file)
-  started, done = time.monotonic(), threading.Event()
+  started = time.monotonic()
 
   def elapsed() -> float:
     return before + time.monotonic() - started
 
   def note():
-    while processes.is_first() and not done.wait(5):
-      with contextlib.suppress(OSError):
-        files.write_file(file, f'{elapsed():.1f}')
+    with contextlib.suppress(OSError):
+      files.write_file(file, f'{elapsed():.1f}')
 
-  thread = threading.Thread(target=note, daemon=True)
-  thread.start()
-  try:
+  with retry.every(5, note) if processes.is_first() else contextlib.nullcontext():
     yield elapsed
-  finally:
-    done.set()
-    thread.join(5)  # else it might write the file again after the record; at most 5 s, as a file server may not answer

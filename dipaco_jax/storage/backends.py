@@ -17,12 +17,10 @@ from dipaco_jax.storage import files
 TRANSFERS = 4  # at once: files of a tree, parts of an object
 PART_BYTES = 8 << 20
 SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
-TRANSIENT = {
-  getattr(errno, f'E{name}')
-  for name in (
-    'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
-  ).split()
-}
+NAMES = (
+  'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
+)
+TRANSIENT = {getattr(errno, f'E{name}') for name in NAMES.split()}
 
 
 class Folder:
@@ -70,9 +68,7 @@ class Folder:
 def _link_unless_there(aside: Path, path: Path):
   try:
     os.link(aside, path)
-  except FileExistsError:
-    pass
-  except OSError:  # a file system without hard links
+  except OSError:  # it is there, or the file system has no hard links
     if not path.exists():
       os.replace(aside, path)
 
@@ -90,11 +86,8 @@ class Bucket:
     self.store: Any = obstore.store.from_url(
       url,
       retry_config={'max_retries': 3, 'retry_timeout': timedelta(seconds=min(60, patience_s))},
-      client_options={
-        'allow_http': True,  # for an endpoint that the user names; the others are https
-        'timeout': timedelta(days=1),  # a large object on a slow line is not an error, silence is
-        'read_timeout': timedelta(seconds=SILENCE_S),
-      },
+      # http is for an endpoint that the user names; a large object on a slow line is not an error, silence is.
+      client_options=dict(allow_http=True, timeout=timedelta(days=1), read_timeout=timedelta(seconds=SILENCE_S)),
     )
     self.api: Any = obstore
 

@@ -23,12 +23,9 @@ def read_file(path: Path) -> memoryview:
 
 
 def write_file(path: Path, *parts: Data | str, publish: Callable[[Path, Path], None] | None = None):
-  """Writes a file atomically: under a temporary name, synced, then renamed.
+  """Writes a file of these parts, text in UTF-8, atomically: under a temporary name, synced, then renamed.
 
-  Args:
-    path: name of the file, whose folder is made if it is absent.
-    parts: its content, one after the other; text in UTF-8.
-    publish: gives the file that was written aside (first argument) its name (second); None: `os.replace`.
+  The folder is made if it is absent. `publish` gives the file its name (from, to); None: `os.replace`.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   aside = beside(path)
@@ -70,8 +67,7 @@ def put_in_place(aside: Path, path: Path):
 
 def written_as(file: Path) -> Path:
   """Returns the name under which a file will be seen: its own, unless it is being written aside."""
-  aside = ASIDE.fullmatch(file.name)
-  return file.with_name(aside[1]) if aside else file
+  return file.with_name(aside[1]) if (aside := ASIDE.fullmatch(file.name)) else file
 
 
 def complete_files(folder: Path) -> list[Path]:
@@ -81,8 +77,9 @@ def complete_files(folder: Path) -> list[Path]:
 
 def tidy(folder: Path):
   """Removes what killed processes left aside below a directory, in which nobody may be writing."""
-  for file in [file for file in folder.rglob('*') if written_as(file) != file and file.is_file()]:
-    file.unlink(missing_ok=True)
+  for file in list(folder.rglob('*')):
+    if written_as(file) != file and file.is_file():
+      file.unlink(missing_ok=True)
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:

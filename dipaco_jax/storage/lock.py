@@ -27,11 +27,10 @@ def hold(workdir: Path) -> Iterator[None]:
         time.sleep(0.2)
     else:
       f.seek(0)
-      holder = _read_record(f)
+      pid, host, started = map(_read_record(f).get, ('pid', 'host', 'started'))
       raise InputError(
-        f'--workdir={workdir} is in use by process {holder.get("pid")} on {holder.get("host")} since '
-        f'{holder.get("started")}: wait for it, stop it, or choose another; where that host is gone for good and a '
-        'file server still keeps its lock, remove the file `lock` there'
+        f'--workdir={workdir} is in use by process {pid} on {host} since {started}: wait for it, stop it, or choose '
+        'another; where that host is gone for good and a file server still keeps its lock, remove the file `lock` there'
       )
     f.truncate(0)
     started = time.strftime('%Y-%m-%d %H:%M:%S')
@@ -52,14 +51,8 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def owner(workdir: Path) -> dict[str, Any] | None:
-  """Returns the record {pid, host, started} of the process that holds a workdir's lock; leaves the lock as it is.
-
-  It is {} while that process writes it, and None if nobody holds the lock.
-  """
-  file = workdir / 'lock'
-  if not file.exists():
-    return None
-  with open(file) as f:
+  """Returns {pid, host, started} of a workdir lock's holder, {} while it is being written, None if nobody holds it."""
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(workdir / 'lock') as f:
     try:
       fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

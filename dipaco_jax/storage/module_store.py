@@ -56,10 +56,9 @@ def recorded_modules(folder: Path) -> dict[str, str]:
 def load_path(workdir: Path, layout: Layout, path: int, version: int | None = None) -> dict[str, np.ndarray]:
   """Reads one path's parameters, and no other files; by default of the version that its pointer names."""
   version = best_versions(workdir)[path] if version is None else version
-  coordinates = layout.grid.coordinates(path)
-  params: dict[str, np.ndarray] = {}
+  at, params = layout.grid.coordinates(path), dict[str, np.ndarray]()
   for level in layout.levels:
-    params |= read_module(workdir, version, level, layout.grid.module(level, coordinates))
+    params |= read_module(workdir, version, level, layout.grid.module(level, at))
   return dict(sorted(params.items()))
 
 

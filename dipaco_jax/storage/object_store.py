@@ -42,10 +42,7 @@ class Storage:
     self.verified_trees: set[tuple[str, str]] = set()  # (prefix, sha256) of those on this machine
 
   def write(self, name: str, data: files.Data, sha256: str = '') -> str:
-    """Publishes an object and returns its sha256, which is computed unless it is given.
-
-    On a disk it is synced before it is seen. A full disk raises at once.
-    """
+    """Publishes an object, which a disk syncs before it is seen; returns its sha256, computed unless it is given."""
     self.retry(name, lambda: self.backend.put(checked_name(name), data))
     with self.lock:
       self.bytes_out += len(data)
@@ -98,10 +95,9 @@ class Storage:
     return f'{self.url}/{name}'
 
   def upload_tree(self, folder: Path, prefix: str):
-    """Publishes all files of a directory as `prefix`/..., then `prefix`.index.json with their sha256.
+    """Publishes all complete files of a directory as `prefix`/..., then `prefix`.index.json with their sha256.
 
-    Files that are already there, because the directory is in the storage itself, are not written again. Empty
-    directories and what killed writers left are left out; up to `TRANSFERS` files are in memory together.
+    A directory in the storage itself is not written again. Up to `TRANSFERS` files are in memory together.
     """
     if not self._is_stored_as(prefix, folder):
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
@@ -129,16 +125,14 @@ class Storage:
   def _download(self, prefix: str, folder: Path, sha256: str):
     if self._is_stored_as(prefix, folder):
       raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} is not as it was published')
-    index_name = f'{prefix}.index.json'
-    data = self.fetch(index_name)
+    name = f'{prefix}.index.json'
+    data = self.read(name, sha256) if sha256 else self.fetch(name)
     try:
       index = json.loads(bytes(data))
     except ValueError as e:
-      raise Corrupt(f'{self.url_of(index_name)} is corrupt: {e}') from e
-    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
-      raise Corrupt(f'{self.url_of(index_name)} is corrupt: its sha256 is not {sha256}')
+      raise Corrupt(f'{self.url_of(name)} is corrupt: {e}') from e
     if not isinstance(index, dict) or not all(isinstance(digest, str) for digest in index.values()):
-      raise Corrupt(f'{self.url_of(index_name)} is corrupt: it is no index')
+      raise Corrupt(f'{self.url_of(name)} is corrupt: it is no index')
     for name in index:
       checked_name(name)  # it comes from another process, and says where to write
     with publishing.publish_directory(folder, sealed=False) as aside:
@@ -152,20 +146,15 @@ class Storage:
         list(pool.map(download, index))
 
   def _is_stored_as(self, prefix: str, folder: Path) -> bool:
-    here = self.local_path(prefix)
-    return here is not None and here.resolve() == folder.resolve()
+    return (here := self.local_path(prefix)) is not None and here.resolve() == folder.resolve()
 
   def retry(self, name: str, action: Callable[[], Any]) -> Any:
     """Returns what `action` returns, called again with growing waits while its errors are transient.
 
     Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object.
     """
-
-    def is_transient(e: Exception) -> bool:
-      return not isinstance(e, (ValueError, FileNotFoundError)) and self.backend.is_transient(e)
-
     try:
-      return retry.call(self.url_of(name), action, is_transient, self.patience_s)
+      return retry.call(self.url_of(name), action, self.backend.is_transient, self.patience_s)
     except (ValueError, FileNotFoundError):
       raise
     except Exception as e:
@@ -176,17 +165,15 @@ class Storage:
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
   """Opens storage in a folder (a path or file://), s3://bucket/prefix or gs://bucket/prefix.
 
-  Raises:
-    InputError: the scheme is another, no bucket is named, or an extra has to be installed.
+  Raises InputError where the scheme is another, no bucket is named, or an extra has to be installed.
   """
   scheme, separator, rest = url.partition('://')
   if not separator or scheme == 'file':
     root = Path(urllib.parse.unquote(rest) if separator else url).resolve()
     return Storage(root.as_uri(), Folder(root), patience_s)
   if scheme not in EXTRAS or not rest.strip('/'):
-    raise InputError(
-      f'{url!r} is no place for objects: give a folder, file:///FOLDER, s3://BUCKET/... or gs://BUCKET/...'
-    )
+    known = 'a folder, file:///FOLDER, s3://BUCKET/... or gs://BUCKET/...'
+    raise InputError(f'{url!r} is no place for objects: give {known}')
   try:
     return Storage(url.rstrip('/'), Bucket(url.rstrip('/'), patience_s), patience_s)
   except ImportError as e:

@@ -1,9 +1,11 @@
-"""Repeated calls of an action while its errors are transient: a disk, bucket or database is unavailable for a while."""
+"""Repeated calls: while a disk, bucket or database is unavailable for a while, or as long as something else runs."""
 
+import contextlib
 import logging
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar('T')
@@ -35,6 +37,24 @@ def call(name: str, action: Callable[[], T], is_transient: Callable[[Exception],
       logging.warning('%s: %s; the next attempt is in %.1f s', name, first_line(e), wait_s)
     time.sleep(wait_s)
     longest_s = min(LONGEST_WAIT_S, 2 * longest_s)
+
+
+@contextlib.contextmanager
+def every(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+  """Calls `action` in a thread, every so many seconds, while the block runs."""
+  over = threading.Event()
+
+  def repeat():
+    while not over.wait(seconds):
+      action()
+
+  thread = threading.Thread(target=repeat, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    over.set()
+    thread.join(5)  # or its last call might end later than the block; at most 5 s, as a file server may not answer
 
 
 def first_line(error: Exception) -> str:

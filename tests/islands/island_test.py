@@ -22,7 +22,7 @@ def test_the_task_that_made_an_object_follows_from_its_name():
 
 
 def test_a_workdir_that_another_process_holds_is_waited_for(made, tmp_path):
-  with lock.hold(tmp_path), pytest.raises(island.Busy, match='in use by process'), made.hold_workdir():
+  with lock.hold(tmp_path), pytest.raises(island.Later, match='in use by process'), made.hold_workdir():
     pass
   with made.hold_workdir(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')
