@@ -22,9 +22,11 @@ from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration
 from dipaco_jax.training.progress import whose_loss
 
-CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder, and the stage of its rows
-AFTER = {'train': ' after phase {phase}', 'pretrain': ' of the base model'}
-AFTER[CONTROL] = ' of the dense control after phase {phase}'
+AFTER = {
+  'train': ' after phase {phase}',
+  'pretrain': ' of the base model',
+  stage_lib.CONTROL: ' of the dense control after phase {phase}',
+}
 
 
 def status(workdir: pathlib.Path) -> str:
@@ -42,8 +44,8 @@ def status(workdir: pathlib.Path) -> str:
     return '\n'.join([*lines, f'refused: {refused}', 'mend that, and run the command again: what fits is kept'])
   if stage in ('pretrain', 'train'):
     lines += _training(workdir, stage, config, holder is not None)
-  elif stage == 'evaluate' and config.evaluate.control and (workdir / CONTROL).exists():
-    lines += ['first the dense control:', *_training(workdir, CONTROL, config, holder is not None)]
+  elif stage == 'evaluate' and config.evaluate.control and (workdir / stage_lib.CONTROL).exists():
+    lines += ['first the dense control:', *_training(workdir, stage_lib.CONTROL, config, holder is not None)]
   lines += _quality(workdir, complete) + (_averaging_gap(workdir, config) if stage == 'train' else [])
   lines += failures.in_words(failures.read_failures(workdir)) + _checkpoint(workdir, stage)
   if holder:
@@ -85,10 +87,12 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     phases, steps_in_all = config.train.phases, config.train.phases * config.train.steps_per_phase
     done, total = last['updates'], steps_in_all * num_paths
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
-    position += f'{config.pretrain.steps + steps_in_all:,}'
-  lines = [f'{position}, {100 * done / total:.0f}% of {"it" if stage == CONTROL else "this stage"}']
-  left, losses = total - done, [loss for loss in last['loss'] if loss is not None]
-  words = whose_loss(last['paths'], num_paths).replace('_', ' ')
+    position += f'{config.pretrain.steps + phases * tau:,}'
+    left, share = updates - last['updates'], last['updates'] / updates
+  lines = [f'{position}, {100 * share:.0f}% of {"it" if stage == stage_lib.CONTROL else "this stage"}']
+  losses = [loss for loss in last['loss'] if loss is not None]
+  whose = whose_loss(last['paths'], math.prod(size for _, size in config.grid) if stage == 'train' else 1)
+  words = whose.replace('_', ' ')
   figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
@@ -96,7 +100,8 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
   rate = statistics.median(rates) if rates else None  # so ends of phases and pauses between two sittings don't count
   if running and rate is not None:  # 0 if rows were written within a tick of the clock
-    figures.append(f'about {duration(left * rate)} to go {"with it" if stage == CONTROL else "in this stage"}')
+    where = 'with it' if stage == stage_lib.CONTROL else 'in this stage'
+    figures.append(f'about {duration(left * rate)} to go {where}')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
 
@@ -146,7 +151,7 @@ def main():
   if not flags.FLAGS.workdir:
     raise InputError('name a run with --workdir=DIR')
   workdir = pathlib.Path(flags.FLAGS.workdir)
-  file = workdir / 'registry.db'
+  file = workdir / registry_url.OF_FOLDER
   is_of_main = (workdir / 'command.txt').exists()  # even if the environment names a registry
   named = '' if is_of_main and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')

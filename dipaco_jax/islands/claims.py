@@ -8,13 +8,13 @@ straggler's own fence, and holds no lease. Whichever completes the task first co
 or is refused.
 """
 
+import dataclasses
 import math
 import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from types import MappingProxyType
 from typing import Any
 
 from dipaco_jax.islands.island import Island
@@ -88,27 +88,18 @@ def running_s(row: Row) -> float:
   return row['lease'] - row['lease_left_s'] - row['claimed']
 
 
+@dataclasses.dataclass(eq=False)
 class Claims:
-  """A role's claims, each with its lease: the task at work, the next one, and the last until it is published.
+  """A role's claims, each with its lease: the task at work, the next one, and the last until it is published."""
 
-  Args:
-    kinds: of tasks that the role does.
-    keys: of tasks that it takes before all others, if any.
-    fetches: how to fetch what a task reads, by its kind.
-    pool: where a backup finds its tasks instead.
-  """
+  island: Island
+  role: str
+  kinds: Sequence[str]  # of tasks that the role does
+  keys: Sequence[str] | None = None  # of tasks that it takes before all others, if any
+  fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
+  pool: Backup | None = None  # where a backup finds its tasks instead
 
-  def __init__(
-    self,
-    island: Island,
-    role: str,
-    kinds: Sequence[str],
-    keys: Sequence[str] | None = None,
-    fetches: Mapping[str, Fetch] = MappingProxyType({}),
-    pool: Backup | None = None,
-  ):
-    self.island, self.role, self.kinds, self.keys = island, role, kinds, keys
-    self.fetches, self.pool = fetches, pool
+  def __post_init__(self):
     self.leases: dict[int, Lease] = {}  # by task
     self.claiming = threading.Lock()  # held from a claim until its lease is in `leases`
     self.fetcher = futures.ThreadPoolExecutor(1)
@@ -161,12 +152,9 @@ class Claims:
     return found
 
   def claim_ahead(self, share: float):
-    """Claims the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for.
-
-    No earlier: an idle worker could begin it sooner.
-    """
+    """Claims the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for."""
     if self.pool or share * self.work_s > MARGIN * self.fetch_s:
-      return
+      return  # an idle worker could begin it sooner
     if (self.ahead is None or (self.ahead.done() and self.ahead.result() is None)) and self.asking.is_due():
       self.ahead = self.fetcher.submit(self.claim_of, [*self.fetches])
 

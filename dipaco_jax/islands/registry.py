@@ -86,11 +86,10 @@ class Registry:
     """Makes the tables where there are none.
 
     Args:
-      url: sqlite:////absolute/file.db, or postgresql://user:password@host/database.
+      url: sqlite:////absolute/file.db, or postgresql://user:password@host/database; raises InputError for others, and
+        where the tables are another version's.
       lease_s: how long a claim lasts without a heartbeat.
       patience_s: how long every call waits for a database that is away, before it raises its error.
-    Raises:
-      InputError: the URL is of another kind of database, or the tables are another version's.
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s)
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
@@ -134,11 +133,9 @@ class Registry:
       raise Lost(f'{task} no longer runs')
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):
-    """Hands the task back at once; does nothing where it is lost.
+    """Hands the task back at once, with what went wrong, for people; does nothing where it is lost.
 
-    Args:
-      waiting: until it is woken; a wake since the claim counts, as this owner may not have seen what woke it.
-      error: what went wrong, for people.
+    A `waiting` one is not ready until it is woken; a wake since the claim counts, as we may not have seen its cause.
     """
     why = error.replace('\0', '').encode(errors='backslashreplace').decode()  # what PostgreSQL can hold
     seen = {'seen': task.wakes} if waiting else {}
@@ -147,11 +144,8 @@ class Registry:
   def complete(self, task: Task, facts: Sequence[Fact]):
     """Inserts the facts and marks the task as done, in one transaction.
 
-    Where the task is another's by now, identical facts in the registry will do: it was done by another owner, or by an
-    earlier attempt of this call whose acknowledgement was lost.
-
-    Raises Lost where the task went to another owner, Conflict where it is ours, but other facts exist under these
-    names; nothing is written then.
+    Where the task is another's by now, identical facts in the registry will do: another owner has done it, or an
+    earlier attempt of this call. Else raises Lost, or, for other facts under these names, Conflict, and writes nothing.
     """
 
     def work(connection: sa.Connection):

@@ -9,6 +9,7 @@ from dipaco_jax.core.errors import InputError
 
 VARIABLE = 'DIPACO_REGISTRY'
 FILE = 'file:'
+OF_FOLDER = 'registry.db'  # of a run that names none
 
 
 def given(option: str | None) -> str:
@@ -20,14 +21,12 @@ def given(option: str | None) -> str:
   if option and printable.redacted(option) != option:
     words = 'whoever lists the processes of this machine can read the password in --registry: set'
     logging.warning('%s %s, or name a file, --registry=file:PATH', words, VARIABLE)
-  return _read(pathlib.Path(url.removeprefix(FILE))) if url.startswith(FILE) else url
-
-
-def _read(file: pathlib.Path) -> str:
+  if not url.startswith(FILE):
+    return url
   try:
-    url = file.read_text().strip()
+    found = pathlib.Path(url.removeprefix(FILE)).read_text().strip()
   except (OSError, UnicodeDecodeError) as e:
-    raise InputError(f'--registry={FILE}{file}: {getattr(e, "strerror", "it is not UTF-8")}') from e
-  if len(url.split()) != 1:
-    raise InputError(f'--registry={FILE}{file}: the file should have one line, which is the URL')
-  return url
+    raise InputError(f'--registry={url}: {getattr(e, "strerror", "it is not UTF-8")}') from e
+  if len(found.split()) != 1:
+    raise InputError(f'--registry={url}: the file should have one line, which is the URL')
+  return found

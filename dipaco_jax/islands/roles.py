@@ -72,9 +72,8 @@ def run_role(
     share: 'i/n', for an outer executor: which modules it takes before others.
     is_backup: whether this worker takes abandoned tasks and stragglers' only.
     resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
-  Raises:
-    InputError: another config began this run, or the database or the place cannot be used.
-    Diverged: the run cannot go on.
+
+  Raises InputError where another config began this run, or the database or the place cannot be used; Diverged.
   """
   hosts = Hosts()
   if role != 'worker' and not hosts.is_alone:
@@ -173,7 +172,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
 
 def default_registry(local: pathlib.Path) -> str:
   """Returns the URL of the registry of a run that names none."""
-  return f'sqlite:///{(local / "registry.db").absolute()}'
+  return f'sqlite:///{(local / registry_url.OF_FOLDER).absolute()}'
 
 
 def settle(

@@ -36,10 +36,7 @@ CARRIED = ('usual',)  # metadata of a module that its next version keeps where n
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
-  """Makes the fact of a path's checkpoint after a phase; its digest covers all objects, one for each level.
-
-  The checkpoint of an excluded path has no objects, as nobody would read them.
-  """
+  """Makes the fact of a path's checkpoint after a phase; its digest covers all objects, {} of an excluded path."""
   digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
   return Fact('checkpoint', str(path), phase, '', digest, about | {'objects': objects})
 

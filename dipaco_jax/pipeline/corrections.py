@@ -34,19 +34,13 @@ def check(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.S
   """
   if not (differ := settings_lib.differences(old, new)):
     return
-  first = first_changed(old, new)
-  later = stage.since(first) if first else ()
+  changed = [name for name in stage.NAMES if stage.digest(old, name) != stage.digest(new, name)]
+  stretched = not new.inner.decay_steps and old.train.steps_per_phase != new.train.steps_per_phase
+  if stretched and changed[:1] != ['tokenize']:
+    changed = ['pretrain']  # its learning rate follows the whole run's cosine
+  later = stage.since(changed[0]) if changed else ()
   if not words(workdir) or any(stage_records.record_file(workdir, one.name).exists() for one in later):
     names = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in differ.items())
     raise InputError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
   for path in (path for one in later for pattern in one.leftovers for path in workdir.glob(pattern)):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def first_changed(old: settings_lib.Settings, new: settings_lib.Settings) -> str | None:
-  """Returns the name of the first stage that would make something else."""
-  changed = [name for name in stage.NAMES if stage.digest(old, name) != stage.digest(new, name)]
-  stretched = not new.inner.decay_steps and old.train.steps_per_phase != new.train.steps_per_phase
-  if stretched and changed[:1] != ['tokenize']:
-    return 'pretrain'  # its learning rate follows the whole run's cosine
-  return changed[0] if changed else None

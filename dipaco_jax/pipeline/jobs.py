@@ -13,7 +13,7 @@ from dipaco_jax.core import outer
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import validate_stage
+from dipaco_jax.pipeline import stage, validate_stage
 from dipaco_jax.storage import tensors
 from dipaco_jax.training import display, mesh, training_loop
 from dipaco_jax.training import job as job_lib
@@ -24,16 +24,15 @@ from dipaco_jax.training.programs import Programs
 def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
   """Returns the pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
   s, made = run.settings, run.base_programs
-  return job_lib.Job(
-    'pretrain',
-    made,
-    job_lib.Schedule(phases=1, steps_per_phase=s.pretrain.steps, steps_per_dispatch=s.train.steps_per_dispatch),
-    job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size)),
-    weights=lambda phase: np.ones((), np.float32),
-    base=params,
-    base_state=None,
-    evaluation=job_lib.Evaluation(validate=functools.partial(validate_stage.validate, run, made)),
-  )
+  once = job_lib.Schedule(phases=1, steps_per_phase=s.pretrain.steps, steps_per_dispatch=s.train.steps_per_dispatch)
+  data = job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size))
+  evaluation = job_lib.Evaluation(validate=functools.partial(validate_stage.validate, run, made))
+  return job_lib.Job('pretrain', made, once, data, _alone, base=params, base_state=None, evaluation=evaluation)
+
+
+def _alone(phase: int) -> np.ndarray:
+  """Returns w of the only path."""
+  return np.ones((), np.float32)
 
 
 def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
@@ -44,24 +43,15 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   """
   s, made = run.settings, run.programs
   begin = round_end(s, number - 1) if number else 0
+  schedule = dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number))
+  data = job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size))
+  holdout = validate_stage.holdout_rows(run, number) if s.train.early_stopping else None
+  validate = functools.partial(validate_stage.validate, run, made, number=number)
+  evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases)
   return job_lib.Job(
-    'train',
-    made,
-    dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number)),
-    job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size)),
-    weights=weights(run, number),
-    base=run.base(),
-    base_state=base_state(run, made),
-    keep_state=s.inner.keep_state,
-    evaluation=job_lib.Evaluation(
-      validate_stage.holdout_rows(run, number) if s.train.early_stopping else None,
-      functools.partial(validate_stage.validate, run, made, number=number),
-      s.evaluate.every_phases,
-    ),
-    publish=True,
-    round=number,
-    lost=lost(run),
-  )
+    'train', made, schedule, data, weights(run, number), base=run.base(), base_state=base_state(run, made),
+    keep_state=s.inner.keep_state, evaluation=evaluation, publish=True, round=number, lost=lost(run),
+  )  # fmt: skip
 
 
 def control_job(run: run_lib.Run) -> job_lib.Job:
@@ -72,30 +62,22 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   s, made = run.settings, run.control_programs
   first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
   batch = streams(run, 'base', s.train.batch_size)
+  data = job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step))
+  holdout = validate_stage.control_holdout(run) if s.train.early_stopping else None
+  validate = functools.partial(validate_stage.validate, run, made)
+  evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases)
   return job_lib.Job(
-    run_lib.CONTROL,
-    made,
-    _schedule(s),
-    job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step)),
-    weights=lambda phase: np.ones((), np.float32),
-    base=run.base(),
-    base_state=base_state(run, made),
-    evaluation=job_lib.Evaluation(
-      validate_stage.control_holdout(run) if s.train.early_stopping else None,
-      functools.partial(validate_stage.validate, run, made),
-      s.evaluate.every_phases,
-    ),
-    publish=True,
-  )
+    stage.CONTROL, made, _schedule(s), data, _alone, base=run.base(), base_state=base_state(run, made),
+    evaluation=evaluation, publish=True,
+  )  # fmt: skip
 
 
 def _schedule(s: settings_lib.Settings) -> job_lib.Schedule:
   """Returns all phases after pretraining, of the paths and of their dense control."""
-  t = s.train
+  t, first = s.train, s.pretrain.steps
   return job_lib.Schedule(
-    phases=t.phases, steps_per_phase=t.steps_per_phase, steps_per_dispatch=t.steps_per_dispatch,
-    first_step=s.pretrain.steps,
-  )  # fmt: skip
+    phases=t.phases, steps_per_phase=t.steps_per_phase, steps_per_dispatch=t.steps_per_dispatch, first_step=first
+  )
 
 
 def lost(run: run_lib.Run) -> Callable[[int], np.ndarray] | None:

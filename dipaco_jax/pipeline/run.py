@@ -22,8 +22,6 @@ from dipaco_jax.storage import seals, tensors
 from dipaco_jax.training import mesh, metrics_log, performance
 from dipaco_jax.training import programs as programs_lib
 
-CONTROL = 'control'  # in the workdir: the modules, pointers and checkpoints of the dense control
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from dipaco_jax.core import settings as settings_lib
 
+CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder in the workdir, and its rows' stage
+
 
 class Stage(NamedTuple):
   """A stage of a run; `stages` has the functions that make them."""

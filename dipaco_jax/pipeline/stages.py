@@ -139,9 +139,9 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 def train_control(run: run_lib.Run) -> dict[str, Any]:
   """Trains the dense control, which the paths are compared with, from the base on, or from where it stopped."""
   route_stage.write_base_shards(run)  # one of many processes has none yet
-  with stage_records.stopwatch(run.workdir, run_lib.CONTROL) as elapsed:
+  with stage_records.stopwatch(run.workdir, stage_lib.CONTROL) as elapsed:
     try:
-      record = jobs.train(run, jobs.control_job(run), run_lib.CONTROL).record
+      record = jobs.train(run, jobs.control_job(run), stage_lib.CONTROL).record
     except Diverged as e:
       logging.warning('the dense control is left out of the comparison: %s', e)
       return {'control_diverged': str(e), 'control_s': elapsed()}

@@ -10,6 +10,7 @@ import numpy as np
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import loader, packing
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import stage
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import display, evaluation
 from dipaco_jax.training.programs import Programs
@@ -130,4 +131,4 @@ def control(run: run_lib.Run) -> tuple[Programs, Callable[[int], dict[str, np.nd
   """Returns the dense control's programs, and what loads it, as path 0, at the version that was chosen, or the last."""
   s, made = run.settings, run.control_programs
   version = None if s.train.early_stopping else s.train.phases
-  return made, functools.partial(module_store.load_path, run.workdir / run_lib.CONTROL, made.layout, version=version)
+  return made, functools.partial(module_store.load_path, run.workdir / stage.CONTROL, made.layout, version=version)

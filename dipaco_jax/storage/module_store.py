@@ -33,13 +33,6 @@ def module_file(workdir: Path, version: int, level: Level, module: Coordinates) 
   return workdir / 'modules' / str(version) / f'{module_key(level, module)}.safetensors'
 
 
-def read_module(workdir: Path, version: int, level: Level, module: Coordinates) -> dict[str, np.ndarray]:
-  """Reads a module's parameters. Raises seals.Damaged."""
-  file = module_file(workdir, version, level, module)
-  check_module(file)
-  return tensors.read_arrays(file)
-
-
 def check_module(file: Path):
   """Raises seals.Damaged where the sha256 of a published module is not the recorded one."""
   seals.check(file, recorded_modules(file.parent.parent).get(f'{file.parent.name}/{file.name}', seals.UNKNOWN))
@@ -54,11 +47,12 @@ def recorded_modules(folder: Path) -> dict[str, str]:
 
 
 def load_path(workdir: Path, layout: Layout, path: int, version: int | None = None) -> dict[str, np.ndarray]:
-  """Reads one path's parameters, and no other files; by default of the version that its pointer names."""
+  """Reads one path's parameters, and no other files; by default of its pointer's version. Raises seals.Damaged."""
   version = best_versions(workdir)[path] if version is None else version
   at, params = layout.grid.coordinates(path), dict[str, np.ndarray]()
   for level in layout.levels:
-    params |= read_module(workdir, version, level, layout.grid.module(level, at))
+    check_module(file := module_file(workdir, version, level, layout.grid.module(level, at)))
+    params |= tensors.read_arrays(file)
   return dict(sorted(params.items()))
 
 
