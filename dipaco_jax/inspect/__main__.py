@@ -52,7 +52,7 @@ def main():
     run = TrainedRun(options.workdir)
     command.check_devices()
     command.keep_programs()
-  every = excerpt_choice.every(run.settings) if options.every is None else options.every
+  every = excerpt_choice.chunk_tokens(run.settings) if options.every is None else options.every
   path = None if options.path is None else run.number(command.path_named(options.path))
   found = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid

@@ -11,7 +11,7 @@ import time
 
 from dipaco_jax.islands import evaluator, live_page, outer_executor, run_history, schedule, screening_facts, worker
 from dipaco_jax.islands.island import OBJECTS, Island
-from dipaco_jax.islands.schedule import INNER
+from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.storage import retry
 
 PAUSE_S = 2.0  # between looks

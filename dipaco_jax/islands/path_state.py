@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.islands.schedule import INNER
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.training import mesh
 from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
+
+INNER = 'inner'  # the AdamW state among a checkpoint's objects
 
 Arrays = dict[str, np.ndarray]
 

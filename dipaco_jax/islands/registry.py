@@ -27,6 +27,7 @@ from dipaco_jax.islands import registry_schema as schema
 from dipaco_jax.islands.database import Among, Database, Now, Row
 from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 
+RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 
 

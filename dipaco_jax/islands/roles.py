@@ -45,7 +45,7 @@ from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.storage import publishing
 
 OWNER = 'registry.id'  # in storage: the id of the run whose registry knows what is there
-ROLES = ('worker', 'outer', 'evaluator', 'monitor')
+ROLES = (*monitor.ROLES, 'monitor')
 
 
 def check_settings(settings: settings_lib.Settings):

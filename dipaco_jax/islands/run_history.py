@@ -107,11 +107,11 @@ def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str,
   means: list[float | None] = [None] * island.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
   for fact in found.checkpoints:
-    rows, path = fact.meta['rows'], int(fact.key)
+    rows, path = fact.meta['rows'], int(fact.key)  # steps, loss, norm, learning rate, finite steps, skipped
     before[path] = fact.meta['holdout_loss']
-    skipped[path] = sum(row[5] for row in rows)
-    if steps := sum(row[4] for row in rows):  # that were finite
-      means[path] = math.fsum(row[1] * row[4] for row in rows if row[4]) / steps
+    skipped[path] = sum(count for *_, count in rows)
+    if steps := sum(finite for *_, finite, _ in rows):
+      means[path] = math.fsum(loss * finite for _, loss, *_, finite, _ in rows if finite) / steps
   norms, cosines = {}, {}
   for level in island.layout.levels:
     split = [(fact.key.partition('/'), fact.meta) for fact in found.modules if 'norm' in fact.meta]

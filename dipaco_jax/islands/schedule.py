@@ -31,7 +31,6 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
-INNER = 'inner'  # the AdamW state among a checkpoint's objects
 CARRIED = ('usual',)  # metadata of a module that its next version keeps where no path trains it
 
 

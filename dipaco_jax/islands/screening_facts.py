@@ -29,9 +29,7 @@ import numpy as np
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
-
-RESUMED = 'resumed'  # key of the fact that a run was resumed after it had diverged
+from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
 
 class Bounds(NamedTuple):

@@ -39,7 +39,7 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   return lambda: [prepared, *modules]
 
 
-def reroute(island: Island, task: Task, lease: Lease) -> Publish:
+def reshard(island: Island, task: Task, lease: Lease) -> Publish:
   """Shards the text anew for a round, from all paths at the version that ended the round before [2.4.2]."""
   run, number = island.run, task.number
   version = jobs.round_end(run.settings, number - 1)
@@ -48,7 +48,7 @@ def reroute(island: Island, task: Task, lease: Lease) -> Publish:
     island.publish_version(version)
     for before in island.registry.facts('round', number=number):
       take_over(island, before)
-    resharding_round.reroute(run, number, version)
+    resharding_round.reshard(run, number, version)
     lease.check()
     made = island.publish_trees('round', number, (f'routing/{number}', f'shards/{number}'), {'version': version})
   return lambda: [made]

@@ -30,7 +30,7 @@ def failures(registry: registry_lib.Registry) -> list[str]:
     f'took no part: {f.meta["why"]}'
     for f in registry.facts('excluded')[-SHOWN:]
   ]
-  ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', ['resumed'])
+  ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', [registry_lib.RESUMED])
   return found + [fact.meta['why'] for fact in ended[len(resumed) :]]
 
 

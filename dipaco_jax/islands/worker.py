@@ -19,11 +19,10 @@ from dipaco_jax.data import prefetching
 from dipaco_jax.islands import path_state, schedule, screening_facts, shared_stages
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.path_state import Arrays, PathState
+from dipaco_jax.islands.path_state import INNER, Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
-from dipaco_jax.islands.schedule import INNER
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.training import evaluation, stopping
@@ -39,7 +38,7 @@ def perform(island: Island, task: Task, lease: Lease, hosts: Hosts | None = None
   """Does a worker's task of any kind; of several hosts, the first calls this."""
   if task.kind == 'train':
     return train(island, task, lease, hosts or Hosts())
-  return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reroute}[task.kind](island, task, lease)
+  return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
 
 
 def follow(island: Island, hosts: Hosts):

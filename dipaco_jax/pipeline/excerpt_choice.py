@@ -26,7 +26,7 @@ from dipaco_jax.training import metrics_log, processes
 DOCUMENTS, TOKENS = 6, 512  # at most, and of each
 CANDIDATES = 1000  # documents that they are chosen among
 ROWS = 8  # texts at one time
-ROUND = 128  # texts are padded to a multiple of this, up to the model's length, so that few programs are compiled
+LENGTH_STEP = 128  # texts are padded to a multiple of this, up to the model's length, so that few programs are compiled
 
 
 Known = Callable[[int], np.ndarray] | None
@@ -40,7 +40,7 @@ class Text(NamedTuple):
   goes_on: bool = False  # from the one before it
 
 
-def every(s: settings.Settings) -> int:
+def chunk_tokens(s: settings.Settings) -> int:
   """Returns W, the tokens in a chunk: the shortest that the run is evaluated with, or the default."""
   return min(s.evaluate.reroute_every, default=chunk_losses.DEFAULT_CHUNK)
 
@@ -156,7 +156,7 @@ def _write(run: run_lib.Run):
   if s.evaluate.reroute_every or s.evaluate.mixture:
     scored = token_losses.read(run.workdir / 'evaluation' / 'validation', run.layout.grid.num_paths)
   known: Known = (lambda path: scored.nll[path][chosen, :length]) if scored else None
-  found = read(_reader_of_run(run), texts, every(s), length, first[chosen].tolist(), known)
+  found = read(_reader_of_run(run), texts, chunk_tokens(s), length, first[chosen].tolist(), known)
   publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
 
 

@@ -35,7 +35,7 @@ def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> 
 def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
   """Makes `features/<split>.npy` if it is missing; returns it, or None where it would exceed MAX_FEATURE_BYTES."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
-  if not seals.is_whole(file):
+  if not seals.keep_if_whole(file):
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
       return None
     publishing.write_array(file, np.concatenate(list(_computed(run, split, everything))))

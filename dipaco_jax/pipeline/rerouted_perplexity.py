@@ -87,7 +87,7 @@ def learned_choices(run: run_lib.Run) -> np.ndarray:
   scored = score(run, 'train')
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
-  processes.only_first(lambda: None if seals.is_whole(file) else _learn(run, scored, file), 'chosen')
+  processes.only_first(lambda: None if seals.keep_if_whole(file) else _learn(run, scored, file), 'chosen')
   return tensors.read_array(file)
 
 

@@ -30,7 +30,7 @@ GIVEN_SHARE = 0.1  # of the mean shard, to a path that no text was routed to
 ATTEMPTS = 3  # at giving every path text
 
 
-def reroute(run: run_lib.Run, number: int, version: int):
+def reshard(run: run_lib.Run, number: int, version: int):
   """Routes and shards of a round, by what the paths know at a version of their modules."""
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(features.router_data(run))
@@ -45,7 +45,7 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   """Returns the figures of a round for the report."""
   before, after = (run.routed('train', n)[:, 0] for n in (number - 1, number))
   found = seals.read_json(run.workdir / 'routing' / str(number) / 'meta.json')
-  return found | {'moved_fraction': float(np.mean(before != after))} | route_stage.sharded(run, number)
+  return found | {'moved_fraction': float(np.mean(before != after))} | route_stage.summarize_shards(run, number)
 
 
 def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> path_labels.Labels:
@@ -91,7 +91,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   placement, num_paths = run.programs.placement, run.layout.grid.num_paths
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
   files = [folder / f'{path}.npy' for path in range(num_paths)]
-  there = [seals.is_whole(file) for file in files]
+  there = [seals.keep_if_whole(file) for file in files]
   missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
   processes.barrier(f'what is missing in {folder.name}')
   progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')

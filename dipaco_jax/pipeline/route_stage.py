@@ -36,10 +36,10 @@ def route(run: run_lib.Run) -> dict[str, Any]:
   else:
     processes.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
   write_shards(run, 0)
-  return sharded(run, 0)
+  return summarize_shards(run, 0)
 
 
-def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
+def summarize_shards(run: run_lib.Run, number: int) -> dict[str, Any]:
   """Summarizes a round's shards and routes for the stage's record."""
   meta = run.shards_meta(number)
   routed, found, num_paths = run.routed('validation', number), run.sequences('validation'), run.layout.grid.num_paths
@@ -76,8 +76,7 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
     return
   folder = parts_folder(run, number)
   processes.only_first(lambda: _keep_router(run, folder, fit), f'fitted {number}')
-  arrays = tensors.read_arrays(folder / 'router.safetensors')
-  fitted = router.Router(**{name: jax.numpy.asarray(x) for name, x in arrays.items()})
+  fitted = router.Router(**jax.device_put(tensors.read_arrays(folder / 'router.safetensors')))
   capacity = run.settings.routing.capacity  # of training text
   top = {'validation': 1} if capacity else {'train': run.settings.routing.top_n, 'validation': 1}
   for split, top_n in top.items():
@@ -99,7 +98,7 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], Fitted]):
   """Fits and keeps the router, unless a run that was stopped has; also keeps the features, for all processes."""
   # A list: both are checked, so that both damaged files are removed.
-  if not all([seals.is_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):  # noqa: C419
+  if not all([seals.keep_if_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):  # noqa: C419
     with display.doing('fitting the router'):
       fitted, meta = fit()
     publishing.write_json(folder / 'meta.json', meta)

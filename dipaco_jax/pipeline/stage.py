@@ -52,7 +52,7 @@ STAGES = (
 NAMES = tuple(stage.name for stage in STAGES)
 
 
-def before(name: str) -> tuple[Stage, ...]:
+def up_to(name: str) -> tuple[Stage, ...]:
   """Returns the stages up to and including the named one."""
   return STAGES[: NAMES.index(name) + 1]
 
@@ -64,4 +64,4 @@ def since(name: str) -> tuple[Stage, ...]:
 
 def digest(settings: settings_lib.Settings, name: str) -> str:
   """Returns the sha256 of all fields that a stage's artefacts depend on."""
-  return settings_lib.digest(settings, *(field for stage in before(name) for field in stage.depends))
+  return settings_lib.digest(settings, *(field for stage in up_to(name) for field in stage.depends))

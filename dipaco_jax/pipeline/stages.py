@@ -40,7 +40,7 @@ def run_all(run: run_lib.Run, last: str = stage_lib.NAMES[-1]):
   """Runs every stage up to the last that is not done yet, in order; a finished run is only reported again."""
   functions = tokenize_stage.tokenize, pretrain, route_stage.route, train, evaluate
   by_name = dict(zip(stage_lib.NAMES, functions, strict=True))
-  for stage in stage_lib.before(last):
+  for stage in stage_lib.up_to(last):
     if not stage_records.is_done(run.workdir, run.settings, stage.name):
       _run_stage(run, stage, by_name[stage.name])
     processes.barrier(f'stage {stage.name}')
@@ -109,7 +109,7 @@ def train(run: run_lib.Run) -> dict[str, Any]:
     made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
     if not processes.any_process(all(made), f'round {number + 1} is there'):
       jobs.train(run, jobs.paths_job(run, number))
-      resharding_round.reroute(run, number + 1, jobs.round_end(run.settings, number))
+      resharding_round.reshard(run, number + 1, jobs.round_end(run.settings, number))
     processes.barrier(f'round {number + 1}')
   job = jobs.paths_job(run, run.settings.rounds)
   state = jobs.train(run, job)

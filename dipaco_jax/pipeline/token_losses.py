@@ -119,7 +119,7 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
   for leftover in folder.glob('.*'):
     leftover.unlink()
   meta = folder / 'meta.json'
-  old = seals.read_json(meta, 'rows', 'sources') if seals.is_whole(meta) else {}
+  old = seals.read_json(meta, 'rows', 'sources') if seals.keep_if_whole(meta) else {}
   stale = list(folder.glob('*.npy'))
   if old.get('rows') == about:
     changed = (now != then for now, then in zip(sources, old['sources'], strict=True))
@@ -129,8 +129,8 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
   # After the stale files are gone: a run killed in between removes the rest.
   publishing.write_json(meta, {'rows': about, 'sources': list(sources)})
   for path in range(len(sources)):  # damaged files are removed before the processes look what is there
-    seals.is_whole(nll_file(folder, path))
-  if not seals.is_whole(folder / 'counts.npy'):
+    seals.keep_if_whole(nll_file(folder, path))
+  if not seals.keep_if_whole(folder / 'counts.npy'):
     with _array_file(folder / 'counts.npy', np.dtype(bool), rows) as f:
       for start in range(0, len(rows.indices), rows.batch_size):
         tokens_BL, segments_BL = map(jnp.asarray, _block(rows, start))

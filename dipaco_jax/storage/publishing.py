@@ -58,4 +58,6 @@ def publish_directory(path: Path, sealed: bool = True) -> Iterator[Path]:
 
 def missing(paths: Sequence[Path], share: tuple[int, int]) -> list[int]:
   """Removes damaged parts of share (k, n), which are k, k + n, k + 2n..., and lists those that have to be made."""
-  return [i for i in range(len(paths))[share[0] :: share[1]] if not (paths[i].is_dir() or seals.is_whole(paths[i]))]
+  return [
+    i for i in range(len(paths))[share[0] :: share[1]] if not (paths[i].is_dir() or seals.keep_if_whole(paths[i]))
+  ]

@@ -74,7 +74,7 @@ def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[i
 
 
 def write_meta(folder: str, meta: dict[str, Any]) -> dict[str, Any]:
-  """Writes `meta.json` into a folder; returns `meta`."""
+  """Writes `meta.json` into a directory that is still being written aside; returns `meta`."""
   with open(os.path.join(folder, 'meta.json'), 'w') as f:
     json.dump(meta, f, indent=1)
   return meta

@@ -119,7 +119,7 @@ def check(file: Path, sha256: str = ''):
   _checked[key] = state
 
 
-def is_whole(file: Path) -> bool:
+def keep_if_whole(file: Path) -> bool:
   """Tells whether a file is there as it was written; removes a damaged one, as the caller makes it again at once."""
   try:
     check(file)

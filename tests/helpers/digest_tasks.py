@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from dipaco_jax.islands import island, run_history, schedule
+from dipaco_jax.islands import island, path_state, run_history, schedule
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.islands.screening_facts import begins_anew
 from dipaco_jax.pipeline import jobs
@@ -39,14 +39,14 @@ def train(of: island.Island, task) -> list[Fact]:
   before = next((t for t in reversed(range(phase)) if of.active_paths(t)[path]), None)
   inner: dict = {}
   if before is not None and not begins_anew(of, path, before):
-    inner = of.read_object(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][schedule.INNER])
+    inner = of.read_object(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][path_state.INNER])
   new = digest(path, phase, the_round(of, phase), parameters(of, path, phase), inner)
   prefix = f'paths/{phase}/{path}'
   of.write_object(f'{prefix}-step1', digest(path, 'within the phase'))
   objects = {
     level.name: of.write_object(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels
   }
-  objects[schedule.INNER] = of.write_object(f'{prefix}-{schedule.INNER}', digest('inner', new))
+  objects[path_state.INNER] = of.write_object(f'{prefix}-{path_state.INNER}', digest('inner', new))
   return [schedule.checkpoint_fact(path, phase, objects, {})]
 
 

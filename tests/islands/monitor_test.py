@@ -5,8 +5,8 @@ import one_process
 import pytest
 
 from dipaco_jax.islands import island, monitor
+from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.islands.schedule import INNER
 
 made = one_process.made
 

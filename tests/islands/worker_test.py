@@ -7,9 +7,8 @@ import tiny_run
 from one_process import with_settings
 
 from dipaco_jax.islands import worker
-from dipaco_jax.islands.path_state import PathState
+from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.registry import Task
-from dipaco_jax.islands.schedule import INNER
 
 made = one_process.made
 TASK = Task(0, 'train', '3', 1, 1, 'all', 0, None)

@@ -135,7 +135,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   score(tmp_path, 0, np.where(np.arange(num) == one, np.inf, kept[0]))
   expected[one] = np.stack([kept[1], kept[3]]).argmax(0)[one] + 1
   with caplog.at_level('WARNING'):
-    resharding_round.reroute(run, 1, 1)
+    resharding_round.reshard(run, 1, 1)
   found = resharding_round.figures(run, 1)
   counts = np.bincount(np.array([0, 1, 3])[expected], minlength=4)
   np.testing.assert_allclose(found['label_frequency_by_path'], counts / num)
@@ -147,7 +147,7 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
     score(tmp_path, path, np.full(num, np.nan))
   shutil.rmtree(tmp_path / 'routing' / '1')
   with pytest.raises(errors.Diverged, match='training diverged before round 1 of re-sharding'):
-    resharding_round.reroute(run, 1, 1)
+    resharding_round.reshard(run, 1, 1)
   run.metrics.close()
 
 

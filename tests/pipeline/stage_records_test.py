@@ -78,4 +78,4 @@ def test_a_digest_covers_the_fields_of_the_stages_before():
   assert [stage.digest(S, name) == stage.digest(later, name) for name in stage.NAMES] == [True] * 4 + [False]
   other = changed('tokenizer', vocab_size=300)
   assert not any(stage.digest(S, name) == stage.digest(other, name) for name in stage.NAMES)
-  assert json.dumps([one.name for one in stage.before('route')]) == '["tokenize", "pretrain", "route"]'
+  assert json.dumps([one.name for one in stage.up_to('route')]) == '["tokenize", "pretrain", "route"]'

@@ -86,7 +86,7 @@ def test_all_rows_of_a_table_of_equal_steps_train_as_many(size):
 @pytest.mark.parametrize('size', config.SIZES)
 def test_methods_share_a_base(size):
   def base(method):
-    upto = [field for one in stage.before('pretrain') for field in one.depends]
+    upto = [field for one in stage.up_to('pretrain') for field in one.depends]
     return settings.digest(made(size, method), *upto)
 
   methods = ('dense', 'diloco', 'flat', 'dipaco', 'own', 'ends', 'rerouted', 'discriminative')

@@ -58,8 +58,8 @@ def test_nothing_is_shown_where_all_paths_are_one_model(levels, tmp_path):
 
 
 def test_the_stages_own_choice_of_chunks():
-  assert excerpt_choice.every(settings.Settings()) == 32
-  assert excerpt_choice.every(settings.from_dict({'evaluate': {'reroute_every': (64, 16)}})) == 16
+  assert excerpt_choice.chunk_tokens(settings.Settings()) == 32
+  assert excerpt_choice.chunk_tokens(settings.from_dict({'evaluate': {'reroute_every': (64, 16)}})) == 16
 
 
 def test_older_runs_have_no_panel(tmp_path):

@@ -58,11 +58,11 @@ def test_a_damaged_seal_is_noticed(text, tmp_path):
 
 def test_what_is_made_again_at_once_goes(tmp_path, caplog):
   file = tmp_path / 'features' / 'train.npy'
-  assert not seals.is_whole(file) and not caplog.text
+  assert not seals.keep_if_whole(file) and not caplog.text
   publishing.write_array(file, np.arange(100))
-  assert seals.is_whole(file)
+  assert seals.keep_if_whole(file)
   bits.flip_in_middle(file)
-  assert not seals.is_whole(file) and not file.exists()
+  assert not seals.keep_if_whole(file) and not file.exists()
   assert 'train.npy is not as it was written: it is made again' in caplog.text
 
 
