@@ -17,8 +17,7 @@ from dipaco_jax.core import modules as modules_lib
 from dipaco_jax.core import outer
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
-from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.pipeline import run as run_lib
@@ -48,7 +47,7 @@ class Island:
   """One process of an islands run, in any role: what it reads, and where it writes."""
 
   run: run_lib.Run  # its workdir is on this machine, and holds what was fetched from storage
-  registry: registry_lib.Registry
+  registry: Registry
   storage: storage_lib.Storage
   name: str  # of this process
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began

@@ -5,6 +5,7 @@ waits or is done. So one index holds all that can be claimed, and tasks that are
 """
 
 import functools
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -96,10 +97,11 @@ LEASE = Now() + sa.bindparam('lease_s', type_=sa.Double)
 OURS = (TASKS.c.id == sa.bindparam('task')) & (TASKS.c.fence == sa.bindparam('fenced'))
 RUNNING = OURS & (TASKS.c.state == 'running')
 WOKEN = TASKS.c.wakes > sa.bindparam('seen')
+READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0}
 
 HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE)
 PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
-RELEASE = sa.update(TASKS).where(RUNNING).values(state='ready', lease=0.0, error=sa.bindparam('why'))
+RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
 COMPLETE = sa.update(TASKS).where(RUNNING).values(state='done', lease=None, progress=None, ended=Now())
 IS_RUNNING = sa.select(TASKS.c.id).where(RUNNING)
@@ -107,50 +109,27 @@ IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]
 CONTENT = sa.select(FACTS.c.uri, FACTS.c.sha256).where(_named(FACTS))
 MARK = sa.update(FACTS).where(_named(FACTS)).values(scheduled=True)
-WAKE = (
-  sa.update(TASKS)
-  .where(
-    TASKS.c.id.in_(
-      sa.select(TASKS.c.id)
-      .where(TASKS.c.kind == sa.bindparam('kind_'), TASKS.c.number == sa.bindparam('number_'), Among(TASKS.c.key, KEYS))
-      .order_by(TASKS.c.id)  # or two that wake the same tasks could wait for each other
-      .with_for_update()
-    )
-  )
-  .values(
-    wakes=TASKS.c.wakes + 1,
-    state=sa.case((TASKS.c.state == 'waiting', 'ready'), else_=TASKS.c.state),
-    lease=sa.case((TASKS.c.state == 'waiting', 0.0), else_=TASKS.c.lease),
-  )
-)
-
+_OF_NUMBER = (TASKS.c.kind == sa.bindparam('kind_')) & (TASKS.c.number == sa.bindparam('number_'))
+# In this order, or two that wake the same tasks could wait for each other.
+_SLEEPERS = sa.select(TASKS.c.id).where(_OF_NUMBER, Among(TASKS.c.key, KEYS)).order_by(TASKS.c.id).with_for_update()
+_AWAKE = {
+  column: sa.case((TASKS.c.state == 'waiting', value), else_=TASKS.c[column]) for column, value in READY.items()
+}
+WAKE = sa.update(TASKS).where(TASKS.c.id.in_(_SLEEPERS)).values(wakes=TASKS.c.wakes + 1, **_AWAKE)
 
 _ASKING = TASKS.alias()  # the task that misses something; in the same statement, or it could be lost in between
-REOPEN = (
-  sa.update(TASKS)
-  .where(
-    _named(TASKS),
-    TASKS.c.state == 'done',
-    sa.exists().where(
-      _ASKING.c.id == sa.bindparam('task'), _ASKING.c.fence == sa.bindparam('fenced'), _ASKING.c.state == 'running'
-    ),
-  )
-  .values(state='ready', lease=0.0)
-)
+_IS_OURS = (_ASKING.c.id == sa.bindparam('task')) & (_ASKING.c.fence == sa.bindparam('fenced'))
+_MISSES = sa.exists().where(_IS_OURS, _ASKING.c.state == 'running')
+REOPEN = sa.update(TASKS).where(_named(TASKS), TASKS.c.state == 'done', _MISSES).values(**READY)
 
 WITHDRAW = sa.delete(FACTS).where(_named(FACTS))
-RENEW = sa.update(TASKS).where(_named(TASKS)).values(state='ready', lease=0.0, progress=None, fence=TASKS.c.fence + 1)
-DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(state='ready', lease=0.0, fence=TASKS.c.fence + 1)
+RENEW = sa.update(TASKS).where(_named(TASKS)).values(progress=None, fence=TASKS.c.fence + 1, **READY)
+DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(fence=TASKS.c.fence + 1, **READY)
 
 # One statement each: between two, a task could be completed, and its facts be seen in neither.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))
-LOWEST = sa.union_all(
-  *(
-    sa.select(table.c.kind, sa.func.min(table.c.number).label('lowest')).where(which).group_by(table.c.kind)
-    for table, which in ((TASKS, UNDONE), (FACTS, UNSCHEDULED))
-  )
-)
-
+_MINIMA = (sa.select(t.c.kind, sa.func.min(t.c.number).label('lowest')).group_by(t.c.kind) for t in (TASKS, FACTS))
+LOWEST = sa.union_all(*(query.where(which) for query, which in zip(_MINIMA, (UNDONE, UNSCHEDULED), strict=True)))
 
 CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progress'.split()]
 
@@ -158,24 +137,12 @@ CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progr
 @functools.cache
 def claim(kinds: tuple[str, ...], keyed: bool) -> sa.Executable:
   """Claims the first task of these kinds that nobody else is claiming, in one statement that uses the index."""
-  order = TASKS.c.number, TASKS.c.id
-  free = [TASKS.c.lease <= Now()]
-  mine = [Among(TASKS.c.key, KEYS)] if keyed else []
-  heads = [
-    sa.select(*order).where(TASKS.c.kind == kind, *free, *mine).order_by(*order).limit(MAX_LOCKED) for kind in kinds
-  ]
+  order, is_free = (TASKS.c.number, TASKS.c.id), TASKS.c.lease <= Now()
+  mine = [is_free, Among(TASKS.c.key, KEYS)] if keyed else [is_free]
+  heads = (sa.select(*order).where(TASKS.c.kind == kind, *mine).order_by(*order).limit(MAX_LOCKED) for kind in kinds)
   head = sa.union_all(*(sa.select(each.subquery()) for each in heads)).subquery()
-  first = sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(*free).order_by(*order).limit(1)
-  return (
-    sa.update(TASKS)
-    .where(TASKS.c.id == first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery())
-    .values(
-      state='running',
-      lease=LEASE,
-      fence=TASKS.c.fence + 1,
-      attempts=TASKS.c.attempts + 1,
-      owner=sa.bindparam('claimant'),
-      claimed=Now(),
-    )
-    .returning(*CLAIMED)
-  )
+  first = sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(is_free).order_by(*order).limit(1)
+  taken = first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery()
+  values = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
+  counts = dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)
+  return sa.update(TASKS).where(TASKS.c.id == taken).values(**values, **counts).returning(*CLAIMED)

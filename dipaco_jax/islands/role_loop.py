@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import lease as lease_lib
-from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands import schedule, screening_facts
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
-from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease
-from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
+from dipaco_jax.islands.registry import Fact, Lost, Task
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
@@ -47,7 +45,7 @@ class Role:
     self.idle_attempts = 0  # in a row: they found no task
     self.beat_interval, self.divergence_interval = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
     self.idle_check_interval = Interval(LOOK_AROUND_S)
-    self.reported_bytes = lease_lib.moved(self.island)  # up to our last fact
+    self.reported_bytes = moved(self.island)  # up to our last fact
 
   def serve(self):
     """Does tasks until the run is finished; raises Diverged where it cannot go on."""
@@ -87,7 +85,7 @@ class Role:
 
   def with_bytes(self, facts: Sequence[Fact]) -> list[Fact]:
     """Returns the facts; the first notes the bytes moved since our last one, for sums that go on too."""
-    before, self.reported_bytes = self.reported_bytes, lease_lib.moved(self.island)
+    before, self.reported_bytes = self.reported_bytes, moved(self.island)
     since = {name: count - before[name] for name, count in self.reported_bytes.items()}
     return [facts[0]._replace(meta=facts[0].meta | since | {'role': self.claims.role}), *facts[1:]]
 
@@ -102,7 +100,7 @@ class Role:
     """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it."""
     try:
       yield
-    except registry_lib.Lost:
+    except Lost:
       logging.warning('%s went to another process meanwhile', lease.about['task'])
       self.claims.drop(lease)
     except (Later, seals.Damaged) as e:
@@ -137,7 +135,7 @@ class Role:
   def is_finished_when_idle(self) -> bool:
     """Gives a sign of life, looks around, waits; returns whether the run is finished. Less than a query a second."""
     if self.beat_interval.is_due():
-      about = {'task': '', 'tasks_done': self.done, **lease_lib.moved(self.island)}
+      about = {'task': '', 'tasks_done': self.done, **moved(self.island)}
       self.island.registry.beat(self.island.name, self.claims.role, about)
     if self.idle_check_interval.is_due():
       if schedule.is_finished(self.island):

@@ -32,17 +32,16 @@ from dipaco_jax.core import errors, fields
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import database, evaluator, monitor, outer_executor, registry_url, screening_facts, worker
-from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.islands.claims import Backup, Claims
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import object_store as storage_lib
 from dipaco_jax.storage import publishing
+from dipaco_jax.storage.object_store import Storage, open_storage
 
 OWNER = 'registry.id'  # in storage: the id of the run whose registry knows what is there
 ROLES = (*monitor.ROLES, 'monitor')
@@ -78,10 +77,10 @@ def run_role(
   hosts = Hosts()
   if role != 'worker' and not hosts.is_alone:
     raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
-  storage, local = storage_lib.open_storage(workdir), make_local_place(workdir)
+  storage, local = open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data)
-  registry = registry_lib.Registry(url or default_registry(local), lease_s)
+  registry = Registry(url or default_registry(local), lease_s)
   run_id = settle(registry, storage, settings, local)
   island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:
@@ -117,11 +116,11 @@ def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, 
 
 def resume(workdir: str, url: str) -> int:
   """Resumes a run that has diverged, for processes about to begin; returns how often it has been resumed."""
-  registry = registry_lib.Registry(url)
+  registry = Registry(url)
   try:
     for config in registry.facts('config'):
       run = run_lib.unattended(local_place(workdir), settings_lib.from_dict(config.meta['config']))
-      screening_facts.resume(Island(run, registry, storage_lib.open_storage(workdir), 'resume'))
+      screening_facts.resume(Island(run, registry, open_storage(workdir), 'resume'))
     return screening_facts.times_resumed(registry)
   finally:
     registry.close()
@@ -148,7 +147,7 @@ def part_named(share: str) -> slice:
 
 def local_place(workdir: str) -> pathlib.Path:
   """Returns the folder of a run's files on this machine: the workdir itself, if it is a folder."""
-  there = storage_lib.open_storage(workdir).local_path('here')
+  there = open_storage(workdir).local_path('here')
   name = hashlib.sha256(workdir.encode()).hexdigest()[:16]
   return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{name}'
 
@@ -159,7 +158,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
   Its name can be guessed, and compiled programs in it are run.
   """
   place = local_place(workdir)
-  if storage_lib.open_storage(workdir).local_path('here'):
+  if open_storage(workdir).local_path('here'):
     place.mkdir(parents=True, exist_ok=True)
     return place
   with contextlib.suppress(FileExistsError):
@@ -175,9 +174,7 @@ def default_registry(local: pathlib.Path) -> str:
   return f'sqlite:///{(local / registry_url.OF_FOLDER).absolute()}'
 
 
-def settle(
-  registry: registry_lib.Registry, storage: storage_lib.Storage, settings: settings_lib.Settings, local: pathlib.Path
-) -> str:
+def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings, local: pathlib.Path) -> str:
   """Registers the run and its first task; returns the run's id.
 
   The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
@@ -187,7 +184,7 @@ def settle(
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
   try:
     registry.put([Fact('config', '', 0, '', hashlib.sha256(config.encode()).hexdigest(), about)])
-  except registry_lib.Conflict as e:
+  except Conflict as e:
     words = changes(registry.facts('config')[0].meta['config'], settings)
     raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
   [fact] = registry.facts('config')

@@ -29,6 +29,7 @@ import numpy as np
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
 
@@ -89,9 +90,7 @@ def first_step(island: Island, phase: int) -> int:
 # -- a path
 
 
-def judge(
-  island: Island, path: int, phase: int, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+def judge(island: Island, path: int, phase: int, old: Arrays, new: Arrays) -> dict[str, Any]:
   """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part."""
   modules = island.registry.facts('module', list(island.modules_of(path).values()), phase)
   limits, moved = bounds(island, modules, phase), {}

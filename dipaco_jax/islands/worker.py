@@ -26,7 +26,7 @@ from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.training import evaluation, stopping
-from dipaco_jax.training import job as job_lib
+from dipaco_jax.training.job import Dispatch, Job, load_batch
 
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
@@ -64,7 +64,7 @@ class Start(NamedTuple):
   has_inner: bool
 
 
-def fetch(island: Island, task: Task) -> tuple[job_lib.Job, Start, PathState, Arrays]:
+def fetch(island: Island, task: Task) -> tuple[Job, Start, PathState, Arrays]:
   """Reads a path's shard, and its state: a former owner's within the phase, or that of the phase's start.
 
   Returns the job and the point to begin at, the state there, and the parameters at the phase's start.
@@ -115,16 +115,14 @@ def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
   return publish
 
 
-def inner_steps(
-  island: Island, job: job_lib.Job, start: Start, state: PathState, done: Done
-) -> tuple[PathState, float | None]:
+def inner_steps(island: Island, job: Job, start: Start, state: PathState, done: Done) -> tuple[PathState, float | None]:
   """Takes the inner steps of a phase from `start` on; returns the path's state and its loss on the hold-out."""
   programs, every = job.programs, island.run.settings.checkpoint.every_steps
   path, phase, step, fresh, _ = start
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
   weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in prefetching.prefetch(lambda d: job_lib.load_batch(job, d), remaining(job, path, phase, step)):
+  for dispatch, batch in prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step)):
     first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
     is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
@@ -132,7 +130,7 @@ def inner_steps(
   return path_state.to_host(programs, params, inner), holdout_loss(job, path, params)
 
 
-def holdout_loss(job: job_lib.Job, path: int, params) -> float | None:
+def holdout_loss(job: Job, path: int, params) -> float | None:
   """Returns a path's loss before the outer step, nats per target of its hold-out; None without one, or if infinite."""
   if job.evaluation.holdout is None:
     return None
@@ -141,22 +139,22 @@ def holdout_loss(job: job_lib.Job, path: int, params) -> float | None:
   return evaluation.finite_mean(*found[1:]) if found else None
 
 
-def make_job(island: Island, number: int) -> job_lib.Job:
+def make_job(island: Island, number: int) -> Job:
   """Makes the job of training paths in a round, with all that it needs on this machine."""
   island.fetch_trees('base', f'shards/{number}')
   return _job(island, number)
 
 
 @functools.lru_cache(1)
-def _job(island: Island, number: int) -> job_lib.Job:
+def _job(island: Island, number: int) -> Job:
   return jobs.paths_job(island.run, number)
 
 
-def remaining(job: job_lib.Job, path: int, phase: int, step: int) -> Iterator[job_lib.Dispatch]:
+def remaining(job: Job, path: int, phase: int, step: int) -> Iterator[Dispatch]:
   """Yields the dispatches of a path's phase from `step` on; its turn is its index, as it is alone on the devices."""
   for s in range(step, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
     last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
-    yield job_lib.Dispatch(phase, path, s, last, last)
+    yield Dispatch(phase, path, s, last, last)
 
 
 def broadcast_state(hosts: Hosts, state: PathState) -> PathState:

@@ -17,6 +17,7 @@ from dipaco_jax.pipeline import features, stage_records
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import agreement, balanced_assignment, classifier, router
 from dipaco_jax.storage import files, publishing, seals, tensors
+from dipaco_jax.storage.publishing import Share
 from dipaco_jax.training import display, processes
 from dipaco_jax.training import progress as progress_lib
 
@@ -113,10 +114,8 @@ def _parts(run: run_lib.Run, folder: pathlib.Path, split: str) -> list[pathlib.P
   return [folder / f'{split}-{i}.npy' for i in range(-(-len(run.sequences(split)) // PART_ROWS))]
 
 
-def route_parts(
-  run: run_lib.Run, fitted: router.Router, folder: pathlib.Path, split: str, top_n: int, share: tuple[int, int]
-):
-  """Routes the parts of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
+def route_parts(run: run_lib.Run, fitted: router.Router, folder: pathlib.Path, split: str, top_n: int, share: Share):
+  """Routes the parts of a share that are missing."""
   num_sequences, parts = len(run.sequences(split)), _parts(run, folder, split)
   for i in publishing.missing(parts, share):
     mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
@@ -195,10 +194,8 @@ def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.De
   return shards.deal(found, assignment, num_shards, s.seed, fraction, pieces.end if pieces else 0.0)
 
 
-def write_shard_parts(
-  run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: tuple[int, int]
-):
-  """Writes the shards of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
+def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: Share):
+  """Writes the shards of a share that are missing."""
   if not (missing := publishing.missing(folders, share)):
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))

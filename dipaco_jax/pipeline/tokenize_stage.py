@@ -50,7 +50,7 @@ def _folder_name(s: settings.Settings) -> str:
   return f'tokenize-{corpus.fingerprint(s.data)}'
 
 
-def _sample(s: settings.Settings, samples: list[Path], share: tuple[int, int], held: corpus.HeldBack):
+def _sample(s: settings.Settings, samples: list[Path], share: publishing.Share, held: corpus.HeldBack):
   with display.doing('reading text for the tokenizer'):
     for k in publishing.missing(samples, share):
       documents = corpus.documents(s.data, 'train', (k, s.data.parts), held.fraction)
@@ -83,8 +83,8 @@ def _folders(s: settings.Settings, folder: Path) -> list[Path]:
   return [folder / str(k) for k in range(s.data.parts)]
 
 
-def write_parts(run: run_lib.Run, folder: Path, share: tuple[int, int], held: corpus.HeldBack):
-  """Writes the parts of share (k, n) that are missing: those of k, k + n, k + 2n, ..."""
+def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: corpus.HeldBack):
+  """Writes the parts of a share that are missing."""
   s, parts = run.settings, run.settings.data.parts
   missing, done = publishing.missing(_folders(s, folder), share), 0
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it

@@ -12,6 +12,8 @@ import numpy as np
 
 from dipaco_jax.storage import files, seals
 
+Share = tuple[int, int]  # (k, n): of numbered parts, those of k, k + n, k + 2n, ...
+
 
 def write_sealed(path: Path, data: files.Data):
   """Writes a file after its seal: if killed in between, the seal does not fit and the file is made again."""
@@ -56,8 +58,8 @@ def publish_directory(path: Path, sealed: bool = True) -> Iterator[Path]:
   files.put_in_place(aside, path)
 
 
-def missing(paths: Sequence[Path], share: tuple[int, int]) -> list[int]:
-  """Removes damaged parts of share (k, n), which are k, k + n, k + 2n..., and lists those that have to be made."""
+def missing(paths: Sequence[Path], share: Share) -> list[int]:
+  """Removes damaged parts of a share, and lists those that have to be made."""
   return [
     i for i in range(len(paths))[share[0] :: share[1]] if not (paths[i].is_dir() or seals.keep_if_whole(paths[i]))
   ]
