@@ -173,7 +173,7 @@ def run_stages(
   workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals, evaluated: Callable[[], None]
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
-  from dipaco_jax.pipeline import corrections, preflight, reuse, stages
+  from dipaco_jax.pipeline import preflight, stage_records, stages
   from dipaco_jax.pipeline import run as run_lib
   from dipaco_jax.training import metrics_log, performance, training_loop
 
@@ -183,7 +183,7 @@ def run_stages(
     performance.tell_compilations()
     preflight.note_environment(run)
     if FLAGS.reuse and processes.is_first():
-      reuse.take(run, pathlib.Path(FLAGS.reuse))
+      preflight.take_stages(run, pathlib.Path(FLAGS.reuse))
     processes.barrier('reuse')
     try:
       stages.run_all(run)
@@ -192,7 +192,7 @@ def run_stages(
       raise
     except InputError as e:
       if processes.is_first():
-        corrections.note(workdir, str(e))
+        stage_records.write_refusal(workdir, str(e))
       raise
 
 

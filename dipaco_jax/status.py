@@ -13,9 +13,8 @@ from dipaco_jax.command_line import command
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
-from dipaco_jax.pipeline import corrections
 from dipaco_jax.pipeline import stage as stage_lib
-from dipaco_jax.pipeline.stage_records import read_settings, read_stages
+from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
 from dipaco_jax.reports import failures, headline
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
@@ -34,12 +33,8 @@ def status(workdir: pathlib.Path) -> str:
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
-  doing = 'finished'
-  if stage:
-    number = stage_lib.NAMES.index(stage)
-    doing = f'{stage_lib.STAGES[number].doing} (stage {number + 1} of {len(stage_lib.NAMES)})'
-  lines = [f'{workdir}: {"" if holder or not stage else "stopped while "}{doing}']
-  refused = '' if holder else corrections.words(workdir)
+  lines = [f'{workdir}: {_doing(stage, holder)}']
+  refused = '' if holder else read_refusal(workdir)
   if refused and stage:
     return '\n'.join([*lines, f'refused: {refused}', 'mend that, and run the command again: what fits is kept'])
   if stage in ('pretrain', 'train'):

@@ -20,12 +20,11 @@ from dipaco_jax.islands import path_state, schedule, screening_facts, shared_sta
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
-from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.training import evaluation, stopping
+from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log
 from dipaco_jax.training.job import Dispatch, Job, load_batch
 
 TRAIN = ('train',)
@@ -160,6 +159,59 @@ def remaining(job: Job, path: int, phase: int, step: int) -> Iterator[Dispatch]:
 def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
   """Returns the first host's state, on all hosts of this worker."""
   return path_state.from_arrays(hosts.share(state.to_arrays()), state.params)
+
+
+# -- metrics
+
+
+class PhaseMetrics:
+  """Metrics of one phase of a path; each dispatch's are read from the device after the next is dispatched."""
+
+  def __init__(self, lease: Lease, job: Job):
+    self.lease, self.job = lease, job
+    self.pending: tuple[int, dict[str, jax.Array]] | None = None
+    self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
+    self.first_done: float | None = None  # when the first dispatch, which may have compiled, was done
+    self.last_done = time.monotonic()
+    self.timed_steps = 0
+    self.is_finite = True  # whether the last step was
+
+  def dispatched(self, after: int, metrics: dict[str, jax.Array]):
+    """Reads the metrics of the dispatch before, and keeps these for later; `after`: steps of the phase so far."""
+    self.read_pending()
+    self.pending = after, metrics
+
+  def read_pending(self):
+    """Waits for the last dispatch and adds its row; the lease shows it to others."""
+    if not self.pending:
+      return
+    (after, metrics), self.pending = self.pending, None
+    steps = train_log.of_steps({name: mesh.fetch(x).reshape(-1, 1) for name, x in metrics.items()})
+    loss, norm = (float(steps.means[name][0]) for name in ('loss', 'grad_norm'))
+    counts = int(steps.finite.sum()), int(steps.skipped[0])
+    self.rows.append(metrics_log.plain([after, loss, norm, steps.learning_rate, *counts]))
+    self.warn_not_finite(after, steps)
+    self.last_done = time.monotonic()
+    self.lease.about |= {'step': after, 'of': self.job.schedule.steps_per_phase, 'loss': metrics_log.plain(loss)}
+    if self.first_done is None:
+      self.first_done = self.last_done
+      return
+    self.timed_steps += self.job.schedule.dispatch_steps
+    tokens = self.timed_steps * self.job.data.batch_size * self.job.programs.model.config.seq_len
+    self.lease.about['tokens_per_s'] = tokens / max(1e-9, self.last_done - self.first_done)
+
+  def warn_not_finite(self, after: int, steps: train_log.Steps):
+    """Logs the first step that is not finite, and the first one after finite steps."""
+    if self.is_finite and not steps.finite.all():
+      task, last = self.lease.task, self.job.schedule.global_step(self.lease.task.number, after)
+      train_log.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
+    self.is_finite = bool(steps.finite[-1, 0])
+
+  def close(self) -> dict[str, Any]:
+    """Reads the last metrics; returns what the path's checkpoint notes about the phase."""
+    self.read_pending()
+    seconds = self.last_done - self.first_done if self.first_done is not None else 0.0
+    return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}
 
 
 # -- in storage

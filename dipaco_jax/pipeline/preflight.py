@@ -1,4 +1,4 @@
-"""What is checked and settled before a run begins: its place, its config, its model, its devices."""
+"""What is checked and settled before a run begins: its place, config, model and devices, and stages of another run."""
 
 import contextlib
 import json
@@ -17,10 +17,13 @@ from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import corrections, stage_records, tokenize_stage
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import files, module_store, publishing
-from dipaco_jax.training import display, mesh, processes
+from dipaco_jax.pipeline import stage as stage_lib
+from dipaco_jax.pipeline import stage_records, tokenize_stage
+from dipaco_jax.storage import files, module_store, publishing, seals
+from dipaco_jax.training import display, mesh, metrics_log, processes
+
+OPTIONAL = ('features', 'shards/base')  # may be gone: no longer needed, or made again when they are
 
 
 @contextlib.contextmanager
@@ -89,7 +92,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, option
   file = workdir / 'config.json'
   if file.exists():
     old = stage_records.read_settings(workdir)
-    corrections.check(workdir, old, settings)
+    stage_records.check_changes(workdir, old, settings)
     trained = max(module_store.versions(workdir), default=0)
     if settings.train.phases < trained:
       raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
@@ -97,7 +100,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, option
       words = '--config.inner.decay_steps states its length from the start'
       logging.warning('more phases stretch the cosine, so the learning rate steps up; %s', words)
   publishing.write_json(file, settings.to_dict())
-  (workdir / corrections.FILE).unlink(missing_ok=True)
+  (workdir / stage_records.REFUSED).unlink(missing_ok=True)
   words = shlex.join(map(printable.redacted, options))
   files.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
 
@@ -123,3 +126,55 @@ def note_environment(run: run_lib.Run):
     logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
   if processes.is_first():
     files.write_file(file, json.dumps(now, indent=1) + '\n')
+
+
+# -- stages of another run: runs that are compared share a tokenizer and a base, and make them once
+
+
+def take_stages(run: run_lib.Run, other: pathlib.Path):
+  """Takes the stages that `other` has finished with the same settings, up to the first that differs or is here.
+
+  Files are linked where they are on one disk: they are never written again. Raises InputError where there is no run in
+  `other`, seals.Damaged where what would be taken is not as it was written.
+  """
+  theirs = stage_records.read_settings(other)
+  for one in stage_lib.STAGES:
+    if not one.artefacts:
+      return
+    if run.record(one.name):
+      continue
+    record = stage_records.read_record(other, one.name)
+    # After `tokenize`, the base's learning rate follows the whole run's cosine.
+    same_rate = one.name == 'tokenize' or theirs.decay_steps == run.settings.decay_steps
+    if not record or record['digest'] != stage_lib.digest(run.settings, one.name) or not same_rate:
+      return
+    if not all((other / path).exists() for path in one.artefacts if path not in OPTIONAL):
+      return
+    for path in one.artefacts:
+      _check(other / path)
+      _link(other / path, run.workdir / path)
+    for row in list(metrics_log.read_rows(other)):
+      if row['stage'] == one.name:
+        run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
+    publishing.write_json(stage_records.record_file(run.workdir, one.name), record)
+
+
+def _check(source: pathlib.Path):
+  """Checks a file, or all files of a directory, JSON records included: damage copied here could not be mended here."""
+  for file in [source] if source.is_file() else files.complete_files(source):
+    (seals.read_json if file.suffix == '.json' else seals.check)(file)
+
+
+def _link(source: pathlib.Path, target: pathlib.Path):
+  if source.is_file():
+    publishing.write_sealed(target, source.read_bytes())
+  elif source.is_dir():
+    with publishing.publish_directory(target, sealed=False) as aside:
+      shutil.copytree(source, aside, copy_function=_link_file, dirs_exist_ok=True)
+
+
+def _link_file(source: str, target: str):
+  with contextlib.suppress(OSError):  # another disk
+    os.link(source, target)
+    return
+  shutil.copy2(source, target)

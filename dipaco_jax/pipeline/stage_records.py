@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from dipaco_jax.pipeline import stage
 from dipaco_jax.storage import files, publishing, retry, seals
 from dipaco_jax.training import metrics_log, processes
 
+REFUSED = 'refused.txt'  # the message that ended a run whose config proved wrong before training
 MAX_NAMED = 4  # paths named in a message
 
 
@@ -146,3 +148,38 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
 
   with retry.every(5, note) if processes.is_first() else contextlib.nullcontext():
     yield elapsed
+
+
+# -- corrections: fields of config.json may change while there is a refusal; what was made, and still fits, is kept
+
+
+def read_refusal(workdir: pathlib.Path) -> str:
+  """Reads why the run was refused; '' where it was not."""
+  file = workdir / REFUSED
+  return file.read_text().strip() if file.exists() else ''
+
+
+def write_refusal(workdir: pathlib.Path, why: str):
+  """Keeps why a run was refused; does nothing once it trains, as its config may then no longer change."""
+  begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))
+  if (workdir / 'config.json').exists() and not begun:
+    files.write_file(workdir / REFUSED, f'{why}\n')
+
+
+def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.Settings):
+  """Refuses another config than the run began with; where that was refused, removes what it has left unfinished.
+
+  Raises InputError that names fields that differ and may not, or that a finished stage was made by.
+  """
+  if not (differ := settings.differences(old, new)):
+    return
+  changed = [name for name in stage.NAMES if stage.digest(old, name) != stage.digest(new, name)]
+  stretched = not new.inner.decay_steps and old.train.steps_per_phase != new.train.steps_per_phase
+  if stretched and changed[:1] != ['tokenize']:
+    changed = ['pretrain']  # its learning rate follows the whole run's cosine
+  later = stage.since(changed[0]) if changed else ()
+  if not read_refusal(workdir) or any(record_file(workdir, one.name).exists() for one in later):
+    names = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in differ.items())
+    raise InputError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
+  for path in (path for one in later for pattern in one.leftovers for path in workdir.glob(pattern)):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -19,7 +19,7 @@ from backends import Backend
 from one_process import Faults, Machine, changed
 from repository import HELPERS, ROOT
 
-from dipaco_jax.islands import island, live_page, registry, run_history
+from dipaco_jax.islands import island, monitor, registry, run_history
 from dipaco_jax.pipeline import stages
 from dipaco_jax.reports import history
 from dipaco_jax.training import metrics_log
@@ -104,7 +104,7 @@ def check_losses(facts: registry.Registry, run):
 
 def check_page(made: island.Island, run):
   """What the monitor writes while the run trains: a point for each path and phase, from facts alone."""
-  page, s = live_page.LivePage(made, every_s=0), run.settings
+  page, s = monitor.LivePage(made, every_s=0), run.settings
   page.write_if_due()
   assert not page.failed and not made.storage.exists('report.html'), 'the report of the whole is being made'
   rows = page.make_rows()

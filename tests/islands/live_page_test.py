@@ -3,7 +3,7 @@
 import one_process
 import pytest
 
-from dipaco_jax.islands import live_page, run_history
+from dipaco_jax.islands import monitor, run_history
 from dipaco_jax.islands.registry import Fact
 
 made = one_process.made
@@ -24,7 +24,7 @@ def test_rows_need_no_file_of_this_machine(made):
   """A monitor that starts again far from the workdir has the registry, and nothing that the stages have left."""
   put_phase(made, 0)
   assert not (made.run.workdir / 'stages').exists()
-  page = live_page.LivePage(made)
+  page = monitor.LivePage(made)
   rows = page.make_rows()
   assert [row['kind'] for row in rows] == ['step'] * 4 + ['phase'] and page.phases == 1
   assert rows[-1]['loss_by_path'] == [3.0] * 4 and rows[-1]['holdout_loss_by_path'] == [2.5] * 4
@@ -33,7 +33,7 @@ def test_rows_need_no_file_of_this_machine(made):
 
 def test_a_phase_that_cannot_be_read_is_counted_once(made, monkeypatch):
   put_phase(made, 0)
-  page, real = live_page.LivePage(made), run_history.phase_row
+  page, real = monitor.LivePage(made), run_history.phase_row
 
   def failing(*args):
     raise OSError('the registry is away')

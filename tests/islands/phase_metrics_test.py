@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from stopped_clock import Clock
 
-from dipaco_jax.islands import phase_metrics
-from dipaco_jax.islands.phase_metrics import PhaseMetrics
+from dipaco_jax.islands import worker
 from dipaco_jax.islands.registry import Task
+from dipaco_jax.islands.worker import PhaseMetrics
 from dipaco_jax.training import job as job_lib
 
 MODEL = types.SimpleNamespace(config=types.SimpleNamespace(seq_len=10))
@@ -24,7 +24,7 @@ JOB = types.SimpleNamespace(
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
   made = Clock()
-  monkeypatch.setattr(phase_metrics, 'time', made)
+  monkeypatch.setattr(worker, 'time', made)
   return made
 
 

@@ -12,7 +12,7 @@ from absl import flags
 from dipaco_jax import main, status
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import corrections, preflight, run, stage_records, stages
+from dipaco_jax.pipeline import preflight, run, stage_records, stages
 from dipaco_jax.storage import publishing
 
 
@@ -66,7 +66,7 @@ def test_a_grid_that_proves_too_large(command, config, given, tmp_path, monkeypa
 
   monkeypatch.setattr(sys, 'argv', ['main'])
   preflight.settle_config(workdir, given(), [])
-  assert not corrections.words(workdir)
+  assert not stage_records.read_refusal(workdir)
   again = run.unattended(workdir, given())
   stages.run_all(again, 'tokenize')
   again.metrics.close()
@@ -84,20 +84,20 @@ def test_no_document_to_validate_on_is_known_before_any_work(command, tmp_path):
 def test_only_a_refused_run_takes_another_config(given, tmp_path):
   old, new = given(), given(outer={'momentum': 0.5})
   publishing.write_json(tmp_path / 'config.json', old.to_dict())
-  corrections.check(tmp_path, old, old)
+  stage_records.check_changes(tmp_path, old, old)
   with pytest.raises(ValueError, match=r'another config \(config.outer.momentum was 0.9, is 0.5\): use another'):
-    corrections.check(tmp_path, old, new)
-  corrections.note(tmp_path, 'why')
-  corrections.check(tmp_path, old, new)
+    stage_records.check_changes(tmp_path, old, new)
+  stage_records.write_refusal(tmp_path, 'why')
+  stage_records.check_changes(tmp_path, old, new)
 
 
 def test_a_run_that_trains_is_not_refused(given, tmp_path):
-  corrections.note(tmp_path, 'no run')
-  assert not corrections.words(tmp_path)
+  stage_records.write_refusal(tmp_path, 'no run')
+  assert not stage_records.read_refusal(tmp_path)
   publishing.write_json(tmp_path / 'config.json', given().to_dict())
   (tmp_path / 'checkpoints' / 'train').mkdir(parents=True)
-  corrections.note(tmp_path, 'diverged')
-  assert not corrections.words(tmp_path)
+  stage_records.write_refusal(tmp_path, 'diverged')
+  assert not stage_records.read_refusal(tmp_path)
 
 
 MADE = {
@@ -127,13 +127,13 @@ def test_what_goes_and_what_stays(given, tmp_path, done, changes, gone):
     publishing.write_json(stage_records.record_file(tmp_path, name), {})
   old = given()
   publishing.write_json(tmp_path / 'config.json', old.to_dict())
-  corrections.note(tmp_path, 'why')
+  stage_records.write_refusal(tmp_path, 'why')
   new = {name: fields if name == 'grid' else vars(getattr(old, name)) | fields for name, fields in changes.items()}
   made = dataclasses.replace(old, **{n: getattr(settings.from_dict(old.to_dict() | new), n) for n in new})
   if gone is None:
     with pytest.raises(ValueError, match='holds a run with another config'):
-      corrections.check(tmp_path, old, made)
+      stage_records.check_changes(tmp_path, old, made)
     gone = set()
   else:
-    corrections.check(tmp_path, old, made)
+    stage_records.check_changes(tmp_path, old, made)
   assert {name for name in MADE if not (tmp_path / name).exists()} == gone

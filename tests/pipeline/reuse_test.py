@@ -6,7 +6,7 @@ import pytest
 import tiny_run
 
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import reuse
+from dipaco_jax.pipeline import preflight
 from dipaco_jax.pipeline import run as run_lib
 
 
@@ -40,7 +40,7 @@ def test_a_stage_of_other_settings_is_not_taken(undisturbed, tmp_path, changes, 
   for section, fields in changes.items():
     values[section] = values[section] | fields if isinstance(fields, dict) else fields
   run = run_lib.unattended(tmp_path, settings.from_dict(values))
-  reuse.take(run, undisturbed)
+  preflight.take_stages(run, undisturbed)
   run.metrics.close()
   assert sorted(file.stem for file in tmp_path.glob('stages/*.json')) == sorted(reused)
   assert (tmp_path / 'base').exists() == ('pretrain' in reused)
