@@ -161,9 +161,6 @@ def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
   return path_state.from_arrays(hosts.share(state.to_arrays()), state.params)
 
 
-# -- metrics
-
-
 class PhaseMetrics:
   """Metrics of one phase of a path; each dispatch's are read from the device after the next is dispatched."""
 
@@ -212,9 +209,6 @@ class PhaseMetrics:
     self.read_pending()
     seconds = self.last_done - self.first_done if self.first_done is not None else 0.0
     return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}
-
-
-# -- in storage
 
 
 def trained_before(island: Island, path: int, phase: int) -> int | None:

@@ -177,11 +177,10 @@ def choose(run: run_lib.Run) -> list[int]:
 
 def _reader_of_run(run: run_lib.Run) -> Reader:
   """Makes a reader with the learned chooser if the run re-routes by one, else with the last round's router, if any."""
-  s, fitted, chooser = run.settings, None, None
-  if s.evaluate.reroute_every and s.evaluate.chunk_router_steps:
-    chooser = jax.device_put(tensors.read_arrays(run.workdir / 'evaluation' / 'chooser.safetensors'))
-  else:
-    fitted = run.router(s.rounds)
+  s = run.settings
+  is_learned, file = s.evaluate.reroute_every and s.evaluate.chunk_router_steps, 'evaluation/chooser.safetensors'
+  chooser = jax.device_put(tensors.read_arrays(run.workdir / file)) if is_learned else None
+  fitted = None if is_learned else run.router(s.rounds)
 
   def params(path: int):
     return jax.device_put(module_store.load_path(run.workdir, run.layout, path))

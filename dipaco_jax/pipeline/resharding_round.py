@@ -34,7 +34,12 @@ def reshard(run: run_lib.Run, number: int, version: int):
   """Routes and shards of a round, by what the paths know at a version of their modules."""
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(features.router_data(run))
-    found = find_labels(run, number, version, indices)
+    score = functools.partial(log_likelihoods, run, version, indices)
+    if run.settings.routing.labels == 'coordinate':
+      start_N = run.routed('train', number - 1)[indices, 0]
+      found = path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, MAX_SWEEPS)
+    else:
+      found = path_labels.exact(all_scores(run, number, indices, score))
     check_scores(number, found, len(indices))
     fit = functools.partial(_fit, run, number, indices, found)
     route_stage.publish_router(run, number, fit, functools.partial(fill, run, number))
@@ -46,15 +51,6 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   before, after = (run.routed('train', n)[:, 0] for n in (number - 1, number))
   found = seals.read_json(run.workdir / 'routing' / str(number) / 'meta.json')
   return found | {'moved_fraction': float(np.mean(before != after))} | route_stage.summarize_shards(run, number)
-
-
-def find_labels(run: run_lib.Run, number: int, version: int, indices: np.ndarray) -> path_labels.Labels:
-  """Returns the best path of every router sequence, as `routing.labels` asks."""
-  score = functools.partial(log_likelihoods, run, version, indices)
-  if run.settings.routing.labels == 'coordinate':
-    start_N = run.routed('train', number - 1)[indices, 0]
-    return path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, MAX_SWEEPS)
-  return path_labels.exact(all_scores(run, number, indices, score))
 
 
 def check_scores(number: int, found: path_labels.Labels, num_sequences: int):

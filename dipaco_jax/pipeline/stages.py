@@ -60,9 +60,6 @@ def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run
     stage_records.write_record(run.workdir, run.settings, name, elapsed(), result)
 
 
-# -- pretrain
-
-
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """Trains the base model: one path on all text [2.6]."""
   params, about = first_parameters(run)
@@ -93,9 +90,6 @@ def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str,
     params, about = llama_folder.load_params(run.settings.pretrain.init, run.model)
     return params, {'init': about}
   return {name: np.asarray(x) for name, x in transformer.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
-
-
-# -- train
 
 
 def train(run: run_lib.Run) -> dict[str, Any]:

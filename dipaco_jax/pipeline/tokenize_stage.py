@@ -79,14 +79,10 @@ def check_parts(parts: list[Path]):
     raise InputError(f'parts {missing} of the text are of other files: let all processes see the same')
 
 
-def _folders(s: settings.Settings, folder: Path) -> list[Path]:
-  return [folder / str(k) for k in range(s.data.parts)]
-
-
 def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: corpus.HeldBack):
   """Writes the parts of a share that are missing."""
-  s, parts = run.settings, run.settings.data.parts
-  missing, done = publishing.missing(_folders(s, folder), share), 0
+  s, parts, done = run.settings, run.settings.data.parts, 0
+  missing = publishing.missing([folder / str(k) for k in range(parts)], share)
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
   total = 0 if all_of_validation else num_documents * len(missing) // parts
@@ -108,13 +104,13 @@ def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: c
 
 def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   """Publishes `sequences/` when all parts are there, and removes what was left of making it."""
+  made, parts = folder / 'sequences', run.settings.data.parts
   check_files(run.settings, folder)
-  check_parts(_folders(run.settings, folder / 'sequences'))
-  meta = sequences.merge_meta(str(folder / 'sequences'), run.settings.data.parts)
-  meta |= {'held_back': held.how, 'validation_fraction': held.fraction}
+  check_parts([made / str(k) for k in range(parts)])
+  meta = sequences.merge_meta(str(made), parts) | {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
-  publishing.write_json(folder / 'sequences' / 'meta.json', meta)
-  files.put_in_place(folder / 'sequences', run.workdir / 'sequences')
+  publishing.write_json(made / 'meta.json', meta)
+  files.put_in_place(made, run.workdir / 'sequences')
   for left in run.workdir.glob('tokenize-*'):
     shutil.rmtree(left)
 

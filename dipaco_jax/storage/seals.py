@@ -36,9 +36,6 @@ class Damaged(OSError, InputError):
     self.file = os.fspath(file)
 
 
-# -- writing
-
-
 def dumps(value: Any) -> str:
   """Returns JSON, with its seal if it is an object; keys stay in the order given."""
   if isinstance(value, dict):
@@ -60,9 +57,6 @@ def sums(folder: Path) -> str:
   """Returns the content of SHA256SUMS for the files of a directory, without those in directories below it."""
   names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name != SUMS)
   return ''.join(line(name, sha256) for name, sha256 in files.digests(folder, names).items())
-
-
-# -- reading
 
 
 def read(file: Path) -> bytes:
