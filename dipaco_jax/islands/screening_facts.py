@@ -123,10 +123,7 @@ def begins_anew(island: Island, path: int, phase: int) -> bool:
 def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
   """Raises Diverged where too many paths are excluded, one of them too often, or a module has no path left.
 
-  Args:
-    module: of which a new version is being made, after `phase`.
-    weights: w_i of every path, [P].
-    left_out: paths that this module does without: excluded by their workers, or not plausible here.
+  `left_out` are the paths that the module's version after `phase` does without; `weights` are w_i of every path, [P].
   """
   layout, most = island.layout, island.run.settings.outer.max_excluded
   told = island.registry.facts('excluded', number=phase)

@@ -38,8 +38,7 @@ def _alone(phase: int) -> np.ndarray:
 def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   """Returns the training of all paths on the shards of a round.
 
-  Global steps, and so schedules, go on from the base and from earlier rounds. So do a path's own steps, which say where
-  it is in its shard.
+  Global steps, and so schedules, go on from the base and earlier rounds, and so does a path's own place in its shard.
   """
   s, made = run.settings, run.programs
   begin = round_end(s, number - 1) if number else 0

@@ -71,12 +71,9 @@ def write(
   """Scores every sequence under every path, or what of it is missing; every process of a job calls it, once a folder.
 
   Args:
-    programs: of the grid of paths.
     params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
-    sources: what tells each path's parameters from others, see `published`; a path whose source is not the recorded
-      one is scored anew.
+    sources: what tells paths' parameters from others (`published`); where it is not the recorded one, all is scored.
     rows: the sequences; where they are not those recorded, all is made anew.
-    folder: where the files go.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
   processes.only_first(lambda: _prepare(programs, sources, rows, folder), f'{name} is prepared')

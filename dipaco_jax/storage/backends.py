@@ -76,8 +76,7 @@ def _link_unless_there(aside: Path, path: Path):
 class Bucket:
   """Objects in S3 or Google Cloud Storage; credentials, region and endpoint are the environment's, as obstore reads it.
 
-  An upload in parts whose writer was killed is never seen, but is paid for until the bucket's lifecycle rule
-  (abort incomplete multipart uploads) removes it.
+  An upload in parts whose writer was killed is never seen, but paid for until the bucket's lifecycle rule removes it.
   """
 
   def __init__(self, url: str, patience_s: float):

@@ -108,10 +108,8 @@ class Storage:
   def download_tree(self, prefix: str, folder: Path, sha256: str = ''):
     """Makes the directory that `upload_tree` published, whole or not at all, unless it is there already.
 
-    Processes that share a disk may all call this: one of them downloads. Raises as `read`.
-
-    Args:
-      sha256: of the tree's index, with which a directory that is there is compared too, once by each process.
+    Processes that share a disk may all call this: one of them downloads. Each compares the index with `sha256`, if it
+    is given, once, of a directory that is there, too. Raises as `read`.
     """
     if (prefix, sha256) in self.verified_trees:
       return

@@ -37,8 +37,7 @@ def write_json(path: Path, value: Any):
 def publish_directory(path: Path, sealed: bool = True) -> Iterator[Path]:
   """Yields a directory aside, and renames it to `path` if the block ends well; removes leftovers of killed runs.
 
-  Args:
-    sealed: whether to write a seal of the files; a copy comes with the seal of the original.
+  It gets a seal of its files unless `sealed` is False: a copy comes with that of the original.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   for leftover in path.parent.iterdir():

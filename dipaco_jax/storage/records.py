@@ -57,11 +57,9 @@ def read_records(file: str, reader: ArrayRecordReader, *which) -> list[bytes]:
 
 
 def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[int, list[int]], list[T]]) -> list[T]:
-  """Reads items of several files as if they were one; `read(file, numbers)` reads items of one file.
+  """Reads items of several files, of these counts, as if they were one; `read(file, numbers)` reads items of one file.
 
-  Args:
-    counts: how many items each file has.
-    indices: numbers of items in all files together, in any order, which the result keeps.
+  `indices` are numbers of items in all files together, in any order, which the result keeps.
   """
   at, ends = np.array([*indices], np.int64), np.cumsum(counts)
   files = np.searchsorted(ends, at, 'right')

@@ -20,8 +20,7 @@ def is_remote(path: str) -> bool:
 def find(pattern: str) -> list[str]:
   """Lists the paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
 
-  Raises:
-    InputError: no bucket is named, obstore is not installed, or the bucket does not answer us.
+  Raises InputError where no bucket is named, obstore is not installed, or the bucket does not answer us.
   """
   bucket, name = _split(pattern)
   folder = re.split(r'[*?[]', name)[0].rpartition('/')[0]

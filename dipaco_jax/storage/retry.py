@@ -16,14 +16,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20.0
 def call(name: str, action: Callable[[], T], is_transient: Callable[[Exception], bool], patience_s: float) -> T:
   """Calls `action` until it returns, with waits that double from one attempt to the next.
 
-  The waits are random, or all processes that lost the same server would return to it at the same moments.
-
-  Args:
-    name: what is called, for the log.
-    is_transient: whether the same call may succeed later, from its error.
-    patience_s: how long after the first call the last one begins.
-  Raises:
-    Exception: the last error, where it is not transient or the time is over.
+  The waits are random, or all processes that lost the same server would return to it at the same moments. The last call
+  begins `patience_s` after the first. Raises an error that is not transient, or the last one; `name` is for the log.
   """
   deadline, longest_s = time.monotonic() + patience_s, FIRST_WAIT_S
   while True:

@@ -95,11 +95,7 @@ def reading(file: Path) -> Iterator[Path]:
 
 
 def check(file: Path, sha256: str = ''):
-  """Raises Damaged where a file is not as it was written.
-
-  Args:
-    sha256: what it should be, where no seal beside the file tells.
-  """
+  """Raises Damaged where a file is not as it was written; `sha256` says how, or else the seal beside it, if any."""
   try:
     found = os.stat(file)
     state, key = (found.st_ino, found.st_size, found.st_mtime_ns), (os.path.abspath(file), sha256)
@@ -133,8 +129,7 @@ def is_expected(file: Path) -> bool:
 def recorded(name: str, text: Callable[[str], str | None]) -> str:
   """Returns the sha256 that a file's seal records, UNKNOWN where the seal does not name it, '' if there is no seal.
 
-  Args:
-    text: maps the name of a file in the same folder to its text, None if it is not there.
+  `text` maps the name of a file in the same folder to its text, None if it is not there.
   """
   for beside in (SUMS, f'{name}.sha256') if name != SUMS else ():
     if (words := text(beside)) is not None:
