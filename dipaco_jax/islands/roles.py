@@ -60,10 +60,9 @@ def run_role(
   role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
   is_backup: bool = False, resumes: bool = True,
 ):  # fmt: skip
-  """Works in a role until the run is finished.
+  """Works in a role until the run is finished; `settings` are the same in all its processes.
 
   Args:
-    settings: the config, as in every other process of the run.
     workdir: the place that all processes share, a folder or the URL of a bucket.
     url: of the registry; None or '': a file in the workdir.
     name: of this process; '': its role, host and process id.

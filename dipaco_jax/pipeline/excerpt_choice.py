@@ -28,7 +28,6 @@ CANDIDATES = 1000  # documents that they are chosen among
 ROWS = 8  # texts at one time
 LENGTH_STEP = 128  # texts are padded to a multiple of this, up to the model's length, so that few programs are compiled
 
-
 Known = Callable[[int], np.ndarray] | None
 
 
@@ -63,10 +62,7 @@ class Reader:
     return 'chooser' if self.chooser is not None else 'router' if self.fitted is not None else ''
 
   def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
-    """Returns nats and routes of padded rows under a path, or under the base model if `path` is None.
-
-    See `chunk_losses.losses_and_routes`; `size` rows are read at one time.
-    """
+    """Returns `chunk_losses.losses_and_routes` of padded rows, `size` at a time, under a path; None: the base model."""
     params = self.base if path is None else self.params(path)
     read = functools.partial(chunk_losses.losses_and_routes, self.model, self.prefix_tokens, params, self.fitted)
     return chunk_losses.in_batches(read, size, *rows)
@@ -151,10 +147,8 @@ def _write(run: run_lib.Run):
   first, domains = run.routed('validation', s.rounds), run.result('tokenize')['domains']
   chosen, length = choose(run), min(TOKENS, run.eval_len)
   texts = [Text(domains[x.domain], x.tokens[:length]) for x in split.read(chosen)]
-
-  scored = None
-  if s.evaluate.reroute_every or s.evaluate.mixture:
-    scored = token_losses.read(run.workdir / 'evaluation' / 'validation', run.layout.grid.num_paths)
+  folder, is_scored = run.workdir / 'evaluation' / 'validation', s.evaluate.reroute_every or s.evaluate.mixture
+  scored = token_losses.read(folder, run.layout.grid.num_paths) if is_scored else None
   known: Known = (lambda path: scored.nll[path][chosen, :length]) if scored else None
   found = read(_reader_of_run(run), texts, chunk_tokens(s), length, first[chosen].tolist(), known)
   publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))

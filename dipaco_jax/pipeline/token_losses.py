@@ -92,7 +92,6 @@ def write(
 
 def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[int]) -> list[str]:
   """Returns each path's source: sha256 over the recorded digests of the modules that it picks at its version."""
-
   folders = {version: workdir / 'modules' / str(version) for version in versions}
   recorded = {version: module_store.recorded_modules(folder) for version, folder in folders.items()}
 
