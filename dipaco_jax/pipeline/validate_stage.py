@@ -60,11 +60,6 @@ class Measured(NamedTuple):
   nll: np.ndarray  # nats, over the targets that count
   targets: np.ndarray  # number of those
 
-  def over(self, other: 'Measured') -> tuple[float, tuple[float, float] | None]:
-    """Returns the ratio of the perplexity to another model's on the same documents, and its interval."""
-    nats = self.nll - other.nll
-    return float(np.exp(min(nats.sum() / self.targets.sum(), 700.0))), bootstrap.interval(nats, self.targets)
-
 
 def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
   """Measures validation documents, each under the path that it is assigned to, or all under the only path."""
@@ -119,9 +114,10 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
   others = {'base': (run.base_programs, lambda _: run.base())} | ({'control': control(run)} if has_control else {})
   for name, (dense, params_of_path) in others.items():
     other = losses(dense, params_of_path)
-    ratio, ratio_interval = best.over(other)
+    nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
+    ratio = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
-    result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
+    result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets)}
   if s.evaluate.matrix:
     result['loss_matrix'] = evaluation.matrix(made, load, holdout_rows(run, s.rounds))
   return result
