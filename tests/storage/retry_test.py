@@ -1,5 +1,8 @@
 """Repeated calls: as long as their errors are transient and patience lasts, and no longer."""
 
+import threading
+import time
+
 import pytest
 
 from dipaco_jax.storage import retry
@@ -58,3 +61,18 @@ def test_the_last_error_is_raised_when_patience_is_over(clock):
   with pytest.raises(OSError, match='still away'):
     retry.call('x', failing(*[OSError('still away')] * 100), lambda e: True, 60)
   assert clock.now == pytest.approx(60)
+
+
+def test_an_action_is_called_again_and_again_until_the_block_ends():
+  calls, twice = [], threading.Event()
+
+  def action():
+    calls.append(time.monotonic())
+    if len(calls) == 2:
+      twice.set()
+
+  with retry.every(0.01, action):
+    assert twice.wait(10)
+  count = len(calls)
+  time.sleep(0.1)
+  assert len(calls) == count >= 2
