@@ -75,7 +75,7 @@ class Island:
 
   @functools.lru_cache(64)  # noqa: B019
   def tree_sha256(self, tree: str) -> str:
-    """Returns the digest of a directory's index, from its maker's fact; '' for the stages' records: they differ."""
+    """Returns the digest of a directory's index, from its maker's fact; '' for the stages' records: they have times."""
     kind, _, number = maker(tree)
     [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
     return fact.meta['trees'].get(tree, '')

@@ -115,14 +115,11 @@ def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, 
 
 def resume(workdir: str, url: str) -> int:
   """Resumes a run that has diverged, for processes about to begin; returns how often it has been resumed."""
-  registry = Registry(url)
-  try:
+  with contextlib.closing(Registry(url)) as registry:
     for config in registry.facts('config'):
       run = run_lib.unattended(local_place(workdir), settings_lib.from_dict(config.meta['config']))
       screening_facts.resume(Island(run, registry, open_storage(workdir), 'resume'))
     return screening_facts.times_resumed(registry)
-  finally:
-    registry.close()
 
 
 def check(url: str | None, share: str) -> str:

@@ -1,17 +1,30 @@
-"""What a worker reads and writes: a path's state within a phase, and its checkpoint after it."""
+"""What a worker reads and writes: a path's state within a phase, its checkpoint after it, and what it measures."""
 
+import types
+
+import jax.numpy as jnp
 import numpy as np
 import one_process
 import pytest
 import tiny_run
 from one_process import with_settings
+from stopped_clock import Clock
 
 from dipaco_jax.islands import worker
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.registry import Task
+from dipaco_jax.islands.worker import PhaseMetrics
+from dipaco_jax.training import job as job_lib
 
 made = one_process.made
 TASK = Task(0, 'train', '3', 1, 1, 'all', 0, None)
+MODEL = types.SimpleNamespace(config=types.SimpleNamespace(seq_len=10))
+JOB = types.SimpleNamespace(
+  name='train',
+  schedule=job_lib.Schedule(phases=4, steps_per_phase=8, steps_per_dispatch=2, first_step=92),
+  data=types.SimpleNamespace(batch_size=3),
+  programs=types.SimpleNamespace(model=MODEL),
+)
 
 
 class Lease:
@@ -66,3 +79,48 @@ def test_the_phase_before_is_the_last_in_which_the_path_was_trained(made):
   of = with_settings(made, train=dict(phases=6, schedule=((0, (0, 1)), (2, (1,)), (5, (0,)))))
   assert [worker.trained_before(of, 0, phase) for phase in range(6)] == [None, 0, 1, 1, 1, 1]
   assert worker.trained_before(of, 2, 5) is None
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+  found = Clock()
+  monkeypatch.setattr(worker, 'time', found)
+  return found
+
+
+@pytest.fixture
+def metrics(clock) -> PhaseMetrics:
+  lease = types.SimpleNamespace(about={'task': 'train 7 1'}, task=Task(0, 'train', '7', 1, 1, 'w', 0, None))
+  return PhaseMetrics(lease, JOB)
+
+
+def dispatched(loss: list[float], skipped=0) -> dict:
+  """Metrics of two steps."""
+  found = {'loss': loss, 'grad_norm': [1.0, 3.0], 'learning_rate': [0.1, 0.2], 'skipped': [0, skipped]}
+  return {name: jnp.asarray(x, jnp.float32) for name, x in found.items()}
+
+
+def test_rows_come_one_dispatch_late(metrics):
+  metrics.dispatched(2, dispatched([4.0, 2.0]))
+  assert not metrics.rows and 'step' not in metrics.lease.about
+  metrics.dispatched(4, dispatched([1.0, 1.0]))
+  assert metrics.rows == [[2, 3.0, 2.0, pytest.approx(0.2), 2, 0]]
+  assert metrics.lease.about == {'task': 'train 7 1', 'step': 2, 'of': 8, 'loss': 3.0}
+  assert [row[0] for row in metrics.close()['rows']] == [2, 4]
+
+
+def test_the_rate_leaves_out_the_first_dispatch_which_may_compile(metrics, clock):
+  for after in (2, 4, 6):
+    clock.now += 100.0 if after == 4 else 1.0
+    metrics.dispatched(after, dispatched([1.0, 1.0]))
+  assert metrics.lease.about['tokens_per_s'] == 2 * 3 * 10 / 1.0
+  found = metrics.close()
+  assert (found['timed_steps'], found['timed_s']) == (4, 1.0)
+
+
+def test_the_first_of_the_steps_that_are_not_finite_is_told(metrics, caplog):
+  for after, loss in ((2, [1.0, np.nan]), (4, [np.nan, np.nan]), (6, [1.0, 1.0]), (8, [np.inf, 1.0])):
+    metrics.dispatched(after, dispatched(loss, skipped=1))
+  metrics.close()
+  assert [words.split(':')[0] for words in caplog.messages] == ['train, step 102', 'train, step 107']
+  assert metrics.rows[1][1] is None and metrics.rows[1][4:] == [0, 1], 'JSON has no NaN'
