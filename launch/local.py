@@ -23,7 +23,7 @@ from dipaco_jax.data import corpus
 from dipaco_jax.islands import registry, registry_url, roles, status_table
 from dipaco_jax.pipeline import tokenize_stage
 from dipaco_jax.reports import headline
-from dipaco_jax.storage import object_store
+from dipaco_jax.storage import object_store, remedies
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # for the monitor to clean after the end, and for all roles to end where the run has diverged
@@ -151,7 +151,9 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """Returns the registry's URL; raises InputError where that, the config or the text cannot be used."""
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
-  if not object_store.open_storage(options.workdir).exists(roles.OWNER):  # else the run has begun: its text may be gone
+  if not object_store.open_storage(options.workdir).exists(
+    remedies.ISLANDS_MARK
+  ):  # else the run has begun: its text may be gone
     corpus.check_readable(s.data)
     tokenize_stage.check_input(s)
   return roles.check(options.registry, '')

@@ -42,8 +42,8 @@ from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
+from dipaco_jax.storage.remedies import ISLANDS_MARK
 
-OWNER = 'registry.id'  # in storage: the id of the run whose registry knows what is there
 ROLES = (*monitor.ROLES, 'monitor')
 
 
@@ -191,7 +191,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
     publishing.write_json(file, settings.to_dict())
   elif words := changes(stage_records.read_settings(local).to_dict(), settings):
     raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
-  if storage.agree(OWNER, fact.meta['id'].encode()).decode() != fact.meta['id']:
+  if storage.agree(ISLANDS_MARK, fact.meta['id'].encode()).decode() != fact.meta['id']:
     raise InputError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')
   registry.add_tasks([NewTask('prepare', '', 0)])
   return fact.meta['id']
