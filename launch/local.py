@@ -151,9 +151,8 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """Returns the registry's URL; raises InputError where that, the config or the text cannot be used."""
   s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
-  if not object_store.open_storage(options.workdir).exists(
-    remedies.ISLANDS_MARK
-  ):  # else the run has begun: its text may be gone
+  has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
+  if not has_begun:  # else its text may be gone
     corpus.check_readable(s.data)
     tokenize_stage.check_input(s)
   return roles.check(options.registry, '')
