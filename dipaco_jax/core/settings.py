@@ -21,9 +21,7 @@ class Data:
   """Source of documents."""
 
   source: str = field(
-    'stdlib',
-    "of text; 'stdlib': the running Python's own source and documentation",
-    choices='files stdlib tfds seqio',
+    'stdlib', "of text; 'stdlib': the running Python's own source and documentation", choices='files stdlib tfds seqio'
   )
   train: tuple[str, ...] = field(
     (), 'globs of .txt, or .jsonl with a document a line; also .gz, .zst', example="('books/*.txt',)"

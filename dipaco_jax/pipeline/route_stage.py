@@ -12,7 +12,7 @@ import numpy as np
 
 from dipaco_jax.pipeline import features, shard_stage, stage_records
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.routing import agreement, balanced_assignment, classifier, router
+from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 from dipaco_jax.training import display, processes
 
@@ -41,7 +41,7 @@ def sharded(run: run_lib.Run, number: int) -> dict[str, Any]:
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
   if processes.is_first() and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(words)
-  nmi = agreement.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
+  nmi = path_labels.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 

@@ -36,10 +36,7 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
 
 
 def publish_module_files(
-  workdir: Path,
-  version: int,
-  modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]],
-  name: str = 'train',
+  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]], name: str = 'train'
 ):
   """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
 
