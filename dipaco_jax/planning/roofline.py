@@ -34,7 +34,7 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)
-  lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
+  lowered: Any = jax.jit(step).lower(params, state, (tokens, tokens), jax.ShapeDtypeStruct((), np.int32))
   return lowered.cost_analysis()['flops'] + tokens.size * extra_splash_flops(s.model)
 
 

@@ -103,17 +103,16 @@ class Programs:
     """
     loss = loss_lib.path_loss(self.model, self.settings.routing.prefix_tokens)
     at_once = self.settings.train.microbatch
-    alone = self.placement.data == 1
-    compute = (
-      inner_lib.gradient(loss, at_once) if alone else inner_lib.gradient_over_data(loss, self.specs.dims, at_once)
-    )
+    compute = inner_lib.gradient(loss, at_once)
+    if self.placement.data > 1:
+      compute = inner_lib.gradient_over_data(loss, self.specs.dims, at_once)
 
-    def rest(params, state, tokens, *_):
-      return params, state, {name: jnp.zeros(tokens.shape[0], jnp.float32) for name in inner_lib.METRICS}
+    def rest(params, state, batches, _):
+      return params, state, {name: jnp.zeros(len(batches[0]), jnp.float32) for name in inner_lib.METRICS}
 
     def steps(params, state, tokens, segments, first_step, weights, turn):
       work = functools.partial(inner_lib.steps, self.inner, compute)
-      operands = (*self.squeeze((params, state)), *self.squeeze((tokens, segments), 1), first_step)
+      operands = (*self.squeeze((params, state)), self.squeeze((tokens, segments), 1), first_step)
       sampled = self.settings.train.schedule or self.settings.train.paths_per_phase
       trained = jax.lax.cond(weights[tuple(turn)] > 0, work, rest, *operands) if sampled else work(*operands)
       return *self.expand(trained[:2]), self.expand(trained[2], 1)

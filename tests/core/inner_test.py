@@ -57,7 +57,7 @@ GRADS = {'matrix': jnp.full((2, 2), 3.0), 'scale': jnp.full(2, -4.0)}
 
 def one_step(config, grads=GRADS):
   made = inner.make_optimizer(config, 100, 0, 0.0)
-  return inner.step(made, gradient_of(grads), PARAMS, made.init(PARAMS), None, None, jnp.int32(20))
+  return inner.step(made, gradient_of(grads), PARAMS, made.init(PARAMS), (None, None), jnp.int32(20))
 
 
 def test_first_step_of_adamw_is_the_sign_and_decays_matrices_only():
@@ -105,9 +105,9 @@ def test_steps_are_single_steps_in_a_row():
   tokens = jnp.arange(12.0).reshape(3, 2, 2)
   params, state, expected = PARAMS, made.init(PARAMS), []
   for k in range(3):
-    params, state, found = inner.step(made, compute, params, state, tokens[k], tokens[k], jnp.int32(7 + k))
+    params, state, found = inner.step(made, compute, params, state, (tokens[k], tokens[k]), jnp.int32(7 + k))
     expected.append(found)
-  together = inner.steps(made, compute, PARAMS, made.init(PARAMS), tokens, tokens, jnp.int32(7))
+  together = inner.steps(made, compute, PARAMS, made.init(PARAMS), (tokens, tokens), jnp.int32(7))
   small.assert_close(together[:2], (params, state), 3 * 12 * small.EPS)  # three roundings of values below 12
   for name in inner.METRICS:
     np.testing.assert_allclose(together[2][name], [m[name] for m in expected], rtol=1e-6)

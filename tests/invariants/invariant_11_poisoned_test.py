@@ -148,12 +148,12 @@ def test_a_step_that_is_not_finite_is_skipped_up_to_so_many_in_a_row():
   made, params = inner_lib.make_optimizer(config, 10, 0, 0.0), {'w': np.ones((2, 2), 'f')}
   state = made.init(params)
   for norm, skipped in ((1.0, 0), (np.nan, 1), (np.inf, 2), (1.0, 0), (np.nan, 1)):
-    compute = lambda p, t, s, norm=norm: (np.float32(1), {'w': np.full((2, 2), norm, 'f')}, np.float32(norm))  # noqa: E731
-    after, now, found = inner_lib.step(made, compute, params, state, None, None, np.int32(3))
+    compute = lambda p, norm=norm: (np.float32(1), {'w': np.full((2, 2), norm, 'f')}, np.float32(norm))  # noqa: E731
+    after, now, found = inner_lib.step(made, compute, params, state, (), np.int32(3))
     stays = not np.isfinite(norm)
     assert np.array_equal(after['w'], params['w']) == stays and found['skipped'] == stays and now.skipped == skipped
     assert int(now.optimizer[0].count) == int(state.optimizer[0].count) + (not stays)
     params, state = after, now
   state = state._replace(skipped=np.int32(2))
-  after, now, found = inner_lib.step(made, compute, params, state, None, None, np.int32(3))
+  after, now, found = inner_lib.step(made, compute, params, state, (), np.int32(3))
   assert np.isnan(after['w']).all() and not found['skipped'], 'one more than may be skipped is made'
