@@ -12,8 +12,8 @@ Dimensions: B texts, L tokens given at one time, S positions in a cache, D width
 """
 
 import functools
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +66,7 @@ def prefill(
   """Computes blocks `first` and up for tokens 0 to L - 1 of each text at one time.
 
   Args:
-    model: the transformer.
-    params: its parameters.
+    model, params: the path.
     x_BLD: hidden state that enters block `first`; from `embed`, or kept in a cache.
     length: number of the L tokens that count, int32; later ones are padding, to be overwritten.
     first: the lowest block to compute.
@@ -116,12 +115,8 @@ def sample(logits_BV: jax.Array, sampling: SamplingParams, position_B: jax.Array
 
   p_v = softmax_v(logits / temperature) over the tokens that top_k and top_p leave; the likeliest at temperature 0
   """
-  likeliest_B = logits_BV.argmax(-1).astype(jnp.int32)
-
-  def draw():
-    return jax.vmap(_sample_one)(logits_BV, sampling, position_B)
-
-  is_random_B = sampling.temperature > 0
+  likeliest_B, is_random_B = logits_BV.argmax(-1).astype(jnp.int32), sampling.temperature > 0
+  draw = functools.partial(jax.vmap(_sample_one), logits_BV, sampling, position_B)
   drawn_B = jax.lax.cond(is_random_B.any(), draw, lambda: likeliest_B)
   return jnp.where(is_random_B, drawn_B, likeliest_B)
 
@@ -144,7 +139,7 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   A text that has ended repeats its last token.
   """
 
-  def add_token(texts, _):
+  def add_token(texts: Texts, _: None) -> tuple[Texts, jax.Array]:
     cache, logits_BV = step(model, params, texts)
     going_B = texts.position + 1 < texts.end
     token_B = jnp.where(going_B, sample(logits_BV, texts.sampling, texts.position + 1), texts.token)
@@ -154,26 +149,18 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   return jax.lax.scan(add_token, texts, length=num_steps)
 
 
-def truncate(cache: Cache, num_positions: int) -> Cache:
-  """Returns the first positions of a cache."""
-  return Cache(
-    tuple(x[:, :, :num_positions] for x in cache.keys),
-    tuple(x[:, :, :num_positions] for x in cache.values),
-    {n: x[:, :num_positions] for n, x in cache.entering.items()},
-  )
+def resize(cache: Cache, num_positions: int) -> Cache:
+  """Returns a cache of so many positions: the first ones, or all and then some of 0."""
+
+  def one(x: jax.Array, axis: int) -> jax.Array:
+    more = num_positions - x.shape[axis]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, more if i == axis else 0, 0) for i in range(x.ndim)])
+
+  keys, values = (tuple(one(x, 2) for x in blocks) for blocks in (cache.keys, cache.values))
+  return Cache(keys, values, {n: one(x, 1) for n, x in cache.entering.items()})
 
 
-def pad(cache: Cache, num_positions: int) -> Cache:
-  """Returns a cache with at least as many positions, the new ones 0."""
-
-  def pad_axis(x, axis):
-    return jnp.pad(x, [(0, num_positions - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
-
-  keys, values = (tuple(pad_axis(x, 2) for x in blocks) for blocks in (cache.keys, cache.values))
-  return Cache(keys, values, {n: pad_axis(x, 1) for n, x in cache.entering.items()})
-
-
-def _block(model: Transformer, params: Params, n: int):
+def _block(model: Transformer, params: Params, n: int) -> Callable[..., Any]:
   """Returns a function that calls a method of block n: (name, arguments...)."""
   prefix = f'block_{n}/'
   found = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})

@@ -177,10 +177,10 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
 @functools.lru_cache(8)  # one compilation for a run's programs, however often it scores
 def program(programs: Programs):
   """Returns token_losses(params, tokens [m.., B, L], segments) -> nll [m.., B, L], whole on each device of a path."""
-  losses = loss.token_losses(programs.model)
 
   def token_losses(params, tokens, segments):
-    nll_BL = losses(gather(programs.squeeze(params), programs.specs.dims), *programs.squeeze((tokens, segments)))
+    params, rows = gather(programs.squeeze(params), programs.specs.dims), programs.squeeze((tokens, segments))
+    nll_BL = loss.token_losses(programs.model, params, *rows)
     return programs.expand(jax.lax.all_gather(nll_BL, 'data', tiled=True))
 
   rows = programs.specs.rows()

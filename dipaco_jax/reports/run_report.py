@@ -34,7 +34,6 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     InputError: there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax.core import averaging_gap
   from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import amounts, failures
   from dipaco_jax.training import metrics_log
@@ -52,7 +51,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
     'averaging_gap_by_phase': [
-      row['averaging_gap'] for row in metrics_log.rows_with(workdir, averaging_gap.MARK) if row['stage'] == 'train'
+      row['averaging_gap'] for row in metrics_log.rows_with(workdir, b'"averaging_gap": ') if row['stage'] == 'train'
     ],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),

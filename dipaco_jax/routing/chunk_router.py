@@ -80,7 +80,9 @@ def choose(model: Model, params: Params, tokens_BL: Rows, segments_BL: Rows) -> 
   return logits(model, params, tokens_BL, segments_BL).argmax(axis=-1).astype(jnp.int32)
 
 
-def loss(model: Model, params: Params, tokens_BL: Rows, segments_BL: Rows, labels_BL: Rows) -> tuple[Any, Any]:
+def loss(
+  model: Model, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array, labels_BL: jax.Array
+) -> tuple[Any, Any]:
   """Returns (summed cross-entropy in nats, number of tokens that have a label and a next token in their sequence)."""
   followed_BL = loss_lib.targets(tokens_BL, segments_BL, 0)[1] * (labels_BL != NONE)
   log_p_BLP = jax.nn.log_softmax(logits(model, params, tokens_BL, segments_BL))

@@ -160,15 +160,11 @@ def load_batch(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]
   """Returns the dispatch and its rows on the devices; every process reads its own paths' shards."""
   placement = job.programs.placement
   turn, k = placement.turns()[dispatch.turn], job.schedule.dispatch_steps
-  loaded: dict[Coordinates, np.ndarray] = {}
 
-  def rows(position):
-    if position not in loaded:
-      path = placement.path(turn, position)
-      first = job.own_step(path, dispatch.phase, dispatch.step)
-      loaded[position] = np.stack([np.stack(job.data.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
-    return loaded[position]
+  def rows(position: Coordinates) -> np.ndarray:
+    path = placement.path(turn, position)
+    first = job.own_step(path, dispatch.phase, dispatch.step)
+    return np.stack([np.stack(job.data.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
 
-  shape, spec = (k, job.data.batch_size, job.programs.model.config.seq_len), job.programs.specs.rows(1)
-  parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
-  return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
+  shape = k, job.data.batch_size, job.programs.model.config.seq_len
+  return dispatch, placement.assemble_pair(shape, job.programs.specs.rows(1), rows, lead=1)

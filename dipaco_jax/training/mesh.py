@@ -21,6 +21,8 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Grid
 
+Load = Callable[[Coordinates], np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -71,9 +73,7 @@ class Placement:
     """Returns the PartitionSpec of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
     return PartitionSpec(*self.grid.names, *self.parameter_spec(shape))
 
-  def assemble(
-    self, shape: Sequence[int], spec: PartitionSpec, load: Callable[[Coordinates], np.ndarray], lead: int = 0
-  ) -> jax.Array:
+  def assemble(self, shape: Sequence[int], spec: PartitionSpec, load: Load, lead: int = 0) -> jax.Array:
     """Makes an array from each position's part, asking only for the positions of this process's devices.
 
     Args:
@@ -90,6 +90,12 @@ class Placement:
 
     whole = (*shape[:lead], *self.positions, *shape[lead:])
     return jax.make_array_from_callback(whole, NamedSharding(self.mesh, spec), piece)
+
+  def assemble_pair(self, shape: Sequence[int], spec: PartitionSpec, load: Load, lead: int = 0) -> list[jax.Array]:
+    """Makes two arrays from each position's pair of parts, loaded once, see `assemble`: tokens and segments."""
+    load = functools.cache(load)
+    parts: list[Load] = [lambda position: load(position)[0], lambda position: load(position)[1]]
+    return [self.assemble(shape, spec, part, lead) for part in parts]
 
 
 def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
@@ -139,11 +145,8 @@ def place(
   Args:
     grid: of paths.
     config: `data` devices inside a path; 0: as many as leave room for all paths and divide every batch.
-    batch_sizes: {config field: rows per path and step} that `data` has to divide.
-    devices: all that may be used; some are left over where sizes don't divide.
-
-  Raises:
-    InputError: `data` is more than the devices, or doesn't divide a batch; or a process would have nothing to do.
+    batch_sizes: {config field: rows per path and step}; InputError where `data` does not divide them.
+    devices: all that may be used; some are left over where sizes don't divide, InputError if all of a process's are.
   """
   if config.data > len(devices):
     raise InputError(f'config.mesh.data={config.data} is more than the {len(devices)} devices')
@@ -156,10 +159,10 @@ def place(
   shape = (*_fit_positions(grid.shape, _room(slices, data)), data)
   arranged = _arrange(shape, slices)
   if idle := {d.process_index for d in devices} - {d.process_index for d in arranged.flat}:
+    taken = f'grid {grid} and batches of {sorted(batch_sizes.values())} rows take {math.prod(shape)}'
     raise InputError(
-      f'processes {sorted(idle)} would have nothing to do: grid {grid} and batches of {sorted(batch_sizes.values())} '
-      f'rows take {math.prod(shape)} of {len(devices)} devices; start fewer processes, or change config.grid or the '
-      f'batches'
+      f'processes {sorted(idle)} would have nothing to do: {taken} of {len(devices)} devices; start fewer processes, '
+      f'or change config.grid or the batches'
     )
   mesh = Mesh(arranged, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape))
   return Placement(grid, mesh, config.shard_states)

@@ -101,7 +101,7 @@ class Programs:
 
     Metrics are [k, m..]. Donates params and state. Where paths are sampled, one of weight 0 stays as it is.
     """
-    loss = loss_lib.path_loss(self.model, self.settings.routing.prefix_tokens)
+    loss = functools.partial(loss_lib.path_loss, self.model, self.settings.routing.prefix_tokens)
     at_once = self.settings.train.microbatch
     compute = inner_lib.gradient(loss, at_once)
     if self.placement.data > 1:
@@ -181,11 +181,11 @@ class Programs:
   @functools.cached_property
   def evaluate(self):
     """`evaluate(params, tokens [m.., B, L], segments) -> (nll [m.., B], number of targets [m.., B])`."""
-    losses = loss_lib.row_losses(self.model, self.settings.routing.prefix_tokens)
 
     def evaluate(params, tokens, segments):
       params, rows = inner_lib.gather(self.squeeze(params), self.specs.dims), self.squeeze((tokens, segments))
-      return self.expand(inner_lib.in_parts(functools.partial(losses, params), self.settings.train.microbatch)(*rows))
+      losses = functools.partial(loss_lib.row_losses, self.model, self.settings.routing.prefix_tokens, params)
+      return self.expand(inner_lib.in_parts(losses, self.settings.train.microbatch)(*rows))
 
     rows = self.specs.rows()
     return self.shard_map(evaluate, (self.specs.params, rows, rows), (rows, rows))

@@ -1,6 +1,7 @@
 """The learning rate at known points, one step and many, clipping."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +117,7 @@ def test_steps_are_single_steps_in_a_row():
 @pytest.mark.parametrize('rows, part', [(4, 4), (2, 2), (3, 2), (1, 1), (9, 4)])
 def test_gradients_of_parts_add_up(rows, part):
   made, seen = small.make_programs(small.settings()), set()
-  loss, params = loss_lib.path_loss(made.model, 8), small.base(made.model)
+  loss, params = functools.partial(loss_lib.path_loss, made.model, 8), small.base(made.model)
 
   def watched(params, tokens_BL, segments_BL):
     seen.add(len(tokens_BL))

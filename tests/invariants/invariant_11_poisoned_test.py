@@ -41,7 +41,7 @@ def by_twin(job, excluded):
   made, s = job.programs, job.programs.settings
 
   def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens)(params, tokens, segments)
+    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
     return nll / count
 
   layout, paths = made.layout, made.layout.grid.num_paths

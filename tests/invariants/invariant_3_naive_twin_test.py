@@ -66,7 +66,7 @@ def test_twin(case, devices, tmp_path):
   state = small.train(dataclasses.replace(job, base_state=theirs), tmp_path)
 
   def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens)(params, tokens, segments)
+    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
     return nll / count
 
   layout, paths = made.layout, made.layout.grid.num_paths

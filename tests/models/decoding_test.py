@@ -92,7 +92,7 @@ def test_another_path_s_cache_from_the_block_that_differs(made, first):
   cache, _ = begun(made, old, tokens, (1, 2))
   found, again = reread(made, broken, padded(tokens), np.int32(20), first, cache if first else None, (1, 2))
   np.testing.assert_array_equal(again[0], logits)
-  jax.tree.map(np.testing.assert_array_equal, decoding.truncate(found, 20), decoding.truncate(expected, 20))
+  jax.tree.map(np.testing.assert_array_equal, decoding.resize(found, 20), decoding.resize(expected, 20))
 
 
 def test_a_text_stays_as_it_is_at_its_end(made):

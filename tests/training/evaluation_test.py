@@ -25,7 +25,7 @@ def mean(made, params, rows_of):
   """Of a path's parameters on a path's rows, None without rows."""
   if not COUNTS[rows_of]:
     return None
-  nll, count = jax.jit(loss.path_loss(made.model, 8))(params, *load(rows_of, 0, COUNTS[rows_of]))
+  nll, count = jax.jit(functools.partial(loss.path_loss, made.model, 8))(params, *load(rows_of, 0, COUNTS[rows_of]))
   return float(nll / count)
 
 

@@ -1,6 +1,7 @@
 """The training loop: early stopping, what it publishes, and what it measures before an outer step."""
 
 import contextlib
+import functools
 import itertools
 
 import jax
@@ -18,7 +19,7 @@ from dipaco_jax.training import evaluation, metrics_log, training_loop
 
 def mean(made, params, path):
   """The mean loss of parameters on a path's hold-out."""
-  nll, count = jax.jit(loss.path_loss(made.model, 8))(params, *load(path, 0, COUNTS[path]))
+  nll, count = jax.jit(functools.partial(loss.path_loss, made.model, 8))(params, *load(path, 0, COUNTS[path]))
   return float(nll / count)
 
 
