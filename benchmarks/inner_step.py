@@ -62,7 +62,7 @@ def bare_loops(made: programs.Programs, params, rows) -> dict[str, Loop]:
   """The bare loop with k steps per dispatch, and with one."""
   inner = made.settings.inner
   transformation = bare.optimizer(
-    made.inner.learning_rate, inner.b1, inner.b2, inner.epsilon, inner.weight_decay, inner.clip_norm
+    made.specs.inner.learning_rate, inner.b1, inner.b2, inner.epsilon, inner.weight_decay, inner.clip_norm
   )
   one, many = bare.make(bare_config(made), transformation)
   by_step = list(zip(*rows, strict=True))

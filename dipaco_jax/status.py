@@ -22,8 +22,7 @@ from dipaco_jax.pipeline.stage_records import read_settings, read_stages
 from dipaco_jax.reports import failures, headline
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
-from dipaco_jax.training.display import duration
-from dipaco_jax.training.progress import whose_loss
+from dipaco_jax.training.display import duration, whose_loss
 
 CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder, and the stage of its rows
 AFTER = {

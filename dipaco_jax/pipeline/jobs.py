@@ -133,9 +133,9 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
 
 def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
-  c = run.settings.checkpoint
+  checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   with display.doing('looking for a checkpoint to go on from'):
-    trainer = training_loop.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested)
   with run.graceful(trainer.has_news):
     return trainer.train()
 
@@ -169,4 +169,4 @@ def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
 def base_state(run: run_lib.Run, made: Programs) -> Any:
   """Returns the inner state that the base model ended with; None where it was not trained."""
   arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')
-  return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None
+  return from_leaves(arrays, jax.eval_shape(made.specs.inner.init, made.shapes)) if arrays else None

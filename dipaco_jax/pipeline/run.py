@@ -90,7 +90,7 @@ class Run:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))
     devices = jax.devices()[: self.num_devices or None]
     placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), devices)
-    return programs_lib.make(settings, placement, layout, self.model)
+    return programs_lib.Programs(placement, layout, self.model, settings)
 
   def sequences(self, split: str, open_parts: int | None = None) -> sequences_lib.Sequences:
     """Returns a split's sequences, tokenized and not yet routed."""

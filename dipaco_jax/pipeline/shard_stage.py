@@ -12,8 +12,7 @@ from dipaco_jax.data import shards
 from dipaco_jax.pipeline import features
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing
-from dipaco_jax.training import processes
-from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training import display, processes
 
 
 def write_shards(run: run_lib.Run, number: int):
@@ -60,7 +59,7 @@ def write_shard_parts(
   if not missing:
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
-  progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
+  progress = display.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
   for count, i in enumerate(missing, 1):
     with publishing.publish_directory(folders[i]) as aside:
       shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)

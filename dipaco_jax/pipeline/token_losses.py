@@ -33,8 +33,7 @@ from dipaco_jax.data import packing, prefetching
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.storage import files, module_store, publishing, seals, tensors
-from dipaco_jax.training import evaluation, processes
-from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training import display, evaluation, processes
 from dipaco_jax.training.programs import Programs
 
 
@@ -91,7 +90,7 @@ def write(
 
   # All processes look before any of them writes.
   turns = [turn for turn in placement.turns() if processes.any_process(missing(turn), f'{name}: turn {turn}')]
-  progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
+  progress = display.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
     _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
     progress.update(done)

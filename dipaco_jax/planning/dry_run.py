@@ -73,7 +73,7 @@ def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Prog
   made = transformer.make_model(s.model, s.tokenizer.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
-  return programs.make(s, placement, layout, made)
+  return programs.Programs(placement, layout, made, s)
 
 
 # -- compiling

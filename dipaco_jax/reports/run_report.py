@@ -51,7 +51,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
     'averaging_gap_by_phase': [
-      row['averaging_gap'] for row in metrics_log.rows_with(workdir, b'"averaging_gap": ') if row['stage'] == 'train'
+      row['averaging_gap'] for row in metrics_log.read_rows(workdir, b'"averaging_gap": ') if row['stage'] == 'train'
     ],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),

@@ -102,12 +102,10 @@ class Job:
 
   def first_state(self, phase: int, params) -> Any:
     """Returns the inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
-    programs = self.programs
     if self.base_state is None or (phase and not self.keep_state):
-      return programs.fresh_state(params)
-    return jax.tree.map(
-      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.specs.state
-    )
+      return self.programs.fresh_state(params)
+    assemble = self.programs.placement.assemble
+    return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), self.base_state, self.programs.specs.state)
 
   def heard(self, phase: int) -> np.ndarray:
     """Returns w_i of every path in the outer step, shaped like the grid; 0 where it takes no part."""
@@ -124,9 +122,8 @@ class Job:
 
   def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
     """Marks the positions whose outer gradients are lost, bool [m..]."""
-    placement = self.programs.placement
     lost = np.zeros(self.programs.layout.grid.shape, bool) if self.lost is None else self.lost(phase)
-    return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
+    return self.programs.placement.in_flight(lost, turn)
 
   def trained(self, phase: int, turn: Coordinates) -> list[int]:
     """Returns the path of every position during a turn, -1 where it does not train in this phase."""

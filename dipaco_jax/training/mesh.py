@@ -59,6 +59,10 @@ class Placement:
     """Lists the paths in flight during a turn, positions in row-major order."""
     return [self.path(turn, position) for position in itertools.product(*map(range, self.positions))]
 
+  def in_flight(self, of_path: np.ndarray, turn: Coordinates) -> np.ndarray:
+    """Selects the entries, [P] or shaped like the grid, of the paths in flight during a turn: [m_a, ...]."""
+    return of_path.reshape(-1)[self.paths(turn)].reshape(self.positions)
+
   def data_dim(self, shape: Sequence[int]) -> int | None:
     """Returns the largest dimension of a parameter that `data` divides, over which it is sharded; None if none is."""
     fit = [i for i, size in enumerate(shape) if size % self.data == 0]

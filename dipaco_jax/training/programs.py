@@ -47,12 +47,11 @@ class Programs:
   layout: modules_lib.Layout
   model: model_lib.Transformer
   settings: settings_lib.Settings
-  inner: inner_lib.Inner
 
   @functools.cached_property
   def specs(self) -> specs_lib.Specs:
     """Shapes and PartitionSpecs of the arrays."""
-    return specs_lib.Specs(self.placement, self.layout, self.model, self.settings, self.inner)
+    return specs_lib.Specs(self.placement, self.layout, self.model, self.settings)
 
   @property
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -91,7 +90,7 @@ class Programs:
     """`fresh_state(params) -> in-flight inner state` before the first update."""
 
     def fresh_state(params):
-      return self.expand(self.inner.init(self.squeeze(params)))
+      return self.expand(self.specs.inner.init(self.squeeze(params)))
 
     return self.shard_map(fresh_state, (self.specs.params,), self.specs.state)
 
@@ -111,19 +110,16 @@ class Programs:
       return params, state, {name: jnp.zeros(len(batches[0]), jnp.float32) for name in inner_lib.METRICS}
 
     def steps(params, state, tokens, segments, first_step, weights, turn):
-      work = functools.partial(inner_lib.steps, self.inner, compute)
+      work = functools.partial(inner_lib.steps, self.specs.inner, compute)
       operands = (*self.squeeze((params, state)), self.squeeze((tokens, segments), 1), first_step)
       sampled = self.settings.train.schedule or self.settings.train.paths_per_phase
       trained = jax.lax.cond(weights[tuple(turn)] > 0, work, rest, *operands) if sampled else work(*operands)
       return *self.expand(trained[:2]), self.expand(trained[2], 1)
 
-    metrics_spec = P(None, *self.layout.grid.names)
-    return self.shard_map(
-      steps,
-      (self.specs.params, self.specs.state, self.specs.rows(1), self.specs.rows(1), P(), self.specs.weights, P()),
-      (self.specs.params, self.specs.state, dict.fromkeys(inner_lib.METRICS, metrics_spec)),
-      donate_argnums=(0, 1),
-    )
+    carry, rows = (self.specs.params, self.specs.state), self.specs.rows(1)
+    metrics = dict.fromkeys(inner_lib.METRICS, P(None, *self.layout.grid.names))
+    inputs = (*carry, rows, rows, P(), self.specs.weights, P())
+    return self.shard_map(steps, inputs, (*carry, metrics), donate_argnums=(0, 1))
 
   @functools.cached_property
   def accumulate(self):
@@ -138,7 +134,7 @@ class Programs:
       turn = tuple(turn)
       rows = self._row_weights(self.squeeze(state)) if self.settings.outer.row_weights else {}
       old, new = modules_lib.take(self.layout, modules, turn), self.squeeze(params)
-      rates = screening.sum_of_rates(self.inner.learning_rate, first_step, num_steps)
+      rates = screening.sum_of_rates(self.specs.inner.learning_rate, first_step, num_steps)
       module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels}
       delta = {l.name: {name: old[name] - new[name] for name in self.layout.names(l)} for l in self.layout.levels}
       square = {level: self._square(d) for level, d in delta.items()}
@@ -193,10 +189,6 @@ class Programs:
   # -- all paths
 
   @functools.cached_property
-  def transformation(self) -> optax.GradientTransformation:
-    return outer_lib.make_optimizer(self.settings.outer)
-
-  @functools.cached_property
   def outer(self):
     """`outer(modules, outer_state, gathered, weights) -> (modules, outer_state, statistics)`.
 
@@ -216,7 +208,7 @@ class Programs:
         cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
       before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
       modules, state, norms = outer_lib.update(
-        self.layout, self.transformation, self.settings.outer.rescale, modules, state, totals, weights, masses
+        self.layout, self.specs.transformation, self.settings.outer.rescale, modules, state, totals, weights, masses
       )
       inner = self.settings.inner.optimizer
       state = outer_lib.update_usual(self.layout, modules, state, weights, gathered.moved, inner)
@@ -246,13 +238,9 @@ class Programs:
 
   def _sound(self, modules, state) -> dict[str, jax.Array]:
     """Marks the modules that are sound, by level, [K_a, ...]."""
-
-    def one(*of_module):
-      return screening.is_sound(of_module)
-
     return {
-      level.name: outer_lib.vmap_modules(one, len(level.axes))(modules[level.name], state[level.name].optimizer)
-      for level in self.layout.levels
+      l.name: outer_lib.vmap_modules(screening.is_sound, len(l.axes))((modules[l.name], state[l.name].optimizer))
+      for l in self.layout.levels
     }
 
   @functools.cached_property
@@ -281,10 +269,3 @@ class Programs:
 def usual(outer_state) -> dict[str, Any]:
   """Returns {level: h of screening.py} from outer states, as `accumulate` takes it."""
   return {level: state.usual for level, state in outer_state.items()}
-
-
-def make(settings: settings_lib.Settings, placement: Placement, layout: modules_lib.Layout, model) -> Programs:
-  """Makes the programs of a run."""
-  s = settings
-  inner = inner_lib.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
-  return Programs(placement, layout, model, settings, inner)

@@ -24,17 +24,6 @@ def own_share(names: Iterable[str]) -> list[str]:
   return sorted(names)[jax.process_index() :: jax.process_count()]
 
 
-class _PreservationPolicy:
-  """Which checkpoints Orbax keeps when it has written one."""
-
-  def __init__(self, kept: Callable[[list[int]], set[int]]):
-    self._kept = kept
-
-  def should_preserve(self, checkpoints, *, context) -> list[bool]:
-    kept = self._kept([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in kept for checkpoint in checkpoints]
-
-
 class RunCheckpoints:
   """Orbax checkpoints of a training loop, in `directory/<updates>`: the newest `keep`, and the last at a phase's end.
 
@@ -48,7 +37,7 @@ class RunCheckpoints:
     self._ocp = ocp
     self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=_PreservationPolicy(self.kept), enable_async_checkpointing=True, cleanup_tmp_directories=True
+      preservation_policy=self, enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
@@ -60,6 +49,11 @@ class RunCheckpoints:
     """Returns which of these checkpoints are kept, by updates."""
     ends = [updates for updates in found if updates % self._phase_updates == 0]
     return {*sorted(found)[-self._keep :], *sorted(ends)[-1:]}
+
+  def should_preserve(self, checkpoints, *, context) -> list[bool]:
+    """Returns which checkpoints Orbax keeps when it has written one: its preservation policy."""
+    kept = self.kept([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in kept for checkpoint in checkpoints]
 
   def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
@@ -101,17 +95,6 @@ class RunCheckpoints:
       if found != written[name]:
         raise OSError(f'{name} is not as it was written')
 
-  def _read_metas(self) -> dict[int, dict[str, Any]]:
-    """Reads the meta of the checkpoints that are kept and can be read, by updates, the newest first.
-
-    Older ones are skipped: a run that was killed while it removed one has left half of it.
-    """
-    found = {}
-    for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
-      for meta in self._read(updates, 'meta', self._ocp.args.JsonRestore()):
-        found[updates] = meta
-    return found
-
   def _read(self, updates: int, item: str, how: Any) -> list[Any]:
     """Returns [an item as it was written], or [], see `_read_or_move`."""
     # The processes agree on the seal before all of them restore together.
@@ -124,16 +107,17 @@ class RunCheckpoints:
     """Restores (arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
 
     A corrupt one is named in the log, moved away, and the one before it is used. Those that cannot be used here are
-    moved away too, and the log says how to take them back: their updates will be made again.
+    moved away too, and the log says how to take them back: their updates will be made again. If there are no others,
+    nothing is moved, and InputError is raised.
 
-    Args:
-      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have, None: only devices that are laid out
-        as before can use it; what it raises is passed on.
-
-    Raises:
-      InputError: there are only such that these devices cannot use. Nothing is moved then.
+    `abstract`: meta -> the ShapeDtypeStructs with shardings that the arrays have; None: only devices that are laid out
+    as before can use it.
     """
-    self.metas = self._read_metas()
+    self.metas = {}
+    # Not those before the kept ones: a run that was killed while it removed one has left half of it.
+    for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
+      for meta in self._read(updates, 'meta', self._ocp.args.JsonRestore()):
+        self.metas[updates] = meta
     found, elsewhere = None, []
     for updates, meta in list(self.metas.items()):
       if (wanted := abstract(meta)) is None:

@@ -10,13 +10,12 @@ Paths that take turns have a row each for the same step, a turn apart. A mean is
 or the phase is over.
 """
 
-import collections
 import itertools
 import os
 import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 MAX_TAGGED = 64  # paths, or modules of a level: TensorBoard grows slow beyond, and metrics.jsonl has them all
 POSITION = ('kind', 'stage', 'updates', 'time', 'step', 'phase', 'paths', 'paths_in_phase')  # no figures
@@ -26,7 +25,7 @@ Scalar = tuple[str, float]  # tag and number
 
 
 def position(row: Mapping[str, Any]) -> int:
-  """The global step after which a row was written."""
+  """Returns the global step after which a row was written."""
   return row.get('step', row['updates'])
 
 
@@ -66,32 +65,24 @@ class Events:
     self._writer.close()
 
 
-class Sums(NamedTuple):
-  """Figures of one step, of the paths whose rows have come."""
-
-  paths: set[int]
-  values: collections.defaultdict[str, list[float]]  # by tag
-
-
 class Means:
   """Means over the paths of a step, whose rows may come one after another."""
 
   def __init__(self):
-    self._open: dict[int, Sums] = {}  # by step
+    self._paths: dict[int, set[int]] = {}  # by step, those whose rows have come
+    self._values: dict[int, dict[str, list[float]]] = {}  # by step and tag
 
   def add(self, row: Mapping[str, Any]) -> list[tuple[int, list[Scalar]]]:
     """Returns the steps that a row completes, in their order; the row of a phase completes all."""
-    if row['kind'] == 'phase':
-      steps = sorted(self._open)
-    elif row['kind'] == 'step':
-      sums = self._open.setdefault(position(row), Sums(set(), collections.defaultdict(list)))
-      sums.paths.update(row.get('paths', [0]))
+    steps, step = sorted(self._paths) if row['kind'] == 'phase' else [], position(row)
+    if row['kind'] == 'step':
+      paths, values = self._paths.setdefault(step, set()), self._values.setdefault(step, {})
+      paths.update(row.get('paths', [0]))
       for name, value in figures(row):
-        sums.values[f'train/{name}'] += numbers(value)
-      steps = [position(row)] if len(sums.paths) >= row.get('paths_in_phase', 1) else []
-    else:
-      steps = []
-    done = [(step, self._open.pop(step).values) for step in steps]
+        values.setdefault(f'train/{name}', []).extend(numbers(value))
+      steps = [step] if len(paths) >= row.get('paths_in_phase', 1) else []
+    self._paths = {step: paths for step, paths in self._paths.items() if step not in steps}
+    done = [(step, self._values.pop(step)) for step in steps]
     return [(step, [(tag, sum(v) / len(v)) for tag, v in values.items() if v]) for step, values in done]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from dipaco_jax.core import averaging_gap, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import mesh, metrics_log, progress
+from dipaco_jax.training import display, mesh, metrics_log
 from dipaco_jax.training.programs import Programs
 from dipaco_jax.training.train_state import Record
 
@@ -47,7 +47,7 @@ class Journal:
 
   def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics_log.Metrics, record: Record):
     self._name, self._programs, self._rows, self._record = name, programs, rows, record
-    self._progress = progress.Progress(name, total_updates, 'updates')
+    self._progress = display.Progress(name, total_updates, 'updates')
     self._pending: tuple | None = None
     self._timed = False  # the first dispatch compiles
     self._told_gap = False
@@ -97,7 +97,7 @@ class Journal:
     self._note_not_finite(step, trained, finite, skipped)
     num_paths = self._programs.layout.grid.num_paths
     shown: dict[str, Any] = {'phase': phase + 1} if num_paths > 1 else {}
-    shown[progress.whose_loss(trained, num_paths)] = float(means['loss'].mean())
+    shown[display.whose_loss(trained, num_paths)] = float(means['loss'].mean())
     shown |= {'tokens_per_s': rate} if rate else {}
     self._progress.update(updates, **shown)
 

@@ -79,7 +79,7 @@ def leg(job, workdir, check=lambda trainer: None, stop_at=0):
   workdir.mkdir(exist_ok=True)
   with metrics_log.Metrics(workdir) as rows:
     asked = itertools.count(1)
-    trainer = training_loop.Trainer(job, workdir, 8, 2, rows, lambda: next(asked) == stop_at)
+    trainer = training_loop.Trainer(job, workdir, settings.Checkpoint(8, 2), rows, lambda: next(asked) == stop_at)
     check(trainer)
     with contextlib.suppress(training_loop.Stopped):
       trainer.train()
