@@ -21,13 +21,9 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
   where some paths are better than others for all sequences; it nearly is if the bias of `classifier.calibration`, with
   the capacities as the target, is added to the scores.
 
-  Args:
-    scores_NP: higher is better; comparable between sequences, as log-likelihoods are. k-means' scores lack
-      -|x|^2, on which it then depends too who has to take another path; capacities are kept all the same.
-    capacity_P: the number of sequences that each path takes at most.
-
-  Raises:
-    InputError: the capacities are fewer than the sequences, or a score is NaN.
+  Scores are comparable between sequences, as log-likelihoods are. k-means' scores lack -|x|^2, on which it then depends
+  too who has to take another path; capacities are kept all the same. Raises InputError if the capacities are fewer than
+  the sequences, or a score is NaN.
   """
   num, num_paths = scores_NP.shape
   if capacity_P.sum() < num:
@@ -51,13 +47,12 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
 
 
 def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarray, quota: int) -> list[np.ndarray]:
-  """Chooses sequences for each of E empty paths in turn: the best ones for it, at most `quota`.
+  """Chooses sequences for each of E empty paths in turn: the best ones for it, at most `quota`, which is 1 or more.
 
   Args:
     lack_NE: by how much a sequence's score for an empty path is below its highest score.
     owner_N: the path that a sequence would be taken from, which keeps at least `quota`.
     count_P: the number of sequences of each path.
-    quota: 1 or more.
   """
   left_P, taken, found = np.array(count_P), np.zeros(len(owner_N), bool), []
   for lack_N in lack_NE.T:

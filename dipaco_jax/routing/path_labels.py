@@ -57,12 +57,8 @@ def coordinate_ascent(score: Score, start_N: np.ndarray, grid_shape: Sequence[in
   """Improves one coordinate of the path at a time, in turn over the axes; ties go to the lower coordinate.
 
   The first sweep needs 1 + sum_a (K_a - 1) scores of a document, later ones those on the lines that it has moved to.
-
-  Args:
-    score: called once per axis and sweep, with the new pairs of all documents.
-    start_N: paths to start from, for instance those of the generative router.
-    grid_shape: sizes of the grid's axes; paths are in row-major order.
-    sweeps: at most so many over all axes; stops when nothing changes.
+  `score` is called once per axis and sweep, with the new pairs of all documents; it stops when nothing changes, or
+  after so many `sweeps`. It starts from the paths `start_N`, for instance those of the generative router.
   """
   coordinates_AN = np.stack(np.unravel_index(start_N, grid_shape))
   known_NP = np.full((len(start_N), math.prod(grid_shape)), np.nan)

@@ -21,10 +21,7 @@ from dipaco_jax.training.mesh import Placement
 def sharding_elsewhere(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:
   """Returns the sharding, on this mesh's devices, of an in-flight array that has a mesh with `positions`.
 
-  Args:
-    placement: on this mesh.
-    positions: of the mesh that the array has.
-    new: the sharding that the array will get on this mesh.
+  `new` is the sharding that the array will get on this mesh, that of `placement`.
   """
   names, sizes = [], []
   for name, old, here in zip(placement.grid.names, positions, placement.positions, strict=True):

@@ -139,9 +139,8 @@ class Journal:
     return tokens / seconds
 
   def phase(
-    self, updates: int, step: int, outer_s: float, statistics: dict, holdout: list[float | None],
-    excluded: dict[int, str],
-  ):  # fmt: skip
+    self, updates: int, step: int, outer_s: float, found: dict, holdout: list[float | None], excluded: dict[int, str]
+  ):
     """Writes a row for a phase and its outer step; the sums of its steps' losses start anew."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
@@ -151,11 +150,9 @@ class Journal:
     self._tell_gap(gap)
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
-    norms = {
-      level: {module_store.module_name(at): norm for at, norm in np.ndenumerate(x)}
-      for level, x in statistics['norm'].items()
-    }
-    cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}
+    name = module_store.module_name
+    norms = {l: {name(at): norm for at, norm in np.ndenumerate(x)} for l, x in found['norm'].items()}
+    cosine = {level: float(np.nanmean(x)) for level, x in found['cosine'].items() if not np.isnan(x).all()}
     self._rows.write(
       'phase', self._name, updates, phase=record.phase, step=step, inner_s=record.phase_s,
       outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, holdout_loss_before_by_path=record.own_loss,
@@ -174,14 +171,8 @@ class Journal:
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""
     guess, mean = math.log(self._programs.model.vocab_size), float(np.mean(means)) if means else 0.0
     if mean > guess + 1:
-      logging.warning(
-        '%s, phase %d: the mean loss is %.2f nats, and guessing costs %.2f: the model gets worse, not better; a lower '
-        'learning rate may help',
-        self._name,
-        self._record.phase,
-        mean,
-        guess,
-      )
+      words = f'the mean loss is {mean:.2f} nats, and guessing costs {guess:.2f}: the model gets worse, not better'
+      logging.warning('%s, phase %d: %s; a lower learning rate may help', self._name, self._record.phase, words)
 
   def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
     """Writes a row for a validation."""
