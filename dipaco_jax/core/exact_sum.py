@@ -69,7 +69,12 @@ class ExactSum:
     for (name, _), strip, (_, added) in zip(strips_of(sums), strips, done, strict=True):
       if added < strip[0].size:
         self._subtract(w, strips, [n for _, n in done])
-        raise refusal_of(name, w, *(x[added : added + BLOCK] for x in strip[1:]))
+        old_n, new_n = (x[added : added + BLOCK] for x in strip[1:])
+        with np.errstate(over='ignore', invalid='ignore'):
+          largest = np.abs((old_n - new_n) * w).max()
+        if np.isfinite(largest):
+          raise ValueError(f'{name}: weight * (old - new) is {largest:g}, {LIMIT:.0f} and more is out of range')
+        raise FloatingPointError(f'{name}: weight * (old - new) is {largest}')
     self.sums, self.contributions, self.weight_quanta = sums, self.contributions + 1, self.weight_quanta + quanta
     return math.fsum(square for square, _ in done)
 
@@ -194,12 +199,3 @@ def divide_strip(base: np.uint64, weight_quanta: float, sum_N: np.ndarray, mean_
     np.copyto(quotient_B[:n], moved_B[:n].view(np.int64))
     np.divide(quotient_B[:n], weight_quanta, out=quotient_B[:n])
     np.copyto(mean_N[block], quotient_B[:n], casting='same_kind')
-
-
-def refusal_of(name: str, w: np.float32, old_n: np.ndarray, new_n: np.ndarray) -> ValueError | FloatingPointError:
-  """Makes the error for a block that `add_strip` stopped at."""
-  with np.errstate(over='ignore', invalid='ignore'):
-    largest = np.abs((old_n - new_n) * w).max()
-  if np.isfinite(largest):
-    return ValueError(f'{name}: weight * (old - new) is {largest:g}, {LIMIT:.0f} and more is out of range')
-  return FloatingPointError(f'{name}: weight * (old - new) is {largest}')

@@ -39,13 +39,10 @@ Stepped = tuple[Any, InnerState, dict[str, jax.Array]]  # params, state and {nam
 
 
 class Inner(NamedTuple):
-  """A path's optimizer: AdamW without learning rate, the rate by global step, and what `step` does about bad gradients.
-
-  It is no Optax pair: `init` makes an InnerState, `update` takes and returns its `optimizer` alone.
-  """
+  """A path's optimizer: AdamW without learning rate, the rate by global step, what `step` does about bad gradients."""
 
   init: Callable[[Any], InnerState]
-  update: Callable[[Any, Any, Any], tuple[Any, Any]]
+  update: Callable[[Any, Any, Any], tuple[Any, Any]]  # of `InnerState.optimizer` alone
   learning_rate: Rate
   clip_norm: float
   max_skipped: int
@@ -85,12 +82,13 @@ def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int
       optax.scale_by_adam(config.b1, config.b2, config.epsilon),
       optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
     )
-  rate = learning_rate(config, decay_steps, pretrain_steps, path_rate)
-
-  def init(params: Any) -> InnerState:
-    return InnerState(transformation.init(params), jnp.zeros((), jnp.int32))
-
-  return Inner(init, transformation.update, rate, config.clip_norm, config.max_skipped)
+  return Inner(
+    init=lambda params: InnerState(transformation.init(params), jnp.zeros((), jnp.int32)),
+    update=transformation.update,
+    learning_rate=learning_rate(config, decay_steps, pretrain_steps, path_rate),
+    clip_norm=config.clip_norm,
+    max_skipped=config.max_skipped,
+  )
 
 
 def rows_at_once(size: int, rows: int) -> int:

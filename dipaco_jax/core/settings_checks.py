@@ -44,11 +44,7 @@ def _check_range(name: str, value: Any, field: Field) -> None:
 
 
 def _check_routing(s: Any, num_paths: int) -> None:
-  if not s.model.seq_len > s.routing.prefix_tokens:
-    raise InputError(
-      f'config.model.seq_len={s.model.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix is not trained on'
-    )
+  _check_length('model', s.model.seq_len, s.routing.prefix_tokens, 'is not trained on')
   if s.routing.top_n > num_paths:
     raise InputError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
   if s.routing.method == 'single' and num_paths > 1:
@@ -67,12 +63,14 @@ def _check_routing(s: Any, num_paths: int) -> None:
     raise InputError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
 
 
+def _check_length(section: str, length: int, prefix: int, why: str) -> None:
+  if length <= prefix:
+    words = f'should be above config.routing.prefix_tokens={prefix}: the prefix {why}'
+    raise InputError(f'config.{section}.seq_len={length} {words}')
+
+
 def _check_evaluate(s: Any, num_paths: int) -> None:
-  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
-    raise InputError(
-      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix does not count'
-    )
+  _check_length('evaluate', s.evaluate.seq_len or s.model.seq_len, s.routing.prefix_tokens, 'does not count')
   if min(s.evaluate.reroute_every, default=2) < 2:
     raise InputError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
   if s.evaluate.chunk_router_steps and not s.routing.router_fraction:

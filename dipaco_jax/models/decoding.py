@@ -104,8 +104,8 @@ def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.A
       entering[n] = _put(entering[n], rows(x_B1D), rows(position_B))
     block = _block(model, params, n)
     q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
-    keys.append(_put_heads(cache.keys[n], rows(k_B1HK), rows(position_B)))
-    values.append(_put_heads(cache.values[n], rows(v_B1HK), rows(position_B)))
+    keys.append(_put_heads(cache.keys[n], rows(k_B1HK.swapaxes(1, 2)), rows(position_B)))
+    values.append(_put_heads(cache.values[n], rows(v_B1HK.swapaxes(1, 2)), rows(position_B)))
     x_B1D = block('out', x_B1D, attention.attend_to_cache(rows(q_B1HK), keys[n], values[n], rows(position_B))[:B])
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
 
@@ -178,11 +178,5 @@ def _rows(count: int, x: jax.Array) -> jax.Array:
   return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
-@jax.vmap
-def _put(x_SD: jax.Array, new_1D: jax.Array, position: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x_SD, new_1D, position, 0)
-
-
-@jax.vmap
-def _put_heads(x_HSK: jax.Array, new_1HK: jax.Array, position: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x_HSK, new_1HK.swapaxes(0, 1), position, 1)
+# (x [B, S, D] or [B, H, S, K], new [B, 1, D] or [B, H, 1, K], position [B]) -> x with `new` at the position
+_put, _put_heads = (jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=i)) for i in (0, 1))

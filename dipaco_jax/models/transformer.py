@@ -230,8 +230,7 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 def init(model: Transformer, key: jax.Array) -> Params:
   """Returns fresh parameters, flat and in the order of their names."""
   blank = jnp.zeros((1, 8), jnp.int32)
-  init_all = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))
-  nested = init_all(key, blank, blank)['params']
+  nested = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)['params']
   return dict(sorted(traverse_util.flatten_dict(nested, sep='/').items()))
 
 
@@ -256,8 +255,5 @@ def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segm
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
-  """Returns z = g(x), the mean of the last block's output over all tokens given: float32 [B, D].
-
-  These are to be the router's prefix alone [2.4].
-  """
+  """Returns z = g(x), the mean of the last block's output over the tokens of the prefix that is given: float32 [B, D]."""
   return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)

@@ -67,17 +67,14 @@ class RunCheckpoints:
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
     here = self._directory / str(updates)
-    while not here.exists() and not self._newer_than(updates) and not self._closing.wait(0.1):
-      pass
+    while not here.exists() and not self._closing.wait(0.1):
+      if any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir()):
+        break  # a checkpoint that was begun after this one had its name
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
         found = json.dumps(files.digests(here, names), indent=1) + '\n'
         files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
-
-  def _newer_than(self, updates: int) -> bool:
-    """Returns whether there is a checkpoint that was begun after this one had its name."""
-    return any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir())
 
   def _tidy_seals(self):
     """Removes the seals of checkpoints that are gone."""

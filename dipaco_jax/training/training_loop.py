@@ -95,7 +95,7 @@ class Trainer:
         if dispatch.last_of_phase:
           self._end_phase(dispatch)
         # Signals reach processes apart: they stop after the same dispatch, or would wait for each other.
-        stop = processes.any_process(self.stop(), f'{self.job.name} stops after {self._updates_after(dispatch)}')
+        stop = processes.any_process(self.stop(), f'{self.job.name} stops after {dispatch}')
         if stop or self._due(dispatch):
           self._save(dispatch)
         if stop:
@@ -241,9 +241,6 @@ class Trainer:
     if processes.is_first():
       publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
-
-  def _updates_after(self, dispatch: Dispatch) -> int:
-    return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.schedule.dispatch_steps)
 
   def _due(self, dispatch: Dispatch) -> bool:
     """Returns whether to save: after `every_steps` steps; where a phase has no more, at its end only; after the round.
