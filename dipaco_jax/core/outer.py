@@ -26,17 +26,18 @@ between outer gradients are then those of moves times s.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax.core import screening, settings
+from dipaco_jax.core import screening
 from dipaco_jax.core.grid import Level
 from dipaco_jax.core.inner import InnerState
 from dipaco_jax.core.modules import Layout, Modules
+from dipaco_jax.core.settings import Outer, Train
 
 
 class OuterState(NamedTuple):
@@ -46,7 +47,11 @@ class OuterState(NamedTuple):
   usual: jax.Array  # h of screening.py, float32
 
 
-def make_optimizer(config: settings.Outer) -> optax.GradientTransformation:
+OuterOpt: TypeAlias = optax.GradientTransformation
+States = dict[str, OuterState]  # by level
+
+
+def make_optimizer(config: Outer) -> OuterOpt:
   """Returns OuterOpt, with eta = `learning_rate` and mu = `momentum`; by default Nesterov's, 0.7 and 0.9 [2.5].
 
   m <- mu m + Delta
@@ -73,21 +78,20 @@ def vmap_modules(function: Callable, num_axes: int) -> Callable:
   return function
 
 
-def init(
-  layout: Layout, transformation: optax.GradientTransformation, modules: Modules, inner_optimizer: str
-) -> dict[str, OuterState]:
-  """Returns the outer states before the first phase, {level name: OuterState}; h_0 depends on `inner.optimizer`."""
+def init(layout: Layout, config: Outer, modules: Modules, inner_optimizer: str) -> States:
+  """Returns the outer states before the first phase; h_0 depends on `inner.optimizer`."""
+  initial = make_optimizer(config).init
 
   def init_module(module: dict[str, jax.Array]) -> OuterState:
     size = sum(x.size for x in jax.tree.leaves(module))
-    return OuterState(transformation.init(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
+    return OuterState(initial(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
 
   return {level.name: vmap_modules(init_module, len(level.axes))(modules[level.name]) for level in layout.levels}
 
 
-def step(transformation: optax.GradientTransformation, module: Any, state: Any, delta: Any) -> tuple[Any, Any, Any]:
+def step(opt: OuterOpt, module: Any, state: Any, delta: Any) -> tuple[Any, Any, jax.Array]:
   """Applies OuterOpt to one module: returns the module, the optimizer's state and |Delta| [Algorithm 1]."""
-  updates, state = transformation.update(delta, state, module)
+  updates, state = opt.update(delta, state, module)
   return optax.apply_updates(module, updates), state, optax.tree.norm(delta)
 
 
@@ -134,21 +138,13 @@ def per_module(layout: Layout, level: Level, x: jax.Array) -> jax.Array:
 
 
 def update(
-  layout: Layout,
-  transformation: optax.GradientTransformation,
-  rescale: bool,
-  modules: Modules,
-  state: dict[str, OuterState],
-  sums: Modules,
-  weights: jax.Array,
-  masses: Modules | None = None,
-) -> tuple[Modules, dict[str, OuterState], dict[str, jax.Array]]:
+  layout: Layout, config: Outer, modules: Modules, state: States, sums: Modules, weights: jax.Array, masses: Any = None
+) -> tuple[Modules, States, dict[str, jax.Array]]:
   """Makes one outer step of all modules: Delta from the paths' sums, and OuterOpt [Algorithm 1; 2.5, 2.7].
 
   Args:
     layout: grid and levels.
-    transformation: OuterOpt.
-    rescale: norm rescaling by sqrt(number of active paths through the module); not with `masses`.
+    config: of OuterOpt; `rescale`: Delta is times sqrt(number of active paths through the module), not with `masses`.
     modules, state: those before the step.
     sums: sum_i w_i (old - new_i), shaped like the modules.
     weights: w_i, shaped like the grid; 0 for paths that take no part.
@@ -157,12 +153,12 @@ def update(
   Returns:
     The new modules, the new states, and {level name: norm of Delta of each module}.
   """
-  new_modules, new_state, norms = {}, {}, {}
+  new_modules, new_state, norms, opt = {}, {}, {}, make_optimizer(config)
   for level in layout.levels:
     name, total = level.name, per_module(layout, level, weights)
     factor = divide(jnp.ones_like(total), total)
-    factor = factor * jnp.sqrt(num_active(layout, level, weights)) if rescale else factor
-    update_module = vmap_modules(functools.partial(_update_module, transformation), len(level.axes))
+    factor = factor * jnp.sqrt(num_active(layout, level, weights)) if config.rescale else factor
+    update_module = vmap_modules(functools.partial(_update_module, opt), len(level.axes))
     new_modules[name], optimizer, norms[name] = update_module(
       modules[name], state[name].optimizer, sums[name], masses[name] if masses else {}, factor, total > 0
     )
@@ -170,21 +166,13 @@ def update(
   return new_modules, new_state, norms
 
 
-def _update_module(
-  transformation: optax.GradientTransformation,
-  module: Any,
-  state: Any,
-  sums: Any,
-  masses: Any,
-  factor: Any,
-  active: Any,
-) -> tuple:
+def _update_module(opt: OuterOpt, module: Any, state: Any, sums: Any, masses: Any, factor: Any, active: Any) -> tuple:
   """Returns one module after its outer step, its optimizer's state and the norm of Delta."""
   if masses:
     delta = {name: divide(s, broadcast_rows(masses[name], s)) for name, s in sums.items()}
   else:
     delta = jax.tree.map(lambda s: s * factor, sums)
-  *new, norm = step(transformation, module, state, delta)
+  *new, norm = step(opt, module, state, delta)
   kept = jax.tree.map(lambda n, o: jnp.where(active, n, o), new, [module, state])
   return *kept, norm
 
@@ -195,19 +183,14 @@ def num_active(layout: Layout, level: Level, weights: jax.Array) -> jax.Array:
 
 
 def update_usual(
-  layout: Layout,
-  modules: Modules,
-  state: dict[str, OuterState],
-  weights: jax.Array,
-  moved: Mapping[str, jax.Array],
-  inner_optimizer: str,
-) -> dict[str, OuterState]:
+  layout: Layout, modules: Modules, state: States, weights: jax.Array, moved: Mapping[str, jax.Array], optimizer: str
+) -> States:
   """Returns the outer states with h for the next phase, from r_{i,l}, shaped like the grid, by level [screening.py]."""
   found = {}
   for level in layout.levels:
     total = per_module(layout, level, jnp.where(weights > 0, moved[level.name], 0))
     size = sum(math.prod(x.shape[len(level.axes) :]) for x in modules[level.name].values())
-    first, old = screening.first_usual(size, inner_optimizer), state[level.name]
+    first, old = screening.first_usual(size, optimizer), state[level.name]
     usual = screening.next_usual(old.usual, total, num_active(layout, level, weights), first)
     found[level.name] = old._replace(usual=usual)
   return found
@@ -251,7 +234,7 @@ def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.n
   return np.random.default_rng([seed, phase, 1]).random(shape) < lost
 
 
-def active_paths(train: settings.Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
+def active_paths(train: Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
   """Returns which paths train in a phase, bool [P]: by schedule, by path sampling [2.6.2], or all of them."""
   if train.schedule:
     chosen = [paths for first, paths in train.schedule if first <= phase][-1]

@@ -133,11 +133,7 @@ class Outer:
 class Routing:
   """Routing of sequences to paths [2.4]."""
 
-  method: str = field(
-    'kmeans',
-    '[2.4.1], [7.3], [2.4.2], and two controls',
-    choices='kmeans product_kmeans discriminative random single',
-  )
+  method: str = field('kmeans', '[2.4.1, 7.3, 2.4.2]', choices='kmeans product_kmeans discriminative random single')
   prefix_tokens: int = field(32, 'which the router sees, and which no loss counts')
   top_n: int = field(1, 'training sequences go to so many paths [2.4.4]')
   sample: int = field(100_000, 'sequences that k-means is fitted on')

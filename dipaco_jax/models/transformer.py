@@ -255,5 +255,5 @@ def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segm
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
-  """Returns z = g(x), the mean of the last block's output over the tokens of the prefix that is given: float32 [B, D]."""
+  """Returns z = g(x), the mean of the last block's output over the tokens given, the prefix's [2.4]: float32 [B, D]."""
   return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -49,11 +48,6 @@ class Specs:
     """The optimizer of a path."""
     s = self.settings
     return inner_lib.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
-
-  @functools.cached_property
-  def transformation(self) -> optax.GradientTransformation:
-    """The optimizer of a module."""
-    return outer_lib.make_optimizer(self.settings.outer)
 
   @functools.cached_property
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -129,7 +123,7 @@ class Specs:
 
   def first_outer_state(self, modules: modules_lib.Modules) -> Any:
     """Returns the outer state before the first step."""
-    return outer_lib.init(self.layout, self.transformation, modules, self.settings.inner.optimizer)
+    return outer_lib.init(self.layout, self.settings.outer, modules, self.settings.inner.optimizer)
 
   @functools.cached_property
   def gathered(self) -> Gathered:

@@ -19,20 +19,13 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
 from dipaco_jax.storage import module_store, publishing, remedies, seals
-from dipaco_jax.training import (
-  evaluation,
-  mesh,
-  module_publishing,
-  processes,
-  run_checkpoints,
-  stopping,
-  train_log,
-  train_state,
-)
+from dipaco_jax.training import evaluation, module_publishing, processes, run_checkpoints, stopping, train_state
 from dipaco_jax.training import job as job_lib
 from dipaco_jax.training import programs as programs_lib
 from dipaco_jax.training.job import Dispatch, Job
+from dipaco_jax.training.mesh import fetch
 from dipaco_jax.training.metrics_log import Metrics
+from dipaco_jax.training.train_log import Journal
 
 CLOSE_S = 30  # after an error, for what was begun to be written
 Stop = Callable[[], bool]
@@ -60,7 +53,7 @@ class Trainer:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
-    self.journal = train_log.Journal(job.name, job.programs, job.updates(job.schedule.phases, 0, 0), rows, record)
+    self.journal = Journal(job.name, job.programs, job.updates(job.schedule.phases, 0, 0), rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
@@ -168,7 +161,7 @@ class Trainer:
       state.modules, state.outer, state.gathered, job.heard(dispatch.phase)
     )
     state.gathered = programs.zero_sums(state.gathered)
-    statistics = jax.tree.map(mesh.fetch, statistics)
+    statistics = jax.tree.map(fetch, statistics)
     outer_s = time.monotonic() - started
     version = dispatch.phase + 1
     excluded = self._screened(dispatch.phase, statistics)
