@@ -130,8 +130,8 @@ class Programs:
   def accumulate(self, gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn):
     """Returns `gathered`, donated, with the parts of the paths in flight added.
 
-    Their inner state is looked at with `outer.row_weights` only. `usual` is {level: h}, `limits` f of each path, where 0
-    excludes only what is not finite; the steps are those of the phase.
+    Their inner state is looked at with `outer.row_weights` only. `usual` is {level: h}, `limits` f of each path, where
+    0 excludes only what is not finite; the steps are those of the phase.
     """
     turn = tuple(turn)
     rows = self._row_weights(self.squeeze(state)) if self.settings.outer.row_weights else {}

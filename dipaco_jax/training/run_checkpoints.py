@@ -67,9 +67,10 @@ class RunCheckpoints:
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
     here = self._directory / str(updates)
-    while not here.exists() and not self._closing.wait(0.1):
-      if any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir()):
-        break  # a checkpoint that was begun after this one had its name
+    while not here.exists():
+      names = [path.name for path in self._directory.iterdir()]  # a later one that is there was begun after this one
+      if any(name.isdigit() and int(name) > updates for name in names) or self._closing.wait(0.1):
+        break
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
