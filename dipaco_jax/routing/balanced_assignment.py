@@ -39,7 +39,10 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
       # All choose at once; choices hold up to the first sequence whose path is full by then.
       open_P = np.flatnonzero(room_P)
       choice = open_P[scores_NP[np.ix_(todo, open_P)].argmax(axis=1)]
-      holds = _first_too_many(choice, room_P)
+      count_P, holds = np.bincount(choice, minlength=num_paths), len(choice)
+      if (over_P := count_P > room_P).any():
+        by_path, first_P = np.argsort(choice, kind='stable'), np.cumsum(count_P) - count_P
+        holds = int(by_path[(first_P + room_P)[over_P]].min())
       path_N[todo[:holds]] = choice[:holds]
       room_P -= np.bincount(choice[:holds], minlength=num_paths)
       todo = todo[holds:]
@@ -66,13 +69,3 @@ def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarr
         left_P[owner_N[n]] -= 1
     found.append(np.array(mine, np.int64))
   return found
-
-
-def _first_too_many(choice: np.ndarray, room_P: np.ndarray) -> int:
-  """Returns the index of the first choice of a path without room left; the number of choices if all have room."""
-  count_P = np.bincount(choice, minlength=len(room_P))
-  over_P = count_P > room_P
-  if not over_P.any():
-    return len(choice)
-  by_path, first_P = np.argsort(choice, kind='stable'), np.cumsum(count_P) - count_P
-  return int(by_path[(first_P + room_P)[over_P]].min())

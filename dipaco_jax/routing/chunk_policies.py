@@ -78,7 +78,7 @@ def hindsight(nll: Nats, counts_NL: np.ndarray, W: int) -> np.ndarray:
 
   With chunks as long as a sequence it is the bound for routing once.
   """
-  return _by_block(nll, lambda rows, x: _by_chunk(_counted(x, counts_NL[rows][:, None]), W).min(axis=1).sum(axis=1))
+  return _by_block(nll, lambda rows, x: _by_chunk(np.where(counts_NL[rows][:, None], x, 0), W).min(axis=1).sum(axis=1))
 
 
 def mixture(nll: Nats, counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int) -> np.ndarray:
@@ -95,7 +95,7 @@ def mixture(nll: Nats, counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int)
     score_BT = np.take_along_axis(scores_BP, top_BT, 1)
     log_w_BT = score_BT - np.logaddexp.reduce(score_BT, axis=1, keepdims=True)
     log_p_BTL = log_w_BT[:, :, None] - np.take_along_axis(nll_BPL, top_BT[:, :, None], 1)
-    return _counted(-np.logaddexp.reduce(log_p_BTL, axis=1), counts_NL[rows]).sum(axis=1)
+    return np.where(counts_NL[rows], -np.logaddexp.reduce(log_p_BTL, axis=1), 0).sum(axis=1)
 
   return _by_block(nll, mixed)
 
@@ -114,7 +114,7 @@ def posterior(nll: Nats, counts_NL: np.ndarray) -> np.ndarray:
     before_BL = np.pad(log_p_BL[:, :-1], ((0, 0), (1, 0)), constant_values=math.log(len(nll)))
     gone_BL = np.isneginf(log_p_BL)  # no path is left
     nats_BL = np.where(gone_BL, np.inf, before_BL - np.where(gone_BL, 0, log_p_BL))
-    return _counted(nats_BL, counts_NL[rows]).sum(axis=1)
+    return np.where(counts_NL[rows], nats_BL, 0).sum(axis=1)
 
   return _by_block(nll, mixed)
 
@@ -135,11 +135,6 @@ def _by_block(nll: Nats, nats_of: Callable[[slice, np.ndarray], np.ndarray]) -> 
   return np.concatenate([nats_of(rows, nll_BPL) for rows, nll_BPL in blocks(nll)])
 
 
-def _counted(nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """Replaces nats by 0 at targets that do not count."""
-  return np.where(counts, nats, 0)
-
-
 def _starts(W: int, L: int) -> list[int]:
   """Returns the indices whose targets are the first of each chunk, [C]; the last index has no target."""
   if W < 2:
@@ -157,5 +152,5 @@ def _scored(
 ) -> np.ndarray:
   """Returns the nats that count, [B], with path `first_B` on chunk 0 and `later_BC` on the chunks after it."""
   paths_BC = np.concatenate([first_B[:, None], later_BC], axis=1)
-  nats_BPC = _by_chunk(_counted(nll_BPL, counts_BL[:, None]), W)
+  nats_BPC = _by_chunk(np.where(counts_BL[:, None], nll_BPL, 0), W)
   return np.take_along_axis(nats_BPC, paths_BC[:, None], 1).sum(axis=(1, 2))

@@ -41,14 +41,16 @@ NAMES = ('start', 'gather_path', 'fresh_state', 'steps', 'accumulate', 'outer', 
 
 def in_flight(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
   """Makes a method one program over the whole mesh, a property; `inputs` and `outputs` tell its PartitionSpecs."""
+  return lambda method: functools.cached_property(
+    lambda self: self.shard_map(method.__get__(self), inputs(self.specs), outputs(self.specs), **options)
+  )
 
-  def program(method):
-    def compiled(self):
-      return self.shard_map(method.__get__(self), inputs(self.specs), outputs(self.specs), **options)
 
-    return functools.cached_property(compiled)
-
-  return program
+def of_all(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
+  """Makes a method one program on all paths, a property, whose collectives follow from the shardings."""
+  return lambda method: functools.cached_property(
+    lambda self: self.jit(method.__get__(self), inputs(self.specs), outputs(self.specs), **options)
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -79,6 +81,11 @@ class Programs:
   def expand(self, tree, at: int = 0):
     """Adds the mesh's axes, of size 1 at a position, behind the first `at` axes."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.specs.num_axes, *x.shape[at:]), tree)
+
+  def jit(self, function, inputs, outputs, **options):
+    """Compiles a function of all paths, with these PartitionSpecs."""
+    at, to = self.specs.shardings(inputs), self.specs.shardings(outputs)
+    return jax.jit(function, in_shardings=at, out_shardings=to, **options)
 
   def shard_map(self, function, in_specs, out_specs, **jit_options):
     """Compiles a function of what is in flight as one program over the whole mesh."""
@@ -159,11 +166,10 @@ class Programs:
 
   def _row_weights(self, state) -> dict[str, jax.Array]:
     """Row weights of one path; for a row that is split over the devices of its slice, their mean."""
-
-    def over_slice(name, mean):
-      return jax.lax.pmean(mean, 'data') if self.specs.dims[name] not in (None, 0) else mean
-
-    return outer_lib.row_weights(state, self.settings.inner.b2, self.settings.inner.epsilon, over_slice)
+    inner, dims = self.settings.inner, self.specs.dims
+    return outer_lib.row_weights(
+      state, inner.b2, inner.epsilon, lambda name, x: x if dims[name] in (None, 0) else jax.lax.pmean(x, 'data')
+    )
 
   def _square(self, delta: dict[str, jax.Array]):
     """|delta|^2 of one module's parameters, over the slice."""
@@ -180,47 +186,39 @@ class Programs:
 
   # -- all paths
 
-  @functools.cached_property
-  def outer(self):
-    """`outer(modules, outer_state, gathered, weights) -> (modules, outer_state, statistics)`.
+  @of_all(
+    lambda s: (s.modules, s.outer, s.gathered, P()),  # every process has the weights on its host
+    lambda s: (s.modules, s.outer, P()),
+    donate_argnums=(0, 1),
+  )
+  def outer(self, modules, state, gathered, weights):
+    """Returns (modules, outer state, statistics) after the outer step; donates the first two.
 
-    Donates modules and outer state. Statistics are, per level and module, the norm of Delta, `outer.cosine`, h of
-    screening.py before the step, and whether the new module and its state are sound; per path, who is excluded, and r
-    by level.
+    Statistics are, per level and module, the norm of Delta, `outer.cosine`, h of screening.py before the step, and
+    whether the new module and its state are sound; per path, who is excluded, and r by level.
     """
+    totals, cosines = {}, {}
+    weights = jnp.where(gathered.excluded, 0, weights)
+    for level in self.layout.levels:
+      totals[level.name] = {name: x.sum(0) for name, x in gathered.sums[level.name].items()}
+      square = gathered.squares[level.name].sum(0)
+      of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
+      paths = outer_lib.num_active(self.layout, level, weights)
+      cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
+    before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
+    inner, config = self.settings.inner.optimizer, self.settings.outer
+    modules, state, norms = outer_lib.update(self.layout, config, modules, state, totals, weights, masses)
+    state = outer_lib.update_usual(self.layout, modules, state, weights, gathered.moved, inner)
+    of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
+    return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
-    def outer(modules, state, gathered, weights):
-      totals, cosines = {}, {}
-      weights = jnp.where(gathered.excluded, 0, weights)
-      for level in self.layout.levels:
-        totals[level.name] = {name: x.sum(0) for name, x in gathered.sums[level.name].items()}
-        square = gathered.squares[level.name].sum(0)
-        of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
-        paths = outer_lib.num_active(self.layout, level, weights)
-        cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
-      before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
-      inner, config = self.settings.inner.optimizer, self.settings.outer
-      modules, state, norms = outer_lib.update(self.layout, config, modules, state, totals, weights, masses)
-      state = outer_lib.update_usual(self.layout, modules, state, weights, gathered.moved, inner)
-      of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
-      return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
-
-    specs = self.specs.modules, self.specs.outer, self.specs.gathered, P()  # every process has the weights on its host
-    inputs = self.specs.shardings(specs)
-    return jax.jit(outer, in_shardings=inputs, out_shardings=(*inputs[:2], inputs[3]), donate_argnums=(0, 1))
-
-  @functools.cached_property
-  def zero_sums(self):
-    """`zero_sums(gathered) -> zeros`, in their place.
+  @of_all(lambda s: (s.gathered,), lambda s: s.gathered, donate_argnums=0, keep_unused=True)
+  def zero_sums(self, gathered):
+    """Returns zeros in the place of `gathered`.
 
     Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
     """
-
-    def zero_sums(gathered):
-      return jax.tree.map(jnp.zeros_like, gathered)
-
-    spec = self.specs.shardings(self.specs.gathered)
-    return jax.jit(zero_sums, in_shardings=(spec,), out_shardings=spec, donate_argnums=0, keep_unused=True)
+    return jax.tree.map(jnp.zeros_like, gathered)
 
   def _sound(self, modules, state) -> dict[str, jax.Array]:
     """Marks the modules that are sound, by level, [K_a, ...]."""
@@ -240,16 +238,11 @@ class Programs:
 
     return jax.jit(unshard, out_shardings=self.specs.shardings(self.specs.whole))
 
-  @functools.cached_property
-  def start(self):
-    """`start(params of the base) -> (modules, outer_state, gathered)`: every module a copy of the base's part."""
-
-    def start(params):
-      modules = modules_lib.stack(self.layout, params)
-      return modules, self.specs.first_outer_state(modules), self.specs.zeros(modules)
-
-    specs = (self.specs.modules, self.specs.outer, self.specs.gathered)
-    return jax.jit(start, out_shardings=self.specs.shardings(specs))
+  @of_all(lambda s: (None,), lambda s: (s.modules, s.outer, s.gathered))
+  def start(self, params):
+    """Returns (modules, outer state, gathered) with every module a copy of the base's part."""
+    modules = modules_lib.stack(self.layout, params)
+    return modules, self.specs.first_outer_state(modules), self.specs.zeros(modules)
 
 
 def usual(outer_state) -> dict[str, Any]:
