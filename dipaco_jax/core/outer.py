@@ -109,9 +109,7 @@ def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: boo
   return (weights * active).astype(np.float32).reshape(shape)
 
 
-def row_weights(
-  state: InnerState, b2: float, epsilon: float, over_slice: Callable[[str, Any], Any] = lambda name, x: x
-) -> dict[str, jax.Array]:
+def row_weights(state: InnerState, b2: float, epsilon: float, over_slice: Callable) -> dict[str, jax.Array]:
   """Returns s_{i,r} of one path from AdamW's state, [rows] by parameter; a scalar counts as one row.
 
   `over_slice`: (name, mean over this device's part of each row) -> mean over the path's slice of devices.

@@ -51,8 +51,13 @@ def _check_routing(s: Any, num_paths: int) -> None:
     raise InputError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
   first = s.routing.method
   if first == 'discriminative':
-    first = s.routing.first
-    _check_discriminative(s)
+    first, end = s.routing.first, s.routing.rounds * s.routing.phases_per_round
+    if not s.routing.router_fraction:
+      raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
+    if end >= s.train.phases:
+      words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
+      words += ': the last shards are to be trained on'
+      raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {words}')
   if s.routing.arrange != 'none' and first != 'kmeans':
     raise InputError(f"config.routing.arrange={s.routing.arrange!r} places the clusters of 'kmeans', not of {first!r}")
   if s.routing.capacity and s.routing.method in ('random', 'single'):
@@ -94,16 +99,6 @@ def _check_data(data: Any) -> None:
   for name in ('train', 'validation'):
     if getattr(data, name):
       raise InputError(f"config.data.{name} is for source='files': {data.source} has splits of its own")
-
-
-def _check_discriminative(s: Any) -> None:
-  if not s.routing.router_fraction:
-    raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
-  if s.routing.rounds * s.routing.phases_per_round >= s.train.phases:
-    raise InputError(
-      f'config.routing.phases_per_round={s.routing.phases_per_round} times config.routing.rounds={s.routing.rounds} '
-      f'should be below config.train.phases={s.train.phases}: the last shards are to be trained on'
-    )
 
 
 def _check_schedule(s: Any, num_paths: int) -> None:

@@ -41,9 +41,9 @@ def fit_classifier(
 
       minimize  mean_n -log prob(label_n | z_n) + l2 / 2 (|w|^2 + |hidden|^2)
 
-  Of several l2 the one that does best on held-out documents is used on all of them. scikit-learn's C is 1 / (N l2). A
-  hidden layer, of `hidden` units, is not in the paper. `key` draws the held-out documents and the initial hidden layer.
-  Raises ValueError if a label is no path, or a feature is not finite.
+  Of several l2 the one that does best on HELD_FRACTION of the documents, trained on the others, is used on all of them.
+  scikit-learn's C is 1 / (N l2). A hidden layer, of `hidden` units, is not in the paper. `key` draws the held-out
+  documents and the initial hidden layer. Raises ValueError if a label is no path, or a feature is not finite.
   """
   if not (np.min(labels_N) >= 0 and np.max(labels_N) < num_paths):
     raise ValueError(f'labels go from {np.min(labels_N)} to {np.max(labels_N)}; paths from 0 to {num_paths - 1}')
@@ -51,19 +51,13 @@ def fit_classifier(
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND, labels_N = (jnp.asarray(z_ND) - mean_D) / scale_D, jnp.asarray(labels_N)
   start_key, split_key = jax.random.split(key)
-  start = init_weights(start_key, x_ND.shape[1], hidden, num_paths)
-  best = choose_l2(split_key, start, x_ND, labels_N, l2) if len(l2) > 1 else l2[0]
-  return as_router(train(start, x_ND, labels_N, jnp.ones(len(x_ND)), best), mean_D, scale_D)
-
-
-def choose_l2(
-  key: jax.Array, start: Weights, x_ND: jax.Array, labels_N: jax.Array, candidates: Sequence[float]
-) -> float:
-  """Returns the candidate that has the lowest loss on HELD_FRACTION of the documents, trained on the others."""
-  is_held_N = jnp.zeros(len(x_ND)).at[split(key, len(x_ND), HELD_FRACTION)[1]].set(1.0)
-  fitted = [train(start, x_ND, labels_N, 1 - is_held_N, l2) for l2 in candidates]
-  held_nats = np.array([mean_nats(weights, x_ND, labels_N, is_held_N) for weights in fitted])
-  return candidates[int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())]
+  start, best = init_weights(start_key, x_ND.shape[1], hidden, num_paths), 0
+  if len(l2) > 1:
+    is_held_N = jnp.zeros(len(x_ND)).at[split(split_key, len(x_ND), HELD_FRACTION)[1]].set(1.0)
+    fitted = [train(start, x_ND, labels_N, 1 - is_held_N, decay) for decay in l2]
+    held_nats = np.array([mean_nats(weights, x_ND, labels_N, is_held_N) for weights in fitted])
+    best = int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())
+  return as_router(train(start, x_ND, labels_N, jnp.ones(len(x_ND)), l2[best]), mean_D, scale_D)
 
 
 def as_router(weights: Weights, mean_D: jax.Array, scale_D: jax.Array) -> router_lib.Router:
@@ -136,7 +130,7 @@ def calibrate(router: router_lib.Router, z_ND: jax.Array, target_P: jax.Array | 
   return router._replace(bias=router.bias + calibration(router_lib.scores(router, jnp.asarray(z_ND)), target_P))
 
 
-def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray, iterations: int = 50) -> jax.Array:
+def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray) -> jax.Array:
   """Returns a bias [P] by which argmax_p (score_np + bias_p) is p for a share target_p of the documents [2.4.2, 7.2.1].
 
   The paper does not say how. At falling temperatures T, from the spread of the scores down to 10^-4 of it,
@@ -147,20 +141,20 @@ def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray, iteratio
   becomes the route. It is the dual of optimal transport from documents to paths: of all assignments with these
   frequencies, the routes have the highest total score. Of the biases at all temperatures, and no bias, the result is
   the one whose routes have the lowest total variation from the target. The target's shares may have any sum; ValueError
-  if one is not above 0. At each temperature L-BFGS runs for `iterations` at most.
+  if one is not above 0.
   """
   share_P = np.asarray(target_P, np.float64)  # first, as JAX would sum in float32
   share_P = share_P / share_P.sum()
   if not (share_P > 0).all():
     raise ValueError(f'shares of paths {np.flatnonzero(~(share_P > 0)).tolist()} are not above 0: give each path one')
-  return _calibration(jnp.asarray(scores_NP, jnp.float32), jnp.asarray(share_P, jnp.float32), iterations)
+  return _calibration(jnp.asarray(scores_NP, jnp.float32), jnp.asarray(share_P, jnp.float32))
 
 
 TEMPERATURES = tuple(10 ** -(step / 2) for step in range(9))
 
 
 @jax.jit
-def _calibration(scores_NP: jax.Array, share_P: jax.Array, iterations: int) -> jax.Array:
+def _calibration(scores_NP: jax.Array, share_P: jax.Array) -> jax.Array:
   N, P = scores_NP.shape
   mean_P = scores_NP.mean(axis=0)
   spread = jnp.mean(jnp.std(scores_NP - mean_P, axis=1))
@@ -178,7 +172,7 @@ def _calibration(scores_NP: jax.Array, share_P: jax.Array, iterations: int) -> j
       softened_N = jax.nn.logsumexp((scores_NP + u_P * unit_P) / temperature, axis=1)
       return softened_N.mean() - jnp.sum(share_P * u_P * unit_P) / temperature
 
-    bias_P = minimize(dual, bias_P / unit_P, iterations, 0.5 / N) * unit_P
+    bias_P = minimize(dual, bias_P / unit_P, 50, 0.5 / N) * unit_P
     bias_P -= bias_P.mean()  # changes no route
     now = variation(bias_P)
     return (bias_P, jnp.where(now < lowest, bias_P, best_P), jnp.minimum(now, lowest)), None

@@ -79,10 +79,10 @@ class Display:
         self.stream.flush()
 
   def _width(self) -> int:
+    width = 0
     with contextlib.suppress(OSError, ValueError):  # this stream's terminal, where it has one of its own
-      if width := os.get_terminal_size(self.stream.fileno()).columns:
-        return width
-    return shutil.get_terminal_size().columns
+      width = os.get_terminal_size(self.stream.fileno()).columns
+    return width or shutil.get_terminal_size().columns
 
 
 STDERR = Display()
@@ -117,42 +117,38 @@ class Activity:
       display.clear()
 
 
-class Activities:
-  """The activities of a process, the innermost last, which a thread shows while there is any."""
-
-  def __init__(self, display: Display):
-    self._display, self._all, self._some = display, list[Activity](), threading.Event()
-    self._lock = threading.Lock()
-    self._thread = threading.Thread(target=self._tick, name='says what is done', daemon=True)
-
-  def begin(self, words: str, tells: bool = True, at_once: bool = False) -> Activity:
-    made = Activity(words, tells)
-    with self._lock:
-      if at_once:
-        made.say(self._display)
-      self._all.append(made)
-      self._some.set()
-      if self._thread.ident is None:
-        self._thread.start()
-    return made
-
-  def end(self, activity: Activity):
-    with self._lock:
-      self._all.remove(activity)
-      if not self._all:
-        self._some.clear()
-      activity.end(self._display)
-
-  def _tick(self):
-    while self._some.wait():
-      with self._lock:
-        if self._all:
-          self._all[-1].tick(self._display)
-      time.sleep(TICK_S)
+def _show_innermost():
+  while _some.wait():
+    with _lock:
+      if _all:
+        _all[-1].tick(STDERR)
+    time.sleep(TICK_S)
 
 
-_activities = Activities(STDERR)
-begin, end = _activities.begin, _activities.end
+_all, _some, _lock = list[Activity](), threading.Event(), threading.Lock()  # of this process, the innermost last
+_thread = threading.Thread(target=_show_innermost, name='says what is done', daemon=True)
+
+
+def begin(words: str, tells: bool = True, at_once: bool = False) -> Activity:
+  """Begins an activity, which a thread shows while it is the innermost; for the arguments see `doing`."""
+  activity = Activity(words, tells)
+  with _lock:
+    if at_once:
+      activity.say(STDERR)
+    _all.append(activity)
+    _some.set()
+    if _thread.ident is None:
+      _thread.start()
+  return activity
+
+
+def end(activity: Activity):
+  """Ends an activity."""
+  with _lock:
+    _all.remove(activity)
+    if not _all:
+      _some.clear()
+    activity.end(STDERR)
 
 
 @contextlib.contextmanager
@@ -168,13 +164,9 @@ def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[Non
 def duration(seconds: float) -> str:
   """Formats seconds: '7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
   s = round(seconds)
-  if s < 60:
-    return f'{s} s'
   if s < 3600:
-    return f'{s // 60}:{s % 60:02d}'
-  if s < 86_400:
-    return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}'
-  return f'{s // 86_400} d {s // 3600 % 24} h'
+    return f'{s // 60}:{s % 60:02d}' if s >= 60 else f'{s} s'
+  return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}' if s < 86_400 else f'{s // 86_400} d {s // 3600 % 24} h'
 
 
 class Progress:
@@ -208,9 +200,8 @@ class Progress:
     self._line = self._printed = ''
 
   def _position(self, done: int) -> str:
-    if not self._total:
-      return f'{self._stage} {done:,} {self._unit}'
-    return f'{self._stage} {done:,}/{self._total:,} {self._unit} {100 * done // self._total}%'
+    of, part = (f'/{self._total:,}', f' {100 * done // self._total}%') if self._total else ('', '')
+    return f'{self._stage} {done:,}{of} {self._unit}{part}'
 
   def _eta(self, done: int) -> list[str]:
     """Estimates the time left from the recent rate: the first step compiles, and resumed runs start in the middle."""

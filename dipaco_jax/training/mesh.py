@@ -102,12 +102,6 @@ class Placement:
     return [self.assemble(shape, spec, part, lead) for part in parts]
 
 
-def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
-  """Returns divisors of the grid's sizes with the largest product that the devices allow; the first axes longest."""
-  options = itertools.product(*([d for d in range(k, 0, -1) if k % d == 0] for k in shape))
-  return max((o for o in options if math.prod(o) <= devices), key=math.prod)
-
-
 def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
   """Groups devices by TPU slice, whose own network is fast; devices without a slice index are one slice."""
   found: dict[int, list[jax.Device]] = {}
@@ -160,7 +154,9 @@ def place(
   slices = by_slice(devices)
   fit = (d for d in range(1, len(devices) + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
   data = config.data or max((d for d in fit if _room(slices, d) >= grid.num_paths), default=1)
-  shape = (*_fit_positions(grid.shape, _room(slices, data)), data)
+  # Of divisors of the grid's sizes those with the largest product that the devices allow; the first axes longest.
+  options = itertools.product(*([d for d in range(k, 0, -1) if k % d == 0] for k in grid.shape))
+  shape = (*max((o for o in options if math.prod(o) <= _room(slices, data)), key=math.prod), data)
   arranged = _arrange(shape, slices)
   if idle := {d.process_index for d in devices} - {d.process_index for d in arranged.flat}:
     taken = f'grid {grid} and batches of {sorted(batch_sizes.values())} rows take {math.prod(shape)}'

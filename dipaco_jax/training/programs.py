@@ -209,7 +209,11 @@ class Programs:
     inner, config = self.settings.inner.optimizer, self.settings.outer
     modules, state, norms = outer_lib.update(self.layout, config, modules, state, totals, weights, masses)
     state = outer_lib.update_usual(self.layout, modules, state, weights, gathered.moved, inner)
-    of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': self._sound(modules, state)}
+    sound = {
+      l.name: outer_lib.vmap_modules(screening.is_sound, len(l.axes))((modules[l.name], state[l.name].optimizer))
+      for l in self.layout.levels
+    }
+    of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': sound}
     return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
 
   @of_all(lambda s: (s.gathered,), lambda s: s.gathered, donate_argnums=0, keep_unused=True)
@@ -219,13 +223,6 @@ class Programs:
     Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
     """
     return jax.tree.map(jnp.zeros_like, gathered)
-
-  def _sound(self, modules, state) -> dict[str, jax.Array]:
-    """Marks the modules that are sound, by level, [K_a, ...]."""
-    return {
-      l.name: outer_lib.vmap_modules(screening.is_sound, len(l.axes))((modules[l.name], state[l.name].optimizer))
-      for l in self.layout.levels
-    }
 
   @functools.cached_property
   def unshard(self):

@@ -141,13 +141,15 @@ class Journal:
   def phase(
     self, updates: int, step: int, outer_s: float, found: dict, holdout: list[float | None], excluded: dict[int, str]
   ):
-    """Writes a row for a phase and its outer step; the sums of its steps' losses start anew."""
+    """Writes a row for a phase and its outer step; the sums of its steps' losses start anew. Warns of a gap once."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
     gap = averaging_gap.mean_gap(averaging_gap.gaps(record.own_loss, holdout))
-    self._tell_gap(gap)
+    if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
+      self._told_gap = True
+      logging.warning('%s, phase %d: %s', self._name, record.phase, averaging_gap.describe(gap))
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
     name = module_store.module_name
@@ -160,12 +162,6 @@ class Journal:
     )  # fmt: skip
     record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
     record.skipped, record.own_loss = [0] * len(means), [None] * len(means)
-
-  def _tell_gap(self, gap: float | None):
-    """Warns once if the outer step raises the losses of paths by much."""
-    if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
-      self._told_gap = True
-      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging_gap.describe(gap))
 
   def _compare_with_guessing(self, means: list[float]):
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""

@@ -135,8 +135,10 @@ class Trainer:
   def _end_turn(self, dispatch: Dispatch):
     """Adds the outer gradients of the turn's paths to the sums; their AdamW state waits, perhaps in host memory."""
     programs, state = self.job.programs, self.state
-    self._begin_own_losses(dispatch)
-    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    place, params = programs.placement.turns()[dispatch.turn], state.params
+    if (holdout := self.job.evaluation.holdout) is not None:  # the losses before the outer step, for the averaging gap
+      self.own_losses.append(evaluation.begin(programs, place, lambda _: params, holdout))
+    turn = np.array(place, np.int32)
     first, steps = self.job.schedule.global_step(dispatch.phase, 0), self.job.schedule.steps_per_phase
     state.gathered = programs.accumulate(
       state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
@@ -212,12 +214,6 @@ class Trainer:
     of_models = evaluation.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
     evaluation.point(version, of_models, record.best_version, record.best_loss)
     return found
-
-  def _begin_own_losses(self, dispatch: Dispatch):
-    """Dispatches the hold-out losses of the paths in flight before the outer step, for the averaging gap."""
-    if (holdout := self.job.evaluation.holdout) is not None:
-      turn, params = self.job.programs.placement.turns()[dispatch.turn], self.state.params
-      self.own_losses.append(evaluation.begin(self.job.programs, turn, lambda _: params, holdout))
 
   def _read_own_losses(self):
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
