@@ -53,7 +53,7 @@ class Trainer:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
-    self.journal = Journal(job.name, job.programs, job.updates(job.schedule.phases, 0, 0), rows, record)
+    self.journal = Journal(job, rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
@@ -126,9 +126,7 @@ class Trainer:
     self.dispatched = True
     state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
     self.unsaved += job.schedule.dispatch_steps
-    updates, step = job.updates(dispatch.phase, dispatch.turn, after), first + job.schedule.dispatch_steps
-    trained, in_phase = job.trained(dispatch.phase, tuple(turn.tolist())), (job.weights(dispatch.phase) > 0).sum()
-    self.journal.dispatched(dispatch.phase, updates, step, trained, int(in_phase), job.data.batch_size, found)
+    self.journal.dispatched(dispatch, found)
 
   # -- outer
 
@@ -176,11 +174,10 @@ class Trainer:
     if job.publish:
       best = list(state.record.best_version), list(state.record.best_loss)
       self.publication = self.publisher.submit(self._publish, version, programs.unshard(state.modules), *best)
-    updates, step = job.updates(version, 0, 0), job.schedule.global_step(version, 0)
-    self.journal.phase(updates, step, outer_s, statistics, holdout, excluded)
+    self.journal.phase(outer_s, statistics, holdout, excluded)
     every = job.evaluation.validate_every
     if job.evaluation.validate and (version == job.schedule.phases or (every and version % every == 0)):
-      self.journal.evaluation(updates, step, job.evaluation.validate(params_of_turn))
+      self.journal.evaluation(job.evaluation.validate(params_of_turn))
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
@@ -194,7 +191,7 @@ class Trainer:
       moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
       usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
       found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
-      self.journal.excluded(phase, job.schedule.global_step(phase + 1, 0), path, found[path])
+      self.journal.excluded(phase, path, found[path])
     try:
       screening.check_paths(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
