@@ -92,7 +92,7 @@ def check_options(rest: list[str]):
     raise InputError(f'--reuse={FLAGS.reuse}: there is no run (no config.json); name the directory of one')
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
-  processes.check(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+  command.check_processes(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 
 def main(argv: list[str] | None = None):

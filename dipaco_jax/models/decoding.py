@@ -94,7 +94,7 @@ def prefill(
 
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
-  """Adds the newest token of each text to the cache: returns it and the logits of the next token, float32 [B, V]."""
+  """Returns the cache with each text's newest token, and the logits of the next token, float32 [B, V]."""
   cache, position_B, B = texts.cache, texts.position, len(texts.token)
   keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
   x_B1D = embed(model, params, texts.token[:, None])

@@ -107,7 +107,7 @@ class Job:
     assemble = self.programs.placement.assemble
     return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), self.base_state, self.programs.specs.state)
 
-  def heard(self, phase: int) -> np.ndarray:
+  def outer_weights(self, phase: int) -> np.ndarray:
     """Returns w_i of every path in the outer step, shaped like the grid; 0 where it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
 

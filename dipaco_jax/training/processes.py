@@ -18,16 +18,6 @@ GONE = 69  # exit status where another process is gone; the runtime's own is 134
 GONE_WORDS = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # in errors of libraries when another is gone
 
 
-def check(coordinator: str | None, num_processes: int | None, process_id: int | None):
-  """Raises InputError where these are not all there, or none, or make no sense."""
-  if coordinator is None and num_processes is None and process_id is None:
-    return
-  if num_processes is None or process_id is None or not re.fullmatch(r'.+:\d+', coordinator or ''):
-    raise InputError(f'--distributed needs all of {OPTIONS}; on Cloud TPU none')
-  if not 0 <= process_id < num_processes:
-    raise InputError(f'--process_id={process_id} should be from 0 to {num_processes - 1}, of --num_processes')
-
-
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None):
   """Starts jax.distributed with these arguments, or with those that Cloud TPU provides."""
   import jax

@@ -24,6 +24,10 @@ def own_share(names: Iterable[str]) -> list[str]:
   return sorted(names)[jax.process_index() :: jax.process_count()]
 
 
+class _Corrupt(Exception):
+  """A checkpoint cannot be read, and has been moved away."""
+
+
 class RunCheckpoints:
   """Orbax checkpoints of a training loop, in `directory/<updates>`: the newest `keep`, and the last at a phase's end.
 
@@ -93,13 +97,11 @@ class RunCheckpoints:
       if found != written[name]:
         raise OSError(f'{name} is not as it was written')
 
-  def _read(self, updates: int, item: str, how: Any) -> list[Any]:
-    """Returns [an item as it was written], or [], see `_read_or_move`."""
+  def _read(self, updates: int, item: str, how: Any) -> Any:
+    """Returns an item as it was written, see `_try`."""
     # The processes agree on the seal before all of them restore together.
-    if not self._read_or_move(updates, self._check_seal, updates, item):
-      return []
-    args = self._ocp.args.Composite(**{item: how})
-    return [restored[item] for restored in self._read_or_move(updates, self._manager.restore, updates, args=args)]
+    self._try(updates, self._check_seal, updates, item)
+    return self._try(updates, self._manager.restore, updates, args=self._ocp.args.Composite(**{item: how}))[item]
 
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
     """Restores (arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
@@ -114,15 +116,15 @@ class RunCheckpoints:
     self.metas = {}
     # Not those before the kept ones: a run that was killed while it removed one has left half of it.
     for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
-      for meta in self._read(updates, 'meta', self._ocp.args.JsonRestore()):
-        self.metas[updates] = meta
+      with contextlib.suppress(_Corrupt):
+        self.metas[updates] = self._read(updates, 'meta', self._ocp.args.JsonRestore())
     found, elsewhere = None, []
     for updates, meta in list(self.metas.items()):
       if (wanted := abstract(meta)) is None:
         elsewhere.append(updates)
       elif found is None:
-        for arrays in self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)):
-          found = arrays, meta
+        with contextlib.suppress(_Corrupt):
+          found = self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)), meta
     if elsewhere and found is None:
       raise InputError(
         f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
@@ -132,11 +134,11 @@ class RunCheckpoints:
       self._move(elsewhere, 'elsewhere')
     return found
 
-  def _read_or_move(self, updates: int, read: Callable, *args, **options) -> list[Any]:
-    """Returns [what `read` returns]; if any process cannot read, moves the corrupt checkpoint away and returns []."""
-    found, why = [], ''
+  def _try(self, updates: int, read: Callable, *args, **options) -> Any:
+    """Returns what `read` returns; if any process cannot read, moves the checkpoint away and raises _Corrupt."""
+    found, why = None, ''
     try:
-      found = [read(*args, **options)]
+      found = read(*args, **options)
     except Exception as e:  # tensorstore and Orbax raise many kinds
       if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
         raise  # the machine is full: nothing is wrong with the checkpoint
@@ -147,7 +149,7 @@ class RunCheckpoints:
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
     self._move([updates], 'corrupt')
-    return []
+    raise _Corrupt
 
   def _move(self, gone: Sequence[int], why: str):
     """Moves checkpoints aside and never deletes them: this machine may be at fault, or only for a moment.

@@ -105,13 +105,13 @@ class Trainer:
   def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
     """Makes k inner steps of the paths in flight; the first of a turn copies their modules."""
     job, programs, state = self.job, self.job.programs, self.state
-    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    place = programs.placement.turns()[dispatch.turn]
+    turn = np.array(place, np.int32)
     if state.params is None:
       state.params = programs.gather_path(state.modules, turn)
-      renewed = programs.placement.in_flight(np.array(state.record.excluded), tuple(turn.tolist())) > 0
+      renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
       if (own := state.own.pop(dispatch.turn, None)) is not None:
-        lost = job.lost_in_flight(dispatch.phase - 1, tuple(turn))
-        state.params = train_state.choose(own, state.params, lost & ~renewed)
+        state.params = train_state.choose(own, state.params, job.lost_in_flight(dispatch.phase - 1, place) & ~renewed)
       if (inner := state.inner.get(dispatch.turn)) is None:
         inner = job.first_state(dispatch.phase, state.params)
       else:
@@ -140,9 +140,9 @@ class Trainer:
     first, steps = self.job.schedule.global_step(dispatch.phase, 0), self.job.schedule.steps_per_phase
     state.gathered = programs.accumulate(
       state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
-      self.job.heard(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
+      self.job.outer_weights(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
     )  # fmt: skip
-    if self.job.lost_in_flight(dispatch.phase, tuple(turn)).any():
+    if self.job.lost_in_flight(dispatch.phase, place).any():
       state.own[dispatch.turn] = state.params
     state.params = None
     state.record.turn, state.record.step = dispatch.turn + 1, 0
@@ -158,7 +158,7 @@ class Trainer:
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
     state.modules, state.outer, statistics = programs.outer(
-      state.modules, state.outer, state.gathered, job.heard(dispatch.phase)
+      state.modules, state.outer, state.gathered, job.outer_weights(dispatch.phase)
     )
     state.gathered = programs.zero_sums(state.gathered)
     statistics = jax.tree.map(fetch, statistics)
@@ -193,7 +193,7 @@ class Trainer:
       found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
       self.journal.excluded(phase, path, found[path])
     try:
-      screening.check_paths(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
+      screening.check_paths(layout, job.outer_weights(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
     except Diverged as e:
       self.checkpoints.set_aside(job.updates(phase, 0, 0), 'diverged')

@@ -123,9 +123,9 @@ def test_a_path_that_is_left_out_too_often_in_a_row_ends_the_run(tmp_path):
     small.train(job, tmp_path)
 
 
-def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp_path):
+def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp_path, monkeypatch):
   job = make_job([], 0)
-  job.programs.__dict__['transformation'] = optax.sgd(1e30, 0.9)
+  monkeypatch.setattr(outer, 'make_optimizer', lambda config: optax.sgd(1e30, 0.9))
   with pytest.raises(Diverged, match='phase 1: after the outer step the parameters or the momentum of module'):
     small.train(job, tmp_path)
   assert not module_store.versions(tmp_path)
