@@ -174,7 +174,8 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + base['tokens']
   active, heard = (
-    sum(int((of(phase) > 0).sum()) for phase in range(phases)) / max(1, phases) for of in (job.weights, job.heard)
+    sum(int((of(phase) > 0).sum()) for phase in range(phases)) / max(1, phases)
+    for of in (job.weights, job.outer_weights)
   )
   return {
     'phases': phases, 'steps': phases * tau, 'train_tokens': tokens, 'tokens_per_s': rate,
