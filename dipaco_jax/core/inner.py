@@ -23,7 +23,6 @@ from dipaco_jax.core.grid import largest_divisor
 
 METRICS = ('loss', 'grad_norm', 'learning_rate', 'skipped')
 
-Rate = Callable[[jax.Array], jax.Array]
 Loss = Callable[..., tuple[jax.Array, jax.Array]]  # (params, *batch) -> (summed nll, number of targets)
 Gradient = Callable[..., tuple[jax.Array, Any, jax.Array]]  # (params, *batch) -> (mean loss, gradients, their norm)
 
@@ -43,13 +42,15 @@ class Inner(NamedTuple):
 
   init: Callable[[Any], InnerState]
   update: Callable[[Any, Any, Any], tuple[Any, Any]]  # of `InnerState.optimizer` alone
-  learning_rate: Rate
+  learning_rate: Callable[[jax.Array], jax.Array]  # by global step
   clip_norm: float
   max_skipped: int
 
 
-def learning_rate(config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float) -> Rate:
-  """Returns the cosine schedule of the global step s [7.1], warmed up again after pretraining.
+def learning_rate(
+  config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float, step: jax.Array
+) -> jax.Array:
+  """Returns eta_s of the global step s: a cosine schedule [7.1], warmed up again after pretraining.
 
       eta_s = eta min(1, (s + 1) / warmup) (f + (1 - f) (1 + cos(pi min(1, s / decay))) / 2)
 
@@ -61,17 +62,13 @@ def learning_rate(config: settings.Inner, decay_steps: int, pretrain_steps: int,
     pretrain_steps: the first global step of the paths.
     path_rate: eta from that step on; 0: config.learning_rate.
   """
-
-  def rate(step: jax.Array) -> jax.Array:
-    s = step.astype(jnp.float32)
-    warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup_steps))
-    cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(1.0, s / max(1, decay_steps))))
-    again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
-    again = jnp.where(step >= pretrain_steps, again, 1.0)
-    eta = jnp.where(step >= pretrain_steps, path_rate, config.learning_rate) if path_rate else config.learning_rate
-    return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
-
-  return rate
+  s = step.astype(jnp.float32)
+  warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup_steps))
+  cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(1.0, s / max(1, decay_steps))))
+  again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
+  again = jnp.where(step >= pretrain_steps, again, 1.0)
+  eta = jnp.where(step >= pretrain_steps, path_rate, config.learning_rate) if path_rate else config.learning_rate
+  return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
 
 
 def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float) -> Inner:
@@ -85,7 +82,7 @@ def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int
   return Inner(
     init=lambda params: InnerState(transformation.init(params), jnp.zeros((), jnp.int32)),
     update=transformation.update,
-    learning_rate=learning_rate(config, decay_steps, pretrain_steps, path_rate),
+    learning_rate=functools.partial(learning_rate, config, decay_steps, pretrain_steps, path_rate),
     clip_norm=config.clip_norm,
     max_skipped=config.max_skipped,
   )
@@ -96,70 +93,48 @@ def rows_at_once(size: int, rows: int) -> int:
   return largest_divisor(size, rows or size)
 
 
-def in_parts(function: Callable, rows: int) -> Callable:
-  """Makes a function of arrays [B, ...] that acts on each row alone compute `rows_at_once` of them at a time."""
-
-  def compute(*arrays: jax.Array) -> Any:
-    size = arrays[0].shape[0]
-    part = rows_at_once(size, rows)
-    if part == size:
-      return function(*arrays)
-    found = jax.lax.map(lambda xs: function(*xs), tuple(x.reshape(-1, part, *x.shape[1:]) for x in arrays))
-    return jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), found)
-
-  return compute
+def in_parts(function: Callable, rows: int, *arrays: jax.Array) -> Any:
+  """Applies a function that acts on each row of arrays [B, ...] alone to `rows_at_once` of them at a time."""
+  size = arrays[0].shape[0]
+  part = rows_at_once(size, rows)
+  if part == size:
+    return function(*arrays)
+  found = jax.lax.map(lambda xs: function(*xs), tuple(x.reshape(-1, part, *x.shape[1:]) for x in arrays))
+  return jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), found)
 
 
-def summed_gradient(loss: Loss, rows: int) -> Callable[..., Any]:
-  """Returns `compute(params, *batch) -> ((summed nll, number of targets), gradients of the sum)`.
-
-  `rows`: microbatch, see `rows_at_once`; the gradients of a batch's parts are added up.
-  """
+def summed_gradient(loss: Loss, rows: int, params: Any, *batch: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Any]:
+  """Returns ((summed nll, number of targets), gradients of the sum), added up over `rows_at_once` of the batch."""
   both = jax.value_and_grad(loss, has_aux=True)
-  if not rows:
-    return both
-
-  def compute(params: Any, *batch: jax.Array) -> Any:
-    size = batch[0].shape[0]
-    part = rows_at_once(size, rows)
-    if part == size:
-      return both(params, *batch)
-    parts = tuple(x.reshape(-1, part, *x.shape[1:]) for x in batch)
-    blank = jax.eval_shape(both, params, *(x[0] for x in parts))
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
-    return jax.lax.scan(lambda sums, xs: (jax.tree.map(jnp.add, sums, both(params, *xs)), None), start, parts)[0]
-
-  return compute
+  part = rows and rows_at_once(batch[0].shape[0], rows)
+  if not rows or part == batch[0].shape[0]:
+    return both(params, *batch)
+  parts = tuple(x.reshape(-1, part, *x.shape[1:]) for x in batch)
+  blank = jax.eval_shape(both, params, *(x[0] for x in parts))
+  start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+  return jax.lax.scan(lambda sums, xs: (jax.tree.map(jnp.add, sums, both(params, *xs)), None), start, parts)[0]
 
 
-def gradient(loss: Loss, rows: int = 0) -> Gradient:
-  """Returns the `Gradient` of the mean loss over the targets that count; for `rows` see `summed_gradient`."""
-  summed = summed_gradient(loss, rows)
-
-  def compute(params: Any, *batch: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
-    (nll, count), grads = summed(params, *batch)
-    count = jnp.maximum(count, 1)
-    grads = jax.tree.map(lambda g: g / count, grads)
-    return nll / count, grads, optax.tree.norm(grads)
-
-  return compute
+def gradient(loss: Loss, rows: int, params: Any, *batch: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
+  """Computes a `Gradient`, that of the mean loss over the targets that count; `rows`: microbatch, 0: all rows."""
+  (nll, count), grads = summed_gradient(loss, rows, params, *batch)
+  count = jnp.maximum(count, 1)
+  grads = jax.tree.map(lambda g: g / count, grads)
+  return nll / count, grads, optax.tree.norm(grads)
 
 
-def gradient_over_data(loss: Loss, dims: dict[str, int | None], rows: int) -> Gradient:
-  """Returns a `Gradient` for rows split over the mesh axis `data`, and parameters split along `dims` (None: whole)."""
-  summed = summed_gradient(loss, rows)
+def gradient_over_data(
+  loss: Loss, dims: dict[str, int | None], rows: int, shards: dict[str, jax.Array], *batch: jax.Array
+) -> tuple[jax.Array, Any, jax.Array]:
+  """Computes a `Gradient` of rows split over the mesh axis `data`, and parameters split along `dims` (None: whole)."""
+  (nll, count), grads = summed_gradient(loss, rows, gather(shards, dims), *batch)
+  nll, count = jax.lax.psum((nll, count), 'data')
+  count = jnp.maximum(count, 1)
   scatter = functools.partial(jax.lax.psum_scatter, axis_name='data', tiled=True)
-
-  def compute(shards: dict[str, jax.Array], *batch: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
-    (nll, count), grads = summed(gather(shards, dims), *batch)
-    nll, count = jax.lax.psum((nll, count), 'data')
-    count = jnp.maximum(count, 1)
-    sharded = {n: scatter(grads[n], scatter_dimension=d) / count for n, d in dims.items() if d is not None}
-    whole = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
-    square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(whole, squared=True)
-    return nll / count, dict(sorted((sharded | whole).items())), jnp.sqrt(square)
-
-  return compute
+  sharded = {n: scatter(grads[n], scatter_dimension=d) / count for n, d in dims.items() if d is not None}
+  whole = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
+  square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(whole, squared=True)
+  return nll / count, dict(sorted((sharded | whole).items())), jnp.sqrt(square)
 
 
 def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[str, jax.Array]:

@@ -28,7 +28,7 @@ from dipaco_jax.training.performance import Chip
 def flops_of_step(s: settings_lib.Settings) -> float:
   """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
   made = transformer.make_model(without_loops(s.model, s.train.batch_size), s.tokenizer.vocab_size)
-  compute = inner.gradient(functools.partial(loss.path_loss, made, s.routing.prefix_tokens))
+  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, made, s.routing.prefix_tokens), 0)
   optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   params = transformer.shapes(made)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)

@@ -108,7 +108,7 @@ def train(
     The parameters, and the mean loss before each step in nats, [num_steps].
   """
   optimizer = inner.make_optimizer(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0, 0.0)
-  compute = inner.gradient(functools.partial(loss, model))
+  compute = functools.partial(inner.gradient, functools.partial(loss, model), 0)
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params: Params, state: inner.InnerState, batch: tuple[Rows, Rows, Rows], i: jax.Array) -> inner.Stepped:

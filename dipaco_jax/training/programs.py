@@ -116,9 +116,10 @@ class Programs:
     Donates params and state. Where paths are sampled, one of weight 0 stays as it is.
     """
     loss = functools.partial(loss_lib.path_loss, self.model, self.settings.routing.prefix_tokens)
-    compute = inner_lib.gradient(loss, self.settings.train.microbatch)
+    at_once = self.settings.train.microbatch
+    compute = functools.partial(inner_lib.gradient, loss, at_once)
     if self.placement.data > 1:
-      compute = inner_lib.gradient_over_data(loss, self.specs.dims, self.settings.train.microbatch)
+      compute = functools.partial(inner_lib.gradient_over_data, loss, self.specs.dims, at_once)
 
     def rest(params, state, batches, _):
       return params, state, {name: jnp.zeros(len(batches[0]), jnp.float32) for name in inner_lib.METRICS}
@@ -182,7 +183,7 @@ class Programs:
     """Returns (nll [m.., B], number of targets [m.., B]) of tokens and segments [m.., B, L]."""
     params, rows = inner_lib.gather(self.squeeze(params), self.specs.dims), self.squeeze((tokens, segments))
     losses = functools.partial(loss_lib.row_losses, self.model, self.settings.routing.prefix_tokens, params)
-    return self.expand(inner_lib.in_parts(losses, self.settings.train.microbatch)(*rows))
+    return self.expand(inner_lib.in_parts(losses, self.settings.train.microbatch, *rows))
 
   # -- all paths
 

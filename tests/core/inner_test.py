@@ -16,7 +16,7 @@ CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)
 
 
 def rate(step, **changes):
-  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0)(jnp.int32(step)))
+  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0, jnp.int32(step)))
 
 
 @pytest.mark.parametrize('step, expected', [
@@ -36,7 +36,7 @@ def test_learning_rate_warms_up_again_after_pretraining():
 
 
 def test_paths_may_have_a_learning_rate_of_their_own():
-  of_paths = inner.learning_rate(CONFIG, 100, 40, 0.1)
+  of_paths = functools.partial(inner.learning_rate, CONFIG, 100, 40, 0.1)
   steps = jnp.arange(60)
   expected = [rate(step) / (4 if step >= 40 else 1) for step in range(60)]
   np.testing.assert_allclose(of_paths(steps), expected, rtol=1e-6)
@@ -85,13 +85,17 @@ def test_a_gradient_of_zero_is_no_nan():
 
 
 def test_a_batch_without_targets_is_no_nan():
-  compute = inner.gradient(lambda params, tokens, segments: (0.0 * params['scale'].sum(), jnp.float32(0)))
+  compute = functools.partial(
+    inner.gradient, lambda params, tokens, segments: (0.0 * params['scale'].sum(), jnp.float32(0)), 0
+  )
   loss, grads, norm = compute(PARAMS, None, None)
   assert loss == 0 and norm == 0 and all(np.isfinite(g).all() for g in grads.values())
 
 
 def test_gradient_is_of_the_mean_over_targets():
-  compute = inner.gradient(lambda params, tokens, segments: (6 * params['scale'].sum(), jnp.float32(3)))
+  compute = functools.partial(
+    inner.gradient, lambda params, tokens, segments: (6 * params['scale'].sum(), jnp.float32(3)), 0
+  )
   loss, grads, norm = compute(PARAMS, None, None)
   assert float(loss) == 8 and (np.asarray(grads['scale']) == 2).all() and float(norm) == pytest.approx(8**0.5)
 
@@ -124,7 +128,9 @@ def test_gradients_of_parts_add_up(rows, part):
     return loss(params, tokens_BL, segments_BL)
 
   batch = small.batch(0, 0)
-  expected, found = (jax.jit(f)(params, *batch) for f in (inner.gradient(loss), inner.gradient(watched, rows)))
+  expected, found = (
+    jax.jit(functools.partial(inner.gradient, *how))(params, *batch) for how in ((loss, 0), (watched, rows))
+  )
   assert seen == {part}
   for ours, theirs in zip(found, expected, strict=True):
     small.assert_close({'x': ours}, {'x': theirs}, 1e-5)
