@@ -52,7 +52,7 @@ class Pointers:
       self.loss = [None] * len(self.loss)  # a new round has other hold-outs
     losses, targets = holdout_losses(self.island, version)
     of_models = evaluation.by_model(self.island.layout.models(), losses, targets)
-    evaluation.point(version, of_models, self.version, self.loss)
+    evaluation.update_best(version, of_models, self.version, self.loss)
     return losses
 
 

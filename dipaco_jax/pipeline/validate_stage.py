@@ -127,7 +127,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': ratio_interval}
   if s.evaluate.matrix:
     load = functools.partial(module_store.load_path, run.workdir, run.layout)
-    result['loss_matrix'] = evaluation.matrix(made, load, holdout_rows(run, s.rounds))
+    result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
   return result
 
 

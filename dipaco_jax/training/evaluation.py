@@ -13,6 +13,9 @@ from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import mesh as mesh_lib
 from dipaco_jax.training.programs import Programs
 
+ParamsOfTurn = Callable[[Coordinates], Any]  # turn -> in-flight parameters
+PathLosses = tuple[int, np.ndarray, np.ndarray]  # path, nats, targets
+
 
 class Rows(NamedTuple):
   """Rows to evaluate, by path."""
@@ -30,7 +33,7 @@ class Losses(NamedTuple):
   targets: list[np.ndarray]
 
 
-def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Losses:
+def losses(programs: Programs, params_of_turn: ParamsOfTurn, rows: Rows) -> Losses:
   """Computes every path's losses on its own rows."""
   num_paths = len(rows.counts)
   result = Losses([np.zeros(0)] * num_paths, [np.zeros(0)] * num_paths)
@@ -40,14 +43,12 @@ def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], row
   return result
 
 
-def turn_losses(
-  programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def turn_losses(programs: Programs, turn: Coordinates, params: ParamsOfTurn, rows: Rows) -> Iterator[PathLosses]:
   """Yields (path, nats, targets) of those of a turn's paths that have rows."""
-  return read(begin(programs, turn, params_of_turn, rows))
+  return collect_turn(dispatch_turn(programs, turn, params, rows))
 
 
-class Begun(NamedTuple):
+class PendingTurn(NamedTuple):
   """The evaluation of a turn's paths, dispatched and not waited for."""
 
   paths: Sequence[int]
@@ -55,26 +56,26 @@ class Begun(NamedTuple):
   outputs: list[tuple[jax.Array, jax.Array]]  # nats and targets of every batch, [m_a, ..., B]
 
 
-def begin(programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Begun:
-  """Dispatches the evaluation of a turn's paths on their own rows; `read` waits for it."""
+def dispatch_turn(programs: Programs, turn: Coordinates, params_of_turn: ParamsOfTurn, rows: Rows) -> PendingTurn:
+  """Dispatches the evaluation of a turn's paths on their own rows; `collect_turn` waits for it."""
   paths = programs.placement.paths(turn)
   counts = [rows.counts[path] for path in paths]
   if not max(counts):
-    return Begun(paths, counts, [])
+    return PendingTurn(paths, counts, [])
   params = params_of_turn(turn)
   starts = range(0, max(counts), rows.batch_size)
-  return Begun(paths, counts, [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts])
+  outputs = [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts]
+  return PendingTurn(paths, counts, outputs)
 
 
-def read(begun: Begun) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def collect_turn(begun: PendingTurn) -> Iterator[PathLosses]:
   """Yields (path, nats, targets), float64, of a dispatched evaluation; the device is read once."""
   if not begun.outputs:
     return
-  nll, count = (
-    np.concatenate([mesh_lib.fetch(o[i]).reshape(len(begun.paths), -1) for o in begun.outputs], axis=1) for i in (0, 1)
-  )
+  fetched = [[mesh_lib.fetch(x).reshape(len(begun.paths), -1) for x in pair] for pair in begun.outputs]
+  nll, count = (np.concatenate(parts, axis=1).astype(np.float64) for parts in zip(*fetched, strict=True))
   for i, (path, rows) in enumerate(zip(begun.paths, begun.counts, strict=True)):
-    yield path, nll[i, :rows].astype(np.float64), count[i, :rows].astype(np.float64)
+    yield path, nll[i, :rows], count[i, :rows]
 
 
 def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:
@@ -131,7 +132,7 @@ def by_model(
   return result
 
 
-def point(version: int, losses: Sequence[float | None], best_version: list[int], best_loss: list[float | None]):
+def update_best(version: int, losses: Sequence[float | None], best_version: list[int], best_loss: list[float | None]):
   """Points each path whose loss is its best so far at this version, in place [2.7].
 
   One without a hold-out points at the newest. A loss that is not finite is never the best, not of a round's first
@@ -144,7 +145,7 @@ def point(version: int, losses: Sequence[float | None], best_version: list[int],
       best_version[path], best_loss[path] = version, loss
 
 
-def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:
+def loss_matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:
   """Computes every path's mean loss on every path's rows, [path][rows]: P passes, on request only."""
   num_paths = len(rows.counts)
   table: list[list[float | None]] = [[None] * num_paths for _ in range(num_paths)]

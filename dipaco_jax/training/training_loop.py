@@ -58,7 +58,7 @@ class Trainer:
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.checkpoints.metas.items()}
-    self.own_losses: list[evaluation.Begun] = []  # of the turns whose inner steps are done, on hold-outs
+    self.own_losses: list[evaluation.PendingTurn] = []  # of the turns whose inner steps are done, on hold-outs
     self.unsaved = 0  # steps since the last checkpoint
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
 
@@ -135,7 +135,7 @@ class Trainer:
     programs, state = self.job.programs, self.state
     place, params = programs.placement.turns()[dispatch.turn], state.params
     if (holdout := self.job.evaluation.holdout) is not None:  # the losses before the outer step, for the averaging gap
-      self.own_losses.append(evaluation.begin(programs, place, lambda _: params, holdout))
+      self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
     turn = np.array(place, np.int32)
     first, steps = self.job.schedule.global_step(dispatch.phase, 0), self.job.schedule.steps_per_phase
     state.gathered = programs.accumulate(
@@ -209,13 +209,13 @@ class Trainer:
     losses = evaluation.losses(programs, params_of_turn, self.job.evaluation.holdout)
     found = [evaluation.to_compare(loss) for loss in evaluation.mean_by_path(losses)]
     of_models = evaluation.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
-    evaluation.point(version, of_models, record.best_version, record.best_loss)
+    evaluation.update_best(version, of_models, record.best_version, record.best_loss)
     return found
 
   def _read_own_losses(self):
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
     for begun in self.own_losses:
-      for path, nll, targets in evaluation.read(begun):
+      for path, nll, targets in evaluation.collect_turn(begun):
         record.own_loss[path] = evaluation.finite_mean(nll, targets) if trained[path] else None
     self.own_losses = []
 
