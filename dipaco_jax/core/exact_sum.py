@@ -50,11 +50,9 @@ class ExactSum:
   def add(self, weight: float, old: Arrays, new: Arrays) -> float:
     """Adds weight * (old - new), on all cores, and returns the square of its norm, which is not exact.
 
-    The weight is rounded to float32, and to a multiple of 2^-40. An error leaves the sum as it was.
-
-    Raises:
-      FloatingPointError: a contribution is not finite; names the parameter.
-      ValueError: one is out of range or has another shape, or there are too many, or their weights are too large.
+    The weight is rounded to float32, and to a multiple of 2^-40. An error leaves the sum as it was: FloatingPointError
+    if a contribution is not finite; ValueError if it is out of range or has another shape, or with it there are too
+    many, or their weights too large.
     """
     w, quanta = quantize(weight)
     if self.contributions >= MAX_CONTRIBUTIONS:

@@ -257,7 +257,9 @@ def _padded(tokens: Sequence[int], max_length: int) -> np.ndarray:
 def _prefill(
   model: Transformer, keep, params: Params, tokens_1L, length, end_1, sampling: decoding.SamplingParams
 ) -> decoding.Texts:
-  cache, logits_1V = decoding.prefill(model, params, decoding.embed(model, params, tokens_1L), length, 0, None, keep)
+  cache, logits_1V = decoding.prefill(
+    model, params, decoding.embed(model, params, tokens_1L), length, 0, decoding.EMPTY, keep
+  )
   position_1 = length[None]
   return decoding.Texts(cache, decoding.sample(logits_1V, sampling, position_1), position_1, end_1, sampling)
 

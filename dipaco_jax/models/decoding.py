@@ -30,6 +30,10 @@ class Cache(NamedTuple):
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
 
 
+Blocks = tuple[int, ...]
+EMPTY = Cache((), (), {})
+
+
 class SamplingParams(NamedTuple):
   """Sampling parameters of each of B texts."""
 
@@ -55,13 +59,7 @@ def embed(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array
 
 
 def prefill(
-  model: Transformer,
-  params: Params,
-  x_BLD: jax.Array,
-  length: jax.Array,
-  first: int,
-  below: Cache | None,
-  keep: tuple[int, ...],
+  model: Transformer, params: Params, x_BLD: jax.Array, length: jax.Array, first: int, below: Cache, keep: Blocks
 ) -> tuple[Cache, jax.Array]:
   """Computes blocks `first` and up for tokens 0 to L - 1 of each text at one time.
 
@@ -70,13 +68,12 @@ def prefill(
     x_BLD: hidden state that enters block `first`; from `embed`, or kept in a cache.
     length: number of the L tokens that count, int32; later ones are padding, to be overwritten.
     first: the lowest block to compute.
-    below: the cache of the blocks below `first`, with S = L; None if first = 0.
+    below: the cache of the blocks below `first`, with S = L; EMPTY if first = 0.
     keep: blocks whose input is kept.
 
   Returns:
     A cache with S = L, and the logits of the next token, float32 [B, V].
   """
-  below = below or Cache((), (), {})
   keys, values = list(below.keys[:first]), list(below.values[:first])
   entering = {n: x for n, x in below.entering.items() if n < first}
   segments_BL = jnp.broadcast_to((jnp.arange(x_BLD.shape[1]) < length).astype(jnp.int32), x_BLD.shape[:2])

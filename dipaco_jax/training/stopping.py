@@ -87,8 +87,7 @@ class Signals:
   def graceful(self, has_news: Callable[[], bool]) -> Iterator[None]:
     """Defers signals to the end of the block while there is something to save; a signal only sets `received` then.
 
-    Raises:
-      KeyboardInterrupt: at the end of the block, where nobody has looked since.
+    Raises KeyboardInterrupt at the end of the block, where nobody has looked since.
     """
 
     def answer(number: int) -> bool:

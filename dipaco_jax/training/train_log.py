@@ -114,7 +114,7 @@ class Journal:
     """Returns whether the latest step was finite for no path."""
     return all(self._not_finite)
 
-  def excluded(self, phase: int, path: int, why: str):
+  def log_excluded(self, phase: int, path: int, why: str):
     """Logs that a path takes no part in an outer step, and why."""
     words = screening.exclusion_message(self._job.programs.layout.grid, path, why)
     step = self._job.schedule.global_step(phase + 1, 0)
@@ -140,7 +140,7 @@ class Journal:
     updates, step = self._job.updates(phase, 0, 0), schedule.global_step(phase, 0)
     self._rows.write(kind, self._name, updates, phase=phase, step=step, **values)
 
-  def phase(self, outer_s: float, found: dict, holdout: list[float | None], excluded: dict[int, str]):
+  def write_phase(self, outer_s: float, found: dict, holdout: list[float | None], excluded: dict[int, str]):
     """Writes a row for a phase and its outer step; the sums of its steps' losses start anew. Warns of a gap once."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
@@ -170,7 +170,7 @@ class Journal:
       words = f'the mean loss is {mean:.2f} nats, and guessing costs {guess:.2f}: the model gets worse, not better'
       logging.warning('%s, phase %d: %s; a lower learning rate may help', self._name, self._record.phase, words)
 
-  def evaluation(self, figures: dict[str, Any]):
+  def write_evaluation(self, figures: dict[str, Any]):
     """Writes a row for a validation."""
     self._write_after_phases('evaluation', **figures)
 

@@ -174,10 +174,10 @@ class Trainer:
     if job.publish:
       best = list(state.record.best_version), list(state.record.best_loss)
       self.publication = self.publisher.submit(self._publish, version, programs.unshard(state.modules), *best)
-    self.journal.phase(outer_s, statistics, holdout, excluded)
+    self.journal.write_phase(outer_s, statistics, holdout, excluded)
     every = job.evaluation.validate_every
     if job.evaluation.validate and (version == job.schedule.phases or (every and version % every == 0)):
-      self.journal.evaluation(job.evaluation.validate(params_of_turn))
+      self.journal.write_evaluation(job.evaluation.validate(params_of_turn))
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
@@ -191,7 +191,7 @@ class Trainer:
       moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
       usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
       found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
-      self.journal.excluded(phase, path, found[path])
+      self.journal.log_excluded(phase, path, found[path])
     try:
       screening.check_paths(layout, job.outer_weights(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
