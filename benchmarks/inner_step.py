@@ -88,7 +88,7 @@ def torch_loops(made: programs.Programs, params, rows) -> dict:
     return {}
   import torch_loop
 
-  rates = np.asarray(jax.vmap(made.inner.learning_rate)(jnp.arange(STEPS.value * (ROUNDS.value + 2))))
+  rates = np.asarray(jax.vmap(made.specs.inner.learning_rate)(jnp.arange(STEPS.value * (ROUNDS.value + 2))))
   given = bare_config(made), made.settings.inner, rates, params, rows
   return {f'torch_{name}': torch_loop.Loop(*given, name == 'compiled') for name in TORCH.value}
 
