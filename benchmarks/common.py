@@ -68,7 +68,7 @@ def make_programs(s: settings.Settings, devices: Sequence[jax.Device]) -> progra
   network = transformer.make_model(s.model, flags.FLAGS.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(network))
   placement = mesh.place(layout.grid, s.mesh, {'train.batch_size': s.train.batch_size}, devices)
-  return programs.make(s, placement, layout, network)
+  return programs.Programs(placement, layout, network, s)
 
 
 def write_run(workdir: pathlib.Path, s: settings.Settings):

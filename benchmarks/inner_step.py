@@ -62,7 +62,7 @@ def bare_loops(made: programs.Programs, params, rows) -> dict[str, Loop]:
   """The bare loop with k steps per dispatch, and with one."""
   inner = made.settings.inner
   transformation = bare.optimizer(
-    made.inner.learning_rate, inner.b1, inner.b2, inner.epsilon, inner.weight_decay, inner.clip_norm
+    made.specs.inner.learning_rate, inner.b1, inner.b2, inner.epsilon, inner.weight_decay, inner.clip_norm
   )
   one, many = bare.make(bare_config(made), transformation)
   by_step = list(zip(*rows, strict=True))
@@ -88,7 +88,7 @@ def torch_loops(made: programs.Programs, params, rows) -> dict:
     return {}
   import torch_loop
 
-  rates = np.asarray(jax.vmap(made.inner.learning_rate)(jnp.arange(STEPS.value * (ROUNDS.value + 2))))
+  rates = np.asarray(jax.vmap(made.specs.inner.learning_rate)(jnp.arange(STEPS.value * (ROUNDS.value + 2))))
   given = bare_config(made), made.settings.inner, rates, params, rows
   return {f'torch_{name}': torch_loop.Loop(*given, name == 'compiled') for name in TORCH.value}
 

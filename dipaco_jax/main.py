@@ -21,8 +21,7 @@ from absl import flags
 
 import dipaco_jax
 from dipaco_jax.command_line import command, config_file, usage
-from dipaco_jax.core import errors, printable
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import errors, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display, processes, stopping
 
@@ -91,7 +90,7 @@ def check_options(rest: list[str]):
     raise InputError(f'--reuse={FLAGS.reuse}: there is no run (no config.json); name the directory of one')
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
-  processes.check(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+  command.check_processes(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
 
 
 def main(argv: list[str] | None = None):
@@ -173,8 +172,7 @@ def run_stages(
   workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals, evaluated: Callable[[], None]
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
-  from dipaco_jax.pipeline import preflight, stage_records, stages
-  from dipaco_jax.pipeline import run as run_lib
+  from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages
   from dipaco_jax.training import metrics_log, performance, training_loop
 
   with metrics_log.Metrics(workdir, processes.is_first(), evaluated) as metrics:

@@ -21,11 +21,8 @@ from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration
 from dipaco_jax.training.progress import whose_loss
 
-AFTER = {
-  'train': ' after phase {phase}',
-  'pretrain': ' of the base model',
-  stage_lib.CONTROL: ' of the dense control after phase {phase}',
-}
+AFTER = {'train': ' after phase {phase}', 'pretrain': ' of the base model'}
+AFTER[stage_lib.CONTROL] = ' of the dense control after phase {phase}'
 
 
 def status(workdir: pathlib.Path) -> str:
@@ -33,7 +30,11 @@ def status(workdir: pathlib.Path) -> str:
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
-  lines = [f'{workdir}: {_doing(stage, holder)}']
+  doing = 'finished'
+  if stage:
+    number = stage_lib.NAMES.index(stage)
+    doing = f'{stage_lib.STAGES[number].doing} (stage {number + 1} of {len(stage_lib.NAMES)})'
+  lines = [f'{workdir}: {"" if holder or not stage else "stopped while "}{doing}']
   refused = '' if holder else read_refusal(workdir)
   if refused and stage:
     return '\n'.join([*lines, f'refused: {refused}', 'mend that, and run the command again: what fits is kept'])
@@ -82,12 +83,10 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     phases, steps_in_all = config.train.phases, config.train.phases * config.train.steps_per_phase
     done, total = last['updates'], steps_in_all * num_paths
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
-    position += f'{config.pretrain.steps + phases * tau:,}'
-    left, share = updates - last['updates'], last['updates'] / updates
-  lines = [f'{position}, {100 * share:.0f}% of {"it" if stage == stage_lib.CONTROL else "this stage"}']
-  losses = [loss for loss in last['loss'] if loss is not None]
-  whose = whose_loss(last['paths'], math.prod(size for _, size in config.grid) if stage == 'train' else 1)
-  words = whose.replace('_', ' ')
+    position += f'{config.pretrain.steps + steps_in_all:,}'
+  lines = [f'{position}, {100 * done / total:.0f}% of {"it" if stage == stage_lib.CONTROL else "this stage"}']
+  left, losses = total - done, [loss for loss in last['loss'] if loss is not None]
+  words = whose_loss(last['paths'], num_paths).replace('_', ' ')
   figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
@@ -95,8 +94,9 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
   rate = statistics.median(rates) if rates else None  # so ends of phases and pauses between two sittings don't count
   if running and rate is not None:  # 0 if rows were written within a tick of the clock
-    where = 'with it' if stage == stage_lib.CONTROL else 'in this stage'
-    figures.append(f'about {duration(left * rate)} to go {where}')
+    figures.append(
+      f'about {duration(left * rate)} to go {"with it" if stage == stage_lib.CONTROL else "in this stage"}'
+    )
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
 

@@ -22,7 +22,7 @@ from runs import Record, Row
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import progress
+from dipaco_jax.training import display
 
 RESULTS = runs.HERE / 'results'
 TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on when it is started again
@@ -201,7 +201,7 @@ def run_missing(
   for i, one in enumerate(todo):
     done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
     seconds = runs.seconds_left(todo[i:], done)
-    left = f'; about {progress.duration(seconds)} to go' if seconds is not None else ''
+    left = f'; about {display.duration(seconds)} to go' if seconds is not None else ''
     print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
     status = runs.execute(one, workdirs)
     if status in TRY_AGAIN:

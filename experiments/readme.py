@@ -24,7 +24,7 @@ import tau
 import tune
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import progress
+from dipaco_jax.training import display
 
 MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream
 TABLES = [module.TABLE for module in MODULES]
@@ -47,7 +47,7 @@ def about(size: str, results: common.Results) -> str:
   """Seeds, machine and time."""
   seeds = ', '.join(map(str, sorted({seed for _, seed in results})))
   machines = {f'{e["devices"]} {e["device"]}, {e["cpus"]} cores' for e in (r['environment'] for r in results.values())}
-  seconds = progress.duration(sum(map(runs.own_seconds, results.values())))
+  seconds = display.duration(sum(map(runs.own_seconds, results.values())))
   where = ' and '.join(sorted(machines))
   return f'Size `{size}`; seeds {seeds}; {where}; training and evaluation took {seconds}.'
 

@@ -4,11 +4,12 @@ import math
 import pathlib
 from typing import Any
 
+import additive_labels
 import numpy as np
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import holdouts, sequences
-from dipaco_jax.routing import agreement, path_labels
+from dipaco_jax.routing import path_labels
 
 SWEEPS = 8
 PENALTIES = (1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger
@@ -36,21 +37,21 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   def score(chosen, paths):
     return scores_NP[chosen, paths]
 
-  cross_NM = path_labels.cross(start_N, shape)
+  cross_NM = additive_labels.cross(start_N, shape)
   random_NM = np.random.default_rng(s.seed).integers(scores_NP.shape[1], size=cross_NM.shape)
   found = {
     'one_sweep': path_labels.coordinate_ascent(score, start_N, shape, 1),
     'ascent': path_labels.coordinate_ascent(score, start_N, shape, SWEEPS),
-    'additive': path_labels.additive(score, cross_NM, shape),
-    'additive_more': path_labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
+    'additive': additive_labels.additive(score, cross_NM, shape),
+    'additive_more': additive_labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
     'first': path_labels.Labels(start_N, 0, np.zeros(math.prod(shape), np.int64)),
   }
   exact_N = path_labels.exact(scores_NP).paths
   return {'router_sequences': len(start_N)} | {
     name: {
-      'agreement': agreement.agreement(of.paths, exact_N),
+      'agreement': additive_labels.agreement(of.paths, exact_N),
       'scored': of.scored / scores_NP.size,
-      'regret': agreement.regret(scores_NP, of.paths),
+      'regret': additive_labels.regret(scores_NP, of.paths),
     }
     for name, of in found.items()
   }

@@ -162,3 +162,13 @@ def _wanted(parser: flags.ArgumentParser) -> str:
   least = getattr(parser, 'lower_bound', None)
   kind = fields.PLAIN[int if isinstance(parser, flags.IntegerParser) else float]
   return kind if least is None else f'{kind}, {least} or more'
+
+
+def check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None):
+  """Raises InputError where the options of a job of several processes are not all there, or none, or make no sense."""
+  if coordinator is None and num_processes is None and process_id is None:
+    return
+  if num_processes is None or process_id is None or not re.fullmatch(r'.+:\d+', coordinator or ''):
+    raise InputError(f'--distributed needs all of {processes.OPTIONS}; on Cloud TPU none')
+  if not 0 <= process_id < num_processes:
+    raise InputError(f'--process_id={process_id} should be from 0 to {num_processes - 1}, of --num_processes')

@@ -12,7 +12,6 @@ gap is large, phases are too long, steps too large, or paths share modules that 
 import math
 from collections.abc import Sequence
 
-MARK = b'"averaging_gap": '  # in the log rows that hold a gap
 LARGE = 0.1  # nats per token, mean over paths: a perplexity 10% higher
 ADVICE = (
   'shorter phases (--config.train.steps_per_phase), another outer step (--config.outer), a lower rate of the paths '

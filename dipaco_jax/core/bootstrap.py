@@ -21,10 +21,8 @@ CELLS = 1 << 20  # drawn indices in memory at one time
 def interval(nats_N: np.ndarray, tokens_N: np.ndarray, seed: int = 0) -> tuple[float, float] | None:
   """Returns the interval of exp(sum nats / sum tokens); None for fewer than MIN_DOCUMENTS, or nats that are not finite.
 
-  Args:
-    nats_N: nats of each document; for a ratio, the difference between the two models.
-    tokens_N: tokens of each document that count; documents without any are left out.
-    seed: seed of the draws.
+  `nats_N`: of each document; for a ratio, the difference between the two models. `tokens_N`: that count; documents
+  without any are left out.
   """
   nats_N, tokens_N = (np.asarray(x, np.float64)[np.asarray(tokens_N) > 0] for x in (nats_N, tokens_N))
   count = len(tokens_N)

@@ -7,10 +7,7 @@ NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
 class InputError(ValueError):
-  """A mistake that the user can fix: the message names the option, field or file, and the fix.
-
-  Commands end with its message and status 2. Any other ValueError is a fault of the program.
-  """
+  """A mistake that the user can fix: the message names the option, field or file, and the fix; status 2."""
 
 
 class Diverged(Exception):

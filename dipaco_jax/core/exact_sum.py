@@ -37,7 +37,7 @@ class ExactSum:
   The first contribution decides names and shapes.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.sums: dict[str, np.ndarray] = {}  # uint64: the sums of bits, as above
     self.contributions = 0
     self.weight_quanta = 0  # sum_i w_i / 2^-40
@@ -50,12 +50,9 @@ class ExactSum:
   def add(self, weight: float, old: Arrays, new: Arrays) -> float:
     """Adds weight * (old - new), on all cores, and returns the square of its norm, which is not exact.
 
-    The weight is rounded to float32, and to a multiple of 2^-40. An error leaves the sum as it was.
-
-    Raises:
-      FloatingPointError: a contribution is not finite; names the parameter.
-      ValueError: a contribution is out of range, or an array has another shape; names the parameter. Or there are too
-        many contributions, or their weights are too large.
+    The weight is rounded to float32, and to a multiple of 2^-40. An error leaves the sum as it was: FloatingPointError
+    if a contribution is not finite; ValueError if it is out of range or has another shape, or with it there are too
+    many, or their weights too large.
     """
     w, quanta = quantize(weight)
     if self.contributions >= MAX_CONTRIBUTIONS:
@@ -63,25 +60,30 @@ class ExactSum:
     if self.weight_quanta + quanta >= WEIGHT_QUANTA_LIMIT:
       raise ValueError(f'weights of {self.weight:g} and {w:g}: their sum has to stay below 2^23')
     sums = self.sums or zeros_like(old, np.uint64)
-    for arrays in (old, new):
-      check_arrays(sums, arrays, np.float32)
+    check_arrays(sums, old)
+    check_arrays(sums, new)
     strips = strips_with(sums, old, new)
     done = on_all_cores(lambda strip: add_strip(w, np.add, *strip), strips)
     for (name, _), strip, (_, added) in zip(strips_of(sums), strips, done, strict=True):
       if added < strip[0].size:
         self._subtract(w, strips, [n for _, n in done])
-        raise refusal_of(name, w, *(x[added : added + BLOCK] for x in strip[1:]))
+        old_n, new_n = (x[added : added + BLOCK] for x in strip[1:])
+        with np.errstate(over='ignore', invalid='ignore'):
+          largest = np.abs((old_n - new_n) * w).max()
+        if np.isfinite(largest):
+          raise ValueError(f'{name}: weight * (old - new) is {largest:g}, {LIMIT:.0f} and more is out of range')
+        raise FloatingPointError(f'{name}: weight * (old - new) is {largest}')
     self.sums, self.contributions, self.weight_quanta = sums, self.contributions + 1, self.weight_quanta + quanta
     return math.fsum(square for square, _ in done)
 
-  def take_back(self, weight: float, old: Arrays, new: Arrays):
+  def take_back(self, weight: float, old: Arrays, new: Arrays) -> None:
     """Undoes an `add` of the same contribution, to the bit."""
     w, quanta = quantize(weight)
     strips = strips_with(self.sums, old, new)
     self._subtract(w, strips, [strip[0].size for strip in strips])
     self.contributions, self.weight_quanta = self.contributions - 1, self.weight_quanta - quanta
 
-  def _subtract(self, w: np.float32, strips: list, counts: list[int]):
+  def _subtract(self, w: np.float32, strips: list, counts: list[int]) -> None:
     """Takes away the first elements of each strip, as many as `counts` says."""
     for strip, n in zip(strips, counts, strict=True):
       add_strip(w, np.subtract, *(x[:n] for x in strip))
@@ -92,7 +94,7 @@ class ExactSum:
       raise ValueError('there are no contributions, and so there is no mean: skip the outer step of this module')
     means = zeros_like(self.sums, np.float32)
     base = np.uint64(self.contributions * BITS_OF_M % 2**64)
-    strips = [tuple(x.reshape(-1)[part] for x in (self.sums[name], means[name])) for name, part in strips_of(means)]
+    strips = strips_with(self.sums, means)
     on_all_cores(lambda strip: divide_strip(base, float(self.weight_quanta), *strip), strips)
     return means
 
@@ -118,11 +120,11 @@ def quantize(weight: float) -> tuple[np.float32, int]:
   return np.float32(quanta * QUANTUM), quanta
 
 
-def check_arrays(sums: Arrays, arrays: Arrays, dtype: type):
-  """Raises ValueError if an array is missing on one side, or has another shape or dtype."""
+def check_arrays(sums: Arrays, arrays: Arrays) -> None:
+  """Raises ValueError if an array is missing on one side, has another shape, or is not float32."""
   for name in sorted({*sums, *arrays}):
     one, other = sums.get(name), arrays.get(name)
-    if one is None or other is None or one.shape != other.shape or other.dtype != dtype:
+    if one is None or other is None or one.shape != other.shape or other.dtype != np.float32:
       told, known = ('nothing' if x is None else f'{x.dtype}{list(x.shape)}' for x in (other, one))
       raise ValueError(f'{name}: {told} does not belong into a sum of {known}')
 
@@ -144,9 +146,9 @@ def strips_of(arrays: Arrays) -> Iterator[tuple[str, slice]]:
       yield name, slice(start, min(start + STRIP, arrays[name].size))
 
 
-def strips_with(sums: Arrays, old: Arrays, new: Arrays) -> list[tuple[np.ndarray, ...]]:
-  """Returns the same strips of all three, flat."""
-  return [tuple(x.reshape(-1)[part] for x in (sums[name], old[name], new[name])) for name, part in strips_of(sums)]
+def strips_with(sums: Arrays, *others: Arrays) -> list[tuple[np.ndarray, ...]]:
+  """Returns the same strips of all, flat."""
+  return [tuple(x[name].reshape(-1)[part] for x in (sums, *others)) for name, part in strips_of(sums)]
 
 
 def on_all_cores(work: Callable, strips: list) -> list:
@@ -155,11 +157,12 @@ def on_all_cores(work: Callable, strips: list) -> list:
     return list(pool.map(work, strips))
 
 
-def add_strip(w: np.float32, accumulate: np.ufunc, sum_N, old_N, new_N) -> tuple[float, int]:
+def add_strip(
+  w: np.float32, accumulate: np.ufunc, sum_N: np.ndarray, old_N: np.ndarray, new_N: np.ndarray
+) -> tuple[float, int]:
   """Adds w (old - new) to flat sums (or subtracts it), block by block, up to the first block that must be refused.
 
-  Returns:
-    The sum of the squares, and the number of elements that were added.
+  Returns the sum of the squares, and the number of elements that were added.
   """
   c_B, moved_B = np.zeros(BLOCK, np.float32), np.empty(BLOCK)
   square = 0.0
@@ -184,7 +187,7 @@ def add_strip(w: np.float32, accumulate: np.ufunc, sum_N, old_N, new_N) -> tuple
   return square, sum_N.size
 
 
-def divide_strip(base: np.uint64, weight_quanta: float, sum_N, mean_N):
+def divide_strip(base: np.uint64, weight_quanta: float, sum_N: np.ndarray, mean_N: np.ndarray) -> None:
   """Writes float32(sum / weight), both in multiples of 2^-40; `base` is n bits(M) modulo 2^64."""
   moved_B, quotient_B = np.empty(BLOCK, np.uint64), np.empty(BLOCK)
   for start in range(0, sum_N.size, BLOCK):
@@ -194,12 +197,3 @@ def divide_strip(base: np.uint64, weight_quanta: float, sum_N, mean_N):
     np.copyto(quotient_B[:n], moved_B[:n].view(np.int64))
     np.divide(quotient_B[:n], weight_quanta, out=quotient_B[:n])
     np.copyto(mean_N[block], quotient_B[:n], casting='same_kind')
-
-
-def refusal_of(name: str, w: np.float32, old_n, new_n) -> ValueError | FloatingPointError:
-  """Makes the error for a block that `add_strip` stopped at."""
-  with np.errstate(over='ignore', invalid='ignore'):
-    largest = np.abs((old_n - new_n) * w).max()
-  if np.isfinite(largest):
-    return ValueError(f'{name}: weight * (old - new) is {largest:g}, {LIMIT:.0f} and more is out of range')
-  return FloatingPointError(f'{name}: weight * (old - new) is {largest}')

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dipaco_jax.core.errors import InputError
@@ -46,11 +46,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def build(cls: Any, values: Any, prefix: str = '') -> Any:
-  """Makes a dataclass, and those inside it, from nested dicts.
-
-  Raises:
-    InputError: a field is unknown (the nearest one is named) or of a wrong type.
-  """
+  """Makes a dataclass, and those inside it, from nested dicts; raises InputError for a wrong type or unknown field."""
   if not isinstance(values, Mapping):
     raise InputError(f'config.{prefix[:-1]}={values!r} should be a dict of fields')
   kinds = {f.name: f for f in dataclasses.fields(cls)}
@@ -65,23 +61,24 @@ def build(cls: Any, values: Any, prefix: str = '') -> Any:
 def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if dataclasses.is_dataclass(kind):
     return build(kind, value, name + '.')
+  words = wanted(name, kind, example)
   if name == 'grid':
-    if not isinstance(value, (Mapping, tuple, list)):
-      raise InputError(f'config.grid={value!r} should be {wanted(name, kind, example)}')
-    return _grid(value.items() if isinstance(value, Mapping) else value, wanted(name, kind, example))
+    return _grid(value.items() if isinstance(value, Mapping) else value, words)
   if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
     value = tuple(value.split(',')) if value else ()
   if typing.get_origin(kind) is tuple:
     return _tuple(value, kind, name, example)
-  if kind is float and isinstance(value, int) and not isinstance(value, bool):
+  if kind is float and type(value) is int:
     value = float(value)
   if type(value) is not kind:
-    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind, example)}')
+    raise InputError(f'config.{name}={value!r} should be {words}')
   return value
 
 
-def _grid(axes: Iterable[Any], words: str) -> tuple[tuple[str, int], ...]:
+def _grid(axes: Any, words: str) -> tuple[tuple[str, int], ...]:
   """Converts axes and their sizes, sorted by name; `words` says what they should be."""
+  if not isinstance(axes, (ItemsView, tuple, list)):
+    raise InputError(f'config.grid={axes!r} should be {words}')
   pairs = [tuple(axis) if isinstance(axis, (tuple, list)) else (axis,) for axis in axes]
   if any(len(pair) != 2 for pair in pairs):
     raise InputError(f'config.grid={tuple(pairs)!r} should be {words}')

@@ -119,8 +119,7 @@ class Grid:
 def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Level, ...]:
   """Makes levels from (name, pattern, axes).
 
-  Raises:
-    InputError: an axis is not in the grid, a name is used twice or unfit for a file, a pattern does not parse.
+  Raises InputError for an axis that is not in the grid, a name that is there twice or unfit for a file, a bad pattern.
   """
   levels: list[Level] = []
   for name, pattern, axes in specs:
@@ -139,11 +138,7 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
 
 
 def assign_levels(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
-  """Returns each parameter's level.
-
-  Raises:
-    InputError: a parameter matches no level or several, or a level matches nothing.
-  """
+  """Returns each parameter's level; raises InputError if a parameter matches not exactly one, or a level nothing."""
   owner: dict[str, Level] = {}
   for name in sorted(names):
     matching = [level for level in levels if re.search(level.pattern, name)]

@@ -52,13 +52,11 @@ def make_layout(
 
 def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
   """Copies one path's parameters into every module: training starts from the base model [Algorithm 1]."""
-  return {
-    level.name: {
-      name: jnp.broadcast_to(params[name], (*layout.grid.level_shape(level), *params[name].shape))
-      for name in layout.names(level)
-    }
-    for level in layout.levels
-  }
+  modules: Modules = {}
+  for level in layout.levels:
+    shape = layout.grid.level_shape(level)
+    modules[level.name] = {n: jnp.broadcast_to(params[n], (*shape, *params[n].shape)) for n in layout.names(level)}
+  return modules
 
 
 def take(layout: Layout, modules: Modules, coordinates: Sequence[Any]) -> dict[str, Any]:

@@ -26,16 +26,18 @@ between outer gradients are then those of moves times s.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax.core import screening, settings
+from dipaco_jax.core import screening
 from dipaco_jax.core.grid import Level
+from dipaco_jax.core.inner import InnerState
 from dipaco_jax.core.modules import Layout, Modules
+from dipaco_jax.core.settings import Outer, Train
 
 
 class OuterState(NamedTuple):
@@ -45,7 +47,11 @@ class OuterState(NamedTuple):
   usual: jax.Array  # h of screening.py, float32
 
 
-def make_optimizer(config: settings.Outer) -> optax.GradientTransformation:
+OuterOpt: TypeAlias = optax.GradientTransformation
+States = dict[str, OuterState]  # by level
+
+
+def make_optimizer(config: Outer) -> OuterOpt:
   """Returns OuterOpt, with eta = `learning_rate` and mu = `momentum`; by default Nesterov's, 0.7 and 0.9 [2.5].
 
   m <- mu m + Delta
@@ -53,9 +59,8 @@ def make_optimizer(config: settings.Outer) -> optax.GradientTransformation:
   module <- module - eta m                  momentum
   module <- module - eta Delta              sgd
 
-  adam: b1 = `momentum`, b2 = 0.99, epsilon = `epsilon`. One job uses it by `update`, islands by `step`, a module at a
-  time. Another optimizer needs an entry here, its name in `settings.Outer`, and a case of the naive twin
-  (tests/helpers/twin.py), which the tests of invariant 3 hold it against.
+  adam: b1 = `momentum`, b2 = 0.99, epsilon = `epsilon`. Another optimizer needs an entry here, its name in
+  `settings.Outer`, and a case of the naive twin (tests/helpers/twin.py), which invariant 3 holds it against.
   """
   rate, mu = config.learning_rate, config.momentum
   return {
@@ -73,21 +78,20 @@ def vmap_modules(function: Callable, num_axes: int) -> Callable:
   return function
 
 
-def init(
-  layout: Layout, transformation: optax.GradientTransformation, modules: Modules, inner_optimizer: str
-) -> dict[str, OuterState]:
-  """Returns the outer states before the first phase, {level name: OuterState}; h_0 depends on `inner.optimizer`."""
+def init(layout: Layout, config: Outer, modules: Modules, inner_optimizer: str) -> States:
+  """Returns the outer states before the first phase; h_0 depends on `inner.optimizer`."""
+  initial = make_optimizer(config).init
 
-  def init_module(module):
+  def init_module(module: dict[str, jax.Array]) -> OuterState:
     size = sum(x.size for x in jax.tree.leaves(module))
-    return OuterState(transformation.init(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
+    return OuterState(initial(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
 
   return {level.name: vmap_modules(init_module, len(level.axes))(modules[level.name]) for level in layout.levels}
 
 
-def step(transformation: optax.GradientTransformation, module, state, delta):
+def step(opt: OuterOpt, module: Any, state: Any, delta: Any) -> tuple[Any, Any, jax.Array]:
   """Applies OuterOpt to one module: returns the module, the optimizer's state and |Delta| [Algorithm 1]."""
-  updates, state = transformation.update(delta, state, module)
+  updates, state = opt.update(delta, state, module)
   return optax.apply_updates(module, updates), state, optax.tree.norm(delta)
 
 
@@ -105,15 +109,12 @@ def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: boo
   return (weights * active).astype(np.float32).reshape(shape)
 
 
-def row_weights(inner_state, b2: float, epsilon: float, over_slice=lambda name, x: x) -> dict[str, jax.Array]:
-  """Returns s_{i,r} of one path, [rows] by parameter; a scalar counts as one row.
+def row_weights(state: InnerState, b2: float, epsilon: float, over_slice: Callable) -> dict[str, jax.Array]:
+  """Returns s_{i,r} of one path from AdamW's state, [rows] by parameter; a scalar counts as one row.
 
-  Args:
-    inner_state: `inner.InnerState` of AdamW.
-    b2, epsilon: AdamW's.
-    over_slice: (name, mean over this device's part of each row) -> mean over the path's slice of devices.
+  `over_slice`: (name, mean over this device's part of each row) -> mean over the path's slice of devices.
   """
-  adam = inner_state.optimizer[0]
+  adam = state.optimizer[0]
   corrected = 1 - b2 ** jnp.maximum(adam.count, 1).astype(jnp.float32)
   means = {name: over_slice(name, jnp.mean(v, axis=tuple(range(1, v.ndim)))) for name, v in adam.nu.items()}
   return {name: jnp.sqrt(mean / corrected) + epsilon for name, mean in means.items()}
@@ -124,10 +125,9 @@ def broadcast_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
   return weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
 
 
-def divide_by_rows(x: jax.Array, mass: jax.Array) -> jax.Array:
-  """Divides a weighted sum by the sum of its rows' weights; 0 in rows of weight 0."""
-  rows = broadcast_rows(mass, x)
-  return jnp.where(rows > 0, x / jnp.where(rows > 0, rows, 1), 0)
+def divide(x: jax.Array, mass: jax.Array) -> jax.Array:
+  """Divides weighted sums by the sums of the weights; 0 where the weight is 0."""
+  return jnp.where(mass > 0, x / jnp.where(mass > 0, mass, 1), 0)
 
 
 def per_module(layout: Layout, level: Level, x: jax.Array) -> jax.Array:
@@ -136,23 +136,14 @@ def per_module(layout: Layout, level: Level, x: jax.Array) -> jax.Array:
 
 
 def update(
-  layout: Layout,
-  transformation: optax.GradientTransformation,
-  rescale: bool,
-  modules: Modules,
-  state: dict[str, OuterState],
-  sums: Modules,
-  weights: jax.Array,
-  masses: Modules | None = None,
-) -> tuple[Modules, dict[str, OuterState], dict[str, jax.Array]]:
+  layout: Layout, config: Outer, modules: Modules, state: States, sums: Modules, weights: jax.Array, masses: Any = None
+) -> tuple[Modules, States, dict[str, jax.Array]]:
   """Makes one outer step of all modules: Delta from the paths' sums, and OuterOpt [Algorithm 1; 2.5, 2.7].
 
   Args:
     layout: grid and levels.
-    transformation: OuterOpt, for one module.
-    rescale: norm rescaling by sqrt(number of active paths through the module); not with `masses`.
-    modules: the old modules.
-    state: see `init`.
+    config: of OuterOpt; `rescale`: Delta is times sqrt(number of active paths through the module), not with `masses`.
+    modules, state: those before the step.
     sums: sum_i w_i (old - new_i), shaped like the modules.
     weights: w_i, shaped like the grid; 0 for paths that take no part.
     masses: with row weights sum_i w_i s_{i,r}, [K_a, ..., rows] by parameter; the terms of `sums` are then times s.
@@ -160,12 +151,12 @@ def update(
   Returns:
     The new modules, the new states, and {level name: norm of Delta of each module}.
   """
-  new_modules, new_state, norms = {}, {}, {}
+  new_modules, new_state, norms, opt = {}, {}, {}, make_optimizer(config)
   for level in layout.levels:
     name, total = level.name, per_module(layout, level, weights)
-    factor = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-    factor = factor * jnp.sqrt(num_active(layout, level, weights)) if rescale else factor
-    update_module = vmap_modules(functools.partial(_update_module, transformation), len(level.axes))
+    factor = divide(jnp.ones_like(total), total)
+    factor = factor * jnp.sqrt(num_active(layout, level, weights)) if config.rescale else factor
+    update_module = vmap_modules(functools.partial(_update_module, opt), len(level.axes))
     new_modules[name], optimizer, norms[name] = update_module(
       modules[name], state[name].optimizer, sums[name], masses[name] if masses else {}, factor, total > 0
     )
@@ -173,14 +164,14 @@ def update(
   return new_modules, new_state, norms
 
 
-def _update_module(transformation, module, state, sums, masses, factor, is_active):
+def _update_module(opt: OuterOpt, module: Any, state: Any, sums: Any, masses: Any, factor: Any, active: Any) -> tuple:
   """Returns one module after its outer step, its optimizer's state and the norm of Delta."""
   if masses:
-    delta = {name: divide_by_rows(s, masses[name]) for name, s in sums.items()}
+    delta = {name: divide(s, broadcast_rows(masses[name], s)) for name, s in sums.items()}
   else:
     delta = jax.tree.map(lambda s: s * factor, sums)
-  *new, norm = step(transformation, module, state, delta)
-  kept = jax.tree.map(lambda n, o: jnp.where(is_active, n, o), new, [module, state])
+  *new, norm = step(opt, module, state, delta)
+  kept = jax.tree.map(lambda n, o: jnp.where(active, n, o), new, [module, state])
   return *kept, norm
 
 
@@ -190,25 +181,14 @@ def num_active(layout: Layout, level: Level, weights: jax.Array) -> jax.Array:
 
 
 def update_usual(
-  layout: Layout,
-  modules: Modules,
-  state: dict[str, OuterState],
-  weights: jax.Array,
-  moved: Mapping[str, jax.Array],
-  inner_optimizer: str,
-) -> dict[str, OuterState]:
-  """Returns the outer states with h for the next phase [screening.py].
-
-  Args:
-    layout, modules, state, weights: see `update`.
-    moved: {level name: r_{i,l}, shaped like the grid}.
-    inner_optimizer: `inner.optimizer`, which h_0 depends on.
-  """
+  layout: Layout, modules: Modules, state: States, weights: jax.Array, moved: Mapping[str, jax.Array], optimizer: str
+) -> States:
+  """Returns the outer states with h for the next phase, from r_{i,l}, shaped like the grid, by level [screening.py]."""
   found = {}
   for level in layout.levels:
     total = per_module(layout, level, jnp.where(weights > 0, moved[level.name], 0))
     size = sum(math.prod(x.shape[len(level.axes) :]) for x in modules[level.name].values())
-    first, old = screening.first_usual(size, inner_optimizer), state[level.name]
+    first, old = screening.first_usual(size, optimizer), state[level.name]
     usual = screening.next_usual(old.usual, total, num_active(layout, level, weights), first)
     found[level.name] = old._replace(usual=usual)
   return found
@@ -225,17 +205,18 @@ def cosine(paths: Any, square_of_sum: Any, sum_of_squares: Any, xp: Any = jnp) -
   return xp.where(paths > 1, mean, xp.nan)
 
 
-def exchanged_bytes(layout: Layout, shapes, active: float, row_weights: bool = False) -> int:
+def exchanged_bytes(
+  layout: Layout, shapes: Mapping[str, jax.ShapeDtypeStruct], active: float, row_weights: bool = False
+) -> int:
   """Returns the bytes that the paths send and receive in an outer step.
 
-  Each path sends its copy of every module it shares, and receives the new one; path-specific modules (P_{l,e} = 1) are
-  not exchanged [2.6.1].
+  Each path sends its copy of every module it shares, with `row_weights` also one float32 a row, and receives the new
+  one; path-specific modules (P_{l,e} = 1) are not exchanged [2.6.1].
 
   Args:
     layout: grid and levels.
     shapes: one path's parameters.
     active: number of paths that train in a phase; the mean over phases where paths are sampled.
-    row_weights: whether a path also sends one float32 a row.
   """
   shared = [shapes[name].shape for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1]
   rows = sum(shape[0] for shape in shared) if row_weights else 0
@@ -251,7 +232,7 @@ def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.n
   return np.random.default_rng([seed, phase, 1]).random(shape) < lost
 
 
-def active_paths(train: settings.Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
+def active_paths(train: Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
   """Returns which paths train in a phase, bool [P]: by schedule, by path sampling [2.6.2], or all of them."""
   if train.schedule:
     chosen = [paths for first, paths in train.schedule if first <= phase][-1]

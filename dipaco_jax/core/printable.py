@@ -37,7 +37,7 @@ def name(words: str, most: int = MAX_NAME) -> str:
   return line if len(line) <= most else line[: most - 1] + '…'
 
 
-def check_name(label: str, words: str, most: int = MAX_NAME):
+def check_name(label: str, words: str, most: int = MAX_NAME) -> None:
   """Raises InputError if a name that a user gives as `label` has control characters or is too long."""
   if words != text(words) or {*'\n\t'} & {*words} or len(words) > most:
     words = name(words)

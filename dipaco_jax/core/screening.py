@@ -14,12 +14,13 @@ no lower bound. Screening is not in the papers; without it one path that fails r
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates, Grid, Level
@@ -34,7 +35,7 @@ def first_usual(num_parameters: int, optimizer: str) -> float:
   return math.sqrt(num_parameters) if optimizer == 'adamw' else math.inf
 
 
-def sum_of_rates(rate, first_step, num_steps) -> jax.Array:
+def sum_of_rates(rate: Callable[[Any], Any], first_step: ArrayLike, num_steps: ArrayLike) -> jax.Array:
   """Returns sum_s eta_s over `num_steps` steps from `first_step` on; at least 1e-30, as it is a divisor."""
   return jnp.maximum(jax.lax.fori_loop(0, num_steps, lambda i, total: total + rate(first_step + i), 0.0), 1e-30)
 
@@ -45,13 +46,9 @@ def is_plausible(moved: jax.Array, usual: jax.Array, exclude_above: jax.Array) -
 
 
 def next_usual(usual: jax.Array, moved: jax.Array, paths: jax.Array, first: float) -> jax.Array:
-  """Returns h of one module after a phase.
+  """Returns h of one module after a phase from `usual`, that before; `first` is h_0.
 
-  Args:
-    usual: h before the phase.
-    moved: the sum of r over the paths that took part.
-    paths: the number of those paths; 0 leaves h unchanged.
-    first: h_0.
+  `moved` is the sum of r over the `paths` that took part; without any h is unchanged.
   """
   mean = moved / jnp.maximum(paths, 1)
   least = first / 10 if math.isfinite(first) else 0.0
@@ -99,11 +96,7 @@ def module_without_paths(layout: Layout, expected: np.ndarray, excluded: np.ndar
   """Returns the name of a module that several paths should have moved and none did, or None.
 
   A module of one path stays as it is instead, and the path tries again until it has been excluded too often in a row.
-
-  Args:
-    layout: grid and levels.
-    expected: paths whose outer gradient should reach the outer step, bool, shaped like the grid.
-    excluded: those of them that are excluded, alike.
+  `expected`: paths whose outer gradient should reach the outer step, bool, shaped like the grid; `excluded` is alike.
   """
   for level in layout.levels:
     wanted, left = (np.sum(x, axis=layout.grid.lacking(level)) for x in (expected, expected & ~excluded))
@@ -118,13 +111,10 @@ def no_path_left(module: str) -> Diverged:
   return Diverged(f'no path of module {module} has an outer gradient that is finite and plausible; {NO_PATH_FIX}')
 
 
-def check_paths(layout: Layout, expected: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int):
-  """Raises Diverged if all paths, all paths of a module, or one path too often in a row are excluded.
+def check_paths(layout: Layout, expected: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int) -> None:
+  """Raises Diverged if all paths, all paths of a module, or one path in more than `most` phases in a row are excluded.
 
-  Args:
-    layout, expected, excluded: see `module_without_paths`.
-    in_a_row: see `count_in_a_row`; includes this phase.
-    most: phases in a row in which a path may be excluded.
+  `in_a_row`: see `count_in_a_row`; includes this phase. The other arguments are those of `module_without_paths`.
   """
   if expected.any() and not (expected & ~excluded).any():
     raise Diverged(f'no path has an outer gradient that is finite and plausible; {NO_PATH_FIX}')
@@ -135,7 +125,7 @@ def check_paths(layout: Layout, expected: np.ndarray, excluded: np.ndarray, in_a
       raise Diverged(f'path {path} was excluded in {n} phases in a row, more than config.outer.max_excluded={most}')
 
 
-def check_modules(layout: Layout, sound: Mapping[str, np.ndarray]):
+def check_modules(layout: Layout, sound: Mapping[str, np.ndarray]) -> None:
   """Raises Diverged if an outer step made a module that is not sound; `sound` is bool by level, [K_a, ...]."""
   for level in layout.levels:
     for module in layout.grid.modules(level):

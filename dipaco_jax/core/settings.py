@@ -1,8 +1,7 @@
 """Every field of a run and its default.
 
-This is the one place where defaults live. A config file fills a ConfigDict made from `Settings().to_dict()`; `main.py`
-turns it back with `from_dict`, and everything below takes these frozen dataclasses. Section numbers refer to the DiPaCo
-paper, arXiv 2403.10616.
+This is the one place where defaults live. A config file fills a ConfigDict made from `Settings().to_dict()`, which
+`from_dict` turns back. Section numbers refer to the DiPaCo paper, arXiv 2403.10616.
 """
 
 import dataclasses
@@ -21,21 +20,13 @@ from dipaco_jax.core.fields import field
 class Data:
   """Source of documents."""
 
-  source: str = field(
-    'stdlib',
-    "of text; 'stdlib': the running Python's own source and documentation",
-    choices='files stdlib tfds seqio',
-  )
-  train: tuple[str, ...] = field(
-    (), 'globs of .txt, or .jsonl with a document a line; also .gz, .zst', example="('books/*.txt',)"
-  )
+  source: str = field('stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio')
+  train: tuple[str, ...] = field((), 'globs of .txt, .jsonl (a document a line), .gz, .zst', example="('books/*.txt',)")
   validation: tuple[str, ...] = field((), 'globs; none: a part of the text', example="('books/*.txt',)")
   name: str = field('', "of tfds: a dataset and its version, as 'c4/en:3.0.1'; of seqio: a task or a mixture")
   data_dir: str = field('', 'where tfds has prepared datasets: a folder, or gs://')
   module: str = field('', 'that registers the task of seqio')
-  validation_fraction: float = field(
-    0.02, 'of the text, held back for validation if the source has no split for it', below=1
-  )
+  validation_fraction: float = field(0.02, 'of the text, held back if the source has no split for it', below=1)
   min_validation_tokens: int = field(1000, 'per path; more text is held back to reach it; 0: no floor', zero=True)
   max_validation_fraction: float = field(0.1, 'that is held back for that floor', below=1)
   max_validation_documents: int = field(1000, 'drawn from all of them; 0: all', zero=True)
@@ -66,12 +57,8 @@ class Model:
   mlp_dim: int = field(2432, 'width inside the MLP')
   seq_len: int = field(1024, 'tokens in a row of training')
   tied: bool = field(True, 'the head is the embedding, transposed')
-  dtype: str = field(
-    'auto', "of compute; 'auto': float32 on CPU; parameters are float32", choices='auto float32 bfloat16'
-  )
-  attention: str = field(
-    'auto', 'kernel; splash is for TPUs, flash and cudnn for GPUs', choices='auto xla flash cudnn splash'
-  )
+  dtype: str = field('auto', 'of compute, float32 on CPU; parameters are float32', choices='auto float32 bfloat16')
+  attention: str = field('auto', 'splash is for TPUs, flash and cudnn for GPUs', choices='auto xla flash cudnn splash')
   layers: str = field('auto', "'scanned': one block is compiled for all", choices='auto scanned unrolled')
   remat: str = field('none', "'dots' keeps what matrix products and splash make", choices='none full dots')
   loss_chunk: int = field(1024, 'tokens whose logits exist at one time')
@@ -137,12 +124,8 @@ class Outer:
   epsilon: float = field(0.1, 'of adam')
   rescale: bool = field(True, "times sqrt(number of the module's paths that take part) [2.7]")
   reweigh: bool = field(True, "paths are weighted by their shards' tokens (loss reweighing) [2.7]")
-  row_weights: bool = field(
-    False, 'and, row by row of a parameter, by the size of their gradients there (core/outer.py)'
-  )
-  exclude_above: float = field(
-    10.0, 'times the usual length of an outer gradient: longer ones take no part; 0: none', zero=True
-  )
+  row_weights: bool = field(False, 'and, row by row, by the size of their gradients there (core/outer.py)')
+  exclude_above: float = field(10.0, 'times the usual length: longer outer gradients take no part; 0: none', zero=True)
   max_excluded: int = field(3, 'phases in a row that a path may be left out for that; more stop the run', zero=True)
   lost: float = field(0.0, 'probability that an outer gradient is lost in transit [DiLoCo]', zero=True, below=1)
 
@@ -151,11 +134,7 @@ class Outer:
 class Routing:
   """Routing of sequences to paths [2.4]."""
 
-  method: str = field(
-    'kmeans',
-    'of routing: k-means [2.4.1], product k-means [7.3], discriminative [2.4.2]',
-    choices='kmeans product_kmeans discriminative random single',
-  )
+  method: str = field('kmeans', '[2.4.1, 7.3, 2.4.2]', choices='kmeans product_kmeans discriminative random single')
   prefix_tokens: int = field(32, 'which the router sees, and which no loss counts')
   top_n: int = field(1, 'training sequences go to so many paths [2.4.4]')
   sample: int = field(100_000, 'sequences that k-means is fitted on')
@@ -164,17 +143,11 @@ class Routing:
   arrange: str = field('none', "which clusters share modules; 'none': as they come", choices='none alike unlike')
   capacity: float = field(0.0, 'of a shard, in multiples of the mean; 0: no limit', zero=True)
   # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
-  router_fraction: float = field(
-    0.0, 'of documents, kept from training as router data; the paper: 0.005', zero=True, below=1
-  )
+  router_fraction: float = field(0.0, 'of documents, kept as router data; the paper: 0.005', zero=True, below=1)
   first: str = field('kmeans', 'routing before the first round', choices='kmeans product_kmeans random')
   rounds: int = field(1, 'of re-sharding: approximate EM')
   phases_per_round: int = field(16, 'trained before each of them')
-  labels: str = field(
-    'exact',
-    "'exact': every path scores all router data; 'coordinate': one axis after another",
-    choices='exact coordinate',
-  )
+  labels: str = field('exact', 'by the scores of every path, or of one axis after another', choices='exact coordinate')
   hidden: int = field(0, "width of the classifier's hidden layer; 0: a linear one", zero=True)
   calibrate: bool = field(True, 'a bias makes predicted frequencies those of the labels')
 
@@ -186,16 +159,10 @@ class Evaluate:
   seq_len: int = field(0, 'tokens of each document; 0: model.seq_len', zero=True)
   batch_size: int = field(0, 'rows; 0: train.batch_size', zero=True)
   every_phases: int = field(1, 'how often it is measured while training; 0: only at the end', zero=True)
-  control: bool = field(
-    False, 'trains the dense control too: the base, trained on for as many steps as a path', may_change=True
-  )
+  control: bool = field(False, 'trains the dense control too: the base, for as many steps as a path', may_change=True)
   matrix: bool = field(False, "every path's loss on every shard's hold-out, in the report", may_change=True)
-  reroute_every: tuple[int, ...] = field(
-    (), 'tokens after which a path is chosen again [2.4.3]', example='(64, 32)', may_change=True
-  )
-  chunk_router_steps: int = field(
-    0, 'of training the learned chooser; the paper: 2,000; 0: none', zero=True, may_change=True
-  )
+  reroute_every: tuple[int, ...] = field((), 'tokens between choices [2.4.3]', example='(64, 32)', may_change=True)
+  chunk_router_steps: int = field(0, 'of the learned chooser; the paper: 2,000; 0: none', zero=True, may_change=True)
   mixture: int = field(0, 'measures mixtures of up to so many paths; 0: none', zero=True, may_change=True)
 
 
@@ -203,9 +170,7 @@ class Evaluate:
 class Checkpoint:
   """Checkpoints of training, by Orbax."""
 
-  every_steps: int = field(
-    50, 'inner steps, over all turns; only at the end of phases that are shorter', may_change=True
-  )
+  every_steps: int = field(50, 'inner steps, over all turns; of shorter phases only the end', may_change=True)
   keep: int = field(2, 'the newest, and with them the last at the end of a phase', may_change=True)
 
 
@@ -263,11 +228,7 @@ class Settings:
 
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
-  """Makes settings from nested dicts.
-
-  Raises:
-    InputError: a field is unknown (the nearest one is named), of a wrong type or out of range.
-  """
+  """Makes settings from nested dicts; raises InputError for an unknown field, a wrong type or a value out of range."""
   if isinstance(values, Mapping):
     values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
   settings = fields.build(Settings, values)
@@ -276,11 +237,7 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
 
 
 def of_run(values: Mapping[str, Any] | None) -> Settings:
-  """Makes settings from what a run's config.json holds; None: it could not be read.
-
-  Raises:
-    InputError: as `from_dict`, or a section is missing, which every run's config.json has.
-  """
+  """Makes settings from what a run's config.json holds, None if it could not be read; raises InputError."""
   if values is None or not values.keys() >= {field.name for field in dataclasses.fields(Settings)}:
     raise InputError('the file lacks a section, or is not as it was written')
   return from_dict(values)

@@ -7,12 +7,11 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Field, fields, flatten
 
 
-def check(s):
+def check(s: Any) -> None:
   """Checks the range of each field, then the constraints between fields; raises InputError that names the fix."""
-  values, plain = flatten(s.to_dict()), Field('')
   described = dict(fields(type(s)))
-  for name, value in values.items():
-    _check_range(name, value, described.get(name, plain))
+  for name, value in flatten(s.to_dict()).items():
+    _check_range(name, value, described.get(name, Field('')))
   num_paths = s.num_paths
   if s.model.head_dim % 2:
     raise InputError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
@@ -26,14 +25,12 @@ def check(s):
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   if s.outer.row_weights and s.outer.rescale:
-    raise InputError(
-      'config.outer.row_weights goes with config.outer.rescale=False: a row that one path alone has moved would go '
-      'further than that path'
-    )
+    words = 'a row that one path alone has moved would go further than that path'
+    raise InputError(f'config.outer.row_weights goes with config.outer.rescale=False: {words}')
   _check_schedule(s, num_paths)
 
 
-def _check_range(name: str, value: Any, field: Field):
+def _check_range(name: str, value: Any, field: Field) -> None:
   if field.choices and value not in field.choices:
     raise InputError(f'config.{name}={value!r}: choose one of {", ".join(field.choices)}')
   if type(value) in (int, float) and (value < 0 or (value == 0 and not field.zero)):
@@ -46,19 +43,21 @@ def _check_range(name: str, value: Any, field: Field):
     raise InputError(f'config.{name}={value} should be {field.most} or below')
 
 
-def _check_routing(s, num_paths: int):
-  if not s.model.seq_len > s.routing.prefix_tokens:
-    raise InputError(
-      f'config.model.seq_len={s.model.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix is not trained on'
-    )
+def _check_routing(s: Any, num_paths: int) -> None:
+  _check_length('model', s.model.seq_len, s.routing.prefix_tokens, 'is not trained on')
   if s.routing.top_n > num_paths:
     raise InputError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
   if s.routing.method == 'single' and num_paths > 1:
     raise InputError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
-  if s.routing.method == 'discriminative':
-    _check_discriminative(s)
-  first = s.routing.first if s.routing.method == 'discriminative' else s.routing.method
+  first = s.routing.method
+  if first == 'discriminative':
+    first, end = s.routing.first, s.routing.rounds * s.routing.phases_per_round
+    if not s.routing.router_fraction:
+      raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
+    if end >= s.train.phases:
+      words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
+      words += ': the last shards are to be trained on'
+      raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {words}')
   if s.routing.arrange != 'none' and first != 'kmeans':
     raise InputError(f"config.routing.arrange={s.routing.arrange!r} places the clusters of 'kmeans', not of {first!r}")
   if s.routing.capacity and s.routing.method in ('random', 'single'):
@@ -69,12 +68,14 @@ def _check_routing(s, num_paths: int):
     raise InputError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
 
 
-def _check_evaluate(s, num_paths: int):
-  if 0 < s.evaluate.seq_len <= s.routing.prefix_tokens:
-    raise InputError(
-      f'config.evaluate.seq_len={s.evaluate.seq_len} should be above config.routing.prefix_tokens='
-      f'{s.routing.prefix_tokens}: the prefix does not count'
-    )
+def _check_length(section: str, length: int, prefix: int, why: str) -> None:
+  if length <= prefix:
+    words = f'should be above config.routing.prefix_tokens={prefix}: the prefix {why}'
+    raise InputError(f'config.{section}.seq_len={length} {words}')
+
+
+def _check_evaluate(s: Any, num_paths: int) -> None:
+  _check_length('evaluate', s.evaluate.seq_len or s.model.seq_len, s.routing.prefix_tokens, 'does not count')
   if min(s.evaluate.reroute_every, default=2) < 2:
     raise InputError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
   if s.evaluate.chunk_router_steps and not s.routing.router_fraction:
@@ -83,14 +84,11 @@ def _check_evaluate(s, num_paths: int):
     raise InputError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
 
 
-def _check_data(data):
+def _check_data(data: Any) -> None:
   if data.source == 'files' and not data.train:
     raise InputError("config.data.train is empty: name the text, for instance 'my/*.txt'")
-  if data.source in ('tfds', 'seqio'):
-    _check_dataset(data)
-
-
-def _check_dataset(data):
+  if data.source not in ('tfds', 'seqio'):
+    return
   example = 'c4/en:3.0.1' if data.source == 'tfds' else 'my_task'
   if not data.name:
     raise InputError(f'config.data.name is empty: name what to read, for instance --config.data.name={example}')
@@ -103,17 +101,7 @@ def _check_dataset(data):
       raise InputError(f"config.data.{name} is for source='files': {data.source} has splits of its own")
 
 
-def _check_discriminative(s):
-  if not s.routing.router_fraction:
-    raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
-  if s.routing.rounds * s.routing.phases_per_round >= s.train.phases:
-    raise InputError(
-      f'config.routing.phases_per_round={s.routing.phases_per_round} times config.routing.rounds={s.routing.rounds} '
-      f'should be below config.train.phases={s.train.phases}: the last shards are to be trained on'
-    )
-
-
-def _check_schedule(s, num_paths: int):
+def _check_schedule(s: Any, num_paths: int) -> None:
   firsts = [first for first, _ in s.train.schedule]
   if firsts and (firsts[0] != 0 or firsts != sorted(set(firsts))):
     raise InputError(f'config.train.schedule: first phases {firsts} should start at 0 and rise')

@@ -139,7 +139,7 @@ def _advance(model: Transformer, params: Params, texts: decoding.Texts):
 def _rearrange(texts: decoding.Texts, rows, S: int, cache_rows: int) -> decoding.Texts:
   """Returns rows of a batch with S positions; a single one is `cache_rows` times in the cache (see `decoding`)."""
   in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
-  resized = decoding.pad(decoding.truncate(texts.cache, S), S)
+  resized = decoding.resize(texts.cache, S)
   cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), resized)
   others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
   return decoding.Texts(cache, *others)

@@ -246,8 +246,12 @@ def _padded(tokens: Sequence[int], max_length: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _prefill(model: Transformer, keep, params: Params, tokens_1L, length, end_1, sampling) -> decoding.Texts:
-  cache, logits_1V = decoding.prefill(model, params, decoding.embed(model, params, tokens_1L), length, 0, None, keep)
+def _prefill(
+  model: Transformer, keep, params: Params, tokens_1L, length, end_1, sampling: decoding.SamplingParams
+) -> decoding.Texts:
+  cache, logits_1V = decoding.prefill(
+    model, params, decoding.embed(model, params, tokens_1L), length, 0, decoding.EMPTY, keep
+  )
   position_1 = length[None]
   return decoding.Texts(cache, decoding.sample(logits_1V, sampling, position_1), position_1, end_1, sampling)
 
@@ -256,6 +260,6 @@ def _prefill(model: Transformer, keep, params: Params, tokens_1L, length, end_1,
 def _recompute(model: Transformer, keep, first: int, params: Params, row: decoding.Texts, tokens_1L) -> decoding.Texts:
   """Computes a row's cache anew from block `first` on."""
   L = tokens_1L.shape[1]
-  below = decoding.truncate(row.cache, L)
+  below = decoding.resize(row.cache, L)
   x_1LD = below.entering[first] if first else decoding.embed(model, params, tokens_1L)
   return row._replace(cache=decoding.prefill(model, params, x_1LD, row.position[0], first, below, keep)[0])

@@ -13,16 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.core import modules as modules_lib
-from dipaco_jax.core import outer
+from dipaco_jax.core import modules as modules_lib, outer
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import jobs
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import files, lock, module_store, seals, tensors
-from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.pipeline import jobs, run as run_lib
+from dipaco_jax.storage import files, lock, module_store, object_store as storage_lib, seals, tensors
 from dipaco_jax.training import module_publishing
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere

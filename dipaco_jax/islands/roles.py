@@ -28,8 +28,7 @@ from typing import Any
 
 import jax
 
-from dipaco_jax.core import errors, fields
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import errors, fields, settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import database, evaluator, monitor, outer_executor, registry_url, screening_facts, worker
 from dipaco_jax.islands.claims import Backup, Claims
@@ -37,8 +36,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Role
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage_records
+from dipaco_jax.pipeline import run as run_lib, stage_records
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import publishing
 from dipaco_jax.storage.object_store import Storage, open_storage

@@ -9,11 +9,9 @@ import numpy as np
 from dipaco_jax.core import averaging_gap, outer
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact
-from dipaco_jax.pipeline import jobs, resharding_round, stages
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.storage import publishing
-from dipaco_jax.training import evaluation
-from dipaco_jax.training import train_state as state_lib
+from dipaco_jax.training import evaluation, train_state as state_lib
 
 FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # the report's phase, counted from 1, of a task with number 0
 TIMELINE_TASKS = 20_000  # of each kind; a picture shows no more
@@ -52,7 +50,7 @@ class Pointers:
       self.loss = [None] * len(self.loss)  # a new round has other hold-outs
     losses, targets = holdout_losses(self.island, version)
     of_models = evaluation.by_model(self.island.layout.models(), losses, targets)
-    evaluation.point(version, of_models, self.version, self.loss)
+    evaluation.update_best(version, of_models, self.version, self.loss)
     return losses
 
 

@@ -77,7 +77,7 @@ def as_float32(x: float) -> jax.Array:
 def rates(island: Island, phase: int) -> float:
   """Returns the sum of the learning rates of a phase's steps."""
   s = island.run.settings
-  rate = inner.learning_rate(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  rate = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
   return float(screening.sum_of_rates(rate, np.int32(first_step(island, phase)), s.train.steps_per_phase))
 
 

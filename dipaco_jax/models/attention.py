@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from dipaco_jax.models import flash
 
@@ -18,7 +19,7 @@ LANES = 128  # of a TPU; splash takes multiples of it as lengths
 BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
 
 
-def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL: jax.Array, kernel: str) -> jax.Array:
+def attend(q_BLHK: Array, k_BLHK: Array, v_BLHK: Array, segments_BL: Array, kernel: str) -> Array:
   """Returns attention, [B, L, H, K].
 
   Args:
@@ -38,7 +39,7 @@ def attend(q_BLHK: jax.Array, k_BLHK: jax.Array, v_BLHK: jax.Array, segments_BL:
   return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
 
 
-def attend_to_cache(q_B1HK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, position_B: jax.Array) -> jax.Array:
+def attend_to_cache(q_B1HK: Array, k_BHSK: Array, v_BHSK: Array, position_B: Array) -> Array:
   """Returns attention of one token of each text to positions 0 to `position` of a cache, [B, 1, H, K]."""
   q_B1HK = q_B1HK * q_B1HK.shape[-1] ** -0.5
   scores_BHS = jnp.einsum('BLHK,BHSK->BHS', q_B1HK, k_BHSK, preferred_element_type=jnp.float32)
@@ -47,7 +48,7 @@ def attend_to_cache(q_B1HK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, pos
   return jnp.einsum('BHS,BHSK->BHK', weights_BHS, v_BHSK)[:, None]
 
 
-def splash(q_BLHK, k_BLHK, v_BLHK, segments_BL, interpret: bool = False) -> jax.Array:
+def splash(q_BLHK: Array, k_BLHK: Array, v_BLHK: Array, segments_BL: Array, interpret: bool = False) -> Array:
   """Returns attention by JAX's splash kernel; `interpret` runs it as plain operations, without a TPU."""
   from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
@@ -63,9 +64,11 @@ def block_size(length: int) -> int:
 
 
 @functools.lru_cache
-def _splash_kernel(length: int, heads: int, interpret: bool):
-  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as lib
-  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+def _splash_kernel(length: int, heads: int, interpret: bool) -> Any:
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as lib,
+    splash_attention_mask as masks,
+  )
 
   options: Any = dict.fromkeys(('block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv'), block_size(length))
   options |= dict.fromkeys(('q_layout', 'k_layout', 'v_layout'), lib.QKVLayout.SEQ_MINOR)

@@ -12,8 +12,8 @@ Dimensions: B texts, L tokens given at one time, S positions in a cache, D width
 """
 
 import functools
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,10 @@ class Cache(NamedTuple):
   keys: tuple[jax.Array, ...]  # by block, [B, H, S, K]
   values: tuple[jax.Array, ...]
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
+
+
+Blocks = tuple[int, ...]
+EMPTY = Cache((), (), {})
 
 
 class SamplingParams(NamedTuple):
@@ -55,29 +59,21 @@ def embed(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array
 
 
 def prefill(
-  model: Transformer,
-  params: Params,
-  x_BLD: jax.Array,
-  length: jax.Array,
-  first: int,
-  below: Cache | None,
-  keep: tuple[int, ...],
+  model: Transformer, params: Params, x_BLD: jax.Array, length: jax.Array, first: int, below: Cache, keep: Blocks
 ) -> tuple[Cache, jax.Array]:
   """Computes blocks `first` and up for tokens 0 to L - 1 of each text at one time.
 
   Args:
-    model: the transformer.
-    params: its parameters.
+    model, params: the path.
     x_BLD: hidden state that enters block `first`; from `embed`, or kept in a cache.
     length: number of the L tokens that count, int32; later ones are padding, to be overwritten.
     first: the lowest block to compute.
-    below: the cache of the blocks below `first`, with S = L; None if first = 0.
+    below: the cache of the blocks below `first`, with S = L; EMPTY if first = 0.
     keep: blocks whose input is kept.
 
   Returns:
     A cache with S = L, and the logits of the next token, float32 [B, V].
   """
-  below = below or Cache((), (), {})
   keys, values = list(below.keys[:first]), list(below.values[:first])
   entering = {n: x for n, x in below.entering.items() if n < first}
   segments_BL = jnp.broadcast_to((jnp.arange(x_BLD.shape[1]) < length).astype(jnp.int32), x_BLD.shape[:2])
@@ -95,7 +91,7 @@ def prefill(
 
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
-  """Adds the newest token of each text to the cache: returns it and the logits of the next token, float32 [B, V]."""
+  """Returns the cache with each text's newest token, and the logits of the next token, float32 [B, V]."""
   cache, position_B, B = texts.cache, texts.position, len(texts.token)
   keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
   x_B1D = embed(model, params, texts.token[:, None])
@@ -105,8 +101,8 @@ def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.A
       entering[n] = _put(entering[n], rows(x_B1D), rows(position_B))
     block = _block(model, params, n)
     q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
-    keys.append(_put_heads(cache.keys[n], rows(k_B1HK), rows(position_B)))
-    values.append(_put_heads(cache.values[n], rows(v_B1HK), rows(position_B)))
+    keys.append(_put_heads(cache.keys[n], rows(k_B1HK.swapaxes(1, 2)), rows(position_B)))
+    values.append(_put_heads(cache.values[n], rows(v_B1HK.swapaxes(1, 2)), rows(position_B)))
     x_B1D = block('out', x_B1D, attention.attend_to_cache(rows(q_B1HK), keys[n], values[n], rows(position_B))[:B])
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
 
@@ -116,12 +112,8 @@ def sample(logits_BV: jax.Array, sampling: SamplingParams, position_B: jax.Array
 
   p_v = softmax_v(logits / temperature) over the tokens that top_k and top_p leave; the likeliest at temperature 0
   """
-  likeliest_B = logits_BV.argmax(-1).astype(jnp.int32)
-
-  def draw():
-    return jax.vmap(_sample_one)(logits_BV, sampling, position_B)
-
-  is_random_B = sampling.temperature > 0
+  likeliest_B, is_random_B = logits_BV.argmax(-1).astype(jnp.int32), sampling.temperature > 0
+  draw = functools.partial(jax.vmap(_sample_one), logits_BV, sampling, position_B)
   drawn_B = jax.lax.cond(is_random_B.any(), draw, lambda: likeliest_B)
   return jnp.where(is_random_B, drawn_B, likeliest_B)
 
@@ -144,7 +136,7 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   A text that has ended repeats its last token.
   """
 
-  def add_token(texts, _):
+  def add_token(texts: Texts, _: None) -> tuple[Texts, jax.Array]:
     cache, logits_BV = step(model, params, texts)
     going_B = texts.position + 1 < texts.end
     token_B = jnp.where(going_B, sample(logits_BV, texts.sampling, texts.position + 1), texts.token)
@@ -154,26 +146,18 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   return jax.lax.scan(add_token, texts, length=num_steps)
 
 
-def truncate(cache: Cache, num_positions: int) -> Cache:
-  """Returns the first positions of a cache."""
-  return Cache(
-    tuple(x[:, :, :num_positions] for x in cache.keys),
-    tuple(x[:, :, :num_positions] for x in cache.values),
-    {n: x[:, :num_positions] for n, x in cache.entering.items()},
-  )
+def resize(cache: Cache, num_positions: int) -> Cache:
+  """Returns a cache of so many positions: the first ones, or all and then some of 0."""
+
+  def one(x: jax.Array, axis: int) -> jax.Array:
+    more = num_positions - x.shape[axis]
+    return jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, more if i == axis else 0, 0) for i in range(x.ndim)])
+
+  keys, values = (tuple(one(x, 2) for x in blocks) for blocks in (cache.keys, cache.values))
+  return Cache(keys, values, {n: one(x, 1) for n, x in cache.entering.items()})
 
 
-def pad(cache: Cache, num_positions: int) -> Cache:
-  """Returns a cache with at least as many positions, the new ones 0."""
-
-  def pad_axis(x, axis):
-    return jnp.pad(x, [(0, num_positions - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
-
-  keys, values = (tuple(pad_axis(x, 2) for x in blocks) for blocks in (cache.keys, cache.values))
-  return Cache(keys, values, {n: pad_axis(x, 1) for n, x in cache.entering.items()})
-
-
-def _block(model: Transformer, params: Params, n: int):
+def _block(model: Transformer, params: Params, n: int) -> Callable[..., Any]:
   """Returns a function that calls a method of block n: (name, arguments...)."""
   prefix = f'block_{n}/'
   found = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})
@@ -191,11 +175,5 @@ def _rows(count: int, x: jax.Array) -> jax.Array:
   return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
-@jax.vmap
-def _put(x_SD: jax.Array, new_1D: jax.Array, position: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x_SD, new_1D, position, 0)
-
-
-@jax.vmap
-def _put_heads(x_HSK: jax.Array, new_1HK: jax.Array, position: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(x_HSK, new_1HK.swapaxes(0, 1), position, 1)
+# (x [B, S, D] or [B, H, S, K], new [B, 1, D] or [B, H, 1, K], position [B]) -> x with `new` at the position
+_put, _put_heads = (jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=i)) for i in (0, 1))

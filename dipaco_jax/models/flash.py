@@ -14,10 +14,12 @@ Letters: Q queries and C keys of a block; B, L, H, K as in `attention`; G heads 
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
@@ -41,13 +43,13 @@ BACKWARD_QUERIES = Blocks(64, 32, 4, 3)
 LENGTHS = 128  # lengths are multiples of it, and it is one of every block
 
 
-def takes(q_BLHK: jax.Array) -> bool:
+def takes(q_BLHK: Array) -> bool:
   """Says whether the kernels take queries of this shape and type."""
   _, length, _, size = q_BLHK.shape
   return length % LENGTHS == 0 and size in (16, 32, 64, 128) and q_BLHK.dtype in (jnp.bfloat16, jnp.float16)
 
 
-def flash(q_BLHK: jax.Array, k_BLGK: jax.Array, v_BLGK: jax.Array, segments_BL: jax.Array, interpret: bool = False):
+def flash(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, interpret: bool = False) -> Array:
   """Returns attention, [B, L, H, K], in the type of q.
 
   Args:
@@ -66,11 +68,13 @@ def flash(q_BLHK: jax.Array, k_BLGK: jax.Array, v_BLGK: jax.Array, segments_BL: 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret):
+def _attention(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, interpret: bool) -> Array:
   return _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret)[0]
 
 
-def _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret):
+def _forward(
+  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, interpret: bool
+) -> tuple[Array, tuple]:
   B, L, H, _ = q_BLHK.shape
   args = (q_BLHK, k_BLGK, v_BLGK, starts_BL)
   out = (jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype), jax.ShapeDtypeStruct((B, H, L), jnp.float32))
@@ -79,7 +83,7 @@ def _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret):
   return o_BLHK, (q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL)
 
 
-def _backward(interpret, residuals, do_BLHK):
+def _backward(interpret: bool, residuals: tuple, do_BLHK: Array) -> tuple:
   q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL = residuals
   delta_BHL = jnp.einsum('BLHK,BLHK->BHL', do_BLHK, o_BLHK, preferred_element_type=jnp.float32)
   args = (q_BLHK, k_BLGK, v_BLGK, starts_BL, do_BLHK, lse_BHL, delta_BHL)
@@ -92,7 +96,7 @@ def _backward(interpret, residuals, do_BLHK):
 _attention.defvjp(_forward, _backward)
 
 
-def _sum_groups(dx_BLHK, x_BLGK):
+def _sum_groups(dx_BLHK: Array, x_BLGK: Array) -> Array:
   """Sums the gradients of the queries that share a head of keys or values."""
   if dx_BLHK.shape == x_BLGK.shape:
     return dx_BLHK
@@ -100,14 +104,14 @@ def _sum_groups(dx_BLHK, x_BLGK):
   return dx_BLHK.reshape(B, L, G, -1, K).astype(jnp.float32).sum(3).astype(x_BLGK.dtype)
 
 
-def _call(kernel, blocks: Blocks, over: str, args, out, interpret: bool):
+def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, interpret: bool) -> tuple:
   """Runs a kernel for every block of queries or keys of every row and head; it sees its own row and head."""
   from jax.experimental.pallas import triton
 
   B, L, H, K = args[0].shape
   size = getattr(blocks, over)
 
-  def spec(x, length: int):
+  def spec(x: Any, length: int) -> pl.BlockSpec:
     place = (lambda i: i) if length < L else (lambda i: 0)
     if x.ndim == 2:  # [B, L]
       return pl.BlockSpec((None, L), lambda i, b, h: (b, 0))
@@ -128,20 +132,21 @@ def _call(kernel, blocks: Blocks, over: str, args, out, interpret: bool):
   )(*args)
 
 
-def _dot(a, b):
+def _dot(a: Array, b: Array) -> Array:
   return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
-def _span(block, size: int):
+def _span(block: Any, size: int) -> tuple[Any, Array]:
   """The slice of a block of tokens, and their places."""
   return pl.ds(block * size, size), block * size + jnp.arange(size)
 
 
-def _forward_kernel(q_ref, k_ref, v_ref, starts_ref, o_ref, lse_ref, *, blocks: Blocks, scale: float):
+def _forward_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
+  q_ref, k_ref, v_ref, starts_ref, o_ref, lse_ref = refs
   own, query_Q = _span(pl.program_id(0), blocks.queries)
   q_QK, start_Q = q_ref[own, :], starts_ref[own]
 
-  def add(block, carry):
+  def add(block: Array, carry: Any) -> Any:
     o_QK, top_Q, sum_Q = carry
     span, key_C = _span(block, blocks.keys)
     seen_QC = (key_C[None] <= query_Q[:, None]) & (key_C[None] >= start_Q[:, None])
@@ -158,19 +163,20 @@ def _forward_kernel(q_ref, k_ref, v_ref, starts_ref, o_ref, lse_ref, *, blocks: 
   lse_ref[...] = top_Q + jnp.log2(sum_Q)  # to base 2, as is all inside the kernels
 
 
-def _over_keys(add, carry: Any, starts_ref, blocks: Blocks):
+def _over_keys(add: Callable, carry: Any, starts_ref: Any, blocks: Blocks) -> Any:
   """Folds the blocks of keys that any of this program's queries sees: from its first one's segment to the diagonal."""
   first = pl.program_id(0) * blocks.queries
   end = jax.lax.div(first + blocks.queries + blocks.keys - 1, blocks.keys)
   return jax.lax.fori_loop(jax.lax.div(starts_ref[first], blocks.keys), end, add, carry)
 
 
-def _dq_kernel(q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, dq_ref, *, blocks: Blocks, scale: float):
+def _dq_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
+  q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, dq_ref = refs
   own, query_Q = _span(pl.program_id(0), blocks.queries)
   q_QK, do_QK, start_Q = q_ref[own, :], do_ref[own, :], starts_ref[own]
   lse_Q, delta_Q = lse_ref[own], delta_ref[own]
 
-  def add(block, dq_QK):
+  def add(block: Array, dq_QK: Array) -> Array:
     span, key_C = _span(block, blocks.keys)
     k_CK = k_ref[span, :]
     seen_QC = (key_C[None] <= query_Q[:, None]) & (key_C[None] >= start_Q[:, None])
@@ -182,13 +188,12 @@ def _dq_kernel(q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, dq_r
   dq_ref[...] = (dq_QK * scale).astype(dq_ref.dtype)
 
 
-def _dkv_kernel(
-  q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, ends_ref, dk_ref, dv_ref, *, blocks: Blocks, scale: float
-):
+def _dkv_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
+  q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, ends_ref, dk_ref, dv_ref = refs
   own, key_C = _span(pl.program_id(0), blocks.keys)
   k_CK, v_CK = k_ref[own, :], v_ref[own, :]
 
-  def add(block, carry):
+  def add(block: Array, carry: Any) -> Any:
     dk_CK, dv_CK = carry
     span, query_Q = _span(block, blocks.queries)
     q_QK, do_QK = q_ref[span, :], do_ref[span, :]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from dipaco_jax.core.grid import largest_divisor
 from dipaco_jax.models import transformer
+from dipaco_jax.models.transformer import Params, Transformer
 
 
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:
@@ -29,7 +30,7 @@ def into_chunks(x: jax.Array, chunk: int) -> jax.Array:
   return x.reshape(-1, largest_divisor(x.shape[0], chunk), *x.shape[1:])
 
 
-def _chunk_nll(x_CD, head_DV, targets_C):
+def _chunk_nll(x_CD: jax.Array, head_DV: jax.Array, targets_C: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   logits_CV = jnp.einsum('CD,DV->CV', x_CD, head_DV, preferred_element_type=jnp.float32)
   log_z_C = jax.nn.logsumexp(logits_CV, axis=-1)
   return log_z_C - jnp.take_along_axis(logits_CV, targets_C[:, None], axis=-1)[:, 0], logits_CV, log_z_C
@@ -37,10 +38,8 @@ def _chunk_nll(x_CD, head_DV, targets_C):
 
 def token_nll(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> jax.Array:
   """Returns -log p(target) of every token, float32 nats [N]."""
-  pieces = jax.lax.map(
-    lambda xt: _chunk_nll(xt[0], head_DV, xt[1])[0], (into_chunks(x_ND, chunk), into_chunks(targets_N, chunk))
-  )
-  return pieces.reshape(-1)
+  pieces = into_chunks(x_ND, chunk), into_chunks(targets_N, chunk)
+  return jax.lax.map(lambda xt: _chunk_nll(xt[0], head_DV, xt[1])[0], pieces).reshape(-1)
 
 
 def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -49,7 +48,7 @@ def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chun
   Ties go to the lower id.
   """
 
-  def one(xt):
+  def one(xt: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     nll_C, logits_CV, _ = _chunk_nll(xt[0], head_DV, xt[1])
     return nll_C, logits_CV.argmax(-1) == xt[1]
 
@@ -57,7 +56,9 @@ def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chun
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def summed_nll(x_ND, head_DV, targets_N, weights_N, chunk: int) -> jax.Array:
+def summed_nll(
+  x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int
+) -> jax.Array:
   """Returns sum_n weights_n * -log p(target_n).
 
   The gradients are computed chunk by chunk along with the loss, from the same logits:
@@ -67,8 +68,10 @@ def summed_nll(x_ND, head_DV, targets_N, weights_N, chunk: int) -> jax.Array:
   return jnp.sum(token_nll(x_ND, head_DV, targets_N, chunk) * weights_N)
 
 
-def _forward(x_ND, head_DV, targets_N, weights_N, chunk):
-  def one(carry, xs):
+def _forward(
+  x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  def one(carry: tuple, xs: tuple) -> tuple[tuple, jax.Array]:
     loss, dhead_DV = carry
     x_CD, targets_C, weights_C = xs
     nll_C, logits_CV, log_z_C = _chunk_nll(x_CD, head_DV, targets_C)
@@ -84,7 +87,7 @@ def _forward(x_ND, head_DV, targets_N, weights_N, chunk):
   return loss, (dx.reshape(x_ND.shape), dhead_DV.astype(head_DV.dtype))
 
 
-def _backward(chunk, gradients, g):
+def _backward(chunk: int, gradients: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
   dx_ND, dhead_DV = gradients
   return dx_ND * g.astype(dx_ND.dtype), dhead_DV * g.astype(dhead_DV.dtype), None, None
 
@@ -92,41 +95,35 @@ def _backward(chunk, gradients, g):
 summed_nll.defvjp(_forward, _backward)
 
 
-def path_loss(model: transformer.Transformer, prefix_tokens: int):
-  """Returns `loss(params, tokens_BL, segments_BL) -> (summed nll in nats, number of targets that count)`."""
-
-  def loss(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
-    targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
-    x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
-    nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), model.config.loss_chunk)
-    return nll, counts_BL.sum()
-
-  return loss
+def path_loss(
+  model: Transformer, prefix_tokens: int, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the summed nll in nats, and the number of targets that count."""
+  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
+  targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
+  x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
+  nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), model.config.loss_chunk)
+  return nll, counts_BL.sum()
 
 
-def token_losses(model: transformer.Transformer):
-  """Returns `losses(params, tokens_BL, segments_BL) -> nats_BL`, see `following_nll`."""
-
-  def losses(params, tokens_BL, segments_BL):
-    x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
-    return following_nll(x_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
-
-  return losses
+def token_losses(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
+  """Returns the nats of the token that follows each token, [B, L], see `following_nll`."""
+  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
+  return following_nll(x_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
 
 
-def following_nll(x_BLD: jax.Array, head_DV: jax.Array, tokens_BL, segments_BL, chunk: int) -> jax.Array:
+def following_nll(
+  x_BLD: jax.Array, head_DV: jax.Array, tokens_BL: jax.Array, segments_BL: jax.Array, chunk: int
+) -> jax.Array:
   """Returns -log p of the token that follows each token in its segment, else 0: float32 nats [B, L]."""
   targets_BL, inside_BL = targets(tokens_BL, segments_BL, 0)
   nll_N = token_nll(x_BLD.reshape(-1, x_BLD.shape[-1]), head_DV, targets_BL.reshape(-1), chunk)
   return nll_N.reshape(tokens_BL.shape) * inside_BL
 
 
-def row_losses(model: transformer.Transformer, prefix_tokens: int):
-  """Returns `losses(params, tokens_BL, segments_BL) -> (nll_B, counts_B)`: nats, and how many targets count."""
-
-  def losses(params, tokens_BL, segments_BL):
-    _, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
-    return (token_losses(model)(params, tokens_BL, segments_BL) * counts_BL).sum(1), counts_BL.sum(1)
-
-  return losses
+def row_losses(
+  model: Transformer, prefix_tokens: int, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the nats of each row over the targets that count, and their number, [B] each."""
+  _, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
+  return (token_losses(model, params, tokens_BL, segments_BL) * counts_BL).sum(1), counts_BL.sum(1)

@@ -18,8 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
-from flax import traverse_util
+from flax import linen as nn, traverse_util
 
 from dipaco_jax.core import settings
 from dipaco_jax.models import attention, flash
@@ -38,7 +37,7 @@ class RMSNorm(nn.Module):
   epsilon: float
 
   @nn.compact
-  def __call__(self, x_BLD):
+  def __call__(self, x_BLD: jax.Array) -> jax.Array:
     scale_D = self.param('scale', nn.initializers.ones, (x_BLD.shape[-1],))
     x32_BLD = x_BLD.astype(jnp.float32)
     inverse_BL1 = jax.lax.rsqrt(jnp.mean(x32_BLD**2, -1, keepdims=True) + self.epsilon)
@@ -72,20 +71,19 @@ class Attention(nn.Module):
   config: settings.Model
   dtype: jnp.dtype
 
-  def setup(self):
+  def setup(self) -> None:
     c, D = self.config, self.config.width
     self.q, self.k, self.v = (self.param(n, scaled_normal(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
     residual = 1 / math.sqrt(2 * c.num_layers)
     self.o = self.param('o', scaled_normal(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
 
-  def qkv(self, x_BLD, angles_BLK2):
+  def qkv(self, x_BLD: jax.Array, angles_BLK2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns queries, keys and values, [B, L, H, K] each, the first two with rotary embedding."""
-    q_BLHK, k_BLHK, v_BLHK = (
-      jnp.einsum('BLD,DHK->BLHK', x_BLD, w.astype(self.dtype)) for w in (self.q, self.k, self.v)
-    )
+    weights = (w.astype(self.dtype) for w in (self.q, self.k, self.v))
+    q_BLHK, k_BLHK, v_BLHK = (jnp.einsum('BLD,DHK->BLHK', x_BLD, w_DHK) for w_DHK in weights)
     return rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK
 
-  def out(self, attended_BLHK):
+  def out(self, attended_BLHK: jax.Array) -> jax.Array:
     """Returns the output projection, [B, L, D]."""
     return jnp.einsum('BLHK,HKD->BLD', attended_BLHK, self.o.astype(self.dtype))
 
@@ -97,7 +95,7 @@ class MLP(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x_BLD):
+  def __call__(self, x_BLD: jax.Array) -> jax.Array:
     c, D, F = self.config, self.config.width, self.config.mlp_dim
     gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)).astype(self.dtype) for name in ('gate', 'up'))
     down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(self.dtype)
@@ -111,20 +109,20 @@ class Block(nn.Module):
   config: settings.Model
   dtype: jnp.dtype
 
-  def setup(self):
+  def setup(self) -> None:
     c = self.config
     self.attention_norm, self.attention = RMSNorm(c.norm_epsilon), Attention(c, self.dtype)
     self.mlp_norm, self.mlp = RMSNorm(c.norm_epsilon), MLP(c, self.dtype)
 
-  def __call__(self, x_BLD, angles_BLK2, segments_BL):
+  def __call__(self, x_BLD: jax.Array, angles_BLK2: jax.Array, segments_BL: jax.Array) -> jax.Array:
     q_BLHK, k_BLHK, v_BLHK = self.qkv(x_BLD, angles_BLK2)
     return self.out(x_BLD, attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, self.config.attention))
 
-  def qkv(self, x_BLD, angles_BLK2):
+  def qkv(self, x_BLD: jax.Array, angles_BLK2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns queries, keys and values, [B, L, H, K] each."""
     return self.attention.qkv(self.attention_norm(x_BLD), angles_BLK2)
 
-  def out(self, x_BLD, attended_BLHK):
+  def out(self, x_BLD: jax.Array, attended_BLHK: jax.Array) -> jax.Array:
     """Returns the hidden state after the block, [B, L, D]."""
     x_BLD = x_BLD + self.attention.out(attended_BLHK)
     return x_BLD + self.mlp(self.mlp_norm(x_BLD))
@@ -146,7 +144,7 @@ class Transformer(nn.Module):
   vocab_size: int
   dtype: jnp.dtype
 
-  def setup(self):
+  def setup(self) -> None:
     c = self.config
     block = nn.remat(Block, policy=REMAT_POLICIES[c.remat]) if c.remat in REMAT_POLICIES else Block
     self.embed = Embedding(self.vocab_size, c.width, self.dtype)
@@ -154,7 +152,7 @@ class Transformer(nn.Module):
     self.final_norm = RMSNorm(c.norm_epsilon)
     self.head = None if c.tied else Head(self.vocab_size, c.width)
 
-  def __call__(self, tokens_BL, segments_BL):
+  def __call__(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
     """Returns x_BLD, before the final norm; `segments` number a row's packed sequences from 1, and 0 is padding."""
     angles_BLK2 = rotary_angles(positions(segments_BL), self.config.head_dim, self.config.rope_base)
     x_BLD = self.embed(tokens_BL)
@@ -164,24 +162,24 @@ class Transformer(nn.Module):
       x_BLD = block(x_BLD, angles_BLK2, segments_BL)
     return x_BLD
 
-  def _scanned(self, x_BLD, angles_BLK2, segments_BL):
+  def _scanned(self, x_BLD: jax.Array, angles_BLK2: jax.Array, segments_BL: jax.Array) -> jax.Array:
     """Scans one block over stacked matrices, which compiles N times faster than N blocks but copies the matrices."""
     c, block = self.config, Block(self.config, self.dtype, parent=None)
     params = (self.variables['params'][f'block_{n}'] for n in range(c.num_layers))
     stacked = jax.tree.map(lambda *xs: jnp.stack([x.astype(self.dtype) if x.ndim > 1 else x for x in xs]), *params)
 
-    def one(x_BLD, params):
+    def one(x_BLD: jax.Array, params: Any) -> tuple[Any, None]:
       return block.apply({'params': params}, x_BLD, angles_BLK2, segments_BL), None
 
     if c.remat in REMAT_POLICIES:
       one = jax.checkpoint(one, policy=REMAT_POLICIES[c.remat], prevent_cse=False)  # a scan's body is compiled alone
     return jax.lax.scan(one, x_BLD, stacked)[0]
 
-  def logit_factors(self, tokens_BL, segments_BL):
+  def logit_factors(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the factors of the logits: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
     return self.norm_and_head(self(tokens_BL, segments_BL))
 
-  def norm_and_head(self, x_BLD):
+  def norm_and_head(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the factors of the logits, from the hidden state after the last block."""
     x_BLD = self.final_norm(x_BLD)
     head_DV = self.embed.tokens.T if self.head is None else self.head.kernel
@@ -195,10 +193,10 @@ class Embedding(nn.Module):
   width: int
   dtype: jnp.dtype
 
-  def setup(self):
+  def setup(self) -> None:
     self.tokens = self.param('tokens', scaled_normal(1, self.width), (self.vocab_size, self.width))
 
-  def __call__(self, tokens_BL):
+  def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     return jnp.take(self.tokens, tokens_BL, axis=0).astype(self.dtype)
 
 
@@ -208,7 +206,7 @@ class Head(nn.Module):
   vocab_size: int
   width: int
 
-  def setup(self):
+  def setup(self) -> None:
     self.kernel = self.param('kernel', scaled_normal(1, self.width), (self.width, self.vocab_size))
 
 
@@ -231,8 +229,7 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 def init(model: Transformer, key: jax.Array) -> Params:
   """Returns fresh parameters, flat and in the order of their names."""
   blank = jnp.zeros((1, 8), jnp.int32)
-  init_all = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))
-  nested = init_all(key, blank, blank)['params']
+  nested = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)['params']
   return dict(sorted(traverse_util.flatten_dict(nested, sep='/').items()))
 
 
@@ -251,14 +248,11 @@ def hidden(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL
   return jnp.asarray(model.apply(variables(params), tokens_BL, segments_BL))
 
 
-def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array):
+def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array) -> Any:
   """Returns the normed hidden state [B, L, D] and the head [D, V], whose product is the logits."""
   return model.apply(variables(params), tokens_BL, segments_BL, method=Transformer.logit_factors)
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
-  """Returns z = g(x), the mean of the last block's output over all tokens given: float32 [B, D].
-
-  These are to be the router's prefix alone [2.4].
-  """
+  """Returns z = g(x), the mean of the last block's output over the tokens given, the prefix's [2.4]: float32 [B, D]."""
   return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)

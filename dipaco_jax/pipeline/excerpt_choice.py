@@ -17,8 +17,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.data import packing
 from dipaco_jax.data.tokenizer import Tokenizer, Transcript
 from dipaco_jax.models import transformer as model_lib
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import token_losses
+from dipaco_jax.pipeline import run as run_lib, token_losses
 from dipaco_jax.routing import chunk_losses, chunk_router, router
 from dipaco_jax.storage import module_store, publishing, tensors
 from dipaco_jax.training import metrics_log, processes

@@ -12,7 +12,7 @@ from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import publishing, seals, tensors
-from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training import display
 
 FEATURE_ROWS = 1024  # sequences whose features are computed at one time
 MAX_FEATURE_BYTES = 2**30
@@ -44,7 +44,7 @@ def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
 def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
   found, prefix = run.sequences(split), run.settings.routing.prefix_tokens
   base = jax.device_put(run.base())
-  progress = progress_lib.Progress(f'features of {split}', len(indices), 'sequences')
+  progress = display.Progress(f'features of {split}', len(indices), 'sequences')
   for start in range(0, len(indices), FEATURE_ROWS):
     chosen = indices[start : start + FEATURE_ROWS]
     tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)

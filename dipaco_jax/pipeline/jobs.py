@@ -8,16 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import grid as grid_lib
-from dipaco_jax.core import outer
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import grid as grid_lib, outer, settings as settings_lib
 from dipaco_jax.data import loader
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage, validate_stage
+from dipaco_jax.pipeline import run as run_lib, stage, validate_stage
 from dipaco_jax.storage import tensors
-from dipaco_jax.training import display, mesh, training_loop
-from dipaco_jax.training import job as job_lib
-from dipaco_jax.training import train_state as state_lib
+from dipaco_jax.training import display, job as job_lib, mesh, train_state as state_lib, training_loop
 from dipaco_jax.training.programs import Programs
 
 
@@ -106,9 +101,9 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
 
 def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
-  c = run.settings.checkpoint
+  checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   with display.doing('looking for a checkpoint to go on from'):
-    trainer = training_loop.Trainer(job, run.workdir / folder, c.every_steps, c.keep, run.metrics, run.stop_requested)
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested)
   with run.graceful(trainer.has_news):
     return trainer.train()
 
@@ -144,4 +139,4 @@ def base_state(run: run_lib.Run, made: Programs) -> Any:
   if not run.settings.inner.inherit_state:
     return None
   arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')
-  return from_leaves(arrays, jax.eval_shape(made.inner.init, made.shapes)) if arrays else None
+  return from_leaves(arrays, jax.eval_shape(made.specs.inner.init, made.shapes)) if arrays else None

@@ -11,15 +11,11 @@ from collections.abc import Sequence
 
 import jax
 
-from dipaco_jax.core import errors, inner, modules, printable
-from dipaco_jax.core import grid as grid_lib
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import errors, grid as grid_lib, inner, modules, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage as stage_lib
-from dipaco_jax.pipeline import stage_records, tokenize_stage
+from dipaco_jax.pipeline import run as run_lib, stage as stage_lib, stage_records, tokenize_stage
 from dipaco_jax.storage import files, module_store, publishing, seals
 from dipaco_jax.training import display, mesh, metrics_log, processes
 
@@ -74,8 +70,9 @@ def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
 
 def check_model(settings: settings_lib.Settings):
   """Checks levels' patterns against the parameters and batches against the devices; raises InputError."""
-  if settings.model.attention == 'splash' and jax.default_backend() != 'tpu':
-    raise InputError("config.model.attention='splash' is for TPU: use 'auto'")
+  kernel, platform = settings.model.attention, jax.default_backend()
+  if (owner := {'splash': 'tpu', 'flash': 'gpu', 'cudnn': 'gpu'}.get(kernel, platform)) != platform:
+    raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
   shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   wanted = settings.train.microbatch

@@ -13,8 +13,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.pipeline import features, route_stage, token_losses
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import features, route_stage, run as run_lib, token_losses
 from dipaco_jax.routing import chunk_policies, chunk_router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
 from dipaco_jax.training import processes

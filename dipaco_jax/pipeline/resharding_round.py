@@ -17,12 +17,10 @@ import numpy as np
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts, packing
-from dipaco_jax.pipeline import features, route_stage
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import features, route_stage, run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
-from dipaco_jax.training import evaluation, processes
-from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training import display, evaluation, processes
 
 MAX_SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED_SHARE = 0.2  # of the router data, that the classifier's accuracy is reported on
@@ -90,7 +88,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   there = [seals.keep_if_whole(file) for file in files]
   missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
   processes.barrier(f'what is missing in {folder.name}')
-  progress = progress_lib.Progress(f'score router data {number}', len(missing), 'turns')
+  progress = display.Progress(f'score router data {number}', len(missing), 'turns')
   for i, turn in enumerate(missing):
     paths = placement.paths(turn)
     found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)

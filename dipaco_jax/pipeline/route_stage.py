@@ -13,13 +13,11 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import shards
-from dipaco_jax.pipeline import features, stage_records
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.routing import agreement, balanced_assignment, classifier, router
+from dipaco_jax.pipeline import features, run as run_lib, stage_records
+from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 from dipaco_jax.storage.publishing import Share
 from dipaco_jax.training import display, processes
-from dipaco_jax.training import progress as progress_lib
 
 PART_ROWS = 64 * features.FEATURE_ROWS  # sequences that a process routes before it keeps their paths
 
@@ -49,7 +47,7 @@ def summarize_shards(run: run_lib.Run, number: int) -> dict[str, Any]:
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
   if processes.is_first() and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(words)
-  nmi = agreement.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
+  nmi = path_labels.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
 
@@ -199,7 +197,7 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
   if not (missing := publishing.missing(folders, share)):
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
-  progress = progress_lib.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
+  progress = display.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
   for count, i in enumerate(missing, 1):
     with publishing.publish_directory(folders[i]) as aside:
       shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)

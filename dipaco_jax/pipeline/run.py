@@ -11,16 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import modules
-from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.data import sequences as sequences_lib
-from dipaco_jax.data import tokenizer as tokenizer_lib
+from dipaco_jax.core import modules, settings as settings_lib
+from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import router as router_lib
 from dipaco_jax.storage import seals, tensors
-from dipaco_jax.training import mesh, metrics_log, performance
-from dipaco_jax.training import programs as programs_lib
+from dipaco_jax.training import mesh, metrics_log, performance, programs as programs_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Run:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))
     devices = jax.devices()[: self.num_devices or None]
     placement = mesh.place(layout.grid, settings.mesh, settings.batch_sizes(stage), devices)
-    return programs_lib.make(settings, placement, layout, self.model)
+    return programs_lib.Programs(placement, layout, self.model, settings)
 
   def sequences(self, split: str, open_parts: int | None = None) -> sequences_lib.Sequences:
     """Returns a split's sequences, tokenized and not yet routed."""

@@ -23,17 +23,23 @@ from dipaco_jax.pipeline import (
   rerouted_perplexity,
   resharding_round,
   route_stage,
+  run as run_lib,
+  stage as stage_lib,
   stage_records,
   tokenize_stage,
   validate_stage,
 )
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage as stage_lib
 from dipaco_jax.storage import module_store, publishing, tensors
-from dipaco_jax.training import display, mesh, module_publishing, performance, processes
-from dipaco_jax.training import job as job_lib
-from dipaco_jax.training import programs as programs_lib
-from dipaco_jax.training import train_state as state_lib
+from dipaco_jax.training import (
+  display,
+  job as job_lib,
+  mesh,
+  module_publishing,
+  performance,
+  processes,
+  programs as programs_lib,
+  train_state as state_lib,
+)
 
 
 def run_all(run: run_lib.Run, last: str = stage_lib.NAMES[-1]):
@@ -150,7 +156,7 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
   path_parameters = sum(x.size for x in made.shapes.values())
   tokens = record.tokens + run.result('pretrain')['tokens']
-  took_part = [[int((of(phase) > 0).sum()) for phase in range(phases)] for of in (job.weights, job.heard)]
+  took_part = [[int((of(phase) > 0).sum()) for phase in range(phases)] for of in (job.weights, job.outer_weights)]
   active, heard = (sum(counts) / max(1, phases) for counts in took_part)
   return {
     'phases': phases, 'steps': phases * tau, 'train_tokens': tokens, 'tokens_per_s': rate,

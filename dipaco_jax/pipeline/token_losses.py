@@ -33,8 +33,7 @@ from dipaco_jax.data import packing, prefetching
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.storage import files, module_store, publishing, seals, tensors
-from dipaco_jax.training import evaluation, processes
-from dipaco_jax.training import progress as progress_lib
+from dipaco_jax.training import display, evaluation, processes
 from dipaco_jax.training.programs import Programs
 
 
@@ -81,7 +80,7 @@ def write(
   # All processes look before any of them writes.
   there = {turn: all(nll_file(folder, path).exists() for path in placement.paths(turn)) for turn in placement.turns()}
   turns = [turn for turn, is_there in there.items() if processes.any_process(not is_there, f'{name}: turn {turn}')]
-  progress = progress_lib.Progress(f'score {folder.name}', len(turns), 'turns')
+  progress = display.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
     _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
     progress.update(done)
@@ -159,10 +158,10 @@ def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, 
 @functools.lru_cache(8)  # one compilation for a run's programs, however often it scores
 def program(programs: Programs):
   """Returns token_losses(params, tokens [m.., B, L], segments) -> nll [m.., B, L], whole on each device of a path."""
-  losses = loss.token_losses(programs.model)
 
   def token_losses(params, tokens, segments):
-    nll_BL = losses(gather(programs.squeeze(params), programs.specs.dims), *programs.squeeze((tokens, segments)))
+    params, rows = gather(programs.squeeze(params), programs.specs.dims), programs.squeeze((tokens, segments))
+    nll_BL = loss.token_losses(programs.model, params, *rows)
     return programs.expand(jax.lax.all_gather(nll_BL, 'data', tiled=True))
 
   rows = programs.specs.rows()

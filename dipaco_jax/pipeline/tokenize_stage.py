@@ -20,7 +20,7 @@ from dipaco_jax.data import corpus, sequences, tokenizer
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing, remote_files, seals
-from dipaco_jax.training import display, processes, progress
+from dipaco_jax.training import display, processes
 
 Path = pathlib.Path
 
@@ -86,7 +86,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: c
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
   total = 0 if all_of_validation else num_documents * len(missing) // parts
-  shown = progress.Progress('tokenize', total, 'documents')
+  shown = display.Progress('tokenize', total, 'documents')
   for number, k in enumerate(missing, 1):
 
     def show(count: int, _, before=done, part=f'{number}/{len(missing)}'):

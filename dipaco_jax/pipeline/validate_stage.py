@@ -9,8 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import loader, packing
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage
+from dipaco_jax.pipeline import run as run_lib, stage
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import display, evaluation
 from dipaco_jax.training.programs import Programs
@@ -119,7 +118,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets)}
   if s.evaluate.matrix:
-    result['loss_matrix'] = evaluation.matrix(made, load, holdout_rows(run, s.rounds))
+    result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
   return result
 
 

@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
-from dipaco_jax.core import grid as grid_lib
-from dipaco_jax.core import modules
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import grid as grid_lib, modules, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import hlo, roofline
@@ -67,7 +64,7 @@ def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Prog
   made = transformer.make_model(s.model, s.tokenizer.vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
-  return programs.make(s, placement, layout, made)
+  return programs.Programs(placement, layout, made, s)
 
 
 # -- compiling

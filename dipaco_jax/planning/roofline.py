@@ -15,9 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import grid as grid_lib
-from dipaco_jax.core import inner, outer
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import grid as grid_lib, inner, outer, settings as settings_lib
 from dipaco_jax.models import attention, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
@@ -29,13 +27,13 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   rows = s.train.batch_size * s.model.seq_len
   plain = dataclasses.replace(s.model, loss_chunk=rows, layers='unrolled', attention='xla')
   made = transformer.make_model(plain, s.tokenizer.vocab_size)
-  compute = inner.gradient(loss.path_loss(made, s.routing.prefix_tokens))
+  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, made, s.routing.prefix_tokens), 0)
   optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   params = transformer.shapes(made)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)
-  lowered: Any = jax.jit(step).lower(params, state, tokens, tokens, jax.ShapeDtypeStruct((), np.int32))
+  lowered: Any = jax.jit(step).lower(params, state, (tokens, tokens), jax.ShapeDtypeStruct((), np.int32))
   return lowered.cost_analysis()['flops'] + tokens.size * extra_splash_flops(s.model)
 
 

@@ -16,7 +16,7 @@ class Failures(NamedTuple):
 def read_failures(workdir: pathlib.Path) -> Failures:
   """Reads the rows of phases in metrics.jsonl."""
   excluded, skipped = [], dict[int, int]()
-  for row in metrics_log.rows_with(workdir, *MARKS):
+  for row in metrics_log.read_rows(workdir, *MARKS):
     about = {'phase': row['phase'], 'step': row['step']}
     for path, why in row.get('excluded', {}).items():
       told = why if isinstance(why, dict) else {'why': why}

@@ -5,7 +5,7 @@ import numpy as np
 from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run, path_names
-from dipaco_jax.routing import agreement
+from dipaco_jax.routing import path_labels
 from dipaco_jax.storage import seals
 
 
@@ -108,7 +108,7 @@ def kinds_by_paths(run: Run) -> Picture | None:
   words = (
     f'What each path reads. The router never saw these names; {mostly or "none"} of {len(table)} paths '
     f'{"reads" if mostly <= 1 else "read"} mostly one. '
-    f'Normalized mutual information between paths and kinds: {agreement.normalized_mutual_information(table):.2f}.'
+    f'Normalized mutual information between paths and kinds: {path_labels.normalized_mutual_information(table):.2f}.'
   )
   return Picture(category_plots.kinds_by_paths(table, kinds, path_names(run.grid)), words)
 

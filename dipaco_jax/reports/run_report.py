@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import grid as grids
-from dipaco_jax.core import settings
+from dipaco_jax.core import grid as grids, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remedies, seals
 
@@ -33,7 +32,6 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
 
   Raises InputError where there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax.core import averaging_gap
   from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import amounts, failures
   from dipaco_jax.training import metrics_log
@@ -46,7 +44,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   timed = [stage for stage in stages.values() if 'ended' in stage]
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
-  failed, rows = failures.read_failures(workdir), metrics_log.rows_with(workdir, averaging_gap.MARK)
+  failed, rows = failures.read_failures(workdir), metrics_log.read_rows(workdir, b'"averaging_gap": ')
   return report | {
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),

@@ -55,11 +55,7 @@ def descend(shared: np.ndarray, apart: np.ndarray, order: np.ndarray) -> np.ndar
 def arrange(centroids_PX: np.ndarray, shape: Sequence[int], seed: int, unlike: bool = False) -> np.ndarray:
   """Returns the cluster of every place, a permutation [P]; the given order if fewer than two axes have several modules.
 
-  Args:
-    centroids_PX: the clusters' centroids.
-    shape: sizes of the grid's axes, whose product is P.
-    seed: seed of the random orders.
-    unlike: look for the highest cost instead of the lowest, for comparison.
+  `seed` draws the random orders; with `unlike` the highest cost is sought instead of the lowest, for comparison.
   """
   num_paths, several = len(centroids_PX), sum(size > 1 for size in shape)
   if several < 2 or num_paths > MAX_PATHS:

@@ -21,13 +21,9 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
   where some paths are better than others for all sequences; it nearly is if the bias of `classifier.calibration`, with
   the capacities as the target, is added to the scores.
 
-  Args:
-    scores_NP: higher is better; comparable between sequences, as log-likelihoods are. k-means' scores lack
-      -|x|^2, on which it then depends too who has to take another path; capacities are kept all the same.
-    capacity_P: the number of sequences that each path takes at most.
-
-  Raises:
-    InputError: the capacities are fewer than the sequences, or a score is NaN.
+  Scores are comparable between sequences, as log-likelihoods are. k-means' scores lack -|x|^2, on which it then depends
+  too who has to take another path; capacities are kept all the same. Raises InputError if the capacities are fewer than
+  the sequences, or a score is NaN.
   """
   num, num_paths = scores_NP.shape
   if capacity_P.sum() < num:
@@ -43,7 +39,10 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
       # All choose at once; choices hold up to the first sequence whose path is full by then.
       open_P = np.flatnonzero(room_P)
       choice = open_P[scores_NP[np.ix_(todo, open_P)].argmax(axis=1)]
-      holds = _first_too_many(choice, room_P)
+      count_P, holds = np.bincount(choice, minlength=num_paths), len(choice)
+      if (over_P := count_P > room_P).any():
+        by_path, first_P = np.argsort(choice, kind='stable'), np.cumsum(count_P) - count_P
+        holds = int(by_path[(first_P + room_P)[over_P]].min())
       path_N[todo[:holds]] = choice[:holds]
       room_P -= np.bincount(choice[:holds], minlength=num_paths)
       todo = todo[holds:]
@@ -51,13 +50,12 @@ def assign(scores_NP: np.ndarray, capacity_P: np.ndarray) -> np.ndarray:
 
 
 def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarray, quota: int) -> list[np.ndarray]:
-  """Chooses sequences for each of E empty paths in turn: the best ones for it, at most `quota`.
+  """Chooses sequences for each of E empty paths in turn: the best ones for it, at most `quota`, which is 1 or more.
 
   Args:
     lack_NE: by how much a sequence's score for an empty path is below its highest score.
     owner_N: the path that a sequence would be taken from, which keeps at least `quota`.
     count_P: the number of sequences of each path.
-    quota: 1 or more.
   """
   left_P, taken, found = np.array(count_P), np.zeros(len(owner_N), bool), []
   for lack_N in lack_NE.T:
@@ -71,13 +69,3 @@ def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarr
         left_P[owner_N[n]] -= 1
     found.append(np.array(mine, np.int64))
   return found
-
-
-def _first_too_many(choice: np.ndarray, room_P: np.ndarray) -> int:
-  """Returns the index of the first choice of a path without room left; the number of choices if all have room."""
-  count_P = np.bincount(choice, minlength=len(room_P))
-  over_P = count_P > room_P
-  if not over_P.any():
-    return len(choice)
-  by_path, first_P = np.argsort(choice, kind='stable'), np.cumsum(count_P) - count_P
-  return int(by_path[(first_P + room_P)[over_P]].min())

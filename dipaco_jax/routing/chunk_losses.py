@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.models import loss as loss_lib
-from dipaco_jax.models import transformer
+from dipaco_jax.models import loss as loss_lib, transformer
+from dipaco_jax.models.transformer import Params, Transformer
 from dipaco_jax.routing import router
+from dipaco_jax.routing.router import Router
 
 FILE = 'evaluation/excerpts.json'  # in a run's folder: its Excerpts
 DEFAULT_CHUNK = 32  # tokens in a chunk, by default
@@ -96,15 +97,15 @@ def pack_windows(seen: Sequence[np.ndarray], prefix: int, length: int) -> tuple[
 
 @functools.partial(jax.jit, static_argnames=('model', 'prefix'))
 def losses_and_routes(
-  model: transformer.Transformer, prefix: int, params: transformer.Params, fitted, tokens_BL, segments_BL
-):
+  model: Transformer, prefix: int, params: Params, fitted: Router | None, tokens_BL: jax.Array, segments_BL: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
   """Returns `loss.following_nll` [B, L], and the router's path of each window, int32 [B, X], or None without router.
 
   One program computes both, since compilation takes longest. Paths are meaningful for the base model's parameters only;
   ties go to the lower one.
   """
   x_BLD = transformer.hidden(model, params, tokens_BL, segments_BL)
-  factors: Any = model.apply(transformer.variables(params), x_BLD, method=transformer.Transformer.norm_and_head)
+  factors: Any = model.apply(transformer.variables(params), x_BLD, method=Transformer.norm_and_head)
   normed_BLD, head_DV = factors
   nats_BL = loss_lib.following_nll(normed_BLD, head_DV, tokens_BL, segments_BL, model.config.loss_chunk)
   if fitted is None:
@@ -130,12 +131,9 @@ def in_batches(function: Callable[..., Any], size: int, *arrays: np.ndarray) -> 
 def gather_losses(
   paths: Sequence[Sequence[int]], W: int, nats: Callable[[int | None, np.ndarray], np.ndarray]
 ) -> TextLosses:
-  """Collects the losses of texts under their chunks' paths, asking for each path once.
+  """Collects the losses of texts under the paths of their chunks, `paths[text][chunk]`, asking for each path once.
 
-  Args:
-    paths: the path of each chunk, by text.
-    W: tokens in a chunk.
-    nats: (path, or None for the base model; indices of texts [B]) -> nats of the next token after each token, [B, L].
+  `nats`: (path, or None for the base model; indices of texts [B]) -> nats of the next token after each token, [B, L].
   """
   base_NL = nats(None, np.arange(len(paths)))
   rerouted_NL, routed_NL = np.zeros_like(base_NL), np.zeros_like(base_NL)
@@ -151,19 +149,9 @@ def gather_losses(
 
 
 def make_excerpt(
-  name: str, texts: Sequence[str], length: int, W: int, prefix: int, paths: Sequence[int], nats
+  name: str, texts: Sequence[str], length: int, W: int, prefix: int, paths: Sequence[int], nats: TextLosses
 ) -> Excerpt:
-  """Makes the excerpt of a text of `length` tokens.
-
-  Args:
-    name: the text's name.
-    texts: the chunks as text.
-    length: tokens in the text.
-    W: tokens in a chunk.
-    prefix: first tokens, which no loss counts.
-    paths: the path of each chunk.
-    nats: TextLosses of this text, [L] each.
-  """
+  """Makes the excerpt of a text of `length` tokens from its chunks' texts and paths, and its losses, [L] each."""
 
   def mean(nats_L: np.ndarray, start: int, stop: int) -> float | None:
     start = max(start, 1)  # nothing predicts the first token

@@ -31,99 +31,95 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+Nats = Sequence[np.ndarray]  # P arrays [N, L]
 BLOCK_BYTES = 1 << 26  # of all paths' token losses, float32, in memory at one time
 
 
-def oracle(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
+def oracle(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
   """Returns the nats of every sequence, [N], with oracle routing: by the nats on chunk i; ties go to the lower path.
 
   Args:
     nll: nats of every target inside a sequence, including the prefix.
     counts_NL: which targets count.
-    W: tokens in a chunk, 2 or more.
+    W: tokens in a chunk, 2 or more; ValueError otherwise, as chunk 0 would have no nats to choose by.
     first_N: the path of chunk 0.
-
-  Raises:
-    ValueError: W is below 2, so that chunk 0 has no nats to choose by.
   """
   return _by_least_nats(nll, counts_NL, W, first_N, lambda nats_BPC: nats_BPC)
 
 
-def history(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
+def history(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np.ndarray:
   """Returns the nats of every sequence, [N], chosen by the nats on chunks 0 to i; for the arguments see `oracle`."""
   return _by_least_nats(nll, counts_NL, W, first_N, lambda nats_BPC: nats_BPC.cumsum(axis=-1))
 
 
-def by_chooser(
-  nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int, first_N: np.ndarray, chosen_NL: np.ndarray
-) -> np.ndarray:
+def _by_least_nats(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray, seen: Callable) -> np.ndarray:
+  """Chooses the path of chunk i + 1 by the least nats that `seen` makes of those of chunks 0 to i, [B, P, C]."""
+
+  def scored(rows: slice, nll_BPL: np.ndarray) -> np.ndarray:
+    best_BC = seen(_by_chunk(nll_BPL, W)).argmin(axis=1)
+    return _scored(nll_BPL, counts_NL[rows], W, first_N[rows], best_BC[:, :-1])
+
+  return _by_block(nll, scored)
+
+
+def by_chooser(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray, chosen_NL: np.ndarray) -> np.ndarray:
   """Returns the nats of every sequence, [N], with the path of chunk i + 1 chosen at the last token of chunk i.
 
-  Args:
-    nll, counts_NL, W, first_N: see `oracle`.
-    chosen_NL: the path that the chooser prefers for what follows each token, see `chunk_router.choose`.
+  `chosen_NL`: the path that the chooser prefers for what follows each token, see `chunk_router.choose`. The other
+  arguments are those of `oracle`.
   """
-  total_N = np.zeros(len(counts_NL))
   before = _starts(W, counts_NL.shape[1])[1:]  # the last token before a chunk predicts its first
-  for rows, nll_BPL in blocks(nll):
-    total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], chosen_NL[rows][:, before])
-  return total_N
+  chosen_NC = chosen_NL[:, before]
+  return _by_block(nll, lambda rows, x: _scored(x, counts_NL[rows], W, first_N[rows], chosen_NC[rows]))
 
 
-def hindsight(nll: Sequence[np.ndarray], counts_NL: np.ndarray, W: int) -> np.ndarray:
+def hindsight(nll: Nats, counts_NL: np.ndarray, W: int) -> np.ndarray:
   """Returns the nats of every sequence, [N], with the best path for every chunk: a bound for any choice of paths.
 
   With chunks as long as a sequence it is the bound for routing once.
   """
-  total_N = np.zeros(len(counts_NL))
-  for rows, nll_BPL in blocks(nll):
-    total_N[rows] = _by_chunk(_counted(nll_BPL, counts_NL[rows][:, None]), W).min(axis=1).sum(axis=1)
-  return total_N
+  return _by_block(nll, lambda rows, x: _by_chunk(np.where(counts_NL[rows][:, None], x, 0), W).min(axis=1).sum(axis=1))
 
 
-def mixture(nll: Sequence[np.ndarray], counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int) -> np.ndarray:
+def mixture(nll: Nats, counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int) -> np.ndarray:
   """Returns the nats of every sequence, [N], under the mixture of its `top_n` best paths' next-token distributions.
 
       -sum_j log sum_p w_p exp(-nll_pj)        w = softmax of the top_n highest scores
 
-  Args:
-    nll, counts_NL: see `oracle`.
-    scores_NP: the router's scores: log weights, up to a constant.
-    top_n: number of paths in a mixture; 1 is the routed path alone. Ties go to the lower index.
+  `scores_NP` are the router's: log weights, up to a constant; ties go to the lower index.
   """
-  total_N = np.zeros(len(counts_NL))
-  for rows, nll_BPL in blocks(nll):
+
+  def mixed(rows: slice, nll_BPL: np.ndarray) -> np.ndarray:
     scores_BP = np.asarray(scores_NP[rows], np.float64)
     top_BT = np.argsort(-scores_BP, axis=1, kind='stable')[:, :top_n]
     score_BT = np.take_along_axis(scores_BP, top_BT, 1)
     log_w_BT = score_BT - np.logaddexp.reduce(score_BT, axis=1, keepdims=True)
     log_p_BTL = log_w_BT[:, :, None] - np.take_along_axis(nll_BPL, top_BT[:, :, None], 1)
-    total_N[rows] = _counted(-np.logaddexp.reduce(log_p_BTL, axis=1), counts_NL[rows]).sum(axis=1)
-  return total_N
+    return np.where(counts_NL[rows], -np.logaddexp.reduce(log_p_BTL, axis=1), 0).sum(axis=1)
+
+  return _by_block(nll, mixed)
 
 
-def posterior(nll: Sequence[np.ndarray], counts_NL: np.ndarray) -> np.ndarray:
+def posterior(nll: Nats, counts_NL: np.ndarray) -> np.ndarray:
   """Returns the nats of every sequence, [N], under the posterior mixture of all paths; not in the paper.
 
       -sum_j log sum_p w_pj exp(-nll_pj)       w_pj = softmax_p(-sum_{i < j} nll_pi)
 
   The weights are the posterior of the path given the tokens so far, including the prefix, from a uniform prior.
-
-  Args:
-    nll, counts_NL: see `oracle`.
   """
-  total_N = np.zeros(len(counts_NL))
-  for rows, nll_BPL in blocks(nll):
+
+  def mixed(rows: slice, nll_BPL: np.ndarray) -> np.ndarray:
     so_far_BPL = -np.cumsum(nll_BPL, axis=-1, dtype=np.float64)
     log_p_BL = np.logaddexp.reduce(so_far_BPL, axis=1)  # of all tokens so far
     before_BL = np.pad(log_p_BL[:, :-1], ((0, 0), (1, 0)), constant_values=math.log(len(nll)))
     gone_BL = np.isneginf(log_p_BL)  # no path is left
     nats_BL = np.where(gone_BL, np.inf, before_BL - np.where(gone_BL, 0, log_p_BL))
-    total_N[rows] = _counted(nats_BL, counts_NL[rows]).sum(axis=1)
-  return total_N
+    return np.where(counts_NL[rows], nats_BL, 0).sum(axis=1)
+
+  return _by_block(nll, mixed)
 
 
-def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+def blocks(nll: Nats) -> Iterator[tuple[slice, np.ndarray]]:
   """Yields slices of sequences with all paths' token losses on them, float32 [B, P, L], inf where not finite."""
   N, L = nll[0].shape
   size = max(1, BLOCK_BYTES // (4 * len(nll) * L))
@@ -134,18 +130,9 @@ def blocks(nll: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
     yield rows, nll_BPL
 
 
-def _by_least_nats(nll, counts_NL, W: int, first_N, seen: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-  """Chooses the path of chunk i + 1 by the least nats that `seen` makes of those of chunks 0 to i, [B, P, C]."""
-  total_N = np.zeros(len(counts_NL))
-  for rows, nll_BPL in blocks(nll):
-    best_BC = seen(_by_chunk(nll_BPL, W)).argmin(axis=1)
-    total_N[rows] = _scored(nll_BPL, counts_NL[rows], W, first_N[rows], best_BC[:, :-1])
-  return total_N
-
-
-def _counted(nats: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """Replaces nats by 0 at targets that do not count."""
-  return np.where(counts, nats, 0)
+def _by_block(nll: Nats, nats_of: Callable[[slice, np.ndarray], np.ndarray]) -> np.ndarray:
+  """Returns `nats_of(rows, token losses [B, P, L])` of all blocks of sequences, [N]."""
+  return np.concatenate([nats_of(rows, nll_BPL) for rows, nll_BPL in blocks(nll)])
 
 
 def _starts(W: int, L: int) -> list[int]:
@@ -160,8 +147,10 @@ def _by_chunk(nll_BPL: np.ndarray, W: int) -> np.ndarray:
   return np.add.reduceat(nll_BPL, _starts(W, nll_BPL.shape[-1]), axis=-1, dtype=np.float64)
 
 
-def _scored(nll_BPL, counts_BL, W: int, first_B, later_BC) -> np.ndarray:
+def _scored(
+  nll_BPL: np.ndarray, counts_BL: np.ndarray, W: int, first_B: np.ndarray, later_BC: np.ndarray
+) -> np.ndarray:
   """Returns the nats that count, [B], with path `first_B` on chunk 0 and `later_BC` on the chunks after it."""
   paths_BC = np.concatenate([first_B[:, None], later_BC], axis=1)
-  nats_BPC = _by_chunk(_counted(nll_BPL, counts_BL[:, None]), W)
+  nats_BPC = _by_chunk(np.where(counts_BL[:, None], nll_BPL, 0), W)
   return np.take_along_axis(nats_BPC, paths_BC[:, None], 1).sum(axis=(1, 2))

@@ -25,14 +25,15 @@ import numpy as np
 
 from dipaco_jax.core import inner, settings
 from dipaco_jax.models import loss as loss_lib
-from dipaco_jax.models import transformer
+from dipaco_jax.models.transformer import Params, Transformer as Model, variables
 from dipaco_jax.routing import chunk_policies
 from dipaco_jax.routing.path_labels import NONE
 
 KERNEL = 'chooser/kernel'
+Rows = jax.Array | np.ndarray  # [B, L] integers
 
 
-def init_params(base: Mapping[str, Any], num_paths: int) -> transformer.Params:
+def init_params(base: Mapping[str, Any], num_paths: int) -> Params:
   """Returns the chooser's parameters before training: the base model's, and a head of zeros (uniform over paths)."""
   width = base['final_norm/scale'].shape[0]
   kept = {name: jnp.asarray(x) for name, x in base.items() if name != 'head/kernel'}
@@ -59,36 +60,29 @@ def labels(nll: Sequence[np.ndarray], horizon: int = 0) -> np.ndarray:
   return found_NL
 
 
-def _following(x_BPL: np.ndarray, ends_L: np.ndarray, dtype) -> np.ndarray:
+def _following(x_BPL: np.ndarray, ends_L: np.ndarray, dtype: type) -> np.ndarray:
   """Returns the sums over targets from each index up to its end, exclusive."""
   upto_BPL = np.pad(x_BPL.cumsum(axis=-1, dtype=dtype), ((0, 0), (0, 0), (1, 0)))
   return upto_BPL[..., ends_L] - upto_BPL[..., :-1]
 
 
-def logits(model: transformer.Transformer, params: transformer.Params, tokens_BL, segments_BL) -> jax.Array:
+def logits(model: Model, params: Params, tokens_BL: Rows, segments_BL: Rows) -> jax.Array:
   """Returns the logits of the best path for the tokens after each token, float32 [B, L, P]."""
-  trunk = transformer.variables({name: x for name, x in params.items() if name != KERNEL})
+  trunk = variables({name: x for name, x in params.items() if name != KERNEL})
   x_BLD: Any = model.apply(trunk, tokens_BL, segments_BL, method=lambda m, *rows: m.final_norm(m(*rows)))
   return jnp.einsum('BLD,DP->BLP', x_BLD, params[KERNEL].astype(x_BLD.dtype), preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames='model')
-def choose(model: transformer.Transformer, params: transformer.Params, tokens_BL, segments_BL) -> jax.Array:
+def choose(model: Model, params: Params, tokens_BL: Rows, segments_BL: Rows) -> jax.Array:
   """Returns the preferred path for the tokens after each token, ties to the lower: int32 [B, L]."""
   return logits(model, params, tokens_BL, segments_BL).argmax(axis=-1).astype(jnp.int32)
 
 
 def loss(
-  model: transformer.Transformer, params: transformer.Params, rows: tuple, labels_BL
-) -> tuple[jax.Array, jax.Array]:
-  """Returns (summed cross-entropy in nats, number of tokens that have a label and a next token in their sequence).
-
-  Args:
-    model, params: the chooser.
-    rows: tokens and segment ids, [B, L] each.
-    labels_BL: T.
-  """
-  tokens_BL, segments_BL = rows
+  model: Model, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array, labels_BL: jax.Array
+) -> tuple[Any, Any]:
+  """Returns (summed cross-entropy in nats, number of tokens that have a label and a next token in their sequence)."""
   followed_BL = loss_lib.targets(tokens_BL, segments_BL, 0)[1] * (labels_BL != NONE)
   log_p_BLP = jax.nn.log_softmax(logits(model, params, tokens_BL, segments_BL))
   nats_BL = -jnp.take_along_axis(log_p_BLP, labels_BL[..., None], axis=-1)[..., 0]
@@ -96,12 +90,8 @@ def loss(
 
 
 def train(
-  model: transformer.Transformer,
-  params: transformer.Params,
-  batch: Callable[[int], tuple[Any, Any, Any]],
-  num_steps: int,
-  config: settings.Inner,
-) -> tuple[transformer.Params, np.ndarray]:
+  model: Model, params: Params, batch: Callable[[int], tuple[Rows, Rows, Rows]], num_steps: int, config: settings.Inner
+) -> tuple[Params, np.ndarray]:
   """Trains the chooser with AdamW, as a path's inner steps but without warm-up; the cosine ends with the last step.
 
   Equal arguments give equal bits, so that a run that was stopped can train again from the start.
@@ -109,7 +99,7 @@ def train(
   Args:
     model: the base model.
     params: initial parameters, see `init_params`; not donated.
-    batch: maps a step to tokens, segment ids and labels, [B, L] each, on the host or laid out over devices.
+    batch: maps a step to tokens, segment ids and labels, on the host or laid out over devices.
     num_steps: about 2,000 in the paper.
     config: AdamW's settings; its warm-ups and decay_steps are ignored.
 
@@ -117,17 +107,17 @@ def train(
     The parameters, and the mean loss before each step in nats, [num_steps].
   """
   optimizer = inner.make_optimizer(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0, 0.0)
-  compute = inner.gradient(functools.partial(loss, model))
+  compute = functools.partial(inner.gradient, functools.partial(loss, model), 0)
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
-  def step(params, state, tokens_BL, segments_BL, labels_BL, i):
-    return inner.step(optimizer, compute, params, state, (tokens_BL, segments_BL), labels_BL, i)
+  def step(params: Params, state: inner.InnerState, batch: tuple[Rows, Rows, Rows], i: jax.Array) -> inner.Stepped:
+    return inner.step(optimizer, compute, params, state, batch, i)
 
   params = jax.tree.map(jnp.copy, params)
   state = optimizer.init(params)
   losses: list[jax.Array] = []
   for i in range(num_steps):
-    params, state, metrics = step(params, state, *batch(i), jnp.int32(i))
+    params, state, metrics = step(params, state, batch(i), jnp.int32(i))
     losses.append(metrics['loss'])
     jax.block_until_ready(losses[-2:][0])  # wait for the step before, so that batches do not pile up on the device
   return params, np.array(losses)

@@ -41,19 +41,9 @@ def fit_classifier(
 
       minimize  mean_n -log prob(label_n | z_n) + l2 / 2 (|w|^2 + |hidden|^2)
 
-  Of several l2 the one that does best on held-out documents is used on all of them. scikit-learn's C is 1 / (N l2). A
-  hidden layer is not in the paper.
-
-  Args:
-    key: draws the held-out documents and the initial hidden layer.
-    z_ND: features, float32.
-    labels_N: paths, integers.
-    num_paths: P.
-    hidden: units of the hidden layer; 0 for none.
-    l2: candidates.
-
-  Raises:
-    ValueError: a label is no path, or a feature is not finite.
+  Of several l2 the one that does best on HELD_FRACTION of the documents, trained on the others, is used on all of them.
+  scikit-learn's C is 1 / (N l2). A hidden layer, of `hidden` units, is not in the paper. `key` draws the held-out
+  documents and the initial hidden layer. Raises ValueError if a label is no path, or a feature is not finite.
   """
   if not (np.min(labels_N) >= 0 and np.max(labels_N) < num_paths):
     raise ValueError(f'labels go from {np.min(labels_N)} to {np.max(labels_N)}; paths from 0 to {num_paths - 1}')
@@ -61,17 +51,13 @@ def fit_classifier(
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND, labels_N = (jnp.asarray(z_ND) - mean_D) / scale_D, jnp.asarray(labels_N)
   start_key, split_key = jax.random.split(key)
-  start = init_weights(start_key, x_ND.shape[1], hidden, num_paths)
-  best = choose_l2(split_key, start, x_ND, labels_N, l2) if len(l2) > 1 else l2[0]
-  return as_router(train(start, x_ND, labels_N, jnp.ones(len(x_ND)), best), mean_D, scale_D)
-
-
-def choose_l2(key: jax.Array, start: Weights, x_ND: jax.Array, labels_N: jax.Array, candidates: Sequence[float]):
-  """Returns the candidate that has the lowest loss on HELD_FRACTION of the documents, trained on the others."""
-  is_held_N = jnp.zeros(len(x_ND)).at[split(key, len(x_ND), HELD_FRACTION)[1]].set(1.0)
-  fitted = [train(start, x_ND, labels_N, 1 - is_held_N, l2) for l2 in candidates]
-  held_nats = np.array([mean_nats(weights, x_ND, labels_N, is_held_N) for weights in fitted])
-  return candidates[int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())]
+  start, best = init_weights(start_key, x_ND.shape[1], hidden, num_paths), 0
+  if len(l2) > 1:
+    is_held_N = jnp.zeros(len(x_ND)).at[split(split_key, len(x_ND), HELD_FRACTION)[1]].set(1.0)
+    fitted = [train(start, x_ND, labels_N, 1 - is_held_N, decay) for decay in l2]
+    held_nats = np.array([mean_nats(weights, x_ND, labels_N, is_held_N) for weights in fitted])
+    best = int(np.where(np.isfinite(held_nats), held_nats, np.inf).argmin())
+  return as_router(train(start, x_ND, labels_N, jnp.ones(len(x_ND)), l2[best]), mean_D, scale_D)
 
 
 def as_router(weights: Weights, mean_D: jax.Array, scale_D: jax.Array) -> router_lib.Router:
@@ -88,14 +74,16 @@ def init_weights(key: jax.Array, width: int, hidden: int, num_paths: int) -> Wei
 
 
 @jax.jit
-def train(start: Weights, x_ND, labels_N, weight_N, l2, iterations=ITERATIONS, tolerance=TOLERANCE) -> Weights:
-  """Minimizes the weighted mean loss plus decay by L-BFGS; for the last two arguments see `minimize`."""
+def train(
+  start: Weights, x_ND: jax.Array, labels_N: jax.Array, weight_N: jax.Array, l2: float, tolerance: float = TOLERANCE
+) -> Weights:
+  """Minimizes the weighted mean loss plus decay by L-BFGS."""
 
-  def loss(weights: Weights):
+  def loss(weights: Weights) -> jax.Array:
     decay = jnp.sum(weights.w**2) + jnp.sum(weights.hidden**2)
     return mean_nats(weights, x_ND, labels_N, weight_N) + l2 / 2 * decay
 
-  return minimize(loss, start, iterations, tolerance)
+  return minimize(loss, start, ITERATIONS, tolerance)
 
 
 @jax.jit
@@ -112,12 +100,12 @@ def minimize(loss: Callable[[T], jax.Array], start: T, iterations: int, toleranc
   optimizer = optax.lbfgs()
   value_and_grad = optax.value_and_grad_from_state(loss)
 
-  def not_converged(carry):
+  def not_converged(carry: tuple) -> jax.Array:
     _, state = carry
     done, gradient = optax.tree.get(state, 'count'), optax.tree.get(state, 'grad')
     return (done == 0) | ((done < iterations) & (optax.tree.norm(gradient, ord=jnp.inf) > tolerance))
 
-  def iterate(carry):
+  def iterate(carry: tuple) -> tuple:
     params, state = carry
     value, gradient = value_and_grad(params, state=state)
     updates, state = optimizer.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
@@ -142,7 +130,7 @@ def calibrate(router: router_lib.Router, z_ND: jax.Array, target_P: jax.Array | 
   return router._replace(bias=router.bias + calibration(router_lib.scores(router, jnp.asarray(z_ND)), target_P))
 
 
-def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray, iterations: int = 50) -> jax.Array:
+def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray) -> jax.Array:
   """Returns a bias [P] by which argmax_p (score_np + bias_p) is p for a share target_p of the documents [2.4.2, 7.2.1].
 
   The paper does not say how. At falling temperatures T, from the spread of the scores down to 10^-4 of it,
@@ -152,46 +140,39 @@ def calibration(scores_NP: jax.Array, target_P: jax.Array | np.ndarray, iteratio
   The function is convex, and its gradient is the softened frequencies minus the target; as T falls, a softened route
   becomes the route. It is the dual of optimal transport from documents to paths: of all assignments with these
   frequencies, the routes have the highest total score. Of the biases at all temperatures, and no bias, the result is
-  the one whose routes have the lowest total variation from the target.
-
-  Args:
-    scores_NP: the router's scores.
-    target_P: shares, above 0, of any sum.
-    iterations: at most so many of L-BFGS at each temperature.
-
-  Raises:
-    ValueError: a share is not above 0.
+  the one whose routes have the lowest total variation from the target. The target's shares may have any sum; ValueError
+  if one is not above 0.
   """
   share_P = np.asarray(target_P, np.float64)  # first, as JAX would sum in float32
   share_P = share_P / share_P.sum()
   if not (share_P > 0).all():
     raise ValueError(f'shares of paths {np.flatnonzero(~(share_P > 0)).tolist()} are not above 0: give each path one')
-  return _calibration(jnp.asarray(scores_NP, jnp.float32), jnp.asarray(share_P, jnp.float32), iterations)
+  return _calibration(jnp.asarray(scores_NP, jnp.float32), jnp.asarray(share_P, jnp.float32))
 
 
 TEMPERATURES = tuple(10 ** -(step / 2) for step in range(9))
 
 
 @jax.jit
-def _calibration(scores_NP, share_P, iterations) -> jax.Array:
+def _calibration(scores_NP: jax.Array, share_P: jax.Array) -> jax.Array:
   N, P = scores_NP.shape
   mean_P = scores_NP.mean(axis=0)
   spread = jnp.mean(jnp.std(scores_NP - mean_P, axis=1))
 
-  def variation(bias_P):
+  def variation(bias_P: jax.Array) -> jax.Array:
     count_P = jnp.zeros(P).at[jnp.argmax(scores_NP + bias_P, axis=1)].add(1.0)
     return jnp.abs(count_P / N - share_P).sum() / 2
 
-  def cool(carry, temperature):
+  def cool(carry: tuple, temperature: jax.Array) -> tuple[tuple, None]:
     bias_P, best_P, lowest = carry
     # In these units the diagonal of the Hessian does not depend on the shares.
     unit_P = temperature * jax.lax.rsqrt(P * share_P)
 
-    def dual(u_P):
+    def dual(u_P: jax.Array) -> jax.Array:
       softened_N = jax.nn.logsumexp((scores_NP + u_P * unit_P) / temperature, axis=1)
       return softened_N.mean() - jnp.sum(share_P * u_P * unit_P) / temperature
 
-    bias_P = minimize(dual, bias_P / unit_P, iterations, 0.5 / N) * unit_P
+    bias_P = minimize(dual, bias_P / unit_P, 50, 0.5 / N) * unit_P
     bias_P -= bias_P.mean()  # changes no route
     now = variation(bias_P)
     return (bias_P, jnp.where(now < lowest, bias_P, best_P), jnp.minimum(now, lowest)), None

@@ -15,20 +15,14 @@ ROWS = 4096  # rows of distances in memory at one time
 
 @functools.partial(jax.jit, static_argnames=('k', 'iterations', 'restarts'))
 def fit(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: int) -> jax.Array:
-  """Returns the centroids [K, D] of the restart with the lowest inertia, sum_n min_k |z_n - c_k|^2.
+  """Returns the centroids [K, D] of the restart with the lowest inertia, sum_n min_k |z_n - c_k|^2; K <= N.
 
   Each restart seeds by greedy k-means++ and runs Lloyd's iterations until nothing moves. Distances are computed `ROWS`
-  at a time: beside z and the centroids, memory is that of [ROWS, K] and [T, N].
-
-  Args:
-    key: draws the seedings.
-    z_ND: points, float32, centred or nearly so: distances are computed from products, which cancel far from 0.
-    k: number of clusters, at most N.
-    iterations: at most so many of Lloyd's in each restart.
-    restarts: number of seedings.
+  at a time: beside z and the centroids, memory is that of [ROWS, K] and [T, N]. The points, float32, are centred or
+  nearly so: distances are computed from products, which cancel far from 0.
   """
 
-  def once(key):
+  def once(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     centroids_KD = lloyd(z_ND, initial_centroids(key, z_ND, k), iterations)
     return centroids_KD, inertia(z_ND, centroids_KD)
 
@@ -53,10 +47,10 @@ def initial_centroids(key: jax.Array, z_ND: jax.Array, k: int) -> jax.Array:
   key, first_key = jax.random.split(key)
   first = jax.random.randint(first_key, (), 0, z_ND.shape[0])
 
-  def distances(points_T):
+  def distances(points_T: jax.Array) -> jax.Array:
     return jnp.maximum(square_N - closeness(z_ND, z_ND[points_T]).T, 0.0)
 
-  def choose(nearest_N, key):
+  def choose(nearest_N: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     candidates_T = draw(key, nearest_N, trials)
     nearest_TN = jnp.minimum(nearest_N, distances(candidates_T))
     best = jnp.argmin(nearest_TN.sum(axis=1))
@@ -77,11 +71,7 @@ def draw(key: jax.Array, weight_N: jax.Array, num: int) -> jax.Array:
 def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Array:
   """Runs Lloyd's algorithm until no centroid moves, at most `iterations`; an empty cluster takes the farthest point."""
 
-  def not_converged(carry):
-    i, _, moved = carry
-    return (i < iterations) & moved
-
-  def iterate(carry):
+  def iterate(carry: tuple) -> tuple:
     i, old_KD, _ = carry
     sums_KD, counts_K, distance_N = _assign(z_ND, old_KD)
     _, farthest_K = jax.lax.top_k(distance_N, old_KD.shape[0])
@@ -91,15 +81,15 @@ def lloyd(z_ND: jax.Array, centroids_KD: jax.Array, iterations: int) -> jax.Arra
     new_KD = jnp.where(empty_K[:, None], z_ND[farthest_K[place_K]], means_KD)
     return i + 1, new_KD, jnp.any(new_KD != old_KD)
 
-  return jax.lax.while_loop(not_converged, iterate, (0, centroids_KD, True))[1]
+  return jax.lax.while_loop(lambda carry: (carry[0] < iterations) & carry[2], iterate, (0, centroids_KD, True))[1]
 
 
-def _assign(z_ND, centroids_KD):
+def _assign(z_ND: jax.Array, centroids_KD: jax.Array) -> tuple[jax.Array, ...]:
   """Returns the sum [K, D] and number [K] of each cluster's points, and the squared distance [N] of each point."""
   N, D = z_ND.shape
   K, R = centroids_KD.shape[0], min(ROWS, N)
 
-  def rows(carry, first):
+  def rows(carry: tuple, first: jax.Array) -> tuple[tuple, None]:
     sums_KD, counts_K, distance_N = carry
     start = jnp.minimum(first, N - R)  # the last rows overlap earlier ones, which count once
     z_RD = jax.lax.dynamic_slice_in_dim(z_ND, start, R)

@@ -63,25 +63,14 @@ def hidden_layer(x_ND: jax.Array, hidden_DH: jax.Array, hidden_bias_H: jax.Array
 @functools.partial(jax.jit, static_argnames='top_n')
 def route(router: Router, z_ND: jax.Array, top_n: int = 1) -> jax.Array:
   """Returns the `top_n` best paths of each sequence, best first, ties to the lower index: int32 [N, top_n]."""
-
-  def best(z_D):
-    return jax.lax.top_k(scores(router, z_D[None])[0], top_n)[1]
-
-  return jax.lax.map(best, z_ND, batch_size=kmeans.ROWS)
+  return jax.lax.map(lambda z_D: jax.lax.top_k(scores(router, z_D[None])[0], top_n)[1], z_ND, batch_size=kmeans.ROWS)
 
 
 def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:
-  """Fits a router on the features of a sample of training sequences.
+  """Fits a router on the features of a sample of training sequences; equal keys give equal routers.
 
-  Args:
-    method: a key of `FITS`; the other methods of the settings use no features, see `random_assignment`.
-    key: equal keys give equal routers.
-    z_ND: features, float32.
-    grid_shape: sizes of the grid's axes; their product is P.
-    config: restarts and iterations of k-means.
-
-  Raises:
-    InputError: there are fewer sequences than paths, or a feature is not finite.
+  `method` is a key of `FITS`; the other methods of the settings use no features, see `random_assignment`. Raises
+  InputError if there are fewer sequences than paths, P = prod(grid_shape), or a feature is not finite.
   """
   num_paths = math.prod(grid_shape)
   if len(z_ND) < num_paths:
@@ -93,7 +82,7 @@ def fit(method: str, key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int],
   return FITS[method](key, jnp.asarray(z_ND, jnp.float32), tuple(grid_shape), config)
 
 
-def check_features(z_ND):
+def check_features(z_ND: jax.Array | np.ndarray) -> None:
   """Raises InputError if a feature is not finite."""
   if not np.isfinite(z_ND).all():
     raise InputError('the features of the base model are not finite: did it diverge? lower config.inner.learning_rate')
@@ -126,10 +115,8 @@ def fit_product_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int
   mean_D, scale_D = standardization(z_ND)
   groups = jnp.array_split((z_ND - mean_D) / scale_D, len(sizes), axis=1)
   keys = jax.random.split(key, len(sizes))
-  centroids = [
-    kmeans.fit(key, x, size, config.iterations, config.restarts)
-    for key, x, size in zip(keys, groups, sizes, strict=True)
-  ]
+  each = zip(keys, groups, sizes, strict=True)
+  centroids = [kmeans.fit(key, x, size, config.iterations, config.restarts) for key, x, size in each]
   coordinates = np.indices(sizes).reshape(len(sizes), -1)  # [G, P], paths in row-major order
   centroids_PD = jnp.concatenate([c_KD[k_P] for c_KD, k_P in zip(centroids, coordinates, strict=True)], axis=1)
   return linear(mean_D, scale_D, centroids_PD, jnp.zeros(len(centroids_PD)))

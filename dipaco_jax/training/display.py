@@ -1,21 +1,25 @@
-"""Activities shown on stderr.
+"""Progress and activities shown on stderr.
 
 On a terminal one line changes; elsewhere lines follow each other, the rarer the longer the work takes. Nothing here
 raises: the reader may go, and the work goes on.
 """
 
+import collections
 import contextlib
+import math
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 QUICK_S = 1.0  # shorter activities are not shown
 TOLD_S = 2.5  # longer ones get a line when they end
 TICK_S = 0.2
 LATE = 1.1  # a progress line may be late by this factor of its pause before the activity is shown instead
+SLACK_S = 0.5  # that a line may come late; nobody is to wait for 3 s without a word
 
 
 def pause_s(elapsed_s: float) -> float:
@@ -75,10 +79,10 @@ class Display:
         self.stream.flush()
 
   def _width(self) -> int:
+    width = 0
     with contextlib.suppress(OSError, ValueError):  # this stream's terminal, where it has one of its own
-      if width := os.get_terminal_size(self.stream.fileno()).columns:
-        return width
-    return shutil.get_terminal_size().columns
+      width = os.get_terminal_size(self.stream.fileno()).columns
+    return width or shutil.get_terminal_size().columns
 
 
 STDERR = Display()
@@ -113,53 +117,43 @@ class Activity:
       display.clear()
 
 
-class Activities:
-  """The activities of a process, the innermost last, which a thread shows while there is any."""
-
-  def __init__(self, display: Display):
-    self._display, self._all, self._some = display, list[Activity](), threading.Event()
-    self._lock = threading.Lock()
-    self._thread = threading.Thread(target=self._tick, name='says what is done', daemon=True)
-
-  def begin(self, words: str, tells: bool = True, at_once: bool = False) -> Activity:
-    made = Activity(words, tells)
-    with self._lock:
-      if at_once:
-        made.say(self._display)
-      self._all.append(made)
-      self._some.set()
-      if self._thread.ident is None:
-        self._thread.start()
-    return made
-
-  def end(self, activity: Activity):
-    with self._lock:
-      self._all.remove(activity)
-      if not self._all:
-        self._some.clear()
-      activity.end(self._display)
-
-  def _tick(self):
-    while self._some.wait():
-      with self._lock:
-        if self._all:
-          self._all[-1].tick(self._display)
-      time.sleep(TICK_S)
+def _show_innermost():
+  while _some.wait():
+    with _lock:
+      if _all:
+        _all[-1].tick(STDERR)
+    time.sleep(TICK_S)
 
 
-_activities = Activities(STDERR)
-begin, end = _activities.begin, _activities.end
+_all, _some, _lock = list[Activity](), threading.Event(), threading.Lock()  # of this process, the innermost last
+_thread = threading.Thread(target=_show_innermost, name='says what is done', daemon=True)
+
+
+def begin(words: str, tells: bool = True, at_once: bool = False) -> Activity:
+  """Begins an activity, which a thread shows while it is the innermost; for the arguments see `doing`."""
+  activity = Activity(words, tells)
+  with _lock:
+    if at_once:
+      activity.say(STDERR)
+    _all.append(activity)
+    _some.set()
+    if _thread.ident is None:
+      _thread.start()
+  return activity
+
+
+def end(activity: Activity):
+  """Ends an activity."""
+  with _lock:
+    _all.remove(activity)
+    if not _all:
+      _some.clear()
+    activity.end(STDERR)
 
 
 @contextlib.contextmanager
 def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[None]:
-  """Shows an activity while the block runs.
-
-  Args:
-    words: the activity.
-    tells: whether its end is shown too, if it was long.
-    at_once: shows it now, not only after a second.
-  """
+  """Shows an activity while the block runs: `at_once`, or only after a second; `tells`: its end too, if it was long."""
   activity = begin(words, tells, at_once)
   try:
     yield
@@ -170,10 +164,68 @@ def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[Non
 def duration(seconds: float) -> str:
   """Formats seconds: '7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
   s = round(seconds)
-  if s < 60:
-    return f'{s} s'
   if s < 3600:
-    return f'{s // 60}:{s % 60:02d}'
-  if s < 86_400:
-    return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}'
-  return f'{s // 86_400} d {s // 3600 % 24} h'
+    return f'{s // 60}:{s % 60:02d}' if s >= 60 else f'{s} s'
+  return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}' if s < 86_400 else f'{s // 86_400} d {s // 3600 % 24} h'
+
+
+class Progress:
+  """The progress line of one stage."""
+
+  def __init__(self, stage: str, total: int, unit: str, stream=None, clock=time.monotonic):
+    """`total`: number of units; 0 if unknown."""
+    self._stage, self._total, self._unit, self._clock = stage, total, unit, clock
+    self._display = STDERR if stream is None else Display(stream)
+    self._started, self._next_time = clock(), -math.inf
+    self._recent: collections.deque[tuple[float, int]] = collections.deque()
+    self._line, self._printed = '', ''
+
+  def update(self, done: int, **shown):
+    """Shows done of total and values: `loss=3.2` as 'loss 3.200', `tokens_per_s=8e3` as '8,000 tokens/s'."""
+    now = self._clock()
+    since = now - self._recent[-1][0] if self._recent else 0.0
+    self._recent.append((now, done))
+    while len(self._recent) > 2 and now - self._recent[1][0] > 30:  # seconds that the rate looks back
+      self._recent.popleft()
+    self._line = '  '.join([self._position(done), *(_show(k, v) for k, v in shown.items()), *self._eta(done)])
+    if now >= self._next_time or now + since > self._next_time + SLACK_S:  # the next update would come too late
+      self._next_time = now + (0.2 if self._display.is_terminal else pause_s(now - self._started))
+      self._print()
+
+  def close(self):
+    """Shows the last update, and leaves the line."""
+    if self._line != self._printed or (self._line and self._display.is_terminal):  # maybe behind something else
+      self._print()
+    self._display.leave()
+    self._line = self._printed = ''
+
+  def _position(self, done: int) -> str:
+    of, part = (f'/{self._total:,}', f' {100 * done // self._total}%') if self._total else ('', '')
+    return f'{self._stage} {done:,}{of} {self._unit}{part}'
+
+  def _eta(self, done: int) -> list[str]:
+    """Estimates the time left from the recent rate: the first step compiles, and resumed runs start in the middle."""
+    (first_time, first), (last_time, last) = self._recent[0], self._recent[-1]
+    if not self._total or done >= self._total or last <= first or last_time <= first_time:
+      return []
+    return [f'ETA {duration((self._total - done) * (last_time - first_time) / (last - first))}']
+
+  def _print(self):
+    self._display.show(self._line, stands=True)
+    self._printed = self._line
+
+
+def whose_loss(paths: Sequence[int], num_paths: int) -> str:
+  """Names the mean loss of these of so many paths, for `Progress.update`."""
+  if num_paths == 1:
+    return 'loss'
+  return f'path_{paths[0]}_loss' if len(paths) == 1 else f'mean_loss_of_{len(paths)}_paths'
+
+
+def _show(name: str, value: Any) -> str:
+  words = name.replace('_per_', '/').replace('_', ' ')
+  if isinstance(value, float):
+    value = f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3f}'
+  elif isinstance(value, int):
+    value = f'{value:,}'
+  return f'{value} {words}' if '_per_' in name else f'{words} {value}'

@@ -13,6 +13,9 @@ from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import mesh as mesh_lib
 from dipaco_jax.training.programs import Programs
 
+ParamsOfTurn = Callable[[Coordinates], Any]  # turn -> in-flight parameters
+PathLosses = tuple[int, np.ndarray, np.ndarray]  # path, nats, targets
+
 
 class Rows(NamedTuple):
   """Rows to evaluate, by path."""
@@ -30,7 +33,7 @@ class Losses(NamedTuple):
   targets: list[np.ndarray]
 
 
-def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Losses:
+def losses(programs: Programs, params_of_turn: ParamsOfTurn, rows: Rows) -> Losses:
   """Computes every path's losses on its own rows."""
   num_paths = len(rows.counts)
   result = Losses([np.zeros(0)] * num_paths, [np.zeros(0)] * num_paths)
@@ -40,14 +43,12 @@ def losses(programs: Programs, params_of_turn: Callable[[Coordinates], Any], row
   return result
 
 
-def turn_losses(
-  programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def turn_losses(programs: Programs, turn: Coordinates, params: ParamsOfTurn, rows: Rows) -> Iterator[PathLosses]:
   """Yields (path, nats, targets) of those of a turn's paths that have rows."""
-  return read(begin(programs, turn, params_of_turn, rows))
+  return collect_turn(dispatch_turn(programs, turn, params, rows))
 
 
-class Begun(NamedTuple):
+class PendingTurn(NamedTuple):
   """The evaluation of a turn's paths, dispatched and not waited for."""
 
   paths: Sequence[int]
@@ -55,45 +56,40 @@ class Begun(NamedTuple):
   outputs: list[tuple[jax.Array, jax.Array]]  # nats and targets of every batch, [m_a, ..., B]
 
 
-def begin(programs: Programs, turn: Coordinates, params_of_turn: Callable[[Coordinates], Any], rows: Rows) -> Begun:
-  """Dispatches the evaluation of a turn's paths on their own rows; `read` waits for it."""
+def dispatch_turn(programs: Programs, turn: Coordinates, params_of_turn: ParamsOfTurn, rows: Rows) -> PendingTurn:
+  """Dispatches the evaluation of a turn's paths on their own rows; `collect_turn` waits for it."""
   paths = programs.placement.paths(turn)
   counts = [rows.counts[path] for path in paths]
   if not max(counts):
-    return Begun(paths, counts, [])
+    return PendingTurn(paths, counts, [])
   params = params_of_turn(turn)
   starts = range(0, max(counts), rows.batch_size)
-  return Begun(paths, counts, [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts])
+  outputs = [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts]
+  return PendingTurn(paths, counts, outputs)
 
 
-def read(begun: Begun) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def collect_turn(begun: PendingTurn) -> Iterator[PathLosses]:
   """Yields (path, nats, targets), float64, of a dispatched evaluation; the device is read once."""
   if not begun.outputs:
     return
-  nll, count = (
-    np.concatenate([mesh_lib.fetch(o[i]).reshape(len(begun.paths), -1) for o in begun.outputs], axis=1) for i in (0, 1)
-  )
+  fetched = [[mesh_lib.fetch(x).reshape(len(begun.paths), -1) for x in pair] for pair in begun.outputs]
+  nll, count = (np.concatenate(parts, axis=1).astype(np.float64) for parts in zip(*fetched, strict=True))
   for i, (path, rows) in enumerate(zip(begun.paths, begun.counts, strict=True)):
-    yield path, nll[i, :rows].astype(np.float64), count[i, :rows].astype(np.float64)
+    yield path, nll[i, :rows], count[i, :rows]
 
 
 def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:
   """Loads tokens and segments `[m_a, ..., B, L]`; a path that has no rows left gets padding."""
-  placement, shape = programs.placement, (rows.batch_size, rows.seq_len)
-  loaded: dict[Coordinates, np.ndarray] = {}
+  shape = rows.batch_size, rows.seq_len
 
-  def load(position):
-    if position not in loaded:
-      path = placement.path(turn, position)
-      block = np.zeros((2, *shape), np.int32)
-      stop = min(start + rows.batch_size, rows.counts[path])
-      if stop > start:
-        block[:, : stop - start] = rows.load(path, start, stop)
-      loaded[position] = block
-    return loaded[position]
+  def load(position: Coordinates) -> np.ndarray:
+    path = programs.placement.path(turn, position)
+    block, stop = np.zeros((2, *shape), np.int32), min(start + rows.batch_size, rows.counts[path])
+    if stop > start:
+      block[:, : stop - start] = rows.load(path, start, stop)
+    return block
 
-  parts = (lambda position: load(position)[0]), (lambda position: load(position)[1])
-  return [placement.assemble(shape, programs.specs.rows(), part) for part in parts]
+  return programs.placement.assemble_pair(shape, programs.specs.rows(), load)
 
 
 def mean_by_path(found: Losses) -> list[float | None]:
@@ -122,13 +118,9 @@ def by_model(
 ) -> list[float | None]:
   """Returns each path's hold-out loss; for replicas, the mean over the targets of all their hold-outs [2.7].
 
-  Replicas, such as DiLoCo's workers, have one set of parameters: what is evaluated, exported and served is then one
-  version, where each by its own hold-out could point at another.
-
-  Args:
-    models: paths that have all their modules in common, see `Layout.models`.
-    losses: by path, nats per target on its own hold-out; None where it has none.
-    targets: by path, that its loss is the mean of.
+  Replicas, such as DiLoCo's workers, have one set of parameters (see `Layout.models`): what is evaluated, exported and
+  served is then one version, where each by its own hold-out could point at another. `losses` are nats per target on
+  each path's own hold-out, None where it has none; `targets` their numbers.
   """
   result = list(losses)
   for paths in models:
@@ -140,14 +132,11 @@ def by_model(
   return result
 
 
-def point(version: int, losses: Sequence[float | None], best_version: list[int], best_loss: list[float | None]):
+def update_best(version: int, losses: Sequence[float | None], best_version: list[int], best_loss: list[float | None]):
   """Points each path whose loss is its best so far at this version, in place [2.7].
 
   One without a hold-out points at the newest. A loss that is not finite is never the best, not of a round's first
-  version either; but a path has to point somewhere.
-
-  Args:
-    losses: as `by_model` has them, so that the replicas of a model point at one version.
+  version either; but a path has to point somewhere. With the losses of `by_model`, replicas point at one version.
   """
   for path, loss in enumerate(losses):
     best = best_loss[path]
@@ -156,39 +145,31 @@ def point(version: int, losses: Sequence[float | None], best_version: list[int],
       best_version[path], best_loss[path] = version, loss
 
 
-def matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:
+def loss_matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: Rows) -> list[list[float | None]]:
   """Computes every path's mean loss on every path's rows, [path][rows]: P passes, on request only."""
   num_paths = len(rows.counts)
   table: list[list[float | None]] = [[None] * num_paths for _ in range(num_paths)]
   for shift in range(num_paths):  # path i is evaluated on the rows of path i + shift
-
-    def shifted(path: int, start: int, stop: int, shift=shift):
-      return rows.load((path + shift) % num_paths, start, stop)
-
-    def params_of_turn(turn):
-      return in_flight(programs, turn, params_of_path)
-
-    counts = [rows.counts[(path + shift) % num_paths] for path in range(num_paths)]
-    means = mean_by_path(losses(programs, params_of_turn, rows._replace(counts=counts, load=shifted)))
-    for path, mean in enumerate(means):
-      table[path][(path + shift) % num_paths] = mean
+    whose = [(path + shift) % num_paths for path in range(num_paths)]
+    shifted = rows._replace(
+      counts=[rows.counts[i] for i in whose], load=lambda path, *part, whose=whose: rows.load(whose[path], *part)
+    )
+    found = losses(programs, lambda turn: in_flight(programs, turn, params_of_path), shifted)
+    for path, mean in enumerate(mean_by_path(found)):
+      table[path][whose[path]] = mean
   return table
 
 
 def in_flight(programs: Programs, turn: Coordinates, params_of_path: Callable[[int], dict[str, np.ndarray]]) -> Any:
   """Makes the parameters of the paths in flight, from the host or from files; each process loads its own paths only."""
-  placement = programs.placement
-  loaded: dict[Coordinates, dict[str, np.ndarray]] = {}
+  placement, specs = programs.placement, programs.specs.params
+  load = functools.cache(lambda position: params_of_path(placement.path(turn, position)))
 
-  def load(name, position):
-    if position not in loaded:
-      loaded[position] = params_of_path(placement.path(turn, position))
-    return loaded[position][name]
+  def part(name: str, position: Coordinates) -> np.ndarray:
+    return load(position)[name]
 
-  return {
-    name: placement.assemble(s.shape, programs.specs.params[name], functools.partial(load, name))
-    for name, s in programs.shapes.items()
-  }
+  shapes = programs.shapes.items()
+  return {name: placement.assemble(s.shape, specs[name], functools.partial(part, name)) for name, s in shapes}
 
 
 def summarize(
@@ -204,7 +185,7 @@ def summarize(
 
   Args:
     nll: [N] nats, summed over the counted tokens of a sequence.
-    tokens: [N] counted tokens (those after the prefix).
+    tokens: [N] counted tokens (those after the prefix); InputError if there is none.
     num_bytes: [N] bytes of text that the counted tokens stand for.
     path: [N] index of the path that a sequence was routed to.
     domain: [N] index into domain_names.
@@ -212,9 +193,6 @@ def summarize(
   Returns:
     perplexity, perplexity_by_path and perplexity_by_domain (None where there is no token), bits_per_byte =
     sum nll / (ln 2 * sum bytes), validation_tokens.
-
-  Raises:
-    InputError: there is no token to count.
   """
   nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in (nll, tokens, num_bytes))
   if not tokens.sum():

@@ -102,14 +102,12 @@ class Job:
 
   def first_state(self, phase: int, params) -> Any:
     """Returns the inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
-    programs = self.programs
     if self.base_state is None or (phase and not self.keep_state):
-      return programs.fresh_state(params)
-    return jax.tree.map(
-      lambda x, spec: programs.placement.assemble(x.shape, spec, lambda _: x), self.base_state, programs.specs.state
-    )
+      return self.programs.fresh_state(params)
+    assemble = self.programs.placement.assemble
+    return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), self.base_state, self.programs.specs.state)
 
-  def heard(self, phase: int) -> np.ndarray:
+  def outer_weights(self, phase: int) -> np.ndarray:
     """Returns w_i of every path in the outer step, shaped like the grid; 0 where it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
 
@@ -124,9 +122,8 @@ class Job:
 
   def lost_in_flight(self, phase: int, turn: Coordinates) -> np.ndarray:
     """Marks the positions whose outer gradients are lost, bool [m..]."""
-    placement = self.programs.placement
     lost = np.zeros(self.programs.layout.grid.shape, bool) if self.lost is None else self.lost(phase)
-    return lost.reshape(-1)[placement.paths(turn)].reshape(placement.positions)
+    return self.programs.placement.in_flight(lost, turn)
 
   def trained(self, phase: int, turn: Coordinates) -> list[int]:
     """Returns the path of every position during a turn, -1 where it does not train in this phase."""
@@ -160,15 +157,11 @@ def load_batch(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]
   """Returns the dispatch and its rows on the devices; every process reads its own paths' shards."""
   placement = job.programs.placement
   turn, k = placement.turns()[dispatch.turn], job.schedule.dispatch_steps
-  loaded: dict[Coordinates, np.ndarray] = {}
 
-  def rows(position):
-    if position not in loaded:
-      path = placement.path(turn, position)
-      first = job.own_step(path, dispatch.phase, dispatch.step)
-      loaded[position] = np.stack([np.stack(job.data.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
-    return loaded[position]
+  def rows(position: Coordinates) -> np.ndarray:
+    path = placement.path(turn, position)
+    first = job.own_step(path, dispatch.phase, dispatch.step)
+    return np.stack([np.stack(job.data.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
 
-  shape, spec = (k, job.data.batch_size, job.programs.model.config.seq_len), job.programs.specs.rows(1)
-  parts = (lambda position: rows(position)[0]), (lambda position: rows(position)[1])
-  return dispatch, [placement.assemble(shape, spec, part, lead=1) for part in parts]
+  shape = k, job.data.batch_size, job.programs.model.config.seq_len
+  return dispatch, placement.assemble_pair(shape, job.programs.specs.rows(1), rows, lead=1)

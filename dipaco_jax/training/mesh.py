@@ -21,6 +21,8 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Grid
 
+Load = Callable[[Coordinates], np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -57,6 +59,10 @@ class Placement:
     """Lists the paths in flight during a turn, positions in row-major order."""
     return [self.path(turn, position) for position in itertools.product(*map(range, self.positions))]
 
+  def in_flight(self, of_path: np.ndarray, turn: Coordinates) -> np.ndarray:
+    """Selects the entries, [P] or shaped like the grid, of the paths in flight during a turn: [m_a, ...]."""
+    return of_path.reshape(-1)[self.paths(turn)].reshape(self.positions)
+
   def data_dim(self, shape: Sequence[int]) -> int | None:
     """Returns the largest dimension of a parameter that `data` divides, over which it is sharded; None if none is."""
     fit = [i for i, size in enumerate(shape) if size % self.data == 0]
@@ -71,9 +77,7 @@ class Placement:
     """Returns the PartitionSpec of an array `[m_a, ..., shape]` that holds one path's parameter per position."""
     return PartitionSpec(*self.grid.names, *self.parameter_spec(shape))
 
-  def assemble(
-    self, shape: Sequence[int], spec: PartitionSpec, load: Callable[[Coordinates], np.ndarray], lead: int = 0
-  ) -> jax.Array:
+  def assemble(self, shape: Sequence[int], spec: PartitionSpec, load: Load, lead: int = 0) -> jax.Array:
     """Makes an array from each position's part, asking only for the positions of this process's devices.
 
     Args:
@@ -91,11 +95,11 @@ class Placement:
     whole = (*shape[:lead], *self.positions, *shape[lead:])
     return jax.make_array_from_callback(whole, NamedSharding(self.mesh, spec), piece)
 
-
-def _fit_positions(shape: Coordinates, devices: int) -> Coordinates:
-  """Returns divisors of the grid's sizes with the largest product that the devices allow; the first axes longest."""
-  options = itertools.product(*([d for d in range(k, 0, -1) if k % d == 0] for k in shape))
-  return max((o for o in options if math.prod(o) <= devices), key=math.prod)
+  def assemble_pair(self, shape: Sequence[int], spec: PartitionSpec, load: Load, lead: int = 0) -> list[jax.Array]:
+    """Makes two arrays from each position's pair of parts, loaded once, see `assemble`: tokens and segments."""
+    load = functools.cache(load)
+    parts: list[Load] = [lambda position: load(position)[0], lambda position: load(position)[1]]
+    return [self.assemble(shape, spec, part, lead) for part in parts]
 
 
 def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
@@ -139,11 +143,8 @@ def place(
   Args:
     grid: of paths.
     config: `data` devices inside a path; 0: as many as leave room for all paths and divide every batch.
-    batch_sizes: {config field: rows per path and step} that `data` has to divide.
-    devices: all that may be used; some are left over where sizes don't divide.
-
-  Raises:
-    InputError: `data` is more than the devices, or doesn't divide a batch; or a process would have nothing to do.
+    batch_sizes: {config field: rows per path and step}; InputError where `data` does not divide them.
+    devices: all that may be used; some are left over where sizes don't divide, InputError if all of a process's are.
   """
   if config.data > len(devices):
     raise InputError(f'config.mesh.data={config.data} is more than the {len(devices)} devices')
@@ -153,13 +154,15 @@ def place(
   slices = by_slice(devices)
   fit = (d for d in range(1, len(devices) + 1) if all(rows % d == 0 for rows in batch_sizes.values()))
   data = config.data or max((d for d in fit if _room(slices, d) >= grid.num_paths), default=1)
-  shape = (*_fit_positions(grid.shape, _room(slices, data)), data)
+  # Of divisors of the grid's sizes those with the largest product that the devices allow; the first axes longest.
+  options = itertools.product(*([d for d in range(k, 0, -1) if k % d == 0] for k in grid.shape))
+  shape = (*max((o for o in options if math.prod(o) <= _room(slices, data)), key=math.prod), data)
   arranged = _arrange(shape, slices)
   if idle := {d.process_index for d in devices} - {d.process_index for d in arranged.flat}:
+    taken = f'grid {grid} and batches of {sorted(batch_sizes.values())} rows take {math.prod(shape)}'
     raise InputError(
-      f'processes {sorted(idle)} would have nothing to do: grid {grid} and batches of {sorted(batch_sizes.values())} '
-      f'rows take {math.prod(shape)} of {len(devices)} devices; start fewer processes, or change config.grid or the '
-      f'batches'
+      f'processes {sorted(idle)} would have nothing to do: {taken} of {len(devices)} devices; start fewer processes, '
+      f'or change config.grid or the batches'
     )
   mesh = Mesh(arranged, (*grid.names, 'data'), axis_types=(AxisType.Auto,) * len(shape))
   return Placement(grid, mesh, config.shard_states)

@@ -26,12 +26,9 @@ class Metrics:
   """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
 
   def __init__(self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None):
-    """Opens metrics.jsonl.
+    """Opens metrics.jsonl. Only one process of a job `writes`; rows of the others are dropped.
 
-    Args:
-      workdir: of the run.
-      writes: whether this process writes, as only one of a job does; rows of the others are dropped.
-      evaluated: called after each evaluation.
+    `evaluated` is called after each evaluation.
     """
     self._workdir, self._evaluated = pathlib.Path(workdir), evaluated
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else None
@@ -40,13 +37,11 @@ class Metrics:
   def write(self, kind: str, stage: str, updates: int, **values):
     """Appends a row, in one write; NaN and infinities become null.
 
-    Raises:
-      OSError: the disk is full. What was written of the row is dropped when the file is next opened.
+    Raises OSError if the disk is full. What was written of the row is dropped when the file is next opened.
     """
     if self._file is None:
       return
-    row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3)}
-    row |= {name: plain(value) for name, value in values.items()}
+    row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3), **plain(values)}
     line = to_line(row)
     if self._file.write(line) != len(line):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
@@ -65,8 +60,7 @@ class Metrics:
     """Drops the stage's rows of more than so many updates, here and in TensorBoard; call it when a stage resumes."""
     if self._file is None:
       return
-    path = self._workdir / 'metrics.jsonl'
-    aside = path.with_name('metrics.jsonl.partial')
+    path, aside = self._workdir / 'metrics.jsonl', self._workdir / 'metrics.jsonl.partial'
     ended, since = -1, list[dict[str, Any]]()  # the global step at the last phase's end, and rows of steps after it
     with open(aside, 'wb') as f:
       for row in read_rows(self._workdir):
@@ -103,30 +97,24 @@ class Metrics:
       self._events.popitem()[1].close()
 
 
-def read_rows(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
-  """Yields the rows of metrics.jsonl, oldest first; none if there is no file; damaged or torn lines are skipped."""
+def read_rows(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, Any]]:
+  """Yields the rows of metrics.jsonl, oldest first; none if there is no file; damaged or torn lines are skipped.
+
+  With `marks` only the rows whose lines contain one of them; others are not parsed, since the file may be long.
+  """
   path, damaged = pathlib.Path(workdir) / 'metrics.jsonl', 0
   if not path.exists():
     return
   with open(path, 'rb') as f:
     for line in f:
+      if marks and not any(mark in line for mark in marks):
+        continue
       if row := from_line(line):
         yield row
       elif line.endswith(b'\n'):  # else it is being written
         damaged += 1
   if damaged:
     logging.warning('%s: %d lines are not as they were written, and are passed over', path, damaged)
-
-
-def rows_with(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, Any]]:
-  """Yields the rows whose lines contain one of `marks`; others are not parsed, since the file may be long."""
-  path = pathlib.Path(workdir) / 'metrics.jsonl'
-  if not path.exists():
-    return
-  with open(path, 'rb') as f:
-    for line in f:
-      if any(mark in line for mark in marks) and (row := from_line(line)):  # else torn, or damaged
-        yield row
 
 
 def rows_backwards(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
@@ -144,7 +132,7 @@ def rows_backwards(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
 
 def to_line(row: Mapping[str, Any]) -> bytes:
-  """A line of metrics.jsonl; `seal` is the CRC-32 of the row without it."""
+  """Returns a line of metrics.jsonl; `seal` is the CRC-32 of the row without it."""
   text = json.dumps(row, allow_nan=False)
   return f'{text[:-1]}, "seal": "{zlib.crc32(text.encode()):08x}"}}\n'.encode()
 

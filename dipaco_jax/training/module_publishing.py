@@ -36,21 +36,14 @@ def publish_modules(workdir: Path, version: int, layout: Layout, modules: Module
 
 
 def publish_module_files(
-  workdir: Path,
-  version: int,
-  modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]],
-  name: str = 'train',
+  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]], name: str = 'train'
 ):
   """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
 
-  A version that is there already is replaced: a run that was killed and goes on makes it again, with the same bytes
-  unless the config was lengthened or the devices changed.
+  A version, the number of outer steps inside, that is there already is replaced: a run that was killed and goes on
+  makes it again, with the same bytes unless the config was lengthened or the devices changed.
 
-  Args:
-    workdir: of the run.
-    version: number of outer steps inside.
-    modules: (level, module, parameters) of those that this process writes.
-    name: name of what is trained, for the names of barriers.
+  `modules` are those that this process writes; `name` is what is trained, for the names of barriers.
   """
   aside = workdir / f'.version-{version}'
   if processes.is_first():

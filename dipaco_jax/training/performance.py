@@ -4,7 +4,7 @@ import collections
 import resource
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dipaco_jax.core import settings
@@ -59,55 +59,55 @@ PEAK_BFLOAT16 = (
 )
 
 
-def count_compilations() -> collections.Counter[str]:
-  """Counts how often XLA compiles each function, or takes it from its cache, from now on, by the function's name."""
+LOWERED, COMPILED = '/jax/core/compile/jaxpr_to_mlir_module_duration', '/jax/core/compile/backend_compile_duration'
+
+
+def listen(heard: Callable[[str, str], None]):
+  """Calls `heard(event, function's name)` whenever JAX has LOWERED or COMPILED a function, from now on."""
   from jax import monitoring
 
+  def listener(event: str, duration_secs: float, **about: str | int):
+    if event in (LOWERED, COMPILED):
+      heard(event, str(about.get('fun_name')).removeprefix('jit(').removesuffix(')'))
+
+  monitoring.register_event_duration_secs_listener(listener)
+
+
+def count_compilations() -> collections.Counter[str]:
+  """Counts how often XLA compiles each function, or takes it from its cache, from now on, by the function's name."""
   counts: collections.Counter[str] = collections.Counter()
-
-  def listen(event: str, duration_secs: float, **about: str | int):
-    if event == '/jax/core/compile/backend_compile_duration':
-      counts[str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')] += 1
-
-  monitoring.register_event_duration_secs_listener(listen)
+  listen(lambda event, name: counts.update([name] if event == COMPILED else []))
   return counts
 
 
 def tell_compilations():
   """Shows what XLA compiles, from now on."""
-  from jax import monitoring
-
   compiling: dict[int, display.Activity] = {}  # by thread
 
-  def listen(event: str, duration_secs: float, **about: str | int):
-    thread = threading.get_ident()
-    if event == '/jax/core/compile/jaxpr_to_mlir_module_duration':  # lowering has ended: the name is known
-      if thread in compiling:  # the one before was lowered, but not compiled
-        display.end(compiling.pop(thread))
-      name = str(about.get('fun_name')).removeprefix('jit(').removesuffix(')')
-      compiling[thread] = display.begin(f'compiling {WORDS.get(name, name)}')
-    elif event == '/jax/core/compile/backend_compile_duration' and thread in compiling:
-      display.end(compiling.pop(thread))
+  def heard(event: str, name: str):
+    if activity := compiling.pop(threading.get_ident(), None):  # it is compiled now, or was lowered only
+      display.end(activity)
+    if event == LOWERED:
+      compiling[threading.get_ident()] = display.begin(f'compiling {WORDS.get(name, name)}')
 
-  monitoring.register_event_duration_secs_listener(listen)
+  listen(heard)
 
 
 def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int:
-  """Forward and backward FLOPs of one path's matrix products, per trained token, as PaLM counts them.
+  """Returns the forward and backward FLOPs of one path's matrix products, per trained token, as PaLM counts them.
 
       6 (N (4 D H K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
 
   The head counts, tied or not; the embedding's look-up and rematerialization don't; attention counts as if it were
   neither causal nor cut into segments.
   """
-  m = model
-  block = 4 * m.width * m.num_heads * m.head_dim + 3 * m.width * m.mlp_dim
-  products = m.num_layers * block + m.width * vocab_size
-  return 6 * products + 12 * m.num_layers * seq_len * m.num_heads * m.head_dim
+  m, attention = model, model.num_heads * model.head_dim
+  products = m.num_layers * (4 * m.width * attention + 3 * m.width * m.mlp_dim) + m.width * vocab_size
+  return 6 * products + 12 * m.num_layers * seq_len * attention
 
 
 def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> float | None:
-  """Model FLOPs utilization: flops_per_s of the whole run over the devices' peak; None where the peak isn't known.
+  """Returns model FLOPs utilization: FLOP/s of the whole run over the devices' peak; None where that isn't known.
 
   At JAX's default precision float32 products run as one bfloat16 pass on a TPU and as TF32, at half of bfloat16's
   peak, on these GPUs.

@@ -12,22 +12,10 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import stopping
 
 BARRIER_MS = 7 * 24 * 3_600_000
-
 HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
 GONE = 69  # exit status where another process is gone; the runtime's own is 134
 GONE_WORDS = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # in errors of libraries when another is gone
-
-
-def check(coordinator: str | None, num_processes: int | None, process_id: int | None):
-  """Raises InputError where these are not all there, or none, or make no sense."""
-  given = (coordinator, num_processes, process_id)
-  if given == (None, None, None):
-    return
-  if None in given or not re.fullmatch(r'.+:\d+', coordinator or ''):
-    raise InputError(f'--distributed needs all of {OPTIONS}; on Cloud TPU none')
-  if not 0 <= (process_id or 0) < (num_processes or 0):
-    raise InputError(f'--process_id={process_id} should be from 0 to {(num_processes or 0) - 1}, of --num_processes')
 
 
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None):
@@ -95,10 +83,7 @@ def joined() -> bool:
 
 
 def end_if_another_is_gone(error: BaseException):
-  """Ends this process with one line and status GONE where an error says that another process is gone.
-
-  Call it before anything waits for that process.
-  """
+  """Ends this process with one line and status GONE where an error says that another is gone; before a wait for it."""
   theirs = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, InputError)
   if joined() and theirs and GONE_WORDS.search(str(error)):
     words = str(error).splitlines()[0]
@@ -119,10 +104,7 @@ def barrier(name: str):
 
 
 def any_process(flag: bool, occasion: str) -> bool:
-  """Returns whether `flag` is true on any process of a job.
-
-  All of them call it, once for each occasion; no device waits.
-  """
+  """Returns whether `flag` is true on any process of a job. All call it, once for each occasion; no device waits."""
   import jax
 
   if jax.process_count() == 1:

@@ -21,10 +21,7 @@ from dipaco_jax.training.mesh import Placement
 def sharding_elsewhere(placement: Placement, positions: Coordinates, new: NamedSharding) -> NamedSharding:
   """Returns the sharding, on this mesh's devices, of an in-flight array that has a mesh with `positions`.
 
-  Args:
-    placement: on this mesh.
-    positions: of the mesh that the array has.
-    new: the sharding that the array will get on this mesh.
+  `new` is the sharding that the array will get on this mesh, that of `placement`.
   """
   names, sizes = [], []
   for name, old, here in zip(placement.grid.names, positions, placement.positions, strict=True):
@@ -96,10 +93,7 @@ def _part(array: jax.Array, position: Coordinates, rest: tuple[slice, ...]) -> n
     first = [s.start or 0 for s in shard.index[:n]]
     local = tuple(p - f for p, f in zip(position, first, strict=True))
     inside = all(0 <= i < size for i, size in zip(local, shard.data.shape, strict=False))
-    if inside and _bounds(shard.index[n:], array.shape[n:]) == _bounds(rest, array.shape[n:]):
+    slices = zip(shard.index[n:], rest, array.shape[n:], strict=True)
+    if inside and all(a.indices(size) == b.indices(size) for a, b, size in slices):
       return np.asarray(shard.data)[local]
   raise AssertionError(f'position {position} is not on the devices of this process')
-
-
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
-  return [s.indices(size) for s, size in zip(index, shape, strict=True)]

@@ -24,15 +24,8 @@ def own_share(names: Iterable[str]) -> list[str]:
   return sorted(names)[jax.process_index() :: jax.process_count()]
 
 
-class _PreservationPolicy:
-  """Which checkpoints Orbax keeps when it has written one."""
-
-  def __init__(self, kept: Callable[[list[int]], set[int]]):
-    self._kept = kept
-
-  def should_preserve(self, checkpoints, *, context) -> list[bool]:
-    kept = self._kept([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in kept for checkpoint in checkpoints]
+class _Corrupt(Exception):
+  """A checkpoint cannot be read, and has been moved away."""
 
 
 class RunCheckpoints:
@@ -48,7 +41,7 @@ class RunCheckpoints:
     self._ocp = ocp
     self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=_PreservationPolicy(self.kept), enable_async_checkpointing=True, cleanup_tmp_directories=True
+      preservation_policy=self, enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
@@ -60,6 +53,11 @@ class RunCheckpoints:
     """Returns which of these checkpoints are kept, by updates."""
     ends = [updates for updates in found if updates % self._phase_updates == 0]
     return {*sorted(found)[-self._keep :], *sorted(ends)[-1:]}
+
+  def should_preserve(self, checkpoints, *, context) -> list[bool]:
+    """Returns which checkpoints Orbax keeps when it has written one: its preservation policy."""
+    kept = self.kept([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in kept for checkpoint in checkpoints]
 
   def save(self, updates: int, arrays: Any, meta: Mapping[str, Any]):
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
@@ -73,17 +71,15 @@ class RunCheckpoints:
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
     here = self._directory / str(updates)
-    while not here.exists() and not self._newer_than(updates) and not self._closing.wait(0.1):
-      pass
+    while not here.exists():
+      names = [path.name for path in self._directory.iterdir()]  # a later one that is there was begun after this one
+      if any(name.isdigit() and int(name) > updates for name in names) or self._closing.wait(0.1):
+        break
     if here.exists():  # or it never came, or has come and gone
       with contextlib.suppress(OSError):  # it goes at this moment
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
         found = json.dumps(files.digests(here, names), indent=1) + '\n'
         files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
-
-  def _newer_than(self, updates: int) -> bool:
-    """Returns whether there is a checkpoint that was begun after this one had its name."""
-    return any(p.name.isdigit() and int(p.name) > updates for p in self._directory.iterdir())
 
   def _tidy_seals(self):
     """Removes the seals of checkpoints that are gone."""
@@ -101,46 +97,34 @@ class RunCheckpoints:
       if found != written[name]:
         raise OSError(f'{name} is not as it was written')
 
-  def _read_metas(self) -> dict[int, dict[str, Any]]:
-    """Reads the meta of the checkpoints that are kept and can be read, by updates, the newest first.
-
-    Older ones are skipped: a run that was killed while it removed one has left half of it.
-    """
-    found = {}
-    for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
-      for meta in self._read(updates, 'meta', self._ocp.args.JsonRestore()):
-        found[updates] = meta
-    return found
-
-  def _read(self, updates: int, item: str, how: Any) -> list[Any]:
-    """Returns [an item as it was written], or [], see `_read_or_move`."""
+  def _read(self, updates: int, item: str, how: Any) -> Any:
+    """Returns an item as it was written, see `_try`."""
     # The processes agree on the seal before all of them restore together.
-    if not self._read_or_move(updates, self._check_seal, updates, item):
-      return []
-    args = self._ocp.args.Composite(**{item: how})
-    return [restored[item] for restored in self._read_or_move(updates, self._manager.restore, updates, args=args)]
+    self._try(updates, self._check_seal, updates, item)
+    return self._try(updates, self._manager.restore, updates, args=self._ocp.args.Composite(**{item: how}))[item]
 
   def restore(self, abstract) -> tuple[Any, dict[str, Any]] | None:
     """Restores (arrays, meta) of the newest checkpoint that can be read and used, None if there is none.
 
     A corrupt one is named in the log, moved away, and the one before it is used. Those that cannot be used here are
-    moved away too, and the log says how to take them back: their updates will be made again.
+    moved away too, and the log says how to take them back: their updates will be made again. If there are no others,
+    nothing is moved, and InputError is raised.
 
-    Args:
-      abstract: meta -> the ShapeDtypeStructs with shardings that the arrays have, None: only devices that are laid out
-        as before can use it; what it raises is passed on.
-
-    Raises:
-      InputError: there are only such that these devices cannot use. Nothing is moved then.
+    `abstract`: meta -> the ShapeDtypeStructs with shardings that the arrays have; None: only devices that are laid out
+    as before can use it.
     """
-    self.metas = self._read_metas()
+    self.metas = {}
+    # Not those before the kept ones: a run that was killed while it removed one has left half of it.
+    for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
+      with contextlib.suppress(_Corrupt):
+        self.metas[updates] = self._read(updates, 'meta', self._ocp.args.JsonRestore())
     found, elsewhere = None, []
     for updates, meta in list(self.metas.items()):
       if (wanted := abstract(meta)) is None:
         elsewhere.append(updates)
       elif found is None:
-        for arrays in self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)):
-          found = arrays, meta
+        with contextlib.suppress(_Corrupt):
+          found = self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)), meta
     if elsewhere and found is None:
       raise InputError(
         f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
@@ -150,11 +134,11 @@ class RunCheckpoints:
       self._move(elsewhere, 'elsewhere')
     return found
 
-  def _read_or_move(self, updates: int, read: Callable, *args, **options) -> list[Any]:
-    """Returns [what `read` returns]; if any process cannot read, moves the corrupt checkpoint away and returns []."""
-    found, why = [], ''
+  def _try(self, updates: int, read: Callable, *args, **options) -> Any:
+    """Returns what `read` returns; if any process cannot read, moves the checkpoint away and raises _Corrupt."""
+    found, why = None, ''
     try:
-      found = [read(*args, **options)]
+      found = read(*args, **options)
     except Exception as e:  # tensorstore and Orbax raise many kinds
       if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
         raise  # the machine is full: nothing is wrong with the checkpoint
@@ -165,7 +149,7 @@ class RunCheckpoints:
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
     self._move([updates], 'corrupt')
-    return []
+    raise _Corrupt
 
   def _move(self, gone: Sequence[int], why: str):
     """Moves checkpoints aside and never deletes them: this machine may be at fault, or only for a moment.

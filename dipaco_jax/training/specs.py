@@ -12,13 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
-from dipaco_jax.core import inner as inner_lib
-from dipaco_jax.core import modules as modules_lib
-from dipaco_jax.core import outer as outer_lib
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import inner as inner_lib, modules as modules_lib, outer as outer_lib, settings as settings_lib
 from dipaco_jax.core.grid import Level
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.training.mesh import Placement
@@ -42,7 +38,12 @@ class Specs:
   layout: modules_lib.Layout
   model: model_lib.Transformer
   settings: settings_lib.Settings
-  inner: inner_lib.Inner
+
+  @functools.cached_property
+  def inner(self) -> inner_lib.Inner:
+    """The optimizer of a path."""
+    s = self.settings
+    return inner_lib.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
 
   @functools.cached_property
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -117,20 +118,16 @@ class Specs:
     return {level.name: jax.tree.map(functools.partial(spec, level), state[level.name]) for level in self.layout.levels}
 
   def first_outer_state(self, modules: modules_lib.Modules) -> Any:
-    """The outer state before the first step."""
-    transformation = outer_lib.make_optimizer(self.settings.outer)
-    return outer_lib.init(self.layout, transformation, modules, self.settings.inner.optimizer)
+    """Returns the outer state before the first step."""
+    return outer_lib.init(self.layout, self.settings.outer, modules, self.settings.inner.optimizer)
 
   @functools.cached_property
   def gathered(self) -> Gathered:
     """Partial sums, which take one all-reduce; and what is known of each path, where the path is."""
     sums = self.per_parameter(lambda level, name: P(self._lacking(level), *level.axes, *self._of_parameter(name)))
     squares = {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
-    masses: dict[str, dict[str, P]] = {}
-    if self.settings.outer.row_weights:
-      masses = self.per_parameter(
-        lambda level, name: P(self._lacking(level), *level.axes, *self._of_parameter(name)[:1])
-      )
+    masses = {level: {n: P(*s[: len(squares[level]) + 1]) for n, s in of.items()} for level, of in sums.items()}
+    masses = masses if self.settings.outer.row_weights else {}
     return Gathered(sums, squares, dict.fromkeys(squares, self.weights), self.weights, masses)
 
   def zeros(self, modules: modules_lib.Modules) -> Gathered:
@@ -140,11 +137,8 @@ class Specs:
     sums = {l: {n: jnp.zeros((positions[l], *x.shape), x.dtype) for n, x in m.items()} for l, m in modules.items()}
     squares = {l.name: jnp.zeros((positions[l.name], *grid.level_shape(l)), jnp.float32) for l in self.layout.levels}
     moved = {level: jnp.zeros(grid.shape, jnp.float32) for level in squares}
-    masses = {
-      l.name: {n: jnp.zeros(x.shape[: 2 + len(l.axes)], jnp.float32) for n, x in sums[l.name].items()}
-      for l in self.layout.levels
-      if self.settings.outer.row_weights
-    }
+    rows = squares if self.settings.outer.row_weights else {}
+    masses = {l: {n: jnp.zeros(x.shape[: s.ndim + 1]) for n, x in sums[l].items()} for l, s in rows.items()}
     return Gathered(sums, squares, moved, jnp.zeros(grid.shape, bool), masses)
 
   @functools.cached_property
@@ -153,7 +147,7 @@ class Specs:
     return {level.name: P(*level.axes) for level in self.layout.levels}
 
   def per_parameter(self, spec: Callable[[Level, str], Any]) -> dict[str, dict[str, Any]]:
-    """{level: {parameter: `spec(level, parameter)`}}."""
+    """Returns {level: {parameter: `spec(level, parameter)`}}."""
     return {level.name: {name: spec(level, name) for name in self.layout.names(level)} for level in self.layout.levels}
 
   def _of_parameter(self, name: str) -> tuple[str | None, ...]:

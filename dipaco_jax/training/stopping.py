@@ -30,10 +30,8 @@ def say(words: str):
 
 def leave(status: int, words: str = '') -> NoReturn:
   """Ends the process at once, without waiting for threads or running exit handlers."""
-  late = threading.Timer(LAST_WORDS_S, os._exit, (status,))
-  late.daemon = True
   with contextlib.suppress(RuntimeError):  # no thread can be started any more
-    late.start()
+    _timer(LAST_WORDS_S, os._exit, status)
   if words:
     say(words)
   for stream in (sys.stdout, sys.stderr):
@@ -48,20 +46,24 @@ def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
 
   After an error that takes no longer than `limit_s`, or the process ends.
   """
+
+  def overdue(error: Exception):
+    logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
+    leave(1)
+
   with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
     try:
       yield opened
     except Exception as e:
-      late = threading.Timer(limit_s, _overdue, (e, limit_s))
-      late.daemon = True
-      late.start()
-      after.callback(late.cancel)
+      after.callback(_timer(limit_s, overdue, e).cancel)
       raise
 
 
-def _overdue(error: Exception, limit_s: float):
-  logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
-  leave(1)
+def _timer(seconds: float, function: Callable, *args) -> threading.Timer:
+  timer = threading.Timer(seconds, function, args)
+  timer.daemon = True
+  timer.start()
+  return timer
 
 
 class Signals:
@@ -85,8 +87,7 @@ class Signals:
   def graceful(self, has_news: Callable[[], bool]) -> Iterator[None]:
     """Defers signals to the end of the block while there is something to save; a signal only sets `received` then.
 
-    Raises:
-      KeyboardInterrupt: at the end of the block, where nobody has looked since.
+    Raises KeyboardInterrupt at the end of the block, where nobody has looked since.
     """
 
     def answer(number: int) -> bool:
@@ -124,10 +125,7 @@ _listening: Signals | None = None  # signals are the process's
 def listening(words: str = '') -> Iterator[Signals]:
   """Handles SIGINT, SIGTERM and SIGHUP in a thread while the block runs; the main thread enters it.
 
-  Nested blocks share the handler.
-
-  Args:
-    words: printed where a signal ends the process.
+  Nested blocks share the handler. `words` are printed where a signal ends the process.
   """
   global _listening
   if _listening:

@@ -10,13 +10,12 @@ Paths that take turns have a row each for the same step, a turn apart. A mean is
 or the phase is over.
 """
 
-import collections
 import itertools
 import os
 import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 MAX_TAGGED = 64  # paths, or modules of a level: TensorBoard grows slow beyond, and metrics.jsonl has them all
 POSITION = ('kind', 'stage', 'updates', 'time', 'step', 'phase', 'paths', 'paths_in_phase')  # no figures
@@ -26,7 +25,7 @@ Scalar = tuple[str, float]  # tag and number
 
 
 def position(row: Mapping[str, Any]) -> int:
-  """The global step after which a row was written."""
+  """Returns the global step after which a row was written."""
   return row.get('step', row['updates'])
 
 
@@ -42,15 +41,16 @@ class Events:
     # The name that tensorboardX makes is only as fine as a second.
     suffix = f'.{os.getpid()}.{time.time_ns() % 10**9:09d}'
     self._writer = event_file_writer.EventsWriter(str(folder / 'events'), suffix)
-    self._means = Means()
+    self._paths: dict[int, set[int]] = {}  # by step, those whose rows have come
+    self._values: dict[int, dict[str, list[float]]] = {}  # by step and tag
     if purge_step is not None:
       log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=purge_step, session_log=log))
     self._writer.flush()
 
   def write(self, row: Mapping[str, Any]):
-    for step, found in self._means.add(row):
-      self._write(row['time'], step, found)
+    for step, values in self._completed(row):
+      self._write(row['time'], step, ((tag, sum(v) / len(v)) for tag, v in values.items() if v))
     self._write(row['time'], position(row), scalars(row))
 
   def _write(self, wall_time: float, step: int, found: Iterable[Scalar]):
@@ -65,34 +65,17 @@ class Events:
   def close(self):
     self._writer.close()
 
-
-class Sums(NamedTuple):
-  """Figures of one step, of the paths whose rows have come."""
-
-  paths: set[int]
-  values: collections.defaultdict[str, list[float]]  # by tag
-
-
-class Means:
-  """Means over the paths of a step, whose rows may come one after another."""
-
-  def __init__(self):
-    self._open: dict[int, Sums] = {}  # by step
-
-  def add(self, row: Mapping[str, Any]) -> list[tuple[int, list[Scalar]]]:
-    """Returns the steps that a row completes, in their order; the row of a phase completes all."""
-    if row['kind'] == 'phase':
-      steps = sorted(self._open)
-    elif row['kind'] == 'step':
-      sums = self._open.setdefault(position(row), Sums(set(), collections.defaultdict(list)))
-      sums.paths.update(row.get('paths', [0]))
+  def _completed(self, row: Mapping[str, Any]) -> list[tuple[int, dict[str, list[float]]]]:
+    """Returns the steps that a row completes, with the values of their paths; the row of a phase completes all."""
+    steps, step = sorted(self._paths) if row['kind'] == 'phase' else [], position(row)
+    if row['kind'] == 'step':
+      paths, values = self._paths.setdefault(step, set()), self._values.setdefault(step, {})
+      paths.update(row.get('paths', [0]))
       for name, value in figures(row):
-        sums.values[f'train/{name}'] += numbers(value)
-      steps = [position(row)] if len(sums.paths) >= row.get('paths_in_phase', 1) else []
-    else:
-      steps = []
-    done = [(step, self._open.pop(step).values) for step in steps]
-    return [(step, [(tag, sum(v) / len(v)) for tag, v in values.items() if v]) for step, values in done]
+        values.setdefault(f'train/{name}', []).extend(numbers(value))
+      steps = [step] if len(paths) >= row.get('paths_in_phase', 1) else []
+    self._paths = {step: paths for step, paths in self._paths.items() if step not in steps}
+    return [(step, self._values.pop(step)) for step in steps]
 
 
 def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -5,13 +5,14 @@ import math
 import time
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from dipaco_jax.core import averaging_gap, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import mesh, metrics_log, progress
-from dipaco_jax.training.programs import Programs
+from dipaco_jax.training import display, mesh, metrics_log
+from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.train_state import Record
 
 
@@ -45,10 +46,10 @@ def of_steps(found: dict[str, np.ndarray]) -> Steps:
 class Journal:
   """The log of one stage. Metrics are read one dispatch late, so that the device never waits."""
 
-  def __init__(self, name: str, programs: Programs, total_updates: int, rows: metrics_log.Metrics, record: Record):
-    self._name, self._programs, self._rows, self._record = name, programs, rows, record
-    self._progress = progress.Progress(name, total_updates, 'updates')
-    self._pending: tuple | None = None
+  def __init__(self, job: Job, rows: metrics_log.Metrics, record: Record):
+    self._job, self._name, self._rows, self._record = job, job.name, rows, record
+    self._progress = display.Progress(job.name, job.updates(job.schedule.phases, 0, 0), 'updates')
+    self._pending: tuple[Dispatch, dict[str, Any]] | None = None
     self._timed = False  # the first dispatch compiles
     self._told_gap = False
     self._not_finite = [0] * len(record.loss_sum)  # steps in a row up to the last, by path
@@ -58,12 +59,12 @@ class Journal:
     """Starts the clock anew: what went before was no inner step."""
     self._clock = time.monotonic()
 
-  def dispatched(self, *work):
-    """Notes a dispatch whose metrics are still being computed, and writes the one before it. See `_write`."""
+  def dispatched(self, dispatch: Dispatch, found: dict[str, jax.Array]):
+    """Notes a dispatch whose `inner.METRICS`, [k, m_a, ...], are still being computed, and writes the one before it."""
     # Made readable now: after the next dispatch, it would wait for that one.
-    found = {name: mesh.readable(x) for name, x in work[-1].items()}
+    found = {name: mesh.readable(x) for name, x in found.items()}
     self.catch_up()
-    self._pending = (*work[:-1], found)
+    self._pending = dispatch, found
 
   def catch_up(self):
     """Waits for the last dispatch, and writes it."""
@@ -71,39 +72,33 @@ class Journal:
       self._write(*self._pending)
     self._pending = None
 
-  def _write(self, phase: int, updates: int, step: int, paths: list[int], in_phase: int, rows: int, found):
-    """Writes a row for a dispatch; losses and norms are means over the steps that were finite.
-
-    Args:
-      phase, updates, step: phase it was in; updates and global steps after it.
-      paths: path of every position, -1 where it did not train.
-      in_phase: paths that train in the phase, in all its turns.
-      rows: per path and step.
-      found: `inner.METRICS`, [k, m_a, ...].
-    """
+  def _write(self, dispatch: Dispatch, found: dict[str, jax.Array]):
+    """Writes a row for a dispatch; losses and norms are means over the steps that were finite."""
+    job, phase = self._job, dispatch.phase
+    paths = job.trained(phase, job.programs.placement.turns()[dispatch.turn])
     at, trained = [i for i, path in enumerate(paths) if path >= 0], [path for path in paths if path >= 0]
     sums, means, learning_rate, finite, skipped = of_steps(
       {name: mesh.fetch(x).reshape(x.shape[0], -1)[:, at] for name, x in found.items()}
     )
-    steps = len(finite)
-    rate = self._count(steps, steps * len(at) * rows * self._programs.model.config.seq_len)
+    after = dispatch.step + len(finite)
+    updates, step = job.updates(phase, dispatch.turn, after), job.schedule.global_step(phase, after)
+    rate = self._count(len(finite), finite.size * job.data.batch_size * job.programs.model.config.seq_len)
     for path, loss, number in zip(trained, sums['loss'].tolist(), finite.sum(0).tolist(), strict=True):
       self._record.loss_sum[path] += loss
       self._record.loss_steps[path] += number
-    self._rows.write(
-      'step', self._name, updates, step=step, phase=phase, paths=trained, paths_in_phase=in_phase,
-      **means, learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': skipped} if skipped.any() else {}),
-    )  # fmt: skip
+    values = {'step': step, 'phase': phase, 'paths': trained, 'paths_in_phase': int((job.weights(phase) > 0).sum())}
+    values |= {**means, 'learning_rate': learning_rate, 'tokens_per_s': rate}
+    self._rows.write('step', self._name, updates, **values, **({'skipped': skipped} if skipped.any() else {}))
     self._note_not_finite(step, trained, finite, skipped)
-    num_paths = self._programs.layout.grid.num_paths
+    num_paths = job.programs.layout.grid.num_paths
     shown: dict[str, Any] = {'phase': phase + 1} if num_paths > 1 else {}
-    shown[progress.whose_loss(trained, num_paths)] = float(means['loss'].mean())
+    shown[display.whose_loss(trained, num_paths)] = float(means['loss'].mean())
     shown |= {'tokens_per_s': rate} if rate else {}
     self._progress.update(updates, **shown)
 
   def _note_not_finite(self, step: int, trained: list[int], finite_KP: np.ndarray, skipped_P: np.ndarray):
     """Warns of paths whose steps were not finite; raises Diverged if the only path skipped too many in a row."""
-    record, most = self._record, self._programs.settings.inner.max_skipped
+    record, most = self._record, self._job.programs.settings.inner.max_skipped
     for path, finite_K, skipped in zip(trained, finite_KP.T, skipped_P, strict=True):
       if not finite_K.all() and not self._not_finite[path]:
         warn_not_finite(self._name, path, step, finite_K, skipped)
@@ -119,9 +114,10 @@ class Journal:
     """Returns whether the latest step was finite for no path."""
     return all(self._not_finite)
 
-  def excluded(self, phase: int, step: int, path: int, why: str):
+  def log_excluded(self, phase: int, path: int, why: str):
     """Logs that a path takes no part in an outer step, and why."""
-    words = screening.exclusion_message(self._programs.layout.grid, path, why)
+    words = screening.exclusion_message(self._job.programs.layout.grid, path, why)
+    step = self._job.schedule.global_step(phase + 1, 0)
     logging.warning('%s, phase %d, step %d: %s', self._name, phase + 1, step, words)
 
   def _count(self, steps: int, tokens: int) -> float | None:
@@ -138,54 +134,45 @@ class Journal:
     record.timed_tokens += tokens
     return tokens / seconds
 
-  def phase(
-    self, updates: int, step: int, outer_s: float, statistics: dict, holdout: list[float | None],
-    excluded: dict[int, str],
-  ):  # fmt: skip
-    """Writes a row for a phase and its outer step; the sums of its steps' losses start anew."""
+  def _write_after_phases(self, kind: str, **values):
+    """Writes a row for the phases that are complete."""
+    phase, schedule = self._record.phase, self._job.schedule
+    updates, step = self._job.updates(phase, 0, 0), schedule.global_step(phase, 0)
+    self._rows.write(kind, self._name, updates, phase=phase, step=step, **values)
+
+  def write_phase(self, outer_s: float, found: dict, holdout: list[float | None], excluded: dict[int, str]):
+    """Writes a row for a phase and its outer step; the sums of its steps' losses start anew. Warns of a gap once."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}
     means = [s / n if n else None for s, n in zip(record.loss_sum, record.loss_steps, strict=True)]
     gap = averaging_gap.mean_gap(averaging_gap.gaps(record.own_loss, holdout))
-    self._tell_gap(gap)
+    if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
+      self._told_gap = True
+      logging.warning('%s, phase %d: %s', self._name, record.phase, averaging_gap.describe(gap))
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
-    norms = {
-      level: {module_store.module_name(at): norm for at, norm in np.ndenumerate(x)}
-      for level, x in statistics['norm'].items()
-    }
-    cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}
-    self._rows.write(
-      'phase', self._name, updates, phase=record.phase, step=step, inner_s=record.phase_s,
-      outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout, holdout_loss_before_by_path=record.own_loss,
-      averaging_gap=gap, best_version_by_path=record.best_version, outer_gradient_norm=norms, cosine=cosine, **failed,
+    name = module_store.module_name
+    norms = {l: {name(at): norm for at, norm in np.ndenumerate(x)} for l, x in found['norm'].items()}
+    cosine = {level: float(np.nanmean(x)) for level, x in found['cosine'].items() if not np.isnan(x).all()}
+    self._write_after_phases(
+      'phase', inner_s=record.phase_s, outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout,
+      holdout_loss_before_by_path=record.own_loss, averaging_gap=gap, best_version_by_path=record.best_version,
+      outer_gradient_norm=norms, cosine=cosine, **failed,
     )  # fmt: skip
     record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
     record.skipped, record.own_loss = [0] * len(means), [None] * len(means)
 
-  def _tell_gap(self, gap: float | None):
-    """Warns once if the outer step raises the losses of paths by much."""
-    if gap is not None and gap > averaging_gap.LARGE and not self._told_gap:
-      self._told_gap = True
-      logging.warning('%s, phase %d: %s', self._name, self._record.phase, averaging_gap.describe(gap))
-
   def _compare_with_guessing(self, means: list[float]):
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""
-    guess, mean = math.log(self._programs.model.vocab_size), float(np.mean(means)) if means else 0.0
+    guess, mean = math.log(self._job.programs.model.vocab_size), float(np.mean(means)) if means else 0.0
     if mean > guess + 1:
-      logging.warning(
-        '%s, phase %d: the mean loss is %.2f nats, and guessing costs %.2f: the model gets worse, not better; a lower '
-        'learning rate may help',
-        self._name,
-        self._record.phase,
-        mean,
-        guess,
-      )
+      words = f'the mean loss is {mean:.2f} nats, and guessing costs {guess:.2f}: the model gets worse, not better'
+      logging.warning('%s, phase %d: %s; a lower learning rate may help', self._name, self._record.phase, words)
 
-  def evaluation(self, updates: int, step: int, figures: dict[str, Any]):
+  def write_evaluation(self, figures: dict[str, Any]):
     """Writes a row for a validation."""
-    self._rows.write('evaluation', self._name, updates, phase=self._record.phase, step=step, **figures)
+    self._write_after_phases('evaluation', **figures)
 
   def close(self):
     self._progress.close()

@@ -13,8 +13,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.training import resharding, run_checkpoints
-from dipaco_jax.training import specs as specs_lib
+from dipaco_jax.training import resharding, run_checkpoints, specs as specs_lib
 from dipaco_jax.training.programs import Programs
 
 OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another working directory'
@@ -66,7 +65,8 @@ class State:
   def arrays(self) -> dict[str, Any]:
     """Returns the arrays of a checkpoint: nothing that `gather_path` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
-    kept |= {'gathered': _as_kept(self.gathered)} if self.record.turn else {}
+    gathered = self.gathered if self.gathered.masses else Plain(*self.gathered[:4])
+    kept |= {'gathered': gathered} if self.record.turn else {}
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
     return kept | ({'params': self.params} if self.params is not None else {})
 
@@ -78,15 +78,6 @@ class Plain(NamedTuple):
   squares: Any
   moved: Any
   excluded: Any
-
-
-def _as_kept(gathered: specs_lib.Gathered) -> Any:
-  """Leaves out `masses` if there are none: some versions do not know them."""
-  return gathered if gathered.masses else Plain(*gathered[:4])
-
-
-def _as_gathered(kept: Any) -> specs_lib.Gathered:
-  return specs_lib.Gathered(kept.sums, kept.squares, kept.moved, kept.excluded, getattr(kept, 'masses', {}))
 
 
 def new_state(programs: Programs, base: dict[str, np.ndarray]) -> State:
@@ -118,17 +109,15 @@ def restore(
 ) -> State | None:
   """Restores the newest checkpoint that can be read; with other positions, the last at the end of a phase.
 
-  Args:
-    first_state: in-flight parameters -> the inner state of paths that have none of their own.
-
-  Raises:
-    InputError: it is of another version, or there is none at the end of a phase where one is needed.
+  `first_state`: in-flight parameters -> the inner state of paths that have none of their own. Raises InputError if it
+  is of another version, or there is none at the end of a phase where one is needed.
   """
   found = checkpoints.restore(functools.partial(_abstract, programs))
   if found is None:
     return None
   arrays, meta = found
-  gathered = _as_gathered(arrays['gathered']) if 'gathered' in arrays else _zeros(programs)
+  gathered = arrays['gathered'] if 'gathered' in arrays else _zeros(programs)
+  gathered = specs_lib.Gathered(**{'masses': {}, **gathered._asdict()})
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
@@ -170,15 +159,10 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     jax.tree.map(lambda x: jax.ShapeDtypeStruct((*positions, *x.shape[programs.specs.num_axes :]), x.dtype), tree)
     for tree in (params, inner)
   )
-  structs = State(
-    modules, outer, gathered, dict.fromkeys(meta['turns'], inner), params if meta['in_turn'] else None, record,
-    dict.fromkeys(meta['own'], params),
-  )  # fmt: skip
-  arrays = jax.tree.map(
-    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-    structs.arrays(),
-    _shardings(programs, meta, record).arrays(),
-  )
+  by_turn, own = dict.fromkeys(meta['turns'], inner), dict.fromkeys(meta['own'], params)
+  structs = State(modules, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own).arrays()
+  shardings = _shardings(programs, meta, record).arrays()
+  arrays = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), structs, shardings)
   if meta['shapes'] != _shapes(arrays):
     raise InputError(OTHER_VERSION)
   return arrays

@@ -9,29 +9,33 @@ import pathlib
 import time
 from collections.abc import Callable
 from concurrent import futures
+from typing import Any
 
 import jax
 import numpy as np
 
-from dipaco_jax.core import screening
+from dipaco_jax.core import screening, settings
 from dipaco_jax.core.errors import Diverged
+from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
 from dipaco_jax.storage import module_store, publishing, remedies, seals
 from dipaco_jax.training import (
   evaluation,
-  mesh,
-  metrics_log,
+  job as job_lib,
   module_publishing,
   processes,
+  programs as programs_lib,
   run_checkpoints,
   stopping,
-  train_log,
   train_state,
 )
-from dipaco_jax.training import job as job_lib
-from dipaco_jax.training import programs as programs_lib
+from dipaco_jax.training.job import Dispatch, Job
+from dipaco_jax.training.mesh import fetch
+from dipaco_jax.training.metrics_log import Metrics
+from dipaco_jax.training.train_log import Journal
 
 CLOSE_S = 30  # after an error, for what was begun to be written
+Stop = Callable[[], bool]
 
 
 class Stopped(KeyboardInterrupt):
@@ -41,34 +45,27 @@ class Stopped(KeyboardInterrupt):
 class Trainer:
   """Runs a job from wherever its last checkpoint left it."""
 
-  def __init__(
-    self,
-    job: job_lib.Job,
-    workdir: pathlib.Path,
-    every_steps: int,
-    keep: int,
-    rows: metrics_log.Metrics,
-    stop: Callable[[], bool],
-  ):
-    """`every_steps` and `keep`: checkpoints; `stop`: asked after every dispatch whether to save and stop."""
-    self.job, self.workdir, self.every_steps, self.stop = job, workdir, every_steps, stop
-    self.checkpoints = run_checkpoints.RunCheckpoints(workdir / 'checkpoints' / job.name, keep, job.phase_updates)
+  def __init__(self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop):
+    """`stop` is asked after every dispatch whether to save and stop."""
+    self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
+    folder = workdir / 'checkpoints' / job.name
+    self.checkpoints = run_checkpoints.RunCheckpoints(folder, config.keep, job.phase_updates)
     restored = train_state.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or train_state.new_state(job.programs, job.base)
     record = self.state.record
     if record.phase < job.schedule.begin:  # else all phases would train on the shards of this round
       self.checkpoints.close()
-      raise seals.Damaged(workdir / 'checkpoints' / job.name, remedies.explain_lost_checkpoints(workdir))
+      raise seals.Damaged(folder, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
     rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
-    self.journal = train_log.Journal(job.name, job.programs, job.updates(job.schedule.phases, 0, 0), rows, record)
+    self.journal = Journal(job, rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.checkpoints.metas.items()}
-    self.own_losses: list[evaluation.Begun] = []  # of the turns whose inner steps are done, on hold-outs
+    self.own_losses: list[evaluation.PendingTurn] = []  # of the turns whose inner steps are done, on hold-outs
     self.unsaved = 0  # steps since the last checkpoint
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
 
@@ -79,9 +76,7 @@ class Trainer:
   def train(self) -> train_state.State:
     """Trains to the end of the round's last phase.
 
-    Raises:
-      Stopped: after saving, when asked to stop.
-      Diverged: nothing is saved then that was not there before.
+    Raises Stopped after saving, when asked to stop; or Diverged, when nothing is saved that was not there before.
     """
     with stopping.closing(CLOSE_S) as opened:
       opened.callback(self.checkpoints.close)
@@ -100,7 +95,7 @@ class Trainer:
         if dispatch.last_of_phase:
           self._end_phase(dispatch)
         # Signals reach processes apart: they stop after the same dispatch, or would wait for each other.
-        stop = processes.any_process(self.stop(), f'{self.job.name} stops after {self._updates_after(dispatch)}')
+        stop = processes.any_process(self.stop(), f'{self.job.name} stops after {dispatch}')
         if stop or self._due(dispatch):
           self._save(dispatch)
         if stop:
@@ -114,20 +109,23 @@ class Trainer:
 
   # -- inner
 
-  def _inner(self, dispatch: job_lib.Dispatch, batch: list[jax.Array]):
-    """k inner steps of the paths in flight; the first of a turn copies their modules."""
+  def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
+    """Makes k inner steps of the paths in flight; the first of a turn copies their modules."""
     job, programs, state = self.job, self.job.programs, self.state
-    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    place = programs.placement.turns()[dispatch.turn]
+    turn = np.array(place, np.int32)
     if state.params is None:
       state.params = programs.gather_path(state.modules, turn)
-      renewed = self._in_flight(state.record.excluded, turn) > 0
+      renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
       if (own := state.own.pop(dispatch.turn, None)) is not None:
-        lost = job.lost_in_flight(dispatch.phase - 1, tuple(turn))
-        state.params = train_state.choose(own, state.params, lost & ~renewed)
-      state.inner[dispatch.turn] = self._inner_state(dispatch)
+        state.params = train_state.choose(own, state.params, job.lost_in_flight(dispatch.phase - 1, place) & ~renewed)
+      if (inner := state.inner.get(dispatch.turn)) is None:
+        inner = job.first_state(dispatch.phase, state.params)
+      else:
+        inner = jax.device_put(inner, programs.specs.shardings(programs.specs.state))
       if renewed.any():
-        fresh = programs.fresh_state(state.params)
-        state.inner[dispatch.turn] = train_state.choose(fresh, state.inner[dispatch.turn], renewed)
+        inner = train_state.choose(programs.fresh_state(state.params), inner, renewed)
+      state.inner[dispatch.turn] = inner
     first, after = job.schedule.global_step(dispatch.phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
@@ -135,41 +133,23 @@ class Trainer:
     self.dispatched = True
     state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
     self.unsaved += job.schedule.dispatch_steps
-    self.journal.dispatched(
-      dispatch.phase,
-      job.updates(dispatch.phase, dispatch.turn, after),
-      first + job.schedule.dispatch_steps,
-      job.trained(dispatch.phase, tuple(turn.tolist())),
-      int((job.weights(dispatch.phase) > 0).sum()),
-      job.data.batch_size,
-      found,
-    )
-
-  def _in_flight(self, of_path: list[int], turn) -> np.ndarray:
-    """Selects the entries of the paths that are in flight, [m..]."""
-    placement = self.job.programs.placement
-    return np.array(of_path)[placement.paths(tuple(turn.tolist()))].reshape(placement.positions)
-
-  def _inner_state(self, dispatch: job_lib.Dispatch):
-    """Returns the inner state of the paths in flight: their own, or the base model's, or a fresh one."""
-    programs = self.job.programs
-    if dispatch.turn in self.state.inner:
-      return jax.device_put(self.state.inner[dispatch.turn], programs.specs.shardings(programs.specs.state))
-    return self.job.first_state(dispatch.phase, self.state.params)
+    self.journal.dispatched(dispatch, found)
 
   # -- outer
 
-  def _end_turn(self, dispatch: job_lib.Dispatch):
+  def _end_turn(self, dispatch: Dispatch):
     """Adds the outer gradients of the turn's paths to the sums; their AdamW state waits, perhaps in host memory."""
     programs, state = self.job.programs, self.state
-    self._begin_own_losses(dispatch)
-    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    place, params = programs.placement.turns()[dispatch.turn], state.params
+    if (holdout := self.job.evaluation.holdout) is not None:  # the losses before the outer step, for the averaging gap
+      self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
+    turn = np.array(place, np.int32)
     first, steps = self.job.schedule.global_step(dispatch.phase, 0), self.job.schedule.steps_per_phase
     state.gathered = programs.accumulate(
       state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
-      self.job.heard(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
+      self.job.outer_weights(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
     )  # fmt: skip
-    if self.job.lost_in_flight(dispatch.phase, tuple(turn)).any():
+    if self.job.lost_in_flight(dispatch.phase, place).any():
       state.own[dispatch.turn] = state.params
     state.params = None
     state.record.turn, state.record.step = dispatch.turn + 1, 0
@@ -177,7 +157,7 @@ class Trainer:
     if self.job.keep_state:
       state.inner[dispatch.turn] = jax.device_put(inner, programs.specs.waiting)
 
-  def _end_phase(self, dispatch: job_lib.Dispatch):
+  def _end_phase(self, dispatch: Dispatch):
     """Makes the outer step, then hold-out losses, publication and validation of the new modules."""
     job, state, programs = self.job, self.state, self.job.programs
     self.journal.catch_up()
@@ -185,28 +165,26 @@ class Trainer:
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
     state.modules, state.outer, statistics = programs.outer(
-      state.modules, state.outer, state.gathered, job.heard(dispatch.phase)
+      state.modules, state.outer, state.gathered, job.outer_weights(dispatch.phase)
     )
     state.gathered = programs.zero_sums(state.gathered)
-    statistics = jax.tree.map(mesh.fetch, statistics)
+    statistics = jax.tree.map(fetch, statistics)
     outer_s = time.monotonic() - started
     version = dispatch.phase + 1
     excluded = self._screened(dispatch.phase, statistics)
     state.record.phase, state.record.turn, state.record.step = version, 0, 0
 
-    def params_of_turn(turn):
+    def params_of_turn(turn: Coordinates) -> Any:
       return programs.gather_path(state.modules, np.array(turn, np.int32))
 
     holdout = self._early_stopping(version, params_of_turn)
     if job.publish:
       best = list(state.record.best_version), list(state.record.best_loss)
       self.publication = self.publisher.submit(self._publish, version, programs.unshard(state.modules), *best)
-    updates, step = job.updates(version, 0, 0), job.schedule.global_step(version, 0)
-    self.journal.phase(updates, step, outer_s, statistics, holdout, excluded)
-    if job.evaluation.validate and (
-      version == job.schedule.phases or (job.evaluation.validate_every and version % job.evaluation.validate_every == 0)
-    ):
-      self.journal.evaluation(updates, step, job.evaluation.validate(params_of_turn))
+    self.journal.write_phase(outer_s, statistics, holdout, excluded)
+    every = job.evaluation.validate_every
+    if job.evaluation.validate and (version == job.schedule.phases or (every and version % every == 0)):
+      self.journal.write_evaluation(job.evaluation.validate(params_of_turn))
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
@@ -220,9 +198,9 @@ class Trainer:
       moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
       usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
       found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
-      self.journal.excluded(phase, job.schedule.global_step(phase + 1, 0), path, found[path])
+      self.journal.log_excluded(phase, path, found[path])
     try:
-      screening.check_paths(layout, job.heard(phase) > 0, excluded, record.excluded, config.max_excluded)
+      screening.check_paths(layout, job.outer_weights(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
     except Diverged as e:
       self.checkpoints.set_aside(job.updates(phase, 0, 0), 'diverged')
@@ -238,20 +216,13 @@ class Trainer:
     losses = evaluation.losses(programs, params_of_turn, self.job.evaluation.holdout)
     found = [evaluation.to_compare(loss) for loss in evaluation.mean_by_path(losses)]
     of_models = evaluation.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
-    evaluation.point(version, of_models, record.best_version, record.best_loss)
+    evaluation.update_best(version, of_models, record.best_version, record.best_loss)
     return found
-
-  def _begin_own_losses(self, dispatch: job_lib.Dispatch):
-    """Dispatches the hold-out losses of the paths in flight before the outer step, for the averaging gap."""
-    if self.job.evaluation.holdout is not None:
-      turn = self.job.programs.placement.turns()[dispatch.turn]
-      params = self.state.params
-      self.own_losses.append(evaluation.begin(self.job.programs, turn, lambda _: params, self.job.evaluation.holdout))
 
   def _read_own_losses(self):
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
     for begun in self.own_losses:
-      for path, nll, targets in evaluation.read(begun):
+      for path, nll, targets in evaluation.collect_turn(begun):
         record.own_loss[path] = evaluation.finite_mean(nll, targets) if trained[path] else None
     self.own_losses = []
 
@@ -264,10 +235,7 @@ class Trainer:
       publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
-  def _updates_after(self, dispatch: job_lib.Dispatch) -> int:
-    return self.job.updates(dispatch.phase, dispatch.turn, dispatch.step + self.job.schedule.dispatch_steps)
-
-  def _due(self, dispatch: job_lib.Dispatch) -> bool:
+  def _due(self, dispatch: Dispatch) -> bool:
     """Returns whether to save: after `every_steps` steps; where a phase has no more, at its end only; after the round.
 
     A longer phase ends with a checkpoint: only from there can a run go on with other positions.
@@ -277,7 +245,7 @@ class Trainer:
     after_all = dispatch.last_of_phase and (is_long or dispatch.phase + 1 == job.schedule.end)
     return after_all or (self.unsaved >= self.every_steps and (is_long or dispatch.last_of_phase))
 
-  def _save(self, dispatch: job_lib.Dispatch):
+  def _save(self, dispatch: Dispatch):
     """Saves a checkpoint, after everything that it refers to has been published and logged.
 
     Where the last step was finite for no path, nothing is saved: the parameters may be what is wrong.

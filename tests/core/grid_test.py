@@ -5,8 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dipaco_jax.core import grid as grids
 from dipaco_jax.core.grid import Grid, Level

@@ -1,6 +1,7 @@
 """The learning rate at known points, one step and many, clipping."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)
 
 
 def rate(step, **changes):
-  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0)(jnp.int32(step)))
+  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0, jnp.int32(step)))
 
 
 @pytest.mark.parametrize('step, expected', [
@@ -35,7 +36,7 @@ def test_learning_rate_warms_up_again_after_pretraining():
 
 
 def test_paths_may_have_a_learning_rate_of_their_own():
-  of_paths = inner.learning_rate(CONFIG, 100, 40, 0.1)
+  of_paths = functools.partial(inner.learning_rate, CONFIG, 100, 40, 0.1)
   steps = jnp.arange(60)
   expected = [rate(step) / (4 if step >= 40 else 1) for step in range(60)]
   np.testing.assert_allclose(of_paths(steps), expected, rtol=1e-6)
@@ -57,7 +58,7 @@ GRADS = {'matrix': jnp.full((2, 2), 3.0), 'scale': jnp.full(2, -4.0)}
 
 def one_step(config, grads=GRADS):
   made = inner.make_optimizer(config, 100, 0, 0.0)
-  return inner.step(made, gradient_of(grads), PARAMS, made.init(PARAMS), None, None, jnp.int32(20))
+  return inner.step(made, gradient_of(grads), PARAMS, made.init(PARAMS), (None, None), jnp.int32(20))
 
 
 def test_first_step_of_adamw_is_the_sign_and_decays_matrices_only():
@@ -84,13 +85,17 @@ def test_a_gradient_of_zero_is_no_nan():
 
 
 def test_a_batch_without_targets_is_no_nan():
-  compute = inner.gradient(lambda params, tokens, segments: (0.0 * params['scale'].sum(), jnp.float32(0)))
+  compute = functools.partial(
+    inner.gradient, lambda params, tokens, segments: (0.0 * params['scale'].sum(), jnp.float32(0)), 0
+  )
   loss, grads, norm = compute(PARAMS, None, None)
   assert loss == 0 and norm == 0 and all(np.isfinite(g).all() for g in grads.values())
 
 
 def test_gradient_is_of_the_mean_over_targets():
-  compute = inner.gradient(lambda params, tokens, segments: (6 * params['scale'].sum(), jnp.float32(3)))
+  compute = functools.partial(
+    inner.gradient, lambda params, tokens, segments: (6 * params['scale'].sum(), jnp.float32(3)), 0
+  )
   loss, grads, norm = compute(PARAMS, None, None)
   assert float(loss) == 8 and (np.asarray(grads['scale']) == 2).all() and float(norm) == pytest.approx(8**0.5)
 
@@ -105,9 +110,9 @@ def test_steps_are_single_steps_in_a_row():
   tokens = jnp.arange(12.0).reshape(3, 2, 2)
   params, state, expected = PARAMS, made.init(PARAMS), []
   for k in range(3):
-    params, state, found = inner.step(made, compute, params, state, tokens[k], tokens[k], jnp.int32(7 + k))
+    params, state, found = inner.step(made, compute, params, state, (tokens[k], tokens[k]), jnp.int32(7 + k))
     expected.append(found)
-  together = inner.steps(made, compute, PARAMS, made.init(PARAMS), tokens, tokens, jnp.int32(7))
+  together = inner.steps(made, compute, PARAMS, made.init(PARAMS), (tokens, tokens), jnp.int32(7))
   small.assert_close(together[:2], (params, state), 3 * 12 * small.EPS)  # three roundings of values below 12
   for name in inner.METRICS:
     np.testing.assert_allclose(together[2][name], [m[name] for m in expected], rtol=1e-6)
@@ -116,14 +121,16 @@ def test_steps_are_single_steps_in_a_row():
 @pytest.mark.parametrize('rows, part', [(4, 4), (2, 2), (3, 2), (1, 1), (9, 4)])
 def test_gradients_of_parts_add_up(rows, part):
   made, seen = small.make_programs(small.settings()), set()
-  loss, params = loss_lib.path_loss(made.model, 8), small.base(made.model)
+  loss, params = functools.partial(loss_lib.path_loss, made.model, 8), small.base(made.model)
 
   def watched(params, tokens_BL, segments_BL):
     seen.add(len(tokens_BL))
     return loss(params, tokens_BL, segments_BL)
 
   batch = small.batch(0, 0)
-  expected, found = (jax.jit(f)(params, *batch) for f in (inner.gradient(loss), inner.gradient(watched, rows)))
+  expected, found = (
+    jax.jit(functools.partial(inner.gradient, *how))(params, *batch) for how in ((loss, 0), (watched, rows))
+  )
   assert seen == {part}
   for ours, theirs in zip(found, expected, strict=True):
     small.assert_close({'x': ours}, {'x': theirs}, 1e-5)

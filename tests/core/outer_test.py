@@ -12,11 +12,11 @@ LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))
 PARAMS = {'x': jnp.zeros(4), 'y': jnp.zeros((2, 2)), 'z': jnp.zeros(1)}
 
 
-def step(weights, deltas, state=None, old=None, rescale=False, **config):
+def step(weights, deltas, state=None, old=None, **changes):
   """deltas: {name: [2, 3]} old - new of every element of a path's parameter, by path."""
-  transformation = outer.make_optimizer(settings.Outer(**config))
+  config = settings.Outer(**({'rescale': False} | changes))
   old = old or modules.stack(LAYOUT, PARAMS)
-  state = state or outer.init(LAYOUT, transformation, old, 'adamw')
+  state = state or outer.init(LAYOUT, config, old, 'adamw')
   sums = {}
   for level in LAYOUT.levels:
     sums[level.name] = {}
@@ -24,7 +24,7 @@ def step(weights, deltas, state=None, old=None, rescale=False, **config):
       total = (jnp.asarray(deltas[name]) * weights).sum(LAYOUT.grid.lacking(level))
       shape = (*total.shape, *[1] * PARAMS[name].ndim)
       sums[level.name][name] = jnp.broadcast_to(total.reshape(shape), old[level.name][name].shape)
-  return outer.update(LAYOUT, transformation, rescale, old, state, sums, jnp.asarray(weights))
+  return outer.update(LAYOUT, config, old, state, sums, jnp.asarray(weights))
 
 
 DELTAS = {name: np.arange(6.0).reshape(2, 3) + i for i, name in enumerate('xyz')}
@@ -63,19 +63,19 @@ def test_a_module_without_active_paths_keeps_its_parameters_and_momentum():
 
 def test_with_row_weights_every_row_is_divided_by_its_own_weight():
   old, one = modules.stack(LAYOUT, PARAMS), np.ones((2, 3), 'f')
-  transformation = outer.make_optimizer(settings.Outer(optimizer='sgd', learning_rate=1.0))
+  config = settings.Outer(optimizer='sgd', learning_rate=1.0, rescale=True)
   sums = jax.tree.map(lambda x: jnp.full(x.shape, 6.0), old)
   masses = {name: {n: jnp.ones(x.shape) for n, x in level.items()} for name, level in old.items()}
   masses['low']['y'] = jnp.array([[1.0, 2], [3, 0]])  # [K_a, rows]; no path has a weight for the last
-  state = outer.init(LAYOUT, transformation, old, 'adamw')
-  new, _, _ = outer.update(LAYOUT, transformation, True, old, state, sums, one, masses)
+  state = outer.init(LAYOUT, config, old, 'adamw')
+  new, _, _ = outer.update(LAYOUT, config, old, state, sums, one, masses)
   np.testing.assert_allclose(new['low']['y'][:, :, 0], [[-6, -3], [-2, 0]], rtol=1e-6)
   assert (new['shared']['x'] == -6).all(), 'row weights come without rescaling'
 
 
 def test_the_usual_move_follows_the_paths_that_took_part():
   old, weights = modules.stack(LAYOUT, PARAMS), jnp.array([[1.0, 1, 0], [0, 0, 0]])
-  state = outer.init(LAYOUT, outer.make_optimizer(settings.Outer()), old, 'adamw')
+  state = outer.init(LAYOUT, settings.Outer(), old, 'adamw')
   assert state['low'].usual.tolist() == [2, 2], 'the square root of 4 parameters'
   moved = {level.name: jnp.array([[1.0, 5, 100], [7, 7, 7]]) for level in LAYOUT.levels}
   found = outer.update_usual(LAYOUT, old, state, weights, moved, 'adamw')

@@ -9,8 +9,7 @@ import typing
 
 import pytest
 import repository
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dipaco_jax.core import fields, modules, settings
 from dipaco_jax.core.settings import Settings, from_dict

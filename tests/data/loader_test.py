@@ -6,8 +6,7 @@ import time
 import numbered
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numbered import SEQ_LEN
 
 from dipaco_jax.data import loader

@@ -10,8 +10,7 @@ import pytest
 import whole
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus
-from dipaco_jax.data import sequences as sequences_lib
+from dipaco_jax.data import corpus, sequences as sequences_lib
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
 from dipaco_jax.data.tokenizer import Tokenizer, train

@@ -3,8 +3,7 @@
 import numbered
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 
 @settings(max_examples=15, deadline=None)

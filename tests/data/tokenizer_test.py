@@ -6,9 +6,7 @@ import made_run
 import numpy as np
 import pytest
 import sentencepiece
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus

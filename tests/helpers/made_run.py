@@ -8,8 +8,7 @@ import pathlib
 import numpy as np
 import small
 
-from dipaco_jax.core import modules
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import modules, settings as settings_lib
 from dipaco_jax.data import tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import chunk_router

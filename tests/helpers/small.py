@@ -6,11 +6,9 @@ import functools
 import jax
 import numpy as np
 
-from dipaco_jax.core import modules, outer
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import modules, outer, settings as settings_lib
 from dipaco_jax.models import transformer
-from dipaco_jax.training import job as job_lib
-from dipaco_jax.training import mesh, metrics_log, programs, training_loop
+from dipaco_jax.training import job as job_lib, mesh, metrics_log, programs, training_loop
 
 EPS = float(np.finfo('f').eps)
 VOCAB, LENGTH, ROWS = 64, 40, 4
@@ -50,7 +48,7 @@ def make_programs(s: settings_lib.Settings, devices: int = 1) -> programs.Progra
   made = transformer.make_model(s.model, VOCAB)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), jax.devices()[:devices])
-  return programs.make(s, placement, layout, made)
+  return programs.Programs(placement, layout, made, s)
 
 
 def base(made: transformer.Transformer, seed: int = 0) -> dict[str, np.ndarray]:
@@ -106,10 +104,9 @@ def change_job(job: job_lib.Job, **changes) -> job_lib.Job:
 
 def train(job: job_lib.Job, workdir, stop=lambda: False):
   """The job from where its checkpoints left it, to its end."""
-  c = job.programs.settings.checkpoint
   workdir.mkdir(exist_ok=True)
   with metrics_log.Metrics(workdir) as rows:
-    return training_loop.Trainer(job, workdir, c.every_steps, c.keep, rows, stop).train()
+    return training_loop.Trainer(job, workdir, job.programs.settings.checkpoint, rows, stop).train()
 
 
 def fetched(modules_or_params):

@@ -17,8 +17,7 @@ from dipaco_jax.data import tokenizer
 from dipaco_jax.huggingface import llama_folder, llama_weights
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
-from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.pipeline import stage, stages, tokenize_stage
+from dipaco_jax.pipeline import run as run_lib, stage, stages, tokenize_stage
 from dipaco_jax.storage import files, module_store
 
 V, L = 70, 24

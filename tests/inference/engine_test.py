@@ -11,8 +11,7 @@ import made_run
 import numpy as np
 import pytest
 import slow
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dipaco_jax.inference import trained_run
 from dipaco_jax.inference.engine import Engine, bucket_length

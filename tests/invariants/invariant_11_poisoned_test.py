@@ -12,8 +12,7 @@ import small
 import twin
 from poison import poisoned
 
-from dipaco_jax.core import inner as inner_lib
-from dipaco_jax.core import outer
+from dipaco_jax.core import inner as inner_lib, outer
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.models import loss
 from dipaco_jax.storage import module_store
@@ -41,7 +40,7 @@ def by_twin(job, excluded):
   made, s = job.programs, job.programs.settings
 
   def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens)(params, tokens, segments)
+    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
     return nll / count
 
   layout, paths = made.layout, made.layout.grid.num_paths
@@ -123,9 +122,9 @@ def test_a_path_that_is_left_out_too_often_in_a_row_ends_the_run(tmp_path):
     small.train(job, tmp_path)
 
 
-def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp_path):
+def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp_path, monkeypatch):
   job = make_job([], 0)
-  job.programs.__dict__['transformation'] = optax.sgd(1e30, 0.9)
+  monkeypatch.setattr(outer, 'make_optimizer', lambda config: optax.sgd(1e30, 0.9))
   with pytest.raises(Diverged, match='phase 1: after the outer step the parameters or the momentum of module'):
     small.train(job, tmp_path)
   assert not module_store.versions(tmp_path)
@@ -148,12 +147,12 @@ def test_a_step_that_is_not_finite_is_skipped_up_to_so_many_in_a_row():
   made, params = inner_lib.make_optimizer(config, 10, 0, 0.0), {'w': np.ones((2, 2), 'f')}
   state = made.init(params)
   for norm, skipped in ((1.0, 0), (np.nan, 1), (np.inf, 2), (1.0, 0), (np.nan, 1)):
-    compute = lambda p, t, s, norm=norm: (np.float32(1), {'w': np.full((2, 2), norm, 'f')}, np.float32(norm))  # noqa: E731
-    after, now, found = inner_lib.step(made, compute, params, state, None, None, np.int32(3))
+    compute = lambda p, norm=norm: (np.float32(1), {'w': np.full((2, 2), norm, 'f')}, np.float32(norm))  # noqa: E731
+    after, now, found = inner_lib.step(made, compute, params, state, (), np.int32(3))
     stays = not np.isfinite(norm)
     assert np.array_equal(after['w'], params['w']) == stays and found['skipped'] == stays and now.skipped == skipped
     assert int(now.optimizer[0].count) == int(state.optimizer[0].count) + (not stays)
     params, state = after, now
   state = state._replace(skipped=np.int32(2))
-  after, now, found = inner_lib.step(made, compute, params, state, None, None, np.int32(3))
+  after, now, found = inner_lib.step(made, compute, params, state, (), np.int32(3))
   assert np.isnan(after['w']).all() and not found['skipped'], 'one more than may be skipped is made'

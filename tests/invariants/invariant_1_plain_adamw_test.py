@@ -49,7 +49,7 @@ def test_three_phases_are_the_run_of_optax(made, tmp_path):
   transformation = optax.chain(optax.clip_by_global_norm(s.clip_norm), adamw)
 
   def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, 8)(params, tokens, segments)
+    nll, count = loss.path_loss(made.model, 8, params, tokens, segments)
     return nll / count
 
   @jax.jit

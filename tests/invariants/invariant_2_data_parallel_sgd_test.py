@@ -24,7 +24,7 @@ def test_paths_are_one_batch_in_parts(devices, tmp_path):
   found = small.fetched(small.train(job, tmp_path).modules)['all']
 
   def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens)(params, tokens, segments)
+    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
     return nll / count
 
   gradient, params = jax.jit(jax.grad(mean_loss)), job.base

@@ -10,8 +10,7 @@ import slow
 import small
 import twin
 
-from dipaco_jax.core import inner as inner_lib
-from dipaco_jax.core import outer
+from dipaco_jax.core import inner as inner_lib, outer
 from dipaco_jax.models import loss
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
@@ -66,7 +65,7 @@ def test_twin(case, devices, tmp_path):
   state = small.train(dataclasses.replace(job, base_state=theirs), tmp_path)
 
   def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens)(params, tokens, segments)
+    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
     return nll / count
 
   layout, paths = made.layout, made.layout.grid.num_paths

@@ -9,8 +9,7 @@ import optax
 import pytest
 import twin
 
-from dipaco_jax.core import grid as grids
-from dipaco_jax.core import settings
+from dipaco_jax.core import grid as grids, settings
 
 LEVELS = (
   grids.Level('ends', 'w', ('a', 'b')),

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from dipaco_jax.islands import claims, island, status_table
-from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import claims, island, registry as registry_lib, status_table
 from dipaco_jax.islands.claims import Backup, running_s
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, NewTask, Task

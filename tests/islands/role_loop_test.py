@@ -14,8 +14,7 @@ import repository
 import sqlalchemy
 
 from dipaco_jax.core import settings
-from dipaco_jax.islands import claims, role_loop, run_history
-from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import claims, registry as registry_lib, role_loop, run_history
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.registry import Fact, NewTask

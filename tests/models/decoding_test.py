@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dipaco_jax.models import decoding, transformer
 
@@ -36,7 +35,7 @@ def logits_of(made, params, tokens_1L):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 6))
-def reread(made, params, tokens_1L, length, first=0, below=None, keep=()):
+def reread(made, params, tokens_1L, length, first=0, below=decoding.EMPTY, keep=()):
   x_1LD = below.entering[first] if first else decoding.embed(made, params, tokens_1L)
   return decoding.prefill(made, params, x_1LD, length, first, below, keep)
 
@@ -51,7 +50,7 @@ def whole(made, params, tokens) -> np.ndarray:
 
 
 def begun(made, params, tokens, keep=()) -> tuple[decoding.Cache, np.ndarray]:
-  cache, logits = reread(made, params, padded(tokens), np.int32(len(tokens)), 0, None, keep)
+  cache, logits = reread(made, params, padded(tokens), np.int32(len(tokens)), 0, decoding.EMPTY, keep)
   return cache, np.asarray(logits)[0]
 
 
@@ -90,9 +89,9 @@ def test_another_path_s_cache_from_the_block_that_differs(made, first):
   tokens = np.random.default_rng(0).integers(0, small.VOCAB, 20).astype(np.int32)
   expected, logits = begun(made, changed, tokens, (1, 2))
   cache, _ = begun(made, old, tokens, (1, 2))
-  found, again = reread(made, broken, padded(tokens), np.int32(20), first, cache if first else None, (1, 2))
+  found, again = reread(made, broken, padded(tokens), np.int32(20), first, cache if first else decoding.EMPTY, (1, 2))
   np.testing.assert_array_equal(again[0], logits)
-  jax.tree.map(np.testing.assert_array_equal, decoding.truncate(found, 20), decoding.truncate(expected, 20))
+  jax.tree.map(np.testing.assert_array_equal, decoding.resize(found, 20), decoding.resize(expected, 20))
 
 
 def test_a_text_stays_as_it_is_at_its_end(made):

@@ -87,8 +87,8 @@ def test_the_prefix_is_32_tokens(length, expected):
 def test_path_loss_is_the_sum_of_row_losses():
   made = small.make_programs(small.settings()).model
   params, (tokens, segments) = small.base(made), small.batch(0, 0)
-  nll, count = loss.path_loss(made, 8)(params, tokens, segments)
-  nll_B, count_B = loss.row_losses(made, 8)(params, tokens, segments)
+  nll, count = loss.path_loss(made, 8, params, tokens, segments)
+  nll_B, count_B = loss.row_losses(made, 8, params, tokens, segments)
   assert nll_B.shape == count_B.shape == (small.ROWS,)
   np.testing.assert_allclose(nll, nll_B.sum(), rtol=small.ROWS * small.LENGTH * small.EPS)
   assert count == count_B.sum() == small.ROWS * (12 + 8)

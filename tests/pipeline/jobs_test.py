@@ -15,8 +15,7 @@ import tiny_run
 from repository import HELPERS, ROOT
 
 from dipaco_jax.data import loader
-from dipaco_jax.pipeline import jobs, stage_records, stages
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import jobs, run as run_lib, stage_records, stages
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 

@@ -14,8 +14,7 @@ from dipaco_jax.core import errors, modules, settings
 from dipaco_jax.data import holdouts, loader, tokenizer
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import resharding_round, stage_records
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import resharding_round, run as run_lib, stage_records
 from dipaco_jax.storage import module_store
 
 OPTIONS = [

@@ -6,8 +6,7 @@ import pytest
 import tiny_run
 
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import preflight
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import preflight, run as run_lib
 
 
 def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):

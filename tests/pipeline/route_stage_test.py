@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax.pipeline import features, resharding_round, route_stage, stage_records
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import features, resharding_round, route_stage, run as run_lib, stage_records
 from dipaco_jax.routing import router
 from dipaco_jax.storage import publishing, seals
 

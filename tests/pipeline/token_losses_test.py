@@ -92,7 +92,7 @@ def test_token_losses_are_the_models(made, rows, folder):
   found = token_losses.read(folder, 4)
   tokens, segments = packing.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)
   for path in range(4):
-    nll_NL = loss.token_losses(made.model)(small.base(made.model, path), tokens, segments)
+    nll_NL = loss.token_losses(made.model, small.base(made.model, path), tokens, segments)
     assert found.nll[path].dtype == np.float32 and found.nll[path].shape == (6, LENGTH)
     size = token_losses.nll_file(folder, path).stat().st_size
     assert size == found.nll[path].offset + found.nll[path].nbytes  # nothing follows
@@ -131,7 +131,7 @@ def test_the_empty_grid(rows, tmp_path):
   made = small.make_programs(small.settings(), 2)
   found = token_losses.write(made, Asked(made), ['base'], rows, tmp_path)
   tokens, segments = packing.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)
-  nll_NL = loss.token_losses(made.model)(small.base(made.model, 0), tokens, segments)
+  nll_NL = loss.token_losses(made.model, small.base(made.model, 0), tokens, segments)
   np.testing.assert_allclose(found.nll[0], nll_NL, atol=CLOSE)
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.data import corpus
-from dipaco_jax.pipeline import route_stage, stage_records, tokenize_stage
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import route_stage, run as run_lib, stage_records, tokenize_stage
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:

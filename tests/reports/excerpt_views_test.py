@@ -14,8 +14,7 @@ from excerpts_of_four import FOUND, FOUR
 from dipaco_jax.core import settings
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
-from dipaco_jax.pipeline import excerpt_choice, stage_records
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import excerpt_choice, run as run_lib, stage_records
 from dipaco_jax.reports import excerpt_views, palette, report_page, run_data, run_report
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import publishing, seals

@@ -5,8 +5,7 @@ import json
 import pytest
 import synthetic
 
-from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands import run_history
+from dipaco_jax.islands import registry as registry_lib, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.reports import run_data, run_report, timeline_plot, training_figures

@@ -63,9 +63,9 @@ def test_what_has_no_label_has_no_loss():
   made = make()
   tokens, segments, nll = draw(0)
   params, labels = chunk_router.init_params(small.base(made), PATHS), chunk_router.labels(nll)
-  _, count = chunk_router.loss(made, params, (tokens, segments), labels)
+  _, count = chunk_router.loss(made, params, tokens, segments, labels)
   labels[:, :3] = chunk_router.NONE
-  nats, fewer = chunk_router.loss(made, params, (tokens, segments), labels)
+  nats, fewer = chunk_router.loss(made, params, tokens, segments, labels)
   assert fewer == count - 3 * ROWS
   np.testing.assert_allclose(nats / fewer, np.log(PATHS), rtol=ROWS * LENGTH * small.EPS)
 
@@ -76,7 +76,7 @@ def test_a_new_chooser_likes_all_paths_as_well():
   params = chunk_router.init_params(small.base(made), PATHS)
   logits = chunk_router.logits(made, params, tokens, segments)
   assert logits.shape == (ROWS, LENGTH, PATHS) and not logits.any()
-  nats, count = chunk_router.loss(made, params, (tokens, segments), chunk_router.labels(nll))
+  nats, count = chunk_router.loss(made, params, tokens, segments, chunk_router.labels(nll))
   assert count == ROWS // 2 * (LENGTH - 1) + ROWS // 2 * (20 - 1)
   np.testing.assert_allclose(nats / count, np.log(PATHS), rtol=ROWS * LENGTH * small.EPS)
 
@@ -102,10 +102,10 @@ def test_padding_has_no_loss():
   labels = chunk_router.labels(nll)
   kernel_DP = np.random.default_rng(0).normal(size=(32, PATHS)).astype('f')
   params = chunk_router.init_params(small.base(made), PATHS) | {chunk_router.KERNEL: kernel_DP}
-  nats, _ = chunk_router.loss(made, params, (tokens, segments), labels)
+  nats, _ = chunk_router.loss(made, params, tokens, segments, labels)
   others = np.where(segments == 0, (labels + 1) % PATHS, labels)
-  assert float(chunk_router.loss(made, params, (tokens, segments), others)[0]) == float(nats)
-  assert float(chunk_router.loss(made, params, (tokens, segments), (labels + 1) % PATHS)[0]) != float(nats)
+  assert float(chunk_router.loss(made, params, tokens, segments, others)[0]) == float(nats)
+  assert float(chunk_router.loss(made, params, tokens, segments, (labels + 1) % PATHS)[0]) != float(nats)
 
 
 def batch(step: int):

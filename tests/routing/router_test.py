@@ -3,8 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from points import blobs, hidden_like, squared_distances
 from safetensors import numpy as safetensors
 from sklearn import cluster

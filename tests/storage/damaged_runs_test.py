@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.inference import trained_run
-from dipaco_jax.pipeline import preflight, stage_records
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import preflight, run as run_lib, stage_records
 from dipaco_jax.storage import seals, tensors
 
 

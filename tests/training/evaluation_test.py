@@ -25,7 +25,7 @@ def mean(made, params, rows_of):
   """Of a path's parameters on a path's rows, None without rows."""
   if not COUNTS[rows_of]:
     return None
-  nll, count = jax.jit(loss.path_loss(made.model, 8))(params, *load(rows_of, 0, COUNTS[rows_of]))
+  nll, count = jax.jit(functools.partial(loss.path_loss, made.model, 8))(params, *load(rows_of, 0, COUNTS[rows_of]))
   return float(nll / count)
 
 
@@ -35,7 +35,7 @@ CLOSE = 4 * small.ROWS * small.LENGTH * small.EPS
 
 @pytest.mark.slow
 def test_matrix_is_every_path_on_every_hold_out(made):
-  table = evaluation.matrix(made, functools.partial(params_of, made), ROWS)
+  table = evaluation.loss_matrix(made, functools.partial(params_of, made), ROWS)
   for path in range(4):
     assert table[path] == [pytest.approx(mean(made, params_of(made, path), rows), abs=CLOSE) for rows in range(4)]
   assert table[0][0] != pytest.approx(table[1][0], abs=100 * CLOSE)
@@ -58,9 +58,9 @@ def test_in_flight_asks_for_each_path_once(made):
 def test_a_loss_that_is_not_finite_is_never_the_best():
   best_version, best_loss = [0, 0, 2, 2], [None, None, 1.0, None]  # the last: of a round that has just begun
   losses = [evaluation.to_compare(x) for x in (float('nan'), None, -float('inf'), float('nan'))]
-  evaluation.point(3, losses, best_version, best_loss)
+  evaluation.update_best(3, losses, best_version, best_loss)
   assert best_version == [3, 3, 2, 2]  # what points nowhere has no other choice
-  evaluation.point(4, [9.0, 9.0, 9.0, 9.0], best_version, best_loss)
+  evaluation.update_best(4, [9.0, 9.0, 9.0, 9.0], best_version, best_loss)
   assert (best_version, best_loss) == ([4, 4, 2, 4], [9.0, 9.0, 1.0, 9.0])
 
 

@@ -6,8 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid

@@ -13,14 +13,11 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensorboardX.proto import event_pb2
 
 from dipaco_jax.core import settings
-from dipaco_jax.training import evaluation, metrics_log, performance
-from dipaco_jax.training import progress as progress_lib
-from dipaco_jax.training import tensorboard as events_lib
+from dipaco_jax.training import display, evaluation, metrics_log, performance, tensorboard as events_lib
 
 
 @pytest.fixture
@@ -204,8 +201,8 @@ def test_many_paths_and_modules_are_not_all_tagged():
   [([0], 1, 'loss 2.500'), ([3], 4, 'path 3 loss 2.500'), ([0, 1], 4, 'mean loss of 2 paths 2.500')],
 )
 def test_the_progress_line_says_whose_loss_it_is(paths, num_paths, words):
-  progress = progress_lib.Progress('train', 0, 'updates', stream := io.StringIO())
-  progress.update(8, **{progress_lib.whose_loss(paths, num_paths): 2.5})
+  progress = display.Progress('train', 0, 'updates', stream := io.StringIO())
+  progress.update(8, **{display.whose_loss(paths, num_paths): 2.5})
   assert stream.getvalue() == f'train 8 updates  {words}\n'
 
 
@@ -223,7 +220,7 @@ def on_terminal(columns, updates):
   reader = threading.Thread(target=read)
   reader.start()
   with open(follower, 'w') as stream:
-    progress = progress_lib.Progress('train', 1000, 'steps', stream, clock=lambda: now[0])
+    progress = display.Progress('train', 1000, 'steps', stream, clock=lambda: now[0])
     for now[0], done, shown in updates:
       progress.update(done, **shown)
     progress.close()
@@ -258,7 +255,7 @@ def test_eta_is_of_the_recent_rate(monkeypatch):
 
 def test_progress_off_a_terminal_is_rare():
   now, stream = [0.0], io.StringIO()
-  progress = progress_lib.Progress('pretrain', 0, 'documents', stream, clock=lambda: now[0])
+  progress = display.Progress('pretrain', 0, 'documents', stream, clock=lambda: now[0])
   for now[0] in np.arange(0, 1800, 0.5):
     progress.update(int(now[0]))
   progress.close()
@@ -272,7 +269,7 @@ def test_progress_off_a_terminal_is_rare():
 @pytest.mark.parametrize('step_s', [0.1, 0.9, 1.2, 1.6, 2.4])
 def test_progress_off_a_terminal_is_not_silent_for_long(step_s):
   now, stream = [0.0], io.StringIO()
-  progress = progress_lib.Progress('train', 0, 'ms', stream, clock=lambda: now[0])
+  progress = display.Progress('train', 0, 'ms', stream, clock=lambda: now[0])
   for now[0] in np.arange(0, 58, step_s):
     progress.update(round(1000 * now[0]))
   seconds = [int(line.split()[1].replace(',', '')) / 1000 for line in stream.getvalue().splitlines()]
@@ -281,7 +278,7 @@ def test_progress_off_a_terminal_is_not_silent_for_long(step_s):
 
 def test_the_last_update_is_shown_once():
   stream = io.StringIO()
-  progress = progress_lib.Progress('route', 2, 'shards', stream)
+  progress = display.Progress('route', 2, 'shards', stream)
   progress.update(2)
   progress.close()
   assert stream.getvalue() == 'route 2/2 shards 100%\n'
@@ -349,7 +346,7 @@ def test_peak_memory():
   ('seconds', 'words'), [(0.4, '0 s'), (59.4, '59 s'), (61, '1:01'), (3661, '1:01:01'), (90_061, '1 d 1 h')]
 )
 def test_duration(seconds, words):
-  assert progress_lib.duration(seconds) == words
+  assert display.duration(seconds) == words
 
 
 def test_a_line_that_is_half_written_is_passed_over_backwards_too(tmp_path):

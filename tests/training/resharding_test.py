@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 import small
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.grid import Grid
@@ -79,7 +78,7 @@ def leg(job, workdir, check=lambda trainer: None, stop_at=0):
   workdir.mkdir(exist_ok=True)
   with metrics_log.Metrics(workdir) as rows:
     asked = itertools.count(1)
-    trainer = training_loop.Trainer(job, workdir, 8, 2, rows, lambda: next(asked) == stop_at)
+    trainer = training_loop.Trainer(job, workdir, settings.Checkpoint(8, 2), rows, lambda: next(asked) == stop_at)
     check(trainer)
     with contextlib.suppress(training_loop.Stopped):
       trainer.train()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 
+from dipaco_jax.core import settings
 from dipaco_jax.storage import files
 from dipaco_jax.training import metrics_log, run_checkpoints, train_state, training_loop
 
@@ -69,7 +70,7 @@ def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(
   watched = lambda directory, names: read.extend((directory.name, n) for n in names) or digests(directory, names)  # noqa: E731
   monkeypatch.setattr(files, 'digests', watched)
   with metrics_log.Metrics(tmp_path) as rows:
-    trainer = training_loop.Trainer(job, tmp_path, 6, 2, rows, lambda: False)
+    trainer = training_loop.Trainer(job, tmp_path, settings.Checkpoint(6, 2), rows, lambda: False)
     trainer.train()
   assert sorted(trainer.pointed) == [34, 36] and len(read) == len(set(read))
   assert {(name, file.split('/')[0]) for name, file in read} == {('34', 'meta'), ('36', 'meta'), ('36', 'arrays')}

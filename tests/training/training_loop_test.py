@@ -1,6 +1,7 @@
 """The training loop: early stopping, what it publishes, and what it measures before an outer step."""
 
 import contextlib
+import functools
 import itertools
 
 import jax
@@ -10,7 +11,7 @@ import slow
 import small
 from holdout_rows import COUNTS, ROWS, load
 
-from dipaco_jax.core import averaging_gap
+from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.models import loss
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import evaluation, metrics_log, training_loop
@@ -18,7 +19,7 @@ from dipaco_jax.training import evaluation, metrics_log, training_loop
 
 def mean(made, params, path):
   """The mean loss of parameters on a path's hold-out."""
-  nll, count = jax.jit(loss.path_loss(made.model, 8))(params, *load(path, 0, COUNTS[path]))
+  nll, count = jax.jit(functools.partial(loss.path_loss, made.model, 8))(params, *load(path, 0, COUNTS[path]))
   return float(nll / count)
 
 
@@ -58,7 +59,8 @@ def test_replicas_of_a_model_point_at_one_version(tmp_path):
   assert made.layout.models() == [[0, 1], [2, 3]]
   own, of_models, versions = [], [], range(1, 7)
   with metrics_log.Metrics(tmp_path) as rows:
-    trainer = training_loop.Trainer(small.make_job(made, holdout=ROWS), tmp_path, 100, 2, rows, lambda: False)
+    job, config = small.make_job(made, holdout=ROWS), settings.Checkpoint(100, 2)
+    trainer = training_loop.Trainer(job, tmp_path, config, rows, lambda: False)
     for version in versions:
 
       def params_of(path, version=version):
