@@ -18,8 +18,7 @@ from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_
 from dipaco_jax.reports import failures, headline
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
-from dipaco_jax.training.display import duration
-from dipaco_jax.training.progress import whose_loss
+from dipaco_jax.training.display import duration, whose_loss
 
 AFTER = {'train': ' after phase {phase}', 'pretrain': ' of the base model'}
 AFTER[stage_lib.CONTROL] = ' of the dense control after phase {phase}'
