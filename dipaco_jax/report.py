@@ -21,11 +21,12 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
   from dipaco_jax.pipeline import stage_records
   from dipaco_jax.reports import comparison, curve_plots, history, plot_style
   from dipaco_jax.storage import files
+  from dipaco_jax.training import metrics_log
 
   reports = {str(workdir): run_report.make_report(workdir) for workdir in workdirs}
   configs = {str(workdir): stage_records.read_settings(workdir) for workdir in workdirs}
   names = comparison.short_names(list(reports))
-  curves = [history.make_curves(w, reports[str(w)]['paths']).validation for w in workdirs]
+  curves = [history.make_curves(metrics_log.read_rows(w), reports[str(w)]['paths']).validation for w in workdirs]
   rows = comparison.table(reports, configs)
   bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
   figure = curve_plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)

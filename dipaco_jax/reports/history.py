@@ -9,7 +9,6 @@ import numpy as np
 from dipaco_jax.reports import timeline_plot
 from dipaco_jax.reports.plot_style import Curve
 from dipaco_jax.storage import seals
-from dipaco_jax.training import metrics_log
 
 POINTS = 200  # of a curve of training losses; the steps between are averaged
 
@@ -38,11 +37,11 @@ def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
   return [timeline_plot.Task(*task) for task in seals.read_json(file, 'tasks')['tasks']] if file.exists() else []
 
 
-def make_curves(workdir: pathlib.Path, num_paths: int, rows: Iterable[Mapping[str, Any]] | None = None) -> History:
-  """Returns the curves of rows, None: of those in metrics.jsonl; empty ones where there are no rows yet."""
+def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
+  """Returns the curves of rows of metrics.jsonl; empty ones where there are no rows yet."""
   stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths)}
   phases, evaluations, control = (dict[int, Mapping[str, Any]]() for _ in range(3))  # rows
-  for row in metrics_log.read_rows(workdir) if rows is None else rows:
+  for row in rows:
     if row['kind'] == 'step' and row['stage'] in stages:
       stages[row['stage']].add(row)
     elif row['kind'] == 'phase' and row['stage'] == 'train':

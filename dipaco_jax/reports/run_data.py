@@ -11,6 +11,7 @@ from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.reports import amounts, history, module_drift, timeline_plot
 from dipaco_jax.reports.history import History
 from dipaco_jax.storage import lock, module_store
+from dipaco_jax.training import metrics_log
 
 MAX_DRIFT_BYTES = 300e6  # of modules that are read while the run trains
 DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate': 'being evaluated'}
@@ -39,7 +40,7 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
   s, results = stage_records.read_settings(workdir), stage_records.read_results(workdir)
   grid = Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
-  curves = history.make_curves(workdir, grid.num_paths, rows)
+  curves = history.make_curves(metrics_log.read_rows(workdir) if rows is None else rows, grid.num_paths)
   finished, notice = 'evaluate' in results, ''
   if not finished:
     report = with_figures_so_far(workdir, report, s, curves)

@@ -10,7 +10,7 @@ def test_history_has_paths_that_take_turns(tmp_path):
   with metrics_log.Metrics(tmp_path) as writer:
     for updates, (step, path, loss) in enumerate([(10, 0, 3.0), (20, 0, 2.0), (10, 1, 4.0), (20, 1, None)]):
       writer.write('step', 'train', updates, step=step, paths=[path], loss=[loss])
-  found = history.make_curves(tmp_path, 3)
+  found = history.make_curves(metrics_log.read_rows(tmp_path), 3)
   assert found.training.steps.tolist() == [10, 20]
   np.testing.assert_array_equal(found.training.values, [[3, 4, np.nan], [2, np.nan, np.nan]])
 
@@ -20,6 +20,6 @@ def test_long_curves_are_means_of_stretches(tmp_path):
   with metrics_log.Metrics(tmp_path) as writer:
     for step in range(1, steps + 1):
       writer.write('step', 'train', step, step=step, paths=[0], loss=[float(step)])
-  curve = history.make_curves(tmp_path, 1).training
+  curve = history.make_curves(metrics_log.read_rows(tmp_path), 1).training
   assert curve.steps.tolist() == list(range(4, steps + 1, 4))
   np.testing.assert_allclose(curve.values[:, 0], curve.steps - 1.5)

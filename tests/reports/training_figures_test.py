@@ -5,12 +5,13 @@ import pytest
 
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import history, plot_style, run_data, run_report, training_figures
+from dipaco_jax.training import metrics_log
 
 
 def test_a_great_gap_is_explained(runs, tmp_path):
   config = stage_records.read_settings(runs('grid'))
   tau = config.train.steps_per_phase
-  found = history.make_curves(runs('grid'), 16)
+  found = history.make_curves(metrics_log.read_rows(runs('grid')), 16)
   apart = training_figures.overfitting(found, tau)
   assert apart == pytest.approx(0.3, abs=0.2)  # by the curves of synthetic.py, which end 0.15 to 0.45 nats apart
   rise = found._replace(holdout=plot_style.Curve(found.holdout.steps, found.holdout.values + 1))
