@@ -103,8 +103,8 @@ def test_pictures_with_any_names_are_well_formed():
     curve_plots.perplexity_curves(dict.fromkeys(HOSTILE, curve), {}),
     grid_plot.draw(grid, [storey], [np.array([1.0, 2.0])], 'title', 'blue'),
   ):
-    plot_style.to_png(figure)
-    xml.dom.minidom.parseString(plot_style.to_svg(figure, 'name'))
+    assert plot_style.to_png(figure).startswith(b'\x89PNG')
+    assert xml.dom.minidom.parseString(plot_style.to_svg(figure, 'name')).documentElement.tagName == 'svg'
 
 
 def test_what_is_logged_and_said_at_the_end_obeys_nothing(monkeypatch, capsys):

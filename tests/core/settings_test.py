@@ -218,7 +218,7 @@ def test_checks_between_fields(values, message):
   ],
 )
 def test_what_is_just_allowed(values):
-  from_dict(values)
+  assert from_dict(from_dict(values).to_dict()) == from_dict(values)
 
 
 @given(st.recursive(st.integers(), lambda x: st.dictionaries(st.sampled_from('abc'), x, min_size=1), max_leaves=9))

@@ -1,12 +1,19 @@
 """What is being done is said where nothing else is: at once or after a second, and no oftener than is of use."""
 
+import contextlib
+import fcntl
 import io
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 
+import numpy as np
 import pytest
 import repository
 
@@ -109,3 +116,98 @@ def test_compiling_is_said():
   assert lines[0] == 'training ...' and re.fullmatch(r'training: \d+ s', lines[-1])
   assert 'compiling the outer step ...' in lines
   assert any(re.fullmatch(r'compiling the outer step: \d+ s', line) for line in lines)
+
+
+@pytest.mark.parametrize(
+  ('paths', 'num_paths', 'words'),
+  [([0], 1, 'loss 2.500'), ([3], 4, 'path 3 loss 2.500'), ([0, 1], 4, 'mean loss of 2 paths 2.500')],
+)
+def test_the_progress_line_says_whose_loss_it_is(paths, num_paths, words):
+  progress = display.Progress('train', 0, 'updates', stream := io.StringIO())
+  progress.update(8, **{display.whose_loss(paths, num_paths): 2.5})
+  assert stream.getvalue() == f'train 8 updates  {words}\n'
+
+
+def on_terminal(columns, updates):
+  """Everything that a progress line writes to a terminal; updates are (seconds, done, shown)."""
+  leader, follower = pty.openpty()
+  fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+  now, written = [0.0], []
+
+  def read():
+    with contextlib.suppress(OSError):  # how a terminal tells that nobody will write any more
+      while data := os.read(leader, 4096):
+        written.append(data)
+
+  reader = threading.Thread(target=read)
+  reader.start()
+  with open(follower, 'w') as stream:
+    progress = display.Progress('train', 1000, 'steps', stream, clock=lambda: now[0])
+    for now[0], done, shown in updates:
+      progress.update(done, **shown)
+    progress.close()
+    progress.close()  # which says nothing twice
+  reader.join()
+  os.close(leader)
+  return b''.join(written).decode()
+
+
+def test_progress_on_a_terminal(monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  written = on_terminal(200, [(t / 10, 500 + t, {'loss': 3.25, 'tokens_per_s': 8012.3}) for t in range(101)])
+  *lines, last = written.split('\r')[1:]
+  assert 25 < len(lines) < 52, 'at most five a second, for ten seconds'
+  assert all(line.endswith('\x1b[K') for line in lines)
+  # 100 steps took 10 s; the 500 before the resume took none and don't count.
+  assert lines[-1] == 'train 600/1,000 steps 60%  loss 3.250  8,012 tokens/s  ETA 40 s\x1b[K'
+  assert last == '\n'
+
+
+def test_progress_never_wraps(monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  written = on_terminal(20, [(1.0, 1, {'loss': 3.25, 'tokens_per_s': 8012.3})])
+  assert written.split('\r')[1] == 'train 1/1,000 steps\x1b[K'
+
+
+def test_eta_is_of_the_recent_rate(monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  slow_first = [(0.0, 0, {}), (100.0, 1, {}), *((100.0 + t, 1 + t, {}) for t in range(1, 60))]
+  assert 'ETA 15:40' in on_terminal(80, slow_first)  # 940 steps at one a second
+
+
+def test_progress_off_a_terminal_is_rare():
+  now, stream = [0.0], io.StringIO()
+  progress = display.Progress('pretrain', 0, 'documents', stream, clock=lambda: now[0])
+  for now[0] in np.arange(0, 1800, 0.5):
+    progress.update(int(now[0]))
+  progress.close()
+  lines = stream.getvalue().splitlines()
+  seconds = [int(line.split()[1].replace(',', '')) for line in lines]
+  assert lines[0] == 'pretrain 0 documents' and seconds[-1] == 1799
+  assert seconds[:24] == [int(2.5 * i) for i in range(24)]  # the first minute
+  assert seconds[24:79] == [*range(60, 610, 10)] and seconds[79:-1] == [*range(630, 1800, 30)]
+
+
+@pytest.mark.parametrize('step_s', [0.1, 0.9, 1.2, 1.6, 2.4])
+def test_progress_off_a_terminal_is_not_silent_for_long(step_s):
+  now, stream = [0.0], io.StringIO()
+  progress = display.Progress('train', 0, 'ms', stream, clock=lambda: now[0])
+  for now[0] in np.arange(0, 58, step_s):
+    progress.update(round(1000 * now[0]))
+  seconds = [int(line.split()[1].replace(',', '')) / 1000 for line in stream.getvalue().splitlines()]
+  assert min(np.diff(seconds)) >= 1.5 and max(np.diff(seconds)) <= 3
+
+
+def test_the_last_update_is_shown_once():
+  stream = io.StringIO()
+  progress = display.Progress('route', 2, 'shards', stream)
+  progress.update(2)
+  progress.close()
+  assert stream.getvalue() == 'route 2/2 shards 100%\n'
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'words'), [(0.4, '0 s'), (59.4, '59 s'), (61, '1:01'), (3661, '1:01:01'), (90_061, '1 d 1 h')]
+)
+def test_duration(seconds, words):
+  assert display.duration(seconds) == words

@@ -1,12 +1,14 @@
 """Losses by path, the matrix, and early stopping when the loss grows worse on purpose."""
 
 import functools
+import math
 
 import jax
 import numpy as np
 import pytest
 import small
 from holdout_rows import COUNTS, ROWS, load
+from hypothesis import given, strategies as st
 
 from dipaco_jax.models import loss
 from dipaco_jax.training import evaluation
@@ -74,3 +76,37 @@ def test_a_models_loss_is_weighted_by_targets():
 def test_mean_without_targets_is_none():
   found = evaluation.Losses([np.array([3.0, 4.0]), np.zeros(0)], [np.array([2.0, 0.0]), np.zeros(0)])
   assert evaluation.mean_by_path(found) == [3.5, None]
+
+
+@given(st.data())
+def test_summarize_is_the_direct_computation(data):
+  n, num_paths = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))
+  sequences = [
+    (
+      data.draw(st.floats(0, 500)),
+      data.draw(st.integers(1, 100)),
+      data.draw(st.integers(1, 400)),
+      data.draw(st.integers(0, num_paths - 1)),
+      data.draw(st.integers(0, 1)),
+    )
+    for _ in range(n)
+  ]
+  found = evaluation.summarize(*map(np.array, zip(*sequences, strict=True)), num_paths, ['law', 'news'])
+
+  def perplexity(chosen):
+    if not chosen:
+      return None
+    return pytest.approx(math.exp(math.fsum(s[0] for s in chosen) / sum(s[1] for s in chosen)), rel=1e-12)
+
+  assert found['perplexity'] == perplexity(sequences)
+  assert found['perplexity_by_path'] == [perplexity([s for s in sequences if s[3] == p]) for p in range(num_paths)]
+  by_domain = {name: perplexity([s for s in sequences if s[4] == i]) for i, name in enumerate(['law', 'news'])}
+  assert found['perplexity_by_domain'] == by_domain
+  assert found['validation_tokens'] == sum(s[1] for s in sequences)
+  bits = math.fsum(s[0] for s in sequences) / math.log(2) / sum(s[2] for s in sequences)
+  assert found['bits_per_byte'] == pytest.approx(bits, rel=1e-12)
+
+
+def test_summarize_without_tokens():
+  with pytest.raises(ValueError, match='longer than the prefix'):
+    evaluation.summarize(*(np.zeros(1, int),) * 5, 1, ['all'])

@@ -1,0 +1,59 @@
+"""What the experiments' page claims is computed from results, and only what they bear out is said."""
+
+import sys
+
+import pytest
+import repository
+
+sys.path.insert(0, str(repository.ROOT / 'experiments'))
+import claims  # after the path
+import fits
+import readme
+
+
+def test_a_claim_needs_a_difference_above_twice_its_standard_error():
+  def of(name, *found):
+    return {(name, seed): {'perplexity': x} for seed, x in enumerate(found)}
+
+  sure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 10.9, 9.8)  # less by 1.0, 1.1, 1.2
+  assert claims.render(['lower', 'grid', 'dense'], sure) == '1.10 ± 0.06'
+  assert claims.render(['higher', 'dense', 'grid'], sure) == '1.10 ± 0.06'
+  assert claims.render(['percent', 'grid', 'dense'], sure) == '90.0%'
+  assert claims.render(['figure', 'grid', 'perplexity', '.1f'], sure) == '9.9'
+  unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
+  assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
+  for words, results in (
+    (['lower', 'dense', 'grid'], sure),
+    (['unclear', 'grid', 'dense'], sure),
+    (['lower', 'grid', 'dense'], unsure),
+    (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)),
+    (['unclear', 'grid', 'gone'], sure),
+    (['unclear', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)),
+    (['nicer', 'grid', 'dense'], sure),
+  ):
+    with pytest.raises(ValueError):
+      claims.render(words, results)
+
+
+def test_a_power_law_and_a_surface_are_found_again():
+  b, (low, high) = fits.power([(x, 3 * x**-0.25) for x in (1, 2, 4, 8)])
+  assert low <= b + 1e-9 and b - 1e-9 <= high and b == pytest.approx(0.25)
+  points = [(n, p, d, 5 * n**-0.1 * p**-0.2 * d**-0.3) for n in (1, 2, 3) for p in (1, 4) for d in (10, 40)]
+  assert fits.at(fits.surface(points), 7, 9, 100) == pytest.approx(5 * 7**-0.1 * 9**-0.2 * 100**-0.3)
+  with pytest.raises(ValueError, match='vary each'):
+    fits.surface([point for point in points if point[1] == 1])
+
+
+def test_laws_of_the_tables():
+  grids = {('dense_1', 0): {'bits_per_byte': 2.0}}
+  grids |= {(f'grid_{n}', 0): {'bits_per_byte': 2 * n**-0.1} for n in (4, 16, 36)}
+  assert claims.render(['exponent', 'grid'], grids).startswith('0.100 (0.100')
+  found = {}
+  for row in readme.sizes.rows('micro'):
+    width, n, steps = map(int, row.name.split('_'))
+    figures = {'parameters_path': width**2, 'paths': n * n, 'train_tokens': steps * n * n, 'pretrain_tokens': 0}
+    loss = 9 * figures['parameters_path'] ** -0.05 * (n * n) ** -0.02 * steps**-0.1
+    found[row.name, 0] = figures | {'validation_loss': loss}
+  assert claims.render(['law', 'micro'], found) == '9.00 N^-0.050 P^-0.020 D^-0.100'
+  loss, said = claims.render(['predicted', 'micro', '48_3_1000'], found).split(', where the law says ')
+  assert loss == said
