@@ -57,7 +57,9 @@ class Model:
   mlp_dim: int = field(2432, 'width inside the MLP')
   seq_len: int = field(1024, 'tokens in a row of training')
   tied: bool = field(True, 'the head is the embedding, transposed')
-  dtype: str = field('auto', 'of compute, float32 on CPU; parameters are float32', choices='auto float32 bfloat16')
+  dtype: str = field(
+    'auto', "of compute; 'auto': float32 on CPU; parameters are float32", choices='auto float32 bfloat16'
+  )
   attention: str = field('auto', 'splash is for TPUs, flash and cudnn for GPUs', choices='auto xla flash cudnn splash')
   layers: str = field('auto', "'scanned': one block is compiled for all", choices='auto scanned unrolled')
   remat: str = field('none', "'dots' keeps what matrix products and splash make", choices='none full dots')
@@ -135,7 +137,11 @@ class Outer:
 class Routing:
   """Routing of sequences to paths [2.4]."""
 
-  method: str = field('kmeans', '[2.4.1, 7.3, 2.4.2]', choices='kmeans product_kmeans discriminative random single')
+  method: str = field(
+    'kmeans',
+    'of routing: k-means [2.4.1], product k-means [7.3], discriminative [2.4.2]',
+    choices='kmeans product_kmeans discriminative random single',
+  )
   prefix_tokens: int = field(32, 'which the router sees, and which no loss counts')
   top_n: int = field(1, 'training sequences go to so many paths [2.4.4]')
   sample: int = field(100_000, 'sequences that k-means is fitted on')
@@ -144,11 +150,13 @@ class Routing:
   arrange: str = field('none', "which clusters share modules; 'none': as they come", choices='none alike unlike')
   capacity: float = field(0.0, 'of a shard, in multiples of the mean; 0: no limit', zero=True)
   # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
-  router_fraction: float = field(0.0, 'of documents, kept as router data; the paper: 0.005', zero=True, below=1)
+  router_fraction: float = field(0.0, 'of documents: router data, not trained on; the paper: 0.005', zero=True, below=1)
   first: str = field('kmeans', 'routing before the first round', choices='kmeans product_kmeans random')
   rounds: int = field(1, 'of re-sharding: approximate EM')
   phases_per_round: int = field(16, 'trained before each of them')
-  labels: str = field('exact', 'by the scores of every path, or of one axis after another', choices='exact coordinate')
+  labels: str = field(
+    'exact', "'exact': all paths score router data; 'coordinate': one axis after another", choices='exact coordinate'
+  )
   hidden: int = field(0, "width of the classifier's hidden layer; 0: a linear one", zero=True)
   calibrate: bool = field(True, 'a bias makes predicted frequencies those of the labels')
 
@@ -162,7 +170,9 @@ class Evaluate:
   every_phases: int = field(1, 'how often it is measured while training; 0: only at the end', zero=True)
   control: bool = field(False, 'trains the dense control too: the base, for as many steps as a path', may_change=True)
   matrix: bool = field(False, "every path's loss on every shard's hold-out, in the report", may_change=True)
-  reroute_every: tuple[int, ...] = field((), 'tokens between choices [2.4.3]', example='(64, 32)', may_change=True)
+  reroute_every: tuple[int, ...] = field(
+    (), 'tokens after which a path is chosen again [2.4.3]', example='(64, 32)', may_change=True
+  )
   chunk_router_steps: int = field(0, 'of the learned chooser; the paper: 2,000; 0: none', zero=True, may_change=True)
   mixture: int = field(0, 'measures mixtures of up to so many paths; 0: none', zero=True, may_change=True)
 
