@@ -14,6 +14,7 @@ Letters: Q queries and C keys of a block; B, L, H, K as in `attention`; G heads 
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,6 +48,12 @@ def takes(q_BLHK: Array) -> bool:
   """Says whether the kernels take queries of this shape and type."""
   _, length, _, size = q_BLHK.shape
   return length % LENGTHS == 0 and size in (16, 32, 64, 128) and q_BLHK.dtype in (jnp.bfloat16, jnp.float16)
+
+
+def runs_here() -> bool:
+  """Says whether the GPU at hand can run the kernels: XLA compiles Triton for Ampere (8.0) and newer, not for a T4."""
+  capability = re.fullmatch(r'(\d+)\.\d+', str(getattr(jax.local_devices()[0], 'compute_capability', '')))
+  return not capability or int(capability[1]) >= 8
 
 
 def flash(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, interpret: bool = False) -> Array:

@@ -1,12 +1,14 @@
 """The GPU's attention is that of the equation at every border of documents; here without a GPU."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dipaco_jax.core import settings
 from dipaco_jax.models import attention, flash, transformer
 
 LENGTH = 256
@@ -79,6 +81,14 @@ def test_what_it_does_not_take_is_computed_with_a_mask(length, size, dtype, take
   segments_BL = jnp.ones((1, length), jnp.int32)
   lower = jax.jit(lambda q: attention.attend(q, q, q, segments_BL, 'flash')).trace(q).lower
   assert ('triton' in lower(lowering_platforms=('cuda',)).as_text()) == taken
+
+
+@pytest.mark.parametrize(
+  ('capability', 'kernel'), [('7.5', 'xla'), ('8.0', 'flash'), ('12.0', 'flash'), ('gfx942', 'flash')]
+)
+def test_auto_is_not_the_kernel_on_gpus_that_triton_does_not_know(monkeypatch, capability, kernel):
+  monkeypatch.setattr(jax, 'local_devices', lambda: [types.SimpleNamespace(compute_capability=capability)])
+  assert transformer.for_device(settings.Model(), 'gpu').attention == kernel
 
 
 def test_on_a_gpu_training_uses_the_kernels_forward_and_backward():
