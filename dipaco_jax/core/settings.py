@@ -62,7 +62,7 @@ class Model:
   )
   attention: str = field('auto', 'splash is for TPUs, flash and cudnn for GPUs', choices='auto xla flash cudnn splash')
   layers: str = field('auto', "'scanned': one block is compiled for all", choices='auto scanned unrolled')
-  remat: str = field('none', "'dots' keeps what matrix products and splash make", choices='none full dots')
+  remat: str = field('none', "'dots' keeps what matrix products, splash and flash make", choices='none full dots')
   loss_chunk: int = field(1024, 'tokens whose logits exist at one time')
   rope_base: float = field(10_000.0, 'of rotary embedding')
   norm_epsilon: float = field(1e-6, 'of RMSNorm')
