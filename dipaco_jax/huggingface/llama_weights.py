@@ -68,7 +68,7 @@ def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   if kind in ('tokens', 'kernel'):
     x = x[: shape[0 if kind == 'tokens' else 1]]
   x = x if kind in ('tokens', 'scale') else x.T
-  if kind in ('k', 'v') and x.shape[1] and x.shape[1] % shape[2] == 0:
+  if kind in ('k', 'v') and x.size and x.shape[1] % shape[2] == 0:
     x_DHK = x.reshape(len(x), -1, shape[2])
     x = np.repeat(x_DHK, max(1, shape[1] // x_DHK.shape[1]), axis=1).reshape(len(x), -1)
   flat = (shape[0] * shape[1], shape[2]) if kind == 'o' else (shape[0], int(np.prod(shape[1:])))
