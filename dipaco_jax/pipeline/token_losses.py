@@ -71,7 +71,7 @@ def write(
 
   Args:
     params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
-    sources: what tells paths' parameters from others (`published`); where it is not the recorded one, all is scored.
+    sources: what tells paths' parameters from others (`published`); a path whose source is another is scored anew.
     rows: the sequences; where they are not those recorded, all is made anew.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
