@@ -13,6 +13,7 @@ Letters: Q queries and C keys of a block; B, L, H, K as in `attention`; G heads 
 """
 
 import functools
+import importlib.util
 import math
 import re
 from collections.abc import Callable
@@ -51,9 +52,13 @@ def takes(q_BLHK: Array) -> bool:
 
 
 def runs_here() -> bool:
-  """Says whether the GPU at hand can run the kernels: XLA compiles Triton for Ampere (8.0) and newer, not for a T4."""
+  """Says whether this JAX and the GPU at hand can run the kernels.
+
+  XLA compiles Triton for compute capability 8.0 (Ampere) and newer, and JAX 0.11 announces the end of Pallas for Triton.
+  """
   capability = re.fullmatch(r'(\d+)\.\d+', str(getattr(jax.local_devices()[0], 'compute_capability', '')))
-  return not capability or int(capability[1]) >= 8
+  new_enough = not capability or int(capability[1]) >= 8
+  return new_enough and importlib.util.find_spec('jax.experimental.pallas.triton') is not None
 
 
 def flash(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, interpret: bool = False) -> Array:
