@@ -54,7 +54,7 @@ def takes(q_BLHK: Array) -> bool:
 def runs_here() -> bool:
   """Says whether this JAX and the GPU at hand can run the kernels.
 
-  XLA compiles Triton for compute capability 8.0 (Ampere) and newer, and JAX 0.11 announces the end of Pallas for Triton.
+  XLA compiles Triton for compute capability 8.0 (Ampere) and newer; JAX 0.11 announces the end of Pallas for Triton.
   """
   capability = re.fullmatch(r'(\d+)\.\d+', str(getattr(jax.local_devices()[0], 'compute_capability', '')))
   new_enough = not capability or int(capability[1]) >= 8
