@@ -81,8 +81,9 @@ def _waits(facts: Any) -> list[str]:
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the roles
   found: dict[str, list[int]] = {}
   for config in facts.facts('config'):
-    made = run.unattended(pathlib.Path(os.devnull), settings.from_dict(config.meta['config']))
-    found = schedule.waits(island.Island(made, facts, object_store.open_storage(os.devnull), 'status'))
+    with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
+      made = run.unattended(pathlib.Path(os.devnull), settings.from_dict(config.meta['config']))
+      found = schedule.waits(island.Island(made, facts, object_store.open_storage(os.devnull), 'status'))
   return [f'waiting for {why}: path {", ".join(map(str, paths))}' for why, paths in found.items()]
 
 
