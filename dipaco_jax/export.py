@@ -88,5 +88,5 @@ if __name__ == '__main__':
   flags.DEFINE_bool('all', False, 'Every path, each in a folder of its own below --out.')
   flags.DEFINE_string('out', None, 'The folder to write.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the weights; they were trained in float32.')
+  flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the weights, trained in float32.')
   command.run(main)

@@ -88,7 +88,7 @@ if __name__ == '__main__':
   flags.DEFINE_multi_string('prompt', [], 'The text to continue; repeat it for several. -: standard input.')
   flags.DEFINE_string('path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_integer('max_tokens', None, f'Tokens to add; by default {Request.max_tokens}, or what has room.')
+  flags.DEFINE_integer('max_tokens', None, f'Tokens to add; by default {Request.max_tokens}, or as many as fit.')
   flags.DEFINE_float('temperature', Request.temperature, '0: always the likeliest token.')
   flags.DEFINE_integer('top_k', Request.top_k, 'Sample among so many of the likeliest tokens; 0: among all.')
   flags.DEFINE_float('top_p', Request.top_p, 'Sample among the fewest tokens that have this probability together.')

@@ -20,6 +20,7 @@ class Field(NamedTuple):
   most: float | None = None
   choices: tuple[str, ...] = ()
   example: str = ''  # of what is no plain value, as it is written in Python
+  added: bool = False  # after the first version: at its default no digest knows it, so that older workdirs go on
   may_change: bool = False  # when a run goes on: it lengthens the run, or says how to run it, not what it computes
 
 

@@ -59,15 +59,16 @@ def make_optimizer(config: Outer) -> OuterOpt:
   module <- module - eta m                  momentum
   module <- module - eta Delta              sgd
 
-  adam: b1 = `momentum`, b2 = 0.99, epsilon = `epsilon`. Another optimizer needs an entry here, its name in
-  `settings.Outer`, and a case of the naive twin (tests/helpers/twin.py), which invariant 3 holds it against.
+  adam: b1 = `momentum`. Another optimizer needs an entry here, its name among the choices of `settings.Outer`, and a
+  case in the naive twin (tests/helpers/twin.py) and the tests that compare it, which name what is missing. A new field
+  of the settings says `added=True`, so that older workdirs go on.
   """
   rate, mu = config.learning_rate, config.momentum
   return {
     'nesterov': lambda: optax.sgd(rate, mu, nesterov=True),
     'momentum': lambda: optax.sgd(rate, mu),
     'sgd': lambda: optax.sgd(rate),
-    'adam': lambda: optax.adam(rate, b1=mu, b2=0.99, eps=config.epsilon),
+    'adam': lambda: optax.adam(rate, b1=mu, b2=config.b2, eps=config.epsilon),
   }[config.optimizer]()
 
 

@@ -121,7 +121,8 @@ class Outer:
   optimizer: str = field('nesterov', 'of the outer step', choices='nesterov momentum sgd adam')
   learning_rate: float = field(0.7, 'constant', most=10)
   momentum: float = field(0.9, "of 'nesterov' and 'momentum'; b1 of 'adam'; unused by 'sgd'", zero=True, below=1)
-  epsilon: float = field(0.1, 'of adam')
+  b2: float = field(0.99, "of 'adam'", zero=True, below=1, added=True)
+  epsilon: float = field(0.1, "of 'adam'")
   rescale: bool = field(True, "times sqrt(number of the module's paths that take part) [2.7]")
   reweigh: bool = field(True, "paths are weighted by their shards' tokens (loss reweighing) [2.7]")
   row_weights: bool = field(False, 'and, row by row, by the size of their gradients there (core/outer.py)')
@@ -247,8 +248,9 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
 
 def digest(settings: Settings, *prefixes: str) -> str:
   """Returns the sha256 of the canonical JSON of the fields that start with one of `prefixes` (none: all)."""
-  values = fields.flatten(settings.to_dict())
-  chosen = {name: value for name, value in values.items() if not prefixes or name.startswith(prefixes)}
+  values, usual = (fields.flatten(s.to_dict()) for s in (settings, Settings()))
+  unknown = {name for name, f in fields.fields(Settings) if f.added and values[name] == usual[name]}
+  chosen = {k: v for k, v in values.items() if (not prefixes or k.startswith(prefixes)) and k not in unknown}
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 

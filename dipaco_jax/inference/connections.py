@@ -90,7 +90,7 @@ def reserve_descriptors(most: int):
   need = most + TURNS * BACKLOG + FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if hard != resource.RLIM_INFINITY and hard < need:
-    raise InputError(f'{need} files may have to be open, and {hard} can be: raise ulimit -n, or lower max_waiting')
+    raise InputError(f'{need} files may have to be open, and {hard} can be: raise ulimit -n, or lower --max_waiting')
   if soft != resource.RLIM_INFINITY and soft < need:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 

@@ -43,7 +43,8 @@ class TextRouter:
 
 def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
   """Encodes a text, or takes its token ids; raises InputError where one is not in the vocabulary."""
-  ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text, np.int64)
+  # Without a dtype, which could not hold all that may be given: an id may be larger than int64 holds.
+  ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text)
   if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
     raise InputError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
   return ids.astype(np.int32)

@@ -177,6 +177,7 @@ def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, 
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   mean, partial.sum = partial.sum.mean(), exact_sum.ExactSum()  # which frees the sum: it is twice as large
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, mean, np.float32(factor))
+  del mean  # as large as the module, of which packing makes a copy
   if not is_sound:
     words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
     screening_facts.end(island, task.number - 1, words)

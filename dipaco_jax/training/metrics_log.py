@@ -100,7 +100,8 @@ class Metrics:
 def read_rows(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, Any]]:
   """Yields the rows of metrics.jsonl, oldest first; none if there is no file; damaged or torn lines are skipped.
 
-  With `marks` only the rows whose lines contain one of them; others are not parsed, since the file may be long.
+  With `marks` only the rows whose lines contain one of them; others are not parsed, since the file may be long. Who
+  reads all logs how many are damaged: it would be told several times, with several numbers, in one report.
   """
   path, damaged = pathlib.Path(workdir) / 'metrics.jsonl', 0
   if not path.exists():
@@ -113,7 +114,7 @@ def read_rows(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, A
         yield row
       elif line.endswith(b'\n'):  # else it is being written
         damaged += 1
-  if damaged:
+  if damaged and not marks:
     logging.warning('%s: %d lines are not as they were written, and are passed over', path, damaged)
 
 

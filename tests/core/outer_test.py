@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax.core import modules, outer, settings
+from dipaco_jax.core import fields, modules, outer, settings
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
 LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))
@@ -128,7 +128,7 @@ def test_exchanged_bytes_are_those_of_shared_modules_both_ways():
   assert outer.exchanged_bytes(LAYOUT, PARAMS, 1.5) == 2 * 4 * 1.5 * (4 + 4), 'of the paths that train in a phase'
 
 
-@pytest.mark.parametrize('optimizer', ['nesterov', 'momentum', 'sgd', 'adam'])
+@pytest.mark.parametrize('optimizer', dict(fields.fields(settings.Outer))['optimizer'].choices)
 def test_every_optimizer_goes_down(optimizer):
   new, _, _ = step(np.ones((2, 3), 'f'), {name: np.ones((2, 3)) for name in 'xyz'}, optimizer=optimizer)
   assert all((x < 0).all() for x in jax.tree.leaves(new))

@@ -238,6 +238,12 @@ def leaves(nested):
     yield from leaves(value) if isinstance(value, dict) else [value]
 
 
+def test_no_digest_knows_an_added_field_at_its_default(monkeypatch):
+  before = '803da7616c2d0379f74ced2d61427eb22fbffbede36d2ac05d13e7af63b38fac'  # as 0.1.0 made it
+  assert settings.digest(Settings(), 'outer') == before
+  assert settings.digest(from_dict({'outer': {'b2': 0.5}}), 'outer') != settings.digest(Settings(), 'outer')
+
+
 def test_digest_looks_at_the_named_fields_only():
   s = from_dict(FULL)
   other = dataclasses.replace(s, model=dataclasses.replace(s.model, width=65))

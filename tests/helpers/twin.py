@@ -105,8 +105,10 @@ def outer_opt(theta, momentum, delta, outer):
     return theta - rate * delta, None
   if outer.optimizer == 'adam':
     m, v, t = momentum or (0, 0, 0)
-    m, v, t = mu * m + (1 - mu) * delta, 0.99 * v + 0.01 * delta**2, t + 1
-    return theta - rate * (m / (1 - mu**t)) / (np.sqrt(v / (1 - 0.99**t)) + outer.epsilon), (m, v, t)
+    m, v, t = mu * m + (1 - mu) * delta, outer.b2 * v + (1 - outer.b2) * delta**2, t + 1
+    return theta - rate * (m / (1 - mu**t)) / (np.sqrt(v / (1 - outer.b2**t)) + outer.epsilon), (m, v, t)
+  if outer.optimizer not in ('nesterov', 'momentum'):
+    raise ValueError(f'the twin does not know {outer.optimizer}: add its equation here')
   m = delta if momentum is None else mu * momentum + delta
   return theta - rate * (delta + mu * m if outer.optimizer == 'nesterov' else m), m
 

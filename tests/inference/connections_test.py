@@ -147,7 +147,7 @@ def test_many_idle_clients_make_room_for_one_that_asks(address, caplog):
 
 def test_too_few_descriptors_are_an_error_that_names_the_fix(monkeypatch):
   monkeypatch.setattr(resource, 'getrlimit', lambda which: (256, 300))
-  with pytest.raises(ValueError, match='676 files may have to be open, and 300 can be'):
+  with pytest.raises(ValueError, match=r'676 files may have to be open, and 300 can be: .* lower --max_waiting'):
     connections.reserve_descriptors(100)
 
 

@@ -236,6 +236,7 @@ def test_text_ends_before_a_stop_string(run):
     ({'path': 4}, 'the paths are 0 to 3'),
     ({'tokens': (330,)}, 'given are 330 to 330'),
     ({'tokens': (-1, 5)}, 'given are -1 to'),
+    ({'tokens': (5, 2**70)}, 'given are 5 to 1180591620717411303424'),
   ],
 )
 def test_requests_for_what_the_run_has_not_are_refused(run, change, words):

@@ -10,7 +10,7 @@ import slow
 import small
 import twin
 
-from dipaco_jax.core import inner as inner_lib, outer
+from dipaco_jax.core import fields, inner as inner_lib, outer, settings
 from dipaco_jax.models import loss
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
@@ -31,12 +31,18 @@ CASES = {
   'fresh states': (AB, small.MIXED_LEVELS, {'inner': dict(keep_state=False)}),
   'momentum': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='momentum')}),
   'adam': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='adam', learning_rate=0.1)}),
+  'sgd': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='sgd', learning_rate=1.0)}),
   'sampled': (AB, small.MIXED_LEVELS, {'train': dict(paths_per_phase=2, phases=4)}),
   'schedule': (AB, small.MIXED_LEVELS, {'train': dict(schedule=((0, (0,)), (1, (0, 1)), (2, (0, 1, 2, 3))))}),
   'lost': (AB, small.MIXED_LEVELS, {'outer': dict(lost=0.5), 'train': dict(phases=4)}),
   'inherited': (AB, small.MIXED_LEVELS, {'pretrain': dict(steps=5), 'inner': dict(rewarm_steps=3)}),
   'inherited once': (AB, small.MIXED_LEVELS, {'pretrain': dict(steps=5), 'inner': dict(keep_state=False)}),
 }
+
+
+def test_every_outer_optimizer_has_a_case():
+  used = {sections.get('outer', {}).get('optimizer', 'nesterov') for _, _, sections in CASES.values()}
+  assert used == set(dict(fields.fields(settings.Outer))['optimizer'].choices)
 
 
 def base_state(params):

@@ -3,6 +3,7 @@
 import math
 import os
 import types
+import weakref
 
 import numpy as np
 import one_process
@@ -171,6 +172,25 @@ def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypat
     scene.perform()
   outer_executor._compiled.cache_clear()
   assert scene.made.storage.names(island.OBJECTS) == before
+
+
+def test_the_mean_is_freed_before_the_version_is_written(scene, monkeypatch):
+  step, write, means, alive = outer_executor.step, type(scene.made).write_object, [], []
+
+  def noted_step(config, params, state, mean, factor):
+    means.extend(map(weakref.ref, mean.values()))
+    return step(config, params, state, mean, factor)
+
+  def noted_write(self, name, arrays):
+    alive.append([found for mean in means if (found := mean()) is not None])
+    return write(self, name, arrays)
+
+  monkeypatch.setattr(outer_executor, 'step', noted_step)
+  scene.checkpoint(0, 0.01)
+  scene.checkpoint(2, 0.01)
+  monkeypatch.setattr(type(scene.made), 'write_object', noted_write)
+  scene.perform()
+  assert means and alive == [[]]
 
 
 def test_a_module_whose_only_path_is_left_out_stays_as_it_is(made, tmp_path, monkeypatch):
