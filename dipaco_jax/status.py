@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import pathlib
 import statistics
 import time
@@ -62,10 +63,28 @@ def of_islands(workdir: str, url: str) -> str:
   facts = registry.Registry(url, patience_s=5)
   with contextlib.closing(facts):
     lines, finished = status_table.lines(facts), facts.facts('finished')
+    lines += _waits(facts) if not finished else []
   for fact in finished:
     words, *more = headline.outcome(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
+
+
+def _waits(facts: Any) -> list[str]:
+  """Returns lines on what paths without a task wait for, in a registry that knows the config."""
+  import jax
+
+  from dipaco_jax.islands import island, schedule
+  from dipaco_jax.pipeline import run
+  from dipaco_jax.storage import object_store
+
+  jax.config.update('jax_platforms', 'cpu')  # accelerators are for the roles
+  found: dict[str, list[int]] = {}
+  for config in facts.facts('config'):
+    with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
+      made = run.unattended(pathlib.Path(os.devnull), settings.from_dict(config.meta['config']))
+      found = schedule.waits(island.Island(made, facts, object_store.open_storage(os.devnull), 'status'))
+  return [f'waiting for {why}: path {", ".join(map(str, paths))}' for why, paths in found.items()]
 
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:

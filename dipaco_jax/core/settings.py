@@ -179,10 +179,12 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """Checkpoints of training, by Orbax."""
+  """Checkpoints of training, by Orbax; of paths in islands, by workers."""
 
-  every_steps: int = field(50, 'inner steps, over all turns; of shorter phases only the end', may_change=True)
-  keep: int = field(2, 'the newest, and with them the last at the end of a phase', may_change=True)
+  every_steps: int = field(
+    50, 'inner steps, over all turns, in islands of one path; of shorter phases only the end', may_change=True
+  )
+  keep: int = field(2, 'the newest, and the last at the end of a phase; unused for paths in islands', may_change=True)
 
 
 @dataclasses.dataclass(frozen=True)

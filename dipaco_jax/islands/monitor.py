@@ -56,9 +56,12 @@ def frontier(island: Island) -> int:
 
 
 def stuck(island: Island) -> str:
-  """Returns what is stuck: tasks that keep failing, and roles that are needed and silent; '' where all is well."""
+  """Returns what is stuck: tasks that came back with an error, and roles that are needed and silent; '' if all is well.
+
+  Preemptions and lost leases count as claims, too, and an error may say only what a task waits for.
+  """
   found = [t for state in ('ready', 'running') for t in island.registry.tasks(state) if t['error']]
-  failing = [f'{t["kind"]} {t["key"]} {t["number"]} failed {t["attempts"]} times: {t["error"]}' for t in found]
+  failing = [f'{t["kind"]} {t["key"]} {t["number"]}, claimed {t["attempts"]} times: {t["error"]}' for t in found]
   alive = {r['role'] for r in island.registry.roles() if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
   needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}

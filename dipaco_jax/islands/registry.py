@@ -204,6 +204,11 @@ class Registry:
       query = query.where(FACTS.c.number == number)
     return [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
 
+  def newest(self, kind: str) -> dict[str, int]:
+    """Returns the highest number of the facts of a kind, by key."""
+    query = sa.select(FACTS.c.key, sa.func.max(FACTS.c.number).label('number')).where(FACTS.c.kind == kind)
+    return {row['key']: row['number'] for row in self._db.rows(query.group_by(FACTS.c.key))}
+
   def unscheduled(self, limit: int = 100) -> list[Fact]:
     """Returns facts whose consequences may not be there as tasks yet, the lowest numbers first."""
     query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)

@@ -5,27 +5,31 @@ complete when its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
-    train (path, phase)         worker            checkpoint (path, phase): the path's parameters after tau steps
+    train (path, phase)         worker            checkpoint (path, phase): parameters, and AdamW state, after tau steps
     outer (module, version)     outer executor    module (module, version): weights and outer state, one object
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: the text is sharded anew
     finish                      evaluator         finished: published, evaluated, reported
 
-Two more kinds of facts, excluded (path, phase) and diverged, are those of `screening_facts`.
+A checkpoint is several objects, which `worker.write_objects` writes and the fact's metadata name. Two more kinds of
+facts, excluded (path, phase) and diverged, are those of `screening_facts`.
 
 `schedule` runs after a fact is committed, and again in any process that finds a fact without consequences: none is lost
 with the process that inserted the fact. Versions and rounds count from 0, as in the registry's rows.
 
 A path's next phase waits for its own modules (`_with_modules`), each of which waits for the checkpoints of all paths
 that share it (`outer_executor`); at the end of a round of re-sharding, for the next round (`_after_paths`, `advance`);
-and where paths are sampled, for a phase in which it is drawn. There is no other barrier.
+and where paths are sampled, for a phase in which it is drawn. There is no other barrier. `waits` tells people.
 """
 
+import collections
 import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
@@ -72,9 +76,14 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
 
 def _with_modules(island: Island, paths: Sequence[int], version: int) -> list[int]:
   """Returns the paths whose modules of a version are all there."""
+  return [path for path, missing in _missing_modules(island, paths, version).items() if not missing]
+
+
+def _missing_modules(island: Island, paths: Sequence[int], version: int) -> dict[int, list[str]]:
+  """Returns the modules of each path that are not there in a version."""
   needed = {path: list(island.modules_of(path).values()) for path in paths}
   there = {f.key for f in island.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
-  return [path for path in paths if there.issuperset(needed[path])]
+  return {path: [module for module in modules if module not in there] for path, modules in needed.items()}
 
 
 def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int):
@@ -120,3 +129,25 @@ def advance(island: Island):
 
 def is_finished(island: Island) -> bool:
   return bool(island.registry.facts('finished'))
+
+
+def waits(island: Island) -> dict[str, list[int]]:
+  """Returns the paths that have phases left, but no task that is ready or running, by what they wait for."""
+  registry, s, found = island.registry, island.run.settings, collections.defaultdict[str, list[int]](list)
+  if not registry.facts('prepared'):
+    return {'prepare': list(range(island.layout.grid.num_paths))}
+  trained, rounds = registry.newest('checkpoint'), len(registry.facts('round'))
+  busy = {task['key'] for state in ('ready', 'running') for task in registry.tasks(state, 'train')}
+  drawn = np.array([island.active_paths(phase) for phase in range(s.train.phases)])
+  for path in range(island.layout.grid.num_paths):
+    begin = trained.get(str(path), -1) + 1
+    phases = begin + np.flatnonzero(drawn[begin:, path])
+    if str(path) in busy or not phases.size:
+      continue
+    why = 'a monitor, or an idle role, to add its task'
+    if missing := _missing_modules(island, [path], phases[0].item())[path]:
+      why = f'{", ".join(missing)} of version {phases[0]}'
+    elif phases[0] >= jobs.round_end(s, rounds):
+      why = f'round {rounds + 1} of re-sharding'
+    found[why + (f', as it is not drawn before phase {phases[0]}' if phases[0] > begin else '')].append(path)
+  return dict(found)

@@ -1,7 +1,7 @@
 """Objects in a folder, `s3://` or `gs://`, which islands exchange [3]: what is read is what was written.
 
-An object is seen whole or not at all, and its sha256 is compared on every read. A name, such as
-'modules/level-a/0/7-3.safetensors', is written by one attempt only and never again with other bytes.
+An object is seen whole or not at all, and its sha256 is compared on every read. Names of arrays end in its first
+digits, as 'objects/modules/4/low/1-06112716e50ca096.safetensors', so none is written again with other bytes.
 
 A tree is a directory published as objects: its files, then an index, {name: sha256}.
 """

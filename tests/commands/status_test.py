@@ -187,3 +187,14 @@ def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
   missing = ask(f'--workdir={tmp_path}', f'--registry=sqlite:///{tmp_path}/other.db')
   assert missing.returncode == 2 and 'there is no such file' in missing.stderr
   assert not (tmp_path / 'other.db').exists()
+
+
+def test_an_islands_run_says_what_paths_wait_for(tmp_path):
+  from dipaco_jax.islands import registry
+
+  config = synthetic.make(tmp_path, stages=3)
+  (tmp_path / 'report.json').unlink(missing_ok=True)
+  tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
+  tasks.put([registry.Fact('config', '', 0, '', '', {'config': config.to_dict()})])
+  asked = ask(f'--workdir={tmp_path}')
+  assert asked.stdout.splitlines()[-1] == f'waiting for prepare: path {", ".join(map(str, range(16)))}', asked.stderr

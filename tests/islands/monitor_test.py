@@ -15,7 +15,7 @@ PATHS = '0123'
 def test_failing_tasks_and_missing_roles_are_told(made):
   made.registry.add_tasks([NewTask('outer', 'low/0', 1)])
   made.registry.release(made.registry.claim('worker-0', ['prepare']), error='OSError: no space')
-  failing = 'prepare  0 failed 1 times: OSError: no space'
+  failing = 'prepare  0, claimed 1 times: OSError: no space'
   missing = [f'nobody works as {role}: start one' for role in ('outer', 'worker')]
   assert monitor.stuck(made) == '; '.join([failing, *missing])
   made.registry.beat('outer-0', 'outer', {})

@@ -203,6 +203,11 @@ def test_facts_are_found_by_kind_keys_and_number(db):
   assert [f.number for f in db.facts('checkpoint', ['a'])] == [0, 1] and db.facts('checkpoint', []) == []
 
 
+def test_the_newest_fact_of_each_key(db):
+  db.put([fact('0', 1), fact('0', 2), fact('1', 1), fact('2', 5, kind='module')])
+  assert db.newest('checkpoint') == {'0': 2, '1': 1}
+
+
 def test_facts_wait_to_be_scheduled(db):
   db.put([fact('a', 1), fact('b', 0)])
   db.add_tasks(train(('c', 2)))

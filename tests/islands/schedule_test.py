@@ -111,3 +111,25 @@ def test_no_end_before_its_time(made, tmp_path):
   schedule.advance(dataclasses.replace(with_settings(made, **ROUNDS), registry=stopped))
   assert 'finish' not in stopped.counts() and stopped.counts()['reroute'] == {'ready': 1}
   stopped.close()
+
+
+def test_what_a_path_without_a_task_waits_for_is_told(made):
+  of = with_settings(made, train=dict(schedule=((0, (0, 1, 2, 3)), (1, (0, 1)))), routing=ROUNDS['routing'])
+  assert schedule.waits(of) == {'prepare': [0, 1, 2, 3]}
+  of.registry.put([Fact('prepared', '', 0, '', '', {})])
+  facts = modules(of, 0, *of.all_modules())
+  assert schedule.waits(of) == {'a monitor, or an idle role, to add its task': [0, 1, 2, 3]}
+  schedule.schedule(of, facts)
+  assert schedule.waits(of) == {}
+  while task := of.registry.claim('w', ['train']):
+    of.registry.complete(task, [schedule.checkpoint_fact(int(task.key), 0, {}, {})])
+  modules(of, 1, 'ends/shared', 'low/0', 'high/0')
+  assert schedule.waits(of) == {'round 1 of re-sharding': [0], 'high/1 of version 1': [1]}  # 2 and 3 are done
+
+
+def test_a_path_that_is_not_drawn_waits_for_its_next_phase(made):
+  of = with_settings(made, train=dict(schedule=((0, (1,)), (1, (0, 1)))))
+  of.registry.put([Fact('prepared', '', 0, '', '', {})])
+  schedule.schedule(of, modules(of, 0, *of.all_modules()))
+  missing = 'ends/shared, low/0 of version 1, as it is not drawn before phase 1'
+  assert schedule.waits(of) == {missing: [0]}  # high/0 is carried, as no path trains it
