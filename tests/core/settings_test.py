@@ -163,6 +163,7 @@ def test_choices(name):
 GRID = {'grid': {'a': 2, 'b': 2}}
 TFDS = {'source': 'tfds', 'name': 'c4/en:3.0.1', 'data_dir': 'gs://bucket/datasets'}
 SEQIO = {'source': 'seqio', 'name': 'my_task'}
+DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3}
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,28 @@ SEQIO = {'source': 'seqio', 'name': 'my_task'}
     (GRID | {'train': {'schedule': ((0, ()),)}}, 'config.train.schedule: phase 0 names paths ()'),
     (GRID | {'train': {'schedule': ((0, (4,)),)}}, 'config.train.schedule: phase 0 names paths (4,); they go from 0'),
     (GRID | {'train': {'schedule': ((0, (-1,)),)}}, 'config.train.schedule: phase 0 names paths (-1,)'),
+    (
+      GRID | {'outer': {'lost': 0.5}, 'train': {'paths_per_phase': 2}},
+      'config.outer.lost=0.5 is for runs in which all',
+    ),
+    ({'routing': DISCRIMINATIVE | {'router_fraction': 0}}, 'config.routing.router_fraction=0: routing.method='),
+    (
+      {'routing': DISCRIMINATIVE | {'router_fraction': 0.1}, 'train': {'phases': 6}},
+      'config.routing.phases_per_round=3 times config.routing.rounds=2',
+    ),
+    (
+      GRID | {'routing': {'method': 'random', 'arrange': 'alike'}},
+      "config.routing.arrange='alike' places the clusters",
+    ),
+    (GRID | {'routing': {'method': 'random', 'capacity': 2.0}}, 'config.routing.capacity is for routers with scores'),
+    (GRID | {'routing': {'capacity': 0.5}}, 'config.routing.capacity=0.5 should be 1 or more'),
+    (GRID | {'routing': {'capacity': 2.0, 'top_n': 2}}, 'config.routing.capacity is for one path per sequence'),
+    ({'evaluate': {'reroute_every': (64, 1)}}, 'config.evaluate.reroute_every=(64, 1): chunks should have 2 tokens'),
+    (
+      {'evaluate': {'chunk_router_steps': 5}, 'routing': {'router_fraction': 0}},
+      'config.evaluate.chunk_router_steps needs router data',
+    ),
+    (GRID | {'evaluate': {'mixture': 5}}, 'config.evaluate.mixture=5 is more than the 4 paths of config.grid'),
   ],
 )
 def test_checks_between_fields(values, message):
