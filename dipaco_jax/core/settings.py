@@ -256,11 +256,20 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
   return from_dict(values)
 
 
+def stated(settings: Settings) -> dict[str, Any]:
+  """Returns the settings as nested dicts, without added fields at their default, as versions before those had them."""
+  nested, usual = settings.to_dict(), fields.flatten(Settings().to_dict())
+  for name in (name for name, f in fields.fields(Settings) if f.added):
+    section, last = name.split('.')
+    if nested[section][last] == usual[name]:
+      del nested[section][last]
+  return nested
+
+
 def digest(settings: Settings, *prefixes: str) -> str:
   """Returns the sha256 of the canonical JSON of the fields that start with one of `prefixes` (none: all)."""
-  values, usual = (fields.flatten(s.to_dict()) for s in (settings, Settings()))
-  unknown = {name for name, f in fields.fields(Settings) if f.added and values[name] == usual[name]}
-  chosen = {k: v for k, v in values.items() if (not prefixes or k.startswith(prefixes)) and k not in unknown}
+  values = fields.flatten(stated(settings))
+  chosen = {name: value for name, value in values.items() if not prefixes or name.startswith(prefixes)}
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 

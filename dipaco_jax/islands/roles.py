@@ -174,7 +174,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
   where the registry, this machine or the place has another run.
   """
-  config = json.dumps(settings.to_dict(), sort_keys=True)
+  config = json.dumps(settings_lib.stated(settings), sort_keys=True)
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
   try:
     registry.put([Fact('config', '', 0, '', hashlib.sha256(config.encode()).hexdigest(), about)])

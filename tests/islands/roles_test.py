@@ -1,5 +1,7 @@
 """Roles: which run a process may join, and where its files are on this machine."""
 
+import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -26,6 +28,17 @@ def test_another_config_is_refused(config, tmp_path):
     other.island(tmp_path)
   with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another --workdir'):
     other.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
+
+
+def test_a_run_that_began_before_a_field_was_added_is_joined(config, tmp_path):
+  made = Machine(config, {}).island(tmp_path)
+  [fact] = made.registry.facts('config')
+  close(made)
+  without = config.to_dict()
+  del without['outer']['b2']  # as 0.1.0 wrote it
+  assert fact.sha256 == hashlib.sha256(json.dumps(without, sort_keys=True).encode()).hexdigest()
+  with pytest.raises(ValueError, match=r'config\.outer\.b2 was 0\.99, is 0\.5'):
+    Machine(changed(config, outer=dict(b2=0.5)), {}).island(tmp_path)
 
 
 def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
