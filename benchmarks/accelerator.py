@@ -19,13 +19,16 @@ import time
 
 from absl import app, flags
 
+from dipaco_jax.reports import run_report
+
 SIZE_150M = '--width=896 --num_layers=12 --num_heads=16 --head_dim=64 --mlp_dim=2432 --vocab_size=32000 --seq_len=1024'
 SIZE_1300M = (
   '--width=2048 --num_layers=24 --num_heads=16 --head_dim=128 --mlp_dim=5504 --vocab_size=32000 --seq_len=1024'
 )
 MEDIUM = '--width=384 --num_layers=8 --num_heads=6 --head_dim=64 --mlp_dim=1024 --vocab_size=8192 --seq_len=256'
 TRAIN = '--tied --dtype=bfloat16 --loss_chunk=32768'
-TORCH = '--torch=compiled' if importlib.util.find_spec('torch') else ''
+HAS_TORCH = importlib.util.find_spec('torch') is not None
+TORCH = '--torch=compiled' if HAS_TORCH else ''
 COMMANDS = {
   'attention': 'attention.py',
   'attention_128': 'attention.py --rows=8 --seq_len=2048 --head_dim=128',
@@ -40,11 +43,6 @@ ENVIRONMENT = os.environ | {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}  # PyTorch
 OUT = flags.DEFINE_string('out', 'accelerator.jsonl', 'a line for every part; those that are there are not run again')
 MINUTES = flags.DEFINE_float('minutes', 9, 'after which no part goes on')
 PARTS = flags.DEFINE_list('parts', list(COMMANDS), 'in this order')
-
-
-def versions() -> dict[str, str]:
-  names = ('jax', 'jaxlib', 'flax', 'optax', 'torch')
-  return {name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name)}
 
 
 def run(part: str, seconds: float) -> dict:
@@ -64,8 +62,9 @@ def main(_):
   started, out = time.monotonic(), pathlib.Path(OUT.value)
   lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
   there = {line['part'] for line in lines if 'failed' not in line}
+  torch = {'torch': importlib.metadata.version('torch')} if HAS_TORCH else {}
   about = {
-    'versions': versions(),
+    'versions': run_report.versions() | torch,
     'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
     'cores': os.cpu_count(),
   }

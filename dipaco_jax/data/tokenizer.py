@@ -3,7 +3,6 @@
 import heapq
 import io
 import os
-import os.path
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -70,13 +70,15 @@ def flash(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, inter
     segments_BL: segment ids; those of a segment are next to each other.
     interpret: computes with plain operations, without a GPU.
   """
-  index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
-  differs = segments_BL[:, 1:] != segments_BL[:, :-1]
-  first_BL = jnp.pad(differs, ((0, 0), (1, 0)), constant_values=True)
-  last_BL = jnp.pad(differs, ((0, 0), (0, 1)), constant_values=True)
-  starts_BL = jax.lax.cummax(jnp.where(first_BL, index_L, 0), axis=1)
-  ends_BL = jax.lax.cummin(jnp.where(last_BL, index_L + 1, len(index_L)), axis=1, reverse=True)
-  return _attention(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret)
+  ends_BL = segments_BL.shape[1] - segment_starts(segments_BL[:, ::-1])[:, ::-1]
+  return _attention(q_BLHK, k_BLGK, v_BLGK, segment_starts(segments_BL), ends_BL, interpret)
+
+
+def segment_starts(segments_BL: Array) -> Array:
+  """Returns the place in its row where each token's segment starts: int32 [B, L]."""
+  index_BL = jax.lax.broadcasted_iota(jnp.int32, segments_BL.shape, 1)
+  previous_BL = jnp.pad(segments_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  return jax.lax.cummax(jnp.where(segments_BL != previous_BL, index_BL, 0), axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -148,6 +150,11 @@ def _dot(a: Array, b: Array) -> Array:
   return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
+def _scores(seen: Array, products: Array, scale: float) -> Array:
+  """The scores that keys are seen with, to base 2, as is all inside the kernels."""
+  return jnp.where(seen, products * (scale * math.log2(math.e)), HIDDEN)
+
+
 def _span(block: Any, size: int) -> tuple[Any, Array]:
   """The slice of a block of tokens, and their places."""
   return pl.ds(block * size, size), block * size + jnp.arange(size)
@@ -162,7 +169,7 @@ def _forward_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
     o_QK, top_Q, sum_Q = carry
     span, key_C = _span(block, blocks.keys)
     seen_QC = (key_C[None] <= query_Q[:, None]) & (key_C[None] >= start_Q[:, None])
-    score_QC = jnp.where(seen_QC, _dot(q_QK, k_ref[span, :].T) * (scale * math.log2(math.e)), HIDDEN)
+    score_QC = _scores(seen_QC, _dot(q_QK, k_ref[span, :].T), scale)
     new_top_Q = jnp.maximum(top_Q, score_QC.max(1))
     p_QC, shrink_Q = jnp.exp2(score_QC - new_top_Q[:, None]), jnp.exp2(top_Q - new_top_Q)
     o_QK = o_QK * shrink_Q[:, None] + _dot(p_QC.astype(v_ref.dtype), v_ref[span, :])
@@ -172,7 +179,7 @@ def _forward_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
   start = (jnp.zeros(q_QK.shape, jnp.float32), none_Q + HIDDEN, none_Q)
   o_QK, top_Q, sum_Q = _over_keys(add, start, starts_ref, blocks)
   o_ref[...] = (o_QK / sum_Q[:, None]).astype(o_ref.dtype)
-  lse_ref[...] = top_Q + jnp.log2(sum_Q)  # to base 2, as is all inside the kernels
+  lse_ref[...] = top_Q + jnp.log2(sum_Q)
 
 
 def _over_keys(add: Callable, carry: Any, starts_ref: Any, blocks: Blocks) -> Any:
@@ -192,7 +199,7 @@ def _dq_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
     span, key_C = _span(block, blocks.keys)
     k_CK = k_ref[span, :]
     seen_QC = (key_C[None] <= query_Q[:, None]) & (key_C[None] >= start_Q[:, None])
-    score_QC = jnp.where(seen_QC, _dot(q_QK, k_CK.T) * (scale * math.log2(math.e)), HIDDEN)
+    score_QC = _scores(seen_QC, _dot(q_QK, k_CK.T), scale)
     ds_QC = jnp.exp2(score_QC - lse_Q[:, None]) * (_dot(do_QK, v_ref[span, :].T) - delta_Q[:, None])
     return dq_QK + _dot(ds_QC.astype(k_CK.dtype), k_CK)
 
@@ -210,7 +217,7 @@ def _dkv_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
     span, query_Q = _span(block, blocks.queries)
     q_QK, do_QK = q_ref[span, :], do_ref[span, :]
     seen_CQ = (key_C[:, None] <= query_Q[None]) & (key_C[:, None] >= starts_ref[span][None])
-    score_CQ = jnp.where(seen_CQ, _dot(k_CK, q_QK.T) * (scale * math.log2(math.e)), HIDDEN)
+    score_CQ = _scores(seen_CQ, _dot(k_CK, q_QK.T), scale)
     p_CQ = jnp.exp2(score_CQ - lse_ref[span][None])
     ds_CQ = p_CQ * (_dot(v_CK, do_QK.T) - delta_ref[span][None])
     return dk_CK + _dot(ds_CQ.astype(q_QK.dtype), q_QK), dv_CK + _dot(p_CQ.astype(do_QK.dtype), do_QK)

@@ -46,9 +46,7 @@ class RMSNorm(nn.Module):
 
 def positions(segments_BL: jax.Array) -> jax.Array:
   """Returns the position of every token in its own segment, from 0: [B, L]."""
-  index_BL = jax.lax.broadcasted_iota(jnp.int32, segments_BL.shape, 1)
-  previous_BL = jnp.pad(segments_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-  return index_BL - jax.lax.cummax(jnp.where(segments_BL != previous_BL, index_BL, 0), axis=1)
+  return jax.lax.broadcasted_iota(jnp.int32, segments_BL.shape, 1) - flash.segment_starts(segments_BL)
 
 
 def rotate(x_BLHK: jax.Array, angles_BLK2: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ hindsight has seen what it predicts, so it is a bound.
 """
 
 import hashlib
-import math
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from dipaco_jax.data import packing
 from dipaco_jax.pipeline import features, route_stage, run as run_lib, token_losses
 from dipaco_jax.routing import chunk_policies, chunk_router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
-from dipaco_jax.training import processes
+from dipaco_jax.training import evaluation, processes
 
 
 def figures(run: run_lib.Run) -> dict[str, Any]:
@@ -30,8 +29,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
   scored, first = score(run, 'validation'), run.routed('validation', run.settings.rounds)
 
   def perplexity(nll_N: np.ndarray) -> float:
-    mean = nll_N.astype(np.float64).sum() / scored.counts.sum()
-    return math.exp(mean) if mean < 700 else math.inf
+    return evaluation.perplexity(nll_N.astype(np.float64).sum() / scored.counts.sum())
 
   if s.reroute_every:
     by: dict[str, Any] = {

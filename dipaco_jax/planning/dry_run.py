@@ -247,6 +247,7 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
 
 
 def to_text(found: dict[str, Any]) -> str:
+  """Returns the figures as a table for people."""
 
   def gib(num_bytes: float) -> str:
     return f'{num_bytes / GIB:.2f} GiB'

@@ -199,7 +199,7 @@ def summarize(
     raise InputError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
   domains = _perplexities(nll, tokens, np.asarray(domain), len(domain_names))
   return {
-    'perplexity': _exp(nll.sum() / tokens.sum()),
+    'perplexity': perplexity(nll.sum() / tokens.sum()),
     'perplexity_by_path': _perplexities(nll, tokens, np.asarray(path), num_paths),
     'perplexity_by_domain': dict(zip(domain_names, domains, strict=True)),
     'bits_per_byte': float(nll.sum() / math.log(2) / num_bytes.sum()) if num_bytes.sum() else None,
@@ -209,8 +209,9 @@ def summarize(
 
 def _perplexities(nll: np.ndarray, tokens: np.ndarray, group: np.ndarray, size: int) -> list[float | None]:
   sums, counts = (np.bincount(group, weights=x, minlength=size)[:size] for x in (nll, tokens))
-  return [_exp(n / t) if t else None for n, t in zip(sums, counts, strict=True)]
+  return [perplexity(n / t) if t else None for n, t in zip(sums, counts, strict=True)]
 
 
-def _exp(x: float) -> float:
-  return math.exp(x) if x < 700 else math.inf
+def perplexity(nats: float) -> float:
+  """Returns e to the mean loss, infinity where float64 ends."""
+  return math.exp(nats) if nats < 700 else math.inf

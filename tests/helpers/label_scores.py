@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 
+from dipaco_jax.routing import path_labels
+
 NUM = 300
+BAD = [np.nan, np.inf, -np.inf]
 
 
 def drawn(shape, noise: float, num: int = NUM, seed: int = 0) -> np.ndarray:
@@ -31,3 +34,15 @@ class Table:
 
 def starts(shape, num: int = NUM) -> np.ndarray:
   return np.random.default_rng(1).integers(0, math.prod(shape), num)
+
+
+def diverged(gone: int, bad: float) -> tuple[np.ndarray, np.ndarray]:
+  """Scores [N, P] of a 4x4 grid, bad for a path and all of document 7, and the labels of a grid without that path."""
+  scores_NP = drawn((4, 4), 0)
+  without_NP = scores_NP.copy()
+  without_NP[:, gone] = -np.inf
+  expected_N = without_NP.argmax(1)
+  assert 0 < (scores_NP.argmax(1) == gone).sum() < NUM
+  scores_NP[:, gone], scores_NP[7] = bad, bad
+  expected_N[7] = path_labels.NONE
+  return scores_NP, expected_N

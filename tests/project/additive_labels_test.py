@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import repository
-from label_scores import NUM, Table, drawn, starts
+from label_scores import BAD, NUM, Table, diverged, drawn, starts
 
 from dipaco_jax.routing import path_labels
 
@@ -80,21 +80,11 @@ def test_groups_of_documents_have_the_same_labels(monkeypatch):
   np.testing.assert_array_equal(found.paths, whole.paths)
 
 
-BAD = [np.nan, np.inf, -np.inf]
-
-
 @pytest.mark.parametrize('bad', BAD)
 def test_a_path_that_has_diverged_is_no_label(bad):
   """The others' labels are those of a grid without it; one document has no finite score."""
   shape, gone = (4, 4), 6
-  scores_NP = drawn(shape, 0)
-  without_NP = scores_NP.copy()
-  without_NP[:, gone] = -np.inf
-  expected_N = without_NP.argmax(1)
-  assert 0 < (scores_NP.argmax(1) == gone).sum() < NUM
-  scores_NP[:, gone], scores_NP[7] = bad, bad
-  expected_N[7] = path_labels.NONE
-
+  scores_NP, expected_N = diverged(gone, bad)
   assert np.isfinite(additive_labels.regret(scores_NP, path_labels.exact(scores_NP).paths))
   found = additive_labels.additive(Table(scores_NP), np.tile(np.arange(16), (NUM, 1)), shape)
   assert gone not in found.paths and found.failed[gone] == NUM

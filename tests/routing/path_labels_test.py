@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from label_scores import NUM, Table, drawn, starts
+from label_scores import BAD, NUM, Table, diverged, drawn, starts
 from sklearn import metrics
 
 from dipaco_jax.routing import path_labels
@@ -49,21 +49,11 @@ def test_without_interaction_one_sweep_is_exact(shape):
   np.testing.assert_array_equal(found.paths, path_labels.exact(scores_NP).paths)
 
 
-BAD = [np.nan, np.inf, -np.inf]
-
-
 @pytest.mark.parametrize('bad', BAD)
 def test_a_path_that_has_diverged_is_no_label(bad):
   """The others' labels are those of a grid without it; one document has no finite score."""
   shape, gone = (4, 4), 6
-  scores_NP = drawn(shape, 0)
-  without_NP = scores_NP.copy()
-  without_NP[:, gone] = -np.inf
-  expected_N = without_NP.argmax(1)
-  assert 0 < (scores_NP.argmax(1) == gone).sum() < NUM
-  scores_NP[:, gone], scores_NP[7] = bad, bad
-  expected_N[7] = path_labels.NONE
-
+  scores_NP, expected_N = diverged(gone, bad)
   found = path_labels.exact(scores_NP)
   np.testing.assert_array_equal(found.paths, expected_N)
   assert (found.failed[gone], found.failed.sum(), found.scored) == (NUM, NUM + 15, scores_NP.size)
