@@ -12,10 +12,11 @@ PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: '
 
 
 class Field(NamedTuple):
-  """A field's description and bounds; numbers have to be above 0 unless `zero`."""
+  """A field's description and bounds; numbers have to be above 0 unless `zero`, and not below `least`."""
 
   about: str  # one line, after the field's name
   zero: bool = False  # 0 is allowed too
+  least: int = 0
   below: float | None = None
   most: float | None = None
   choices: tuple[str, ...] = ()

@@ -131,6 +131,17 @@ class Outer:
   exclude_above: float = field(10.0, 'times the usual length: longer outer gradients take no part; 0: none', zero=True)
   max_excluded: int = field(3, 'phases in a row that a path may be left out for that; more stop the run', zero=True)
   lost: float = field(0.0, 'probability that an outer gradient is lost in transit [DiLoCo]', zero=True, below=1)
+  # What follows is in core/compression.py and core/streaming.py; 'auto', and -1, is what `wire` says.
+  wire: str = field('lan', "network: 'wan' is int8, streaming; 'thin' int4, overlap too", 'lan wan thin', added=True)
+  compress: str = field('auto', 'what is exchanged', choices='auto none int8 int4 e3m0', added=True)
+  whole_every: int = field(
+    16, 'versions of a module in islands, of which one is whole, the others differences', added=True
+  )
+  stream: str = field('auto', 'levels exchange at different steps of a phase', choices='auto on off', added=True)
+  overlap_steps: int = field(
+    -1, 'd: after so many more steps a new module is taken over', least=-1, zero=True, added=True
+  )
+  mix: float = field(0.5, "alpha: the path's share in what is taken over after d steps", zero=True, below=1, added=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +196,9 @@ class Checkpoint:
     50, 'inner steps, over all turns, in islands of one path; of shorter phases only the end', may_change=True
   )
   keep: int = field(2, 'the newest, and the last at the end of a phase; unused for paths in islands', may_change=True)
+  state_every_phases: int = field(
+    16, 'how often islands publish AdamW state; between, it stays with its worker', added=True
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from dipaco_jax.core import streaming
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Field, fields, flatten
 
@@ -22,6 +23,7 @@ def check(s: Any) -> None:
     raise InputError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
   if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
     raise InputError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
+  _check_streaming(s)
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   if s.outer.row_weights and s.outer.rescale:
@@ -33,8 +35,8 @@ def check(s: Any) -> None:
 def _check_range(name: str, value: Any, field: Field) -> None:
   if field.choices and value not in field.choices:
     raise InputError(f'config.{name}={value!r}: choose one of {", ".join(field.choices)}')
-  if type(value) in (int, float) and (value < 0 or (value == 0 and not field.zero)):
-    raise InputError(f'config.{name}={value} should be {"0 or more" if field.zero else "above 0"}')
+  if type(value) in (int, float) and (value < field.least or (value == 0 and not field.zero)):
+    raise InputError(f'config.{name}={value} should be {f"{field.least} or more" if field.zero else "above 0"}')
   if type(value) is float and not math.isfinite(value):
     raise InputError(f'config.{name}={value} should be a finite number')
   if field.below is not None and value >= field.below:
@@ -99,6 +101,17 @@ def _check_data(data: Any) -> None:
   for name in ('train', 'validation'):
     if getattr(data, name):
       raise InputError(f"config.data.{name} is for source='files': {data.source} has splits of its own")
+
+
+def _check_streaming(s: Any) -> None:
+  wire, tau = streaming.make_wire(s.outer, s.train), s.train.steps_per_phase
+  if not wire.stream and s.outer.overlap_steps > 0:
+    raise InputError(f"config.outer.overlap_steps={s.outer.overlap_steps} is for config.outer.stream='on'")
+  if wire.stream and (s.outer.lost or s.train.paths_per_phase or s.train.schedule):
+    words = 'leave out config.outer.lost, config.train.paths_per_phase and config.train.schedule'
+    raise InputError(f'streaming (config.outer.stream, or wire) needs all paths in every phase: {words}')
+  if wire.overlap_steps >= tau:
+    raise InputError(f'config.outer.overlap_steps={wire.overlap_steps} should be below train.steps_per_phase={tau}')
 
 
 def _check_schedule(s: Any, num_paths: int) -> None:

@@ -138,7 +138,8 @@ def test_a_section_or_grid_that_is_no_dict(name):
 
 @pytest.mark.parametrize('name', [name for name, value in DEFAULTS.items() if type(value) in (int, float)])
 def test_ranges(name):
-  assert f'config.{name}=-1' in error(nest(name, -1 if type(DEFAULTS[name]) is int else -1.0))
+  below = ABOUT[name].least - 1
+  assert f'config.{name}={below}' in error(nest(name, below if type(DEFAULTS[name]) is int else float(below)))
   if not ABOUT[name].zero:
     assert f'config.{name}=0' in error(nest(name, 0))
   if ABOUT[name].below:

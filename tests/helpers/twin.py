@@ -6,10 +6,13 @@ its gradient come from outside. It shares no code with the product but the grid,
 `modules` is {(level name, coordinates on the level's axes): {parameter name: array}}; paths are indices.
 """
 
+import bisect
+import fractions
 import math
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 
@@ -111,6 +114,32 @@ def outer_opt(theta, momentum, delta, outer):
     raise ValueError(f'the twin does not know {outer.optimizer}: add its equation here')
   m = delta if momentum is None else mu * momentum + delta
   return theta - rate * (delta + mu * m if outer.optimizer == 'nesterov' else m), m
+
+
+VALUES = {'int8': range(128), 'int4': range(8), 'e3m0': [0, 1, 2, 4, 8, 16, 32, 64]}
+
+
+def compressed(x, kind):
+  """Q(x) of core/compression.py, element by element, in fractions."""
+  values, found = list(VALUES[kind]), []
+  flat = np.asarray(x, np.float32).reshape(-1)
+  for begin in range(0, flat.size, 64):
+    block = flat[begin : begin + 64]
+    share = np.float32(1 / 64 if kind == 'e3m0' else 1 / values[-1])
+    largest = np.abs(block).max()
+    scale = fractions.Fraction(float(ml_dtypes.bfloat16(largest * share))) if largest >= 2.0**-100 else 0
+    for element in block:
+      size = fractions.Fraction(abs(float(element)))
+      guess = bisect.bisect_left(values, size / scale) if scale else 0
+      near = [code for code in (guess - 1, guess) if 0 <= code < len(values)]
+      # the nearest; of two that are as near, the even code
+      code = min(near, key=lambda code: (abs(size - scale * values[code]), code % 2))
+      found.append(math.copysign(float(scale * values[code]), element))
+  return np.array(found, np.float64).reshape(np.shape(x))
+
+
+def bfloat16(x):
+  return np.asarray(x).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def row_weights(state, inner):

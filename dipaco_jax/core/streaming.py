@@ -1,0 +1,150 @@
+"""When levels exchange, in steps of a phase: all at its end, or one after another, beside the inner steps. Pure.
+
+Without streaming all levels leave after step tau of a phase, and the next phase begins with the new modules. With
+`outer.stream` every level l has a place o_l of its own in the phase (arXiv 2501.18512, Algorithm 2). With theta the
+path's parameters of the level, m(v) the module that paths read, and d = `outer.overlap_steps`:
+
+    after step o_l       the outer gradient m(v) - theta leaves; the outer step makes m(v+1)
+    after step o_l + d   theta <- alpha theta + (1 - alpha) m(v+1)       alpha = `outer.mix`; 0 where d is 0
+
+and the steps in between go on. After o_l + d > tau it is step o_l + d - tau of the next phase. Places are steps and not
+times: results do not depend on who is slow. The o_l spread the levels' bytes evenly over the phase: between a level's
+place and the next one's there is the share of the phase that its bytes have in all. A level of one path alone (path
+specific) has no bytes, and its place is tau; its own outer step is at hand at once.
+
+Some phases are *closed*: all levels leave after step tau, and the next phase begins with the new modules, as without
+streaming. These are the last phases of each round and of the run, and those after which islands publish states: paths
+have nothing but modules and states then.
+
+A *piece* of a phase is what is between two places; it is trained in one go.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dipaco_jax.core.grid import largest_divisor
+
+
+class Wire(NamedTuple):
+  """What is exchanged, and how."""
+
+  compress: str  # of compression.KINDS
+  stream: bool
+  overlap_steps: int  # d
+
+
+class Piece(NamedTuple):
+  """Steps of a phase that are trained in one go."""
+
+  begin: int  # steps of the phase before it
+  end: int
+  mixed: tuple[str, ...]  # levels whose new modules are taken over before it
+  sent: tuple[str, ...]  # levels that leave after it
+
+
+def make_wire(outer: Any, train: Any) -> Wire:
+  """Returns what `outer.wire` and the fields that override it say; the arguments are those sections of Settings.
+
+  thin: d is a fifth of tau, in whole dispatches.
+  """
+  tau, k = train.steps_per_phase, largest_divisor(train.steps_per_phase, train.steps_per_dispatch)
+  compress = {'lan': 'none', 'wan': 'int8', 'thin': 'int4'}[outer.wire] if outer.compress == 'auto' else outer.compress
+  stream = outer.wire != 'lan' if outer.stream == 'auto' else outer.stream == 'on'
+  overlap = outer.overlap_steps
+  if overlap < 0:
+    overlap = min(math.ceil(tau / 5 / k) * k, tau - k) if outer.wire == 'thin' else 0
+  return Wire(compress, stream, overlap if stream else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timetable:
+  """The places of the levels, and the pieces of each phase."""
+
+  tau: int
+  unit: int  # steps of a dispatch, of which all places are multiples
+  places: Mapping[str, int]  # o_l
+  overlaps: Mapping[str, int]  # d of each level; 0 for those of one path alone
+  alpha: float
+  stream: bool
+  phases: int
+  closed: frozenset[int]  # the ends of rounds, phases that are closed in any case
+  state_every: int  # so is every phase of which so many are complete after it; 0: none
+
+  def is_closed(self, phase: int) -> bool:
+    """Returns whether all levels leave at the end of a phase, and the next begins with the new modules."""
+    last = not self.stream or phase + 1 >= self.phases or phase in self.closed
+    return last or (self.state_every > 0 and (phase + 1) % self.state_every == 0)
+
+  def begins_whole(self, phase: int) -> bool:
+    """Returns whether paths begin a phase with the modules, and nothing of their own parameters."""
+    return phase == 0 or self.is_closed(phase - 1)
+
+  def pieces(self, phase: int) -> tuple[Piece, ...]:
+    """Returns the pieces of a phase, in order."""
+    sent = {level: self.tau if self.is_closed(phase) else o for level, o in self.places.items()}
+    mixed: dict[str, int] = {}
+    if not self.is_closed(phase):
+      mixed |= {level: o + self.overlaps[level] for level, o in sent.items() if o + self.overlaps[level] < self.tau}
+    if not self.begins_whole(phase):
+      after = {level: o + self.overlaps[level] - self.tau for level, o in self.places.items()}
+      mixed |= {level: step for level, step in after.items() if step >= 0}
+    borders = sorted({0, self.tau, *sent.values(), *mixed.values()})
+    return tuple(Piece(begin, end, _at(mixed, begin), _at(sent, end)) for begin, end in itertools.pairwise(borders))
+
+  def mix(self, level: str) -> float:
+    """Returns alpha of a level, 0 where it is taken over at once."""
+    return self.alpha if self.overlaps[level] else 0.0
+
+  def version(self, level: str, phase: int, step: int) -> int:
+    """Returns the version of a level's modules that paths have newest after `step` steps of a phase, 0 to tau - 1."""
+    if self.begins_whole(phase):
+      first = phase
+    else:
+      first = phase if self.places[level] + self.overlaps[level] - self.tau <= step else phase - 1
+    back = self.places[level] + self.overlaps[level]
+    return phase + 1 if not self.is_closed(phase) and back <= step else first
+
+  def steps_since(self, level: str, phase: int) -> int:
+    """Returns the number of inner steps between a level's place in this phase and its last one before."""
+    end = self.tau if self.is_closed(phase) else self.places[level]
+    return end if self.begins_whole(phase) else self.tau - self.places[level] + end
+
+
+def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
+  """Makes the timetable of a run, from its Settings and {level: parameters that a path shares; 0: its own alone}."""
+  s, train = settings, settings.train
+  wire = make_wire(s.outer, train)
+  tau = train.steps_per_phase
+  unit = largest_divisor(math.gcd(tau, wire.overlap_steps), train.steps_per_dispatch)
+  places = spread(sizes, tau, unit) if wire.stream else dict.fromkeys(sizes, tau)
+  overlaps = {level: wire.overlap_steps if size else 0 for level, size in sizes.items()}
+  ends = frozenset((n + 1) * s.routing.phases_per_round - 1 for n in range(s.rounds))
+  state_every = s.checkpoint.state_every_phases
+  return Timetable(tau, unit, places, overlaps, s.outer.mix, wire.stream, train.phases, ends, state_every)
+
+
+def alone(tau: int, steps_per_dispatch: int, phases: int) -> Timetable:
+  """Returns the timetable of what exchanges nothing: one piece a phase."""
+  return Timetable(tau, largest_divisor(tau, steps_per_dispatch), {}, {}, 0.0, False, phases, frozenset(), 0)
+
+
+def spread(sizes: Mapping[str, int], tau: int, unit: int) -> dict[str, int]:
+  """Spreads the levels' places over a phase by their sizes, multiples of `unit`; the last one's is tau, as is a 0's.
+
+  The gap between a level's place and the next, around the phase, is the share of tau that its size has in all.
+  """
+  shared = {level: size for level, size in sizes.items() if size}
+  total, before, found = sum(shared.values()), 0, dict.fromkeys(sizes, tau)
+  last = [*shared.values()][-1] if shared else 0
+  for level, size in shared.items():
+    exact = tau * (before + last) / total
+    found[level] = min(tau, max(unit, round(exact / unit) * unit))
+    before += size
+  return found
+
+
+def _at(places: Mapping[str, int], step: int) -> tuple[str, ...]:
+  return tuple(level for level, place in places.items() if place == step)
