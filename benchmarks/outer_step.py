@@ -31,7 +31,7 @@ class Run:
   def __init__(self, made: programs.Programs):
     self.made, self.turns = made, [np.array(turn, np.int32) for turn in made.placement.turns()]
     self.weights = np.ones(made.layout.grid.shape, np.float32)
-    self.modules, *self.rest = made.start(transformer.init(made.model, jax.random.key(0)))
+    self.modules, _, *self.rest = made.start(transformer.init(made.model, jax.random.key(0)))
     self.rows = common.in_flight(made, common.random_rows(made.settings, STEPS.value))
     self.params = made.gather_path(self.modules, self.turns[0])
     self.state = made.fresh_state(self.params)
@@ -50,18 +50,20 @@ class Run:
   def finish(self):
     outer_state, gathered = self.rest
     usual, limits = programs.usual(outer_state), 10 * self.weights
-    steps = np.int32(0), np.int32(TAU.value)
+    steps = np.int32(TAU.value), dict.fromkeys(self.made.levels, np.int32(TAU.value))
     for turn in self.turns:
-      gathered = self.made.accumulate(
-        gathered, self.modules, usual, self.params, self.state, self.weights, limits, *steps, turn
+      gathered, _ = self.made.program('accumulate')(
+        gathered, {}, self.modules, usual, self.params, self.state, self.weights, limits, *steps, turn
       )
     self.rest = [outer_state, gathered]
     return gathered
 
   def outer(self):
     outer_state, gathered = self.rest
-    self.modules, outer_state, found = self.made.outer(self.modules, outer_state, gathered, self.weights)
-    self.rest = [outer_state, self.made.zero_sums(gathered)]
+    self.modules, _, outer_state, found = self.made.program('outer')(
+      self.modules, {}, outer_state, gathered, self.weights
+    )
+    self.rest = [outer_state, self.made.program('zero_sums')(gathered)]
     return self.modules, self.rest, found
 
 

@@ -68,6 +68,11 @@ def _resident(name: str) -> int:
   return int(found[1]) * 1024
 
 
+def last_steps(made: programs.Programs) -> tuple:
+  """The last step of a phase, and how many steps it had, by level."""
+  return np.int32(STEPS.value), dict.fromkeys(made.levels, np.int32(STEPS.value))
+
+
 def compile_all(made: programs.Programs) -> dict:
   """The programs of a phase, ahead of time, so that compiling is in no peak."""
   turn, weights = np.zeros(2, np.int32), np.ones(made.layout.grid.shape, np.float32)
@@ -75,7 +80,8 @@ def compile_all(made: programs.Programs) -> dict:
     lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, made.specs.shardings(specs)
   )
   stacked_specs = (made.specs.modules, made.specs.outer, made.specs.gathered)
-  modules, outer, gathered = with_sharding(jax.eval_shape(made.start, made.shapes), stacked_specs)
+  modules, _, *rest = jax.eval_shape(made.start, made.shapes)
+  modules, outer, gathered = with_sharding((modules, *rest), stacked_specs)
   params = with_sharding(jax.eval_shape(made.gather_path, modules, turn), made.specs.params)
   state = with_sharding(jax.eval_shape(made.fresh_state, params), made.specs.state)
   rows = common.in_flight(made, common.random_rows(made.settings, STEPS.value))
@@ -84,11 +90,22 @@ def compile_all(made: programs.Programs) -> dict:
     'gather_path': (modules, turn),
     'fresh_state': (params,),
     'steps': (params, state, *rows, np.int32(0), weights, turn),
-    'accumulate': (gathered, modules, programs.usual(outer), params, state, weights, weights, *[np.int32(1)] * 2, turn),
-    'outer': (modules, outer, gathered, weights),
+    'accumulate': (
+      gathered,
+      {},
+      modules,
+      programs.usual(outer),
+      params,
+      state,
+      weights,
+      weights,
+      *last_steps(made),
+      turn,
+    ),
+    'outer': (modules, {}, outer, gathered, weights),
     'zero_sums': (gathered,),
   }
-  return {name: getattr(made, name).lower(*args).compile() for name, args in arguments.items()}
+  return {name: made.program(name).lower(*args).compile() for name, args in arguments.items()}
 
 
 def phase(made: programs.Programs, compiled: dict, stacked, states: dict, rows, turns):
@@ -100,11 +117,11 @@ def phase(made: programs.Programs, compiled: dict, stacked, states: dict, rows, 
     params = compiled['gather_path'](modules, at)
     state = states.pop(turn, None) or compiled['fresh_state'](params)
     params, states[turn], _ = compiled['steps'](params, state, *rows, np.int32(0), weights, at)
-    steps = np.int32(0), np.int32(STEPS.value)
-    gathered = compiled['accumulate'](
-      gathered, modules, programs.usual(outer), params, states[turn], weights, 10 * weights, *steps, at
+    steps = last_steps(made)
+    gathered, _ = compiled['accumulate'](
+      gathered, {}, modules, programs.usual(outer), params, states[turn], weights, 10 * weights, *steps, at
     )
-  modules, outer, _ = compiled['outer'](modules, outer, gathered, weights)
+  modules, _, outer, _ = compiled['outer'](modules, {}, outer, gathered, weights)
   return modules, outer, compiled['zero_sums'](gathered)
 
 

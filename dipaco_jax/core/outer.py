@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax.core import screening
+from dipaco_jax.core import compression, screening
 from dipaco_jax.core.grid import Level
 from dipaco_jax.core.inner import InnerState
 from dipaco_jax.core.modules import Layout, Modules
@@ -137,9 +137,10 @@ def per_module(layout: Layout, level: Level, x: jax.Array) -> jax.Array:
 
 
 def update(
-  layout: Layout, config: Outer, modules: Modules, state: States, sums: Modules, weights: jax.Array, masses: Any = None
-) -> tuple[Modules, States, dict[str, jax.Array]]:
-  """Makes one outer step of all modules: Delta from the paths' sums, and OuterOpt [Algorithm 1; 2.5, 2.7].
+  layout: Layout, config: Outer, modules: Modules, state: States, sums: Modules, weights: jax.Array, masses: Any = None,
+  masters: Modules | None = None, compress: str = 'none',
+) -> tuple[Modules, Modules, States, dict[str, jax.Array]]:  # fmt: skip
+  """Makes one outer step of the levels in `sums`: Delta from the paths' sums, and OuterOpt [Algorithm 1; 2.5, 2.7].
 
   Args:
     layout: grid and levels.
@@ -148,21 +149,34 @@ def update(
     sums: sum_i w_i (old - new_i), shaped like the modules.
     weights: w_i, shaped like the grid; 0 for paths that take no part.
     masses: with row weights sum_i w_i s_{i,r}, [K_a, ..., rows] by parameter; the terms of `sums` are then times s.
+    masters: M of the levels that are compressed; `modules` are m, what paths read [compression.py].
+    compress: how.
 
   Returns:
-    The new modules, the new states, and {level name: norm of Delta of each module}.
+    The new modules, masters and states, and {level name: norm of Delta of each module}.
   """
-  new_modules, new_state, norms, opt = {}, {}, {}, make_optimizer(config)
+  new_modules, new_masters, new_state, norms = dict(modules), dict(masters or {}), dict(state), {}
   for level in layout.levels:
-    name, total = level.name, per_module(layout, level, weights)
+    if (name := level.name) not in sums:
+      continue
+    total = per_module(layout, level, weights)
     factor = divide(jnp.ones_like(total), total)
     factor = factor * jnp.sqrt(num_active(layout, level, weights)) if config.rescale else factor
-    update_module = vmap_modules(functools.partial(_update_module, opt), len(level.axes))
-    new_modules[name], optimizer, norms[name] = update_module(
-      modules[name], state[name].optimizer, sums[name], masses[name] if masses else {}, factor, total > 0
+    update_module = vmap_modules(functools.partial(_update_module, make_optimizer(config)), len(level.axes))
+    before = new_masters.get(name, modules[name])
+    after, optimizer, norms[name] = update_module(
+      before, state[name].optimizer, sums[name], masses[name] if masses else {}, factor, total > 0
     )
-    new_state[name] = state[name]._replace(optimizer=optimizer)
-  return new_modules, new_state, norms
+    if name in new_masters:
+      new_masters[name] = after
+      after = vmap_modules(functools.partial(follow, compress), len(level.axes))(modules[name], after, total > 0)
+    new_modules[name], new_state[name] = after, state[name]._replace(optimizer=optimizer)
+  return new_modules, new_masters, new_state, norms
+
+
+def follow(kind: str, module: Any, master: Any, active: Any) -> Any:
+  """Returns m(v) = m(v-1) + Q(M(v) - m(v-1)), what paths read of one module, if one took part [compression.py]."""
+  return jax.tree.map(lambda m, M: jnp.where(active, m + compression.rounded(M - m, kind), m), module, master)
 
 
 def _update_module(opt: OuterOpt, module: Any, state: Any, sums: Any, masses: Any, factor: Any, active: Any) -> tuple:
@@ -184,9 +198,9 @@ def num_active(layout: Layout, level: Level, weights: jax.Array) -> jax.Array:
 def update_usual(
   layout: Layout, modules: Modules, state: States, weights: jax.Array, moved: Mapping[str, jax.Array], optimizer: str
 ) -> States:
-  """Returns the outer states with h for the next phase, from r_{i,l}, shaped like the grid, by level [screening.py]."""
-  found = {}
-  for level in layout.levels:
+  """Returns the outer states with new h, from r_{i,l}, shaped like the grid, of some levels [screening.py]."""
+  found = dict(state)
+  for level in (level for level in layout.levels if level.name in moved):
     total = per_module(layout, level, jnp.where(weights > 0, moved[level.name], 0))
     size = sum(math.prod(x.shape[len(level.axes) :]) for x in modules[level.name].values())
     first, old = screening.first_usual(size, optimizer), state[level.name]

@@ -153,7 +153,7 @@ def remaining(job: Job, path: int, phase: int, step: int) -> Iterator[Dispatch]:
   """Yields the dispatches of a path's phase from `step` on; its turn is its index, as it is alone on the devices."""
   for s in range(step, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
     last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
-    yield Dispatch(phase, path, s, last, last)
+    yield Dispatch(phase, path, s, last, last, last)
 
 
 def broadcast_state(hosts: Hosts, state: PathState) -> PathState:

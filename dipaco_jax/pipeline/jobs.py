@@ -37,7 +37,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   """
   s, made = run.settings, run.programs
   begin = round_end(s, number - 1) if number else 0
-  schedule = dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number))
+  schedule = dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number), timetable=made.timetable)
   data = job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size))
   holdout = validate_stage.holdout_rows(run, number) if s.train.early_stopping else None
   validate = functools.partial(validate_stage.validate, run, made, number=number)

@@ -75,10 +75,12 @@ class Arguments(NamedTuple):
 
   turn: Any
   modules: Any
+  masters: Any
   outer: Any
   gathered: Any
   params: Any
   state: Any
+  residuals: Any
 
 
 def argument_shapes(made: programs.Programs) -> Arguments:
@@ -87,12 +89,14 @@ def argument_shapes(made: programs.Programs) -> Arguments:
   turn = replicated(made, (len(made.placement.positions),), np.int32)  # the paths in flight, on each mesh axis
   params = jax.eval_shape(made.gather_path, stacked[0], turn)
   state = jax.eval_shape(made.fresh_state, params)
-  specs = made.specs.modules, made.specs.outer, made.specs.gathered, made.specs.params, made.specs.state
+  residuals = jax.eval_shape(made.fresh_residuals)
+  at = made.specs
+  specs = at.modules, at.masters, at.outer, at.gathered, at.params, at.state, at.residuals
 
   def place(x, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-  trees = zip((*stacked, params, state), specs, strict=True)
+  trees = zip((*stacked, params, state, residuals), specs, strict=True)
   return Arguments(turn, *(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
 
 
@@ -117,19 +121,19 @@ KEYS = {'accumulate': 'finish'}  # of programs in the JSON object, where they ha
 
 def compile_all(made: programs.Programs, names: tuple[str, ...] = PROGRAMS) -> dict[str, Any]:
   """Compiles the programs of a phase, or some of them. Raises DoesNotFit where a chip has too little memory."""
-  a, t = argument_shapes(made), made.settings.train
-  k = grid_lib.largest_divisor(t.steps_per_phase, t.steps_per_dispatch)
+  a = argument_shapes(made)
+  k = made.timetable.unit
   weights = replicated(made, made.layout.grid.shape, np.float32)
   turn, first = a.turn, replicated(made, (), np.int32)
-  gathering = a.gathered, a.modules, programs.usual(a.outer), a.params, a.state
+  gathering = a.gathered, a.residuals, a.modules, programs.usual(a.outer), a.params, a.state
   calls = {
     'steps': (a.params, a.state, row_shapes(made, k), row_shapes(made, k), first, weights, turn),
-    'accumulate': (*gathering, weights, weights, first, first, turn),
-    'outer': (a.modules, a.outer, a.gathered, weights),
+    'accumulate': (*gathering, weights, weights, first, dict.fromkeys(made.levels, first), turn),
+    'outer': (a.modules, a.masters, a.outer, a.gathered, weights),
     'evaluate': (a.params, row_shapes(made, None), row_shapes(made, None)),
   }
   try:
-    return {name: getattr(made, name).lower(*calls[name]).compile() for name in names}
+    return {name: made.program(name).lower(*calls[name]).compile() for name in names}
   except jax.errors.JaxRuntimeError as e:
     if not (needed := bytes_needed(str(e))):
       raise

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -9,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core.grid import Coordinates, largest_divisor
+from dipaco_jax.core import streaming
+from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import evaluation
 from dipaco_jax.training.programs import Programs
 
@@ -24,6 +26,7 @@ class Schedule:
   first_step: int = 0  # the global step before the first update
   begin: int = 0  # the phase that this round of sharding begins with
   until: int | None = None  # the phase before which this round ends; None: it is the last
+  timetable: streaming.Timetable | None = None  # None: phases are of one piece
 
   @property
   def end(self) -> int:
@@ -32,8 +35,13 @@ class Schedule:
 
   @property
   def dispatch_steps(self) -> int:
-    """k: the largest divisor of tau up to what was asked."""
-    return largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
+    """k: the largest divisor of tau, and of the pieces of phases, up to what was asked."""
+    return self.times.unit
+
+  @functools.cached_property
+  def times(self) -> streaming.Timetable:
+    """When levels exchange."""
+    return self.timetable or streaming.alone(self.steps_per_phase, self.steps_per_dispatch, self.phases)
 
   def global_step(self, phase: int, step: int) -> int:
     """Returns the step of the learning rate's schedule, pretraining included."""
@@ -74,13 +82,21 @@ class Job:
   round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
-  def updates(self, phase: int, turn: int, step: int) -> int:
-    """Returns the inner steps of all paths before (phase, turn, step), on whatever devices: a checkpoint's name.
+  def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
+    """Returns the inner steps of all paths before a point of a phase, on whatever devices: a checkpoint's name.
 
-    Paths that do not train count too, so that names do not depend on the schedule.
+    `step` counts from the beginning of the phase. Paths that do not train count too, so that names do not depend on the
+    schedule.
     """
+    turns = len(self.programs.placement.turns())
+    if phase == self.schedule.phases:  # the end
+      return phase * self.phase_updates
+    pieces = self.schedule.times.pieces(phase)
+    begin, end = (
+      (pieces[piece].begin, pieces[piece].end) if piece < len(pieces) else (self.schedule.steps_per_phase,) * 2
+    )
     in_turn = math.prod(self.programs.placement.positions)
-    return phase * self.phase_updates + in_turn * (turn * self.schedule.steps_per_phase + step)
+    return phase * self.phase_updates + in_turn * (turns * begin + turn * (end - begin) + max(0, step - begin))
 
   @property
   def phase_updates(self) -> int:
@@ -137,20 +153,30 @@ class Dispatch(NamedTuple):
   phase: int
   turn: int
   step: int  # within the phase, of the first of the k
-  last_of_turn: bool
+  last_of_turn: bool  # in its piece of the phase
+  last_of_piece: bool
   last_of_phase: bool
+  piece: int = 0
 
 
-def dispatches(job: Job, phase: int, turn: int, step: int) -> Iterator[Dispatch]:
-  """Yields the dispatches from (phase, turn, step) on; turns in which no path trains are left out."""
-  turns = job.programs.placement.turns()
+def dispatches(job: Job, phase: int, turn: int, step: int, piece: int = 0) -> Iterator[Dispatch]:
+  """Yields the dispatches from (phase, piece, turn, step) on; turns in which no path trains are left out.
+
+  `step` is that of the phase; earlier steps than the piece's first one mean that.
+  """
+  turns, k = job.programs.placement.turns(), job.schedule.dispatch_steps
   for t in range(phase, job.schedule.end):
     active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
-    for i in active:
-      first = 0 if (t, i) > (phase, turn) else step if (t, i) == (phase, turn) else job.schedule.steps_per_phase
-      for s in range(first, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
-        last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
-        yield Dispatch(t, i, s, last, last and i == active[-1])
+    pieces = job.schedule.times.pieces(t)
+    for number, i in itertools.product(range(len(pieces)), active):
+      if (t, number, i) < (phase, piece, turn):
+        continue
+      begin, end, *_ = pieces[number]
+      first = max(begin, step) if (t, number, i) == (phase, piece, turn) else begin
+      for s in range(first, end, k):
+        last = s + k == end
+        last_of_piece = last and i == active[-1]
+        yield Dispatch(t, i, s, last, last_of_piece, last_of_piece and number + 1 == len(pieces), number)
 
 
 def load_batch(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:

@@ -4,11 +4,15 @@
     gather_path  modules -> parameters of the paths in flight           (Algorithm 1, 2.: copy the path's modules)
     fresh_state                                                      (of AdamW, before the first update)
     steps        k inner steps                                          (a scan; no collective crosses the grid's axes)
+    fresh_residuals                                                  (compression.py)
+    mix          the paths in flight take new modules over              (streaming.py; without it `gather_path` does)
     accumulate   sums += w (old - new), of a path that is not excluded  (screening.py)
     outer        sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
     zero_sums    sums <- 0
     evaluate     nll per row
     unshard      modules as they are published, where states are sharded inside a path's slice
+
+`mix`, `accumulate`, `outer` and `zero_sums` are compiled once for each set of levels that leave together.
 
 Those of the paths in flight are shard_maps over the whole mesh; the collectives of the others follow from the
 shardings. Inside a path's slice, parameters and AdamW state are replicated over `data`, or sharded: then gathered for
@@ -26,18 +30,23 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from dipaco_jax.core import (
+  compression,
   inner as inner_lib,
   modules as modules_lib,
   outer as outer_lib,
   screening,
   settings as settings_lib,
+  streaming,
 )
 from dipaco_jax.models import loss as loss_lib, transformer as model_lib
 from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.mesh import Placement
 
 # Names of the programs, as XLA reports compilations.
-NAMES = ('start', 'gather_path', 'fresh_state', 'steps', 'accumulate', 'outer', 'zero_sums', 'evaluate', 'unshard')
+NAMES = (
+  'start', 'gather_path', 'fresh_state', 'fresh_residuals', 'steps', 'mix', 'accumulate', 'outer', 'zero_sums',
+  'evaluate', 'unshard',
+)  # fmt: skip
 
 
 def in_flight(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
@@ -72,6 +81,25 @@ class Programs:
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of one path's parameters."""
     return self.specs.shapes
+
+  @functools.cached_property
+  def timetable(self) -> streaming.Timetable:
+    """When the paths' levels exchange."""
+    shared = {level.name: self.layout.grid.paths_through(level) > 1 for level in self.layout.levels}
+    sizes = {
+      l.name: shared[l.name] * sum(self.shapes[n].size for n in self.layout.names(l)) for l in self.layout.levels
+    }
+    return streaming.make_timetable(self.settings, sizes)
+
+  @property
+  def levels(self) -> tuple[str, ...]:
+    """Names of all levels."""
+    return tuple(level.name for level in self.layout.levels)
+
+  def program(self, name: str) -> Any:
+    """Returns the program of a name; of those for some levels, the one for all."""
+    found = getattr(self, name)
+    return found(self.levels) if name in ('mix', 'accumulate', 'outer', 'zero_sums') else found
 
   # -- one path per position
 
@@ -131,31 +159,55 @@ class Programs:
     trained = jax.lax.cond(weights[tuple(turn)] > 0, work, rest, *operands) if sampled else work(*operands)
     return *self.expand(trained[:2]), self.expand(trained[2], 1)
 
-  @in_flight(
-    lambda s: (s.gathered, s.modules, s.usual, s.params, s.state, s.weights, s.weights, P(), P(), P()),
-    lambda s: s.gathered,
-    donate_argnums=0,
-  )
-  def accumulate(self, gathered, modules, usual, params, state, weights, limits, first_step, num_steps, turn):
-    """Returns `gathered`, donated, with the parts of the paths in flight added.
+  @functools.cache  # noqa: B019 - by identity, of which a process has few
+  def mix(self, levels: tuple[str, ...]):
+    """`mix(params, modules, turn) -> params`, donated: theta <- alpha theta + (1 - alpha) m of some levels."""
 
+    def mix(params, modules, turn):
+      params, new = self.squeeze(params), modules_lib.take(self.layout, modules, tuple(turn))
+      alphas = {name: self.timetable.mix(level.name) for name, level in self.layout.owner.items()}
+      taken = {n: a * params[n] + (1 - a) * new[n] if (a := alphas[n]) else new[n] for n in self._of(levels)}
+      return self.expand(params | taken)
+
+    specs = self.specs
+    return self.shard_map(mix, (specs.params, specs.modules, P()), specs.params, donate_argnums=0)
+
+  @functools.cache  # noqa: B019
+  def accumulate(self, levels: tuple[str, ...]):
+    """`accumulate(gathered, residuals, modules, usual, params, state, weights, limits, last, num_steps, turn)`.
+
+    Returns (gathered, residuals), donated, after the paths in flight have sent their outer gradients of some levels.
     Their inner state is looked at with `outer.row_weights` only. `usual` is {level: h}, `limits` f of each path, where
-    0 excludes only what is not finite; the steps are those of the phase.
+    0 excludes only what is not finite; the gradients are of {level: `num_steps`} steps up to the global step `last`.
     """
+
+    def accumulate(gathered, residuals, *rest):
+      return self._accumulate(levels, gathered, residuals, *rest)
+
+    s, host = self.specs, P()
+    steps = dict.fromkeys(levels, host)
+    paths = (s.modules, s.usual, s.params, s.state, s.weights, s.weights)
+    specs = (s.gathered, s.residuals, *paths, host, steps, host)
+    return self.shard_map(accumulate, specs, (s.gathered, s.residuals), donate_argnums=(0, 1))
+
+  def _accumulate(
+    self, levels, gathered, residuals, modules, usual, params, state, weights, limits, last, num_steps, turn
+  ):
     turn = tuple(turn)
     rows = self._row_weights(self.squeeze(state)) if self.settings.outer.row_weights else {}
-    old, new = modules_lib.take(self.layout, modules, turn), self.squeeze(params)
-    rates = screening.sum_of_rates(self.specs.inner.learning_rate, first_step, num_steps)
-    module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels}
-    delta = {l.name: {name: old[name] - new[name] for name in self.layout.names(l)} for l in self.layout.levels}
-    square = {level: self._square(d) for level, d in delta.items()}
-    moved = {level: jnp.sqrt(s) / rates for level, s in square.items()}
+    old, new, residuals = modules_lib.take(self.layout, modules, turn), self.squeeze(params), self.squeeze(residuals)
+    module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels if level.name in levels}
+    names = {level.name: self.layout.names(level) for level in self.layout.levels}
+    delta, kept = self._message({name: old[name] - new[name] for level in module for name in names[level]}, residuals)
+    square = {level: self._square({name: delta[name] for name in names[level]}) for level in module}
+    rate, count = self.specs.inner.learning_rate, num_steps
+    moved = {l: jnp.sqrt(s) / screening.sum_of_rates(rate, last - count[l], count[l]) for l, s in square.items()}
     plausible = [screening.is_plausible(moved[level], usual[level][at], limits[turn]) for level, at in module.items()]
-    ok = jnp.all(jnp.stack(plausible))
+    ok = jnp.all(jnp.stack(plausible)) & ~gathered.excluded[turn]
     w, counts = weights[turn], ok & (weights[turn] > 0)
-    sums, squares, masses = {}, {}, {}
+    sums, squares, masses, of_path = dict(gathered.sums), dict(gathered.squares), dict(gathered.masses), gathered.moved
     for level, at in module.items():
-      moves = {name: d * outer_lib.broadcast_rows(rows[name], d) if rows else d for name, d in delta[level].items()}
+      moves = {n: delta[n] * outer_lib.broadcast_rows(rows[n], delta[n]) if rows else delta[n] for n in names[level]}
       part = {name: jnp.where(counts, w * d, 0) for name, d in moves.items()}
       sums[level] = {name: gathered.sums[level][name].at[0, *at].add(d) for name, d in part.items()}
       of_part = self._square(moves) if rows else square[level]
@@ -163,8 +215,30 @@ class Programs:
       if rows:
         mass = {name: jnp.where(counts, w * rows[name], 0) for name in moves}
         masses[level] = {name: gathered.masses[level][name].at[0, *at].add(m) for name, m in mass.items()}
-    of_path = {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
-    return specs_lib.Gathered(sums, squares, of_path, gathered.excluded.at[turn].set(~ok), masses)
+    of_path = of_path | {level: of_path[level].at[turn].set(r) for level, r in moved.items()}
+    excluded = gathered.excluded.at[turn].set(~ok)
+    # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew.
+    residuals |= {n: jnp.where(counts, e, jnp.where(ok, residuals[n], 0)) for n, e in kept.items()}
+    return specs_lib.Gathered(sums, squares, of_path, excluded, masses), self.expand(residuals)
+
+  def _message(self, delta: dict[str, jax.Array], residuals: dict[str, jax.Array]) -> tuple[dict, dict]:
+    """Returns what is sent of outer gradients, and the new residuals of those that are compressed."""
+    wanted = {name: compression.total(d, residuals[name]) for name, d in delta.items() if name in residuals}
+    whole = inner_lib.gather(wanted, self.specs.dims)  # blocks do not depend on how a path's slice is laid out
+    sent = {name: compression.rounded(x, self.specs.compress) for name, x in whole.items()}
+    sent = {name: self._own_part(name, x) for name, x in sent.items()}
+    return delta | sent, {name: compression.next_residual(wanted[name], x) for name, x in sent.items()}
+
+  def _own_part(self, name: str, x: jax.Array) -> jax.Array:
+    """Returns the part of a path's parameter that is on this device of its slice."""
+    if (dim := self.specs.dims[name]) is None:
+      return x
+    size = x.shape[dim] // self.placement.data
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index('data') * size, size, dim)
+
+  def _of(self, levels: tuple[str, ...]) -> list[str]:
+    """Returns the names of the levels' parameters."""
+    return [name for name, level in self.layout.owner.items() if level.name in levels]
 
   def _row_weights(self, state) -> dict[str, jax.Array]:
     """Row weights of one path; for a row that is split over the devices of its slice, their mean."""
@@ -188,43 +262,67 @@ class Programs:
 
   # -- all paths
 
-  @of_all(
-    lambda s: (s.modules, s.outer, s.gathered, P()),  # every process has the weights on its host
-    lambda s: (s.modules, s.outer, P()),
-    donate_argnums=(0, 1),
-  )
-  def outer(self, modules, state, gathered, weights):
-    """Returns (modules, outer state, statistics) after the outer step; donates the first two.
+  @functools.cache  # noqa: B019
+  def outer(self, levels: tuple[str, ...]):
+    """`outer(modules, masters, state, gathered, weights)`: the outer step of some levels; donates the first three.
 
-    Statistics are, per level and module, the norm of Delta, `outer.cosine`, h of screening.py before the step, and
-    whether the new module and its state are sound; per path, who is excluded, and r by level.
+    Returns (modules, masters, state, statistics). Statistics are, per level and module, the norm of Delta,
+    `outer.cosine`, h of screening.py before the step, and whether the new module and its state are sound; per path, who
+    is excluded, and r by level.
     """
+
+    def outer(*args):
+      return self._outer(levels, *args)
+
+    s, host = self.specs, P()  # every process has the weights on its host
+    inputs = (s.modules, s.masters, s.outer, s.gathered, host)
+    return self.jit(outer, inputs, (s.modules, s.masters, s.outer, host), donate_argnums=(0, 1, 2))
+
+  def _outer(self, sent, modules, masters, state, gathered, weights):
+    levels = [level for level in self.layout.levels if level.name in sent]
     totals, cosines = {}, {}
     weights = jnp.where(gathered.excluded, 0, weights)
-    for level in self.layout.levels:
+    for level in levels:
       totals[level.name] = {name: x.sum(0) for name, x in gathered.sums[level.name].items()}
       square = gathered.squares[level.name].sum(0)
       of_sum = outer_lib.vmap_modules(lambda t: optax.tree.norm(t, squared=True), len(level.axes))(totals[level.name])
       paths = outer_lib.num_active(self.layout, level, weights)
       cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
     before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
-    inner, config = self.settings.inner.optimizer, self.settings.outer
-    modules, state, norms = outer_lib.update(self.layout, config, modules, state, totals, weights, masses)
-    state = outer_lib.update_usual(self.layout, modules, state, weights, gathered.moved, inner)
+    inner, config, compress = self.settings.inner.optimizer, self.settings.outer, self.specs.compress
+    modules, masters, state, norms = outer_lib.update(
+      self.layout, config, modules, state, totals, weights, masses, masters, compress
+    )
+    moved = {level.name: gathered.moved[level.name] for level in levels}
+    state = outer_lib.update_usual(self.layout, modules, state, weights, moved, inner)
     sound = {
-      l.name: outer_lib.vmap_modules(screening.is_sound, len(l.axes))((modules[l.name], state[l.name].optimizer))
-      for l in self.layout.levels
+      l.name: outer_lib.vmap_modules(screening.is_sound, len(l.axes))(
+        (modules[l.name], masters.get(l.name, {}), state[l.name].optimizer)
+      )
+      for l in levels
     }
+    before = {level: before[level] for level in moved}
     of_modules = {'norm': norms, 'cosine': cosines, 'usual': before, 'sound': sound}
-    return modules, state, of_modules | {'excluded': gathered.excluded, 'moved': gathered.moved}
+    return modules, masters, state, of_modules | {'excluded': gathered.excluded, 'moved': moved}
 
-  @of_all(lambda s: (s.gathered,), lambda s: s.gathered, donate_argnums=0, keep_unused=True)
-  def zero_sums(self, gathered):
-    """Returns zeros in the place of `gathered`.
+  @functools.cache  # noqa: B019
+  def zero_sums(self, levels: tuple[str, ...], ends_phase: bool = True):
+    """`zero_sums(gathered) -> gathered`, donated, with zeros for some levels; at a phase's end no path is excluded.
 
     Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
     """
-    return jax.tree.map(jnp.zeros_like, gathered)
+
+    def zero_sums(gathered):
+      parts = {
+        name: {level: jax.tree.map(jnp.zeros_like, x) if level in levels else x for level, x in part.items()}
+        for name, part in gathered._asdict().items()
+        if name != 'excluded'
+      }
+      excluded = jnp.zeros_like(gathered.excluded) if ends_phase else gathered.excluded
+      return specs_lib.Gathered(excluded=excluded, **parts)
+
+    at = (self.specs.gathered,)
+    return self.jit(zero_sums, at, self.specs.gathered, donate_argnums=0, keep_unused=True)
 
   @functools.cached_property
   def unshard(self):
@@ -237,11 +335,17 @@ class Programs:
 
     return jax.jit(unshard, out_shardings=self.specs.shardings(self.specs.whole))
 
-  @of_all(lambda s: (None,), lambda s: (s.modules, s.outer, s.gathered))
+  @of_all(lambda s: (None,), lambda s: (s.modules, s.masters, s.outer, s.gathered))
   def start(self, params):
-    """Returns (modules, outer state, gathered) with every module a copy of the base's part."""
+    """Returns (modules, masters, outer state, gathered) with every module a copy of the base's part."""
     modules = modules_lib.stack(self.layout, params)
-    return modules, self.specs.first_outer_state(modules), self.specs.zeros(modules)
+    masters = {level: modules[level] for level in self.specs.compressed}
+    return modules, masters, self.specs.first_outer_state(modules), self.specs.zeros(modules)
+
+  @in_flight(lambda s: (), lambda s: s.residuals)
+  def fresh_residuals(self):
+    """Returns the in-flight residuals of paths that have sent nothing yet."""
+    return self.expand(self.specs.zero_residuals())
 
 
 def usual(outer_state) -> dict[str, Any]:

@@ -14,7 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from dipaco_jax.core import inner as inner_lib, modules as modules_lib, outer as outer_lib, settings as settings_lib
+from dipaco_jax.core import (
+  inner as inner_lib,
+  modules as modules_lib,
+  outer as outer_lib,
+  settings as settings_lib,
+  streaming,
+)
 from dipaco_jax.core.grid import Level
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.training.mesh import Placement
@@ -93,6 +99,37 @@ class Specs:
   def weights(self) -> P:
     """PartitionSpec of an array with one entry per path, shaped like the grid."""
     return P(*self.layout.grid.names)
+
+  # -- compression
+
+  @property
+  def compress(self) -> str:
+    """How what paths exchange is compressed, one of compression.KINDS."""
+    return streaming.make_wire(self.settings.outer, self.settings.train).compress
+
+  @functools.cached_property
+  def compressed(self) -> tuple[str, ...]:
+    """Names of the levels that are compressed: those that several paths share."""
+    shared = (level.name for level in self.layout.levels if self.layout.grid.paths_through(level) > 1)
+    return tuple(shared) if self.compress != 'none' else ()
+
+  @functools.cached_property
+  def residuals(self) -> dict[str, P]:
+    """Residuals of the paths in flight, of compressed parameters, bfloat16."""
+    return {name: spec for name, spec in self.params.items() if self.layout.owner[name].name in self.compressed}
+
+  def zero_residuals(self) -> dict[str, jax.Array]:
+    """Returns one path's residuals before it has sent anything, on this device."""
+    shapes = {n: list(self.shapes[n].shape) for n in self.residuals}
+    for name, shape in shapes.items():
+      if (dim := self.dims[name]) is not None:
+        shape[dim] //= self.placement.data
+    return {name: jnp.zeros(shape, jnp.bfloat16) for name, shape in shapes.items()}
+
+  @functools.cached_property
+  def masters(self) -> dict[str, dict[str, P]]:
+    """M of compression.py, the compressed levels' modules as the outer optimizer has them; placed as the modules."""
+    return {level: self.modules[level] for level in self.compressed}
 
   # -- modules
 

@@ -81,7 +81,7 @@ class Journal:
       {name: mesh.fetch(x).reshape(x.shape[0], -1)[:, at] for name, x in found.items()}
     )
     after = dispatch.step + len(finite)
-    updates, step = job.updates(phase, dispatch.turn, after), job.schedule.global_step(phase, after)
+    updates, step = job.updates(phase, dispatch.turn, after, dispatch.piece), job.schedule.global_step(phase, after)
     rate = self._count(len(finite), finite.size * job.data.batch_size * job.programs.model.config.seq_len)
     for path, loss, number in zip(trained, sums['loss'].tolist(), finite.sum(0).tolist(), strict=True):
       self._record.loss_sum[path] += loss

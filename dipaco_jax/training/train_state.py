@@ -40,6 +40,11 @@ class Record:
   timed_steps: int = 0
   timed_tokens: int = 0
   outer_s: float = 0.0
+  piece: int = 0  # complete pieces of the phase
+  sent: dict[str, Any] = dataclasses.field(default_factory=dict)  # statistics of the levels that have left, as lists
+
+
+ADDED = {'piece', 'sent'}  # which records of before do not have
 
 
 def new_record(num_paths: int) -> Record:
@@ -55,19 +60,24 @@ class State:
   """The state of training: all modules, and what paths have of their own. `Specs` has shapes and shardings."""
 
   modules: Any  # [K_a, ..., shape] by level and parameter
+  masters: Any  # M of compression.py, as the modules; {} without
   outer: Any  # outer states by level, [K_a, ..., shape] and [K_a, ...]
   gathered: Any  # `Gathered`; zeros between phases
   inner: dict[int, Any]  # inner states by turn, [m_a, ..., shape], of the paths that have one
   params: Any  # of the paths in flight, [m_a, ..., shape]; None between turns
   record: Record
-  own: dict[int, Any] = dataclasses.field(default_factory=dict)  # parameters by turn, where outer gradients were lost
+  # Parameters by turn, [m_a, ..., shape]: where outer gradients were lost, and between pieces of a phase.
+  own: dict[int, Any] = dataclasses.field(default_factory=dict)
+  residuals: dict[int, Any] = dataclasses.field(default_factory=dict)  # by turn, where compressed
 
   def arrays(self) -> dict[str, Any]:
     """Returns the arrays of a checkpoint: nothing that `gather_path` and zeros make again."""
     kept = {'modules': self.modules, 'outer': self.outer, 'inner': {str(t): s for t, s in sorted(self.inner.items())}}
     gathered = self.gathered if self.gathered.masses else Plain(*self.gathered[:4])
-    kept |= {'gathered': gathered} if self.record.turn else {}
+    kept |= {'gathered': gathered} if self.record.turn or self.record.piece else {}
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
+    kept |= {'residuals': {str(t): e for t, e in sorted(self.residuals.items())}} if self.residuals else {}
+    kept |= {'masters': self.masters} if self.masters else {}
     return kept | ({'params': self.params} if self.params is not None else {})
 
 
@@ -82,8 +92,8 @@ class Plain(NamedTuple):
 
 def new_state(programs: Programs, base: dict[str, np.ndarray]) -> State:
   """Makes the state before the first update, in which every path is the base model."""
-  modules, outer, gathered = programs.start(base)
-  return State(modules, outer, gathered, {}, None, new_record(programs.layout.grid.num_paths))
+  modules, masters, outer, gathered = programs.start(base)
+  return State(modules, masters, outer, gathered, {}, None, new_record(programs.layout.grid.num_paths))
 
 
 @functools.partial(jax.jit, donate_argnums=1)
@@ -99,6 +109,7 @@ def choose(these, others, where):
 def save(checkpoints: run_checkpoints.RunCheckpoints, updates: int, state: State, positions: Coordinates):
   """Copies the arrays from the devices, which have so many positions, and writes in the background."""
   held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
+  held |= {'residuals': sorted(state.residuals)} if state.residuals else {}
   held |= {'positions': list(positions), 'shapes': _shapes(state.arrays())}
   meta = {'record': dataclasses.asdict(state.record), **held}
   checkpoints.save(updates, state.arrays(), meta)
@@ -120,6 +131,7 @@ def restore(
   gathered = specs_lib.Gathered(**{'masses': {}, **gathered._asdict()})
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
+  residuals = {int(turn): e for turn, e in arrays.get('residuals', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
 
     def gather(turn: Coordinates) -> Any:
@@ -128,8 +140,13 @@ def restore(
     moved = functools.partial(resharding.move_turns, programs.placement, positions)
     inner = moved(inner, programs.specs.waiting, lambda turn: first_state(gather(turn)))
     own = moved(own, programs.specs.shardings(programs.specs.params), gather)
-  record = Record(**meta['record'])
-  return State(arrays['modules'], arrays['outer'], gathered, inner, arrays.get('params'), record, own)
+    residuals = moved(
+      residuals, programs.specs.shardings(programs.specs.residuals), lambda _: programs.fresh_residuals()
+    )
+  record, masters = Record(**meta['record']), arrays.get('masters', {})
+  return State(
+    arrays['modules'], masters, arrays['outer'], gathered, inner, arrays.get('params'), record, own, residuals
+  )
 
 
 def _zeros(programs: Programs) -> specs_lib.Gathered:
@@ -139,28 +156,33 @@ def _zeros(programs: Programs) -> specs_lib.Gathered:
     part = np.zeros(sharding.shard_shape(struct.shape), struct.dtype)
     return jax.make_array_from_callback(struct.shape, sharding, lambda _: part)
 
-  structs = jax.eval_shape(programs.start, programs.shapes)[2]
+  structs = jax.eval_shape(programs.start, programs.shapes)[3]
   return jax.tree.map(one, structs, programs.specs.shardings(programs.specs.gathered))
 
 
 def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None:
   """ShapeDtypeStructs with shardings of the arrays in such a checkpoint; None: within a phase, with other positions."""
   fields = {field.name for field in dataclasses.fields(Record)}
-  if meta.keys() != {'record', 'turns', 'own', 'in_turn', 'positions', 'shapes'} or meta['record'].keys() != fields:
+  known = {'record', 'turns', 'own', 'in_turn', 'positions', 'shapes'}
+  if meta.keys() - {'residuals'} != known or meta['record'].keys() | ADDED != fields:
     raise InputError(OTHER_VERSION)
   positions, record = tuple(meta['positions']), Record(**meta['record'])
-  if positions != programs.placement.positions and (meta['in_turn'] or record.turn):
+  if positions != programs.placement.positions and (meta['in_turn'] or record.turn or record.piece):
     logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
     return None
-  modules, outer, gathered = jax.eval_shape(programs.start, programs.shapes)
+  modules, masters, outer, gathered = jax.eval_shape(programs.start, programs.shapes)
   params = jax.eval_shape(programs.gather_path, modules, np.zeros(programs.specs.num_axes, np.int32))
   inner = jax.eval_shape(programs.fresh_state, params)
-  params, inner = (
+  residual = jax.eval_shape(programs.fresh_residuals)
+  params, inner, residual = (
     jax.tree.map(lambda x: jax.ShapeDtypeStruct((*positions, *x.shape[programs.specs.num_axes :]), x.dtype), tree)
-    for tree in (params, inner)
+    for tree in (params, inner, residual)
   )
   by_turn, own = dict.fromkeys(meta['turns'], inner), dict.fromkeys(meta['own'], params)
-  structs = State(modules, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own).arrays()
+  residuals = dict.fromkeys(meta.get('residuals', ()), residual)
+  structs = State(
+    modules, masters, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own, residuals
+  ).arrays()
   shardings = _shardings(programs, meta, record).arrays()
   arrays = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), structs, shardings)
   if meta['shapes'] != _shapes(arrays):
@@ -171,14 +193,14 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
 def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> State:
   """Shardings of the arrays of a checkpoint with this meta; with other positions, close to their new ones."""
   specs, place = programs.specs, programs.specs.shardings
-  modules, outer, gathered = place((specs.modules, specs.outer, specs.gathered))
-  waiting, (params, inner) = specs.waiting, place((specs.params, specs.state))
+  modules, masters, outer, gathered = place((specs.modules, specs.masters, specs.outer, specs.gathered))
+  waiting, (params, inner, residual) = specs.waiting, place((specs.params, specs.state, specs.residuals))
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
     elsewhere = functools.partial(resharding.sharding_elsewhere, programs.placement, positions)
-    waiting, params = jax.tree.map(elsewhere, (waiting, params))
+    waiting, params, residual = jax.tree.map(elsewhere, (waiting, params, residual))
   by_turn = {turn: inner if meta['in_turn'] and turn == record.turn else waiting for turn in meta['turns']}
-  own = dict.fromkeys(meta['own'], params)
-  return State(modules, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own)
+  own, residuals = dict.fromkeys(meta['own'], params), dict.fromkeys(meta.get('residuals', ()), residual)
+  return State(modules, masters, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own, residuals)
 
 
 def _shapes(arrays) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import screening, settings
+from dipaco_jax.core import screening, settings, streaming
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
@@ -59,15 +59,21 @@ class Trainer:
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
     self.rows = rows
-    rows.rewind(job.name, job.updates(record.phase, record.turn, record.step))
+    rows.rewind(job.name, self._updates())
     self.journal = Journal(job, rows, record)
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publication: futures.Future = self.publisher.submit(lambda: None)
     # The versions that each checkpoint's pointers name, so that none is collected before the checkpoint is.
     self.pointed = {u: meta['record']['best_version'] for u, meta in self.checkpoints.metas.items()}
     self.own_losses: list[evaluation.PendingTurn] = []  # of the turns whose inner steps are done, on hold-outs
+    self.statistics: list[dict[str, Any]] = []  # of the outer steps of the phase, on the devices
+    self.outer_s = 0.0  # of them
     self.unsaved = 0  # steps since the last checkpoint
     self.dispatched = False  # since there is a state that is not the one it began with, or may be
+
+  def _updates(self) -> int:
+    record = self.state.record
+    return self.job.updates(record.phase, record.turn, record.step, record.piece)
 
   def has_news(self) -> bool:
     """Returns whether an exit now would lose updates, or leave other processes waiting."""
@@ -86,12 +92,14 @@ class Trainer:
 
   def _to_the_end(self) -> train_state.State:
     record = self.state.record
-    todo = job_lib.dispatches(self.job, record.phase, record.turn, record.step)
+    todo = job_lib.dispatches(self.job, record.phase, record.turn, record.step, record.piece)
     try:
       for dispatch, batch in prefetching.prefetch(functools.partial(job_lib.load_batch, self.job), todo):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)
+        if dispatch.last_of_piece:
+          self._end_piece(dispatch)
         if dispatch.last_of_phase:
           self._end_phase(dispatch)
         # Signals reach processes apart: they stop after the same dispatch, or would wait for each other.
@@ -112,67 +120,116 @@ class Trainer:
   def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
     """Makes k inner steps of the paths in flight; the first of a turn copies their modules."""
     job, programs, state = self.job, self.job.programs, self.state
-    place = programs.placement.turns()[dispatch.turn]
-    turn = np.array(place, np.int32)
+    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     if state.params is None:
-      state.params = programs.gather_path(state.modules, turn)
-      renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
-      if (own := state.own.pop(dispatch.turn, None)) is not None:
-        state.params = train_state.choose(own, state.params, job.lost_in_flight(dispatch.phase - 1, place) & ~renewed)
-      if (inner := state.inner.get(dispatch.turn)) is None:
-        inner = job.first_state(dispatch.phase, state.params)
-      else:
-        inner = jax.device_put(inner, programs.specs.shardings(programs.specs.state))
-      if renewed.any():
-        inner = train_state.choose(programs.fresh_state(state.params), inner, renewed)
-      state.inner[dispatch.turn] = inner
+      state.params, state.inner[dispatch.turn] = self._begin_turn(dispatch, turn)
     first, after = job.schedule.global_step(dispatch.phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
     )
-    self.dispatched = True
-    state.record.phase, state.record.turn, state.record.step = dispatch.phase, dispatch.turn, after
+    self.dispatched, record = True, state.record
+    record.phase, record.piece, record.turn, record.step = dispatch.phase, dispatch.piece, dispatch.turn, after
     self.unsaved += job.schedule.dispatch_steps
     self.journal.dispatched(dispatch, found)
+
+  def _begin_turn(self, dispatch: Dispatch, turn: np.ndarray) -> tuple[Any, Any]:
+    """Returns parameters and inner states of the paths in flight, before a piece of a phase."""
+    job, programs, state = self.job, self.job.programs, self.state
+    place, times = programs.placement.turns()[dispatch.turn], job.schedule.times
+    piece = times.pieces(dispatch.phase)[dispatch.piece]
+    renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
+    renewed &= piece.begin == 0
+    own = state.own.pop(dispatch.turn, None)
+    if times.begins_whole(dispatch.phase) and piece.begin == 0:
+      params = programs.gather_path(state.modules, turn)
+      if own is not None:
+        params = train_state.choose(own, params, job.lost_in_flight(dispatch.phase - 1, place) & ~renewed)
+    else:
+      params = own
+      if renewed.any():
+        params = train_state.choose(programs.gather_path(state.modules, turn), params, renewed)
+      if piece.mixed:
+        params = programs.mix(piece.mixed)(params, state.modules, turn)
+    if (inner := state.inner.get(dispatch.turn)) is None:
+      inner = job.first_state(dispatch.phase, params)
+    else:
+      inner = jax.device_put(inner, programs.specs.shardings(programs.specs.state))
+    return params, train_state.choose(programs.fresh_state(params), inner, renewed) if renewed.any() else inner
 
   # -- outer
 
   def _end_turn(self, dispatch: Dispatch):
-    """Adds the outer gradients of the turn's paths to the sums; their AdamW state waits, perhaps in host memory."""
-    programs, state = self.job.programs, self.state
+    """Adds the outer gradients that leave now to the sums; the turn's AdamW state waits, perhaps in host memory."""
+    job, programs, state = self.job, self.job.programs, self.state
     place, params = programs.placement.turns()[dispatch.turn], state.params
-    if (holdout := self.job.evaluation.holdout) is not None:  # the losses before the outer step, for the averaging gap
+    piece = job.schedule.times.pieces(dispatch.phase)[dispatch.piece]
+    ends_phase = piece.end == job.schedule.steps_per_phase
+    if ends_phase and (holdout := job.evaluation.holdout) is not None:  # before the outer step, for the averaging gap
       self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
-    turn = np.array(place, np.int32)
-    first, steps = self.job.schedule.global_step(dispatch.phase, 0), self.job.schedule.steps_per_phase
-    state.gathered = programs.accumulate(
-      state.gathered, state.modules, programs_lib.usual(state.outer), state.params, state.inner[dispatch.turn],
-      self.job.outer_weights(dispatch.phase), self.job.limits(dispatch.phase), np.int32(first), np.int32(steps), turn,
-    )  # fmt: skip
-    if self.job.lost_in_flight(dispatch.phase, place).any():
+    if piece.sent:
+      self._send(dispatch, piece)
+    if job.lost_in_flight(dispatch.phase, place).any() or not (
+      ends_phase and job.schedule.times.is_closed(dispatch.phase)
+    ):
       state.own[dispatch.turn] = state.params
     state.params = None
     state.record.turn, state.record.step = dispatch.turn + 1, 0
     inner = state.inner.pop(dispatch.turn)
-    if self.job.keep_state:
+    if job.keep_state or not ends_phase:
       state.inner[dispatch.turn] = jax.device_put(inner, programs.specs.waiting)
 
-  def _end_phase(self, dispatch: Dispatch):
-    """Makes the outer step, then hold-out losses, publication and validation of the new modules."""
+  def _send(self, dispatch: Dispatch, piece: streaming.Piece):
+    """Adds the outer gradients of the turn's paths, of some levels, to the sums."""
+    job, programs, state = self.job, self.job.programs, self.state
+    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
+    times, last = job.schedule.times, job.schedule.global_step(dispatch.phase, piece.end)
+    steps = {level: np.int32(times.steps_since(level, dispatch.phase)) for level in piece.sent}
+    if (residuals := state.residuals.pop(dispatch.turn, None)) is None:
+      residuals = programs.fresh_residuals() if programs.specs.compressed else {}
+    state.gathered, residuals = programs.accumulate(piece.sent)(
+      state.gathered, residuals, state.modules, programs_lib.usual(state.outer), state.params,
+      state.inner[dispatch.turn], job.outer_weights(dispatch.phase), job.limits(dispatch.phase), np.int32(last), steps,
+      turn,
+    )  # fmt: skip
+    if residuals:
+      state.residuals[dispatch.turn] = residuals
+
+  def _end_piece(self, dispatch: Dispatch):
+    """Makes the outer step of the levels that have left."""
     job, state, programs = self.job, self.state, self.job.programs
-    self.journal.catch_up()
-    self._read_own_losses()
+    state.record.piece, state.record.turn, state.record.step = dispatch.piece + 1, 0, 0
+    if not (sent := job.schedule.times.pieces(dispatch.phase)[dispatch.piece].sent):
+      return
+    if dispatch.last_of_phase:
+      self.journal.catch_up()
+      self._read_own_losses()
     self.publication.result()  # it reads the modules that the outer step is about to overwrite
     started = time.monotonic()
-    state.modules, state.outer, statistics = programs.outer(
-      state.modules, state.outer, state.gathered, job.outer_weights(dispatch.phase)
+    state.modules, state.masters, state.outer, statistics = programs.outer(sent)(
+      state.modules, state.masters, state.outer, state.gathered, job.outer_weights(dispatch.phase)
     )
-    state.gathered = programs.zero_sums(state.gathered)
-    statistics = jax.tree.map(fetch, statistics)
-    outer_s = time.monotonic() - started
+    state.gathered = programs.zero_sums(sent, dispatch.last_of_phase)(state.gathered)
+    self.statistics.append(statistics)
+    if dispatch.last_of_phase:
+      self._read_statistics()
+    self.outer_s += time.monotonic() - started
+
+  def _read_statistics(self):
+    """Moves the statistics of the phase's outer steps from the devices to the record; waits for them."""
+    record = self.state.record
+    for statistics in self.statistics:
+      for name, found in jax.tree.map(lambda x: fetch(x).tolist(), statistics).items():
+        record.sent[name] = record.sent.get(name, {}) | found if isinstance(found, dict) else found
+    self.statistics = []
+
+  def _end_phase(self, dispatch: Dispatch):
+    """Looks at the outer steps of the phase; then hold-out losses, publication and validation of the new modules."""
+    job, state, programs = self.job, self.state, self.job.programs
+    statistics = jax.tree.map(np.asarray, state.record.sent, is_leaf=lambda x: isinstance(x, list))
+    outer_s, self.outer_s, state.record.sent = self.outer_s, 0.0, {}
     version = dispatch.phase + 1
     excluded = self._screened(dispatch.phase, statistics)
-    state.record.phase, state.record.turn, state.record.step = version, 0, 0
+    state.record.phase, state.record.piece, state.record.turn, state.record.step = version, 0, 0, 0
 
     def params_of_turn(turn: Coordinates) -> Any:
       return programs.gather_path(state.modules, np.array(turn, np.int32))
@@ -257,7 +314,8 @@ class Trainer:
     self.rows.sync()
     self.publication.result()
     record = self.state.record
-    updates = self.job.updates(record.phase, record.turn, record.step)
+    self._read_statistics()
+    updates = self._updates()
     train_state.save(self.checkpoints, updates, self.state, self.job.programs.placement.positions)
     self.unsaved = 0
     pointed, kept = self.pointed | {updates: list(record.best_version)}, self.checkpoints.kept

@@ -82,7 +82,7 @@ def make_job(made: programs.Programs, **changes) -> job_lib.Job:
   job = job_lib.Job(
     'train',
     made,
-    job_lib.Schedule(t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps),
+    job_lib.Schedule(t.phases, t.steps_per_phase, t.steps_per_dispatch, s.pretrain.steps, timetable=made.timetable),
     job_lib.Data(t.batch_size, batch),
     weights,
     base(made.model),

@@ -237,3 +237,64 @@ def train(
     modules, momenta = outer_step(modules, momenta, new_params, weights, grid, levels, config.outer, rows)
     history.append(losses)
   return modules, momenta, states, history
+
+
+def train_by_wire(
+  params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps, wire, places, closed
+):
+  """Algorithm 1 with streaming (arXiv 2501.18512, Algorithm 2), overlap, mixing and compression, step by step.
+
+  Args as for `train`, and:
+    wire: (kind of compression, _, steps between a level's leaving and its new module).
+    places: {level: step of the phase after which it leaves}.
+    closed: phases at whose end all levels leave, and are taken over at once.
+  """
+  kind, _, overlap = wire
+  tau, alpha, num_paths = config.train.steps_per_phase, config.outer.mix, grid.num_paths
+  read = initial_modules(params, grid, owner)  # m, what paths read
+  masters, momenta, residuals = dict(read), {}, {}
+  theta = {path: path_params(read, grid, owner, path) for path in range(num_paths)}
+  states = dict.fromkeys(range(num_paths), opt_state)
+  own_step, due, history = [config.pretrain.steps] * num_paths, [], []
+  for t, paths in enumerate(active):
+    losses = {path: [] for path in paths}
+    for s in range(1, tau + 1):
+      for path in paths:
+        batch, step = batches(path, own_step[path]), config.pretrain.steps + t * tau + s - 1
+        theta[path], states[path], found = inner_phase(
+          theta[path], states[path], [batch], step, loss_fn, config.inner, total_steps, config.pretrain.steps
+        )
+        losses[path] += found
+        own_step[path] += 1
+      now = t * tau + s
+      for level in levels:
+        shared = any(module_of(grid, level, p) == module_of(grid, level, 0) for p in range(1, num_paths))
+        if s != (tau if t in closed else places[level.name]):
+          continue
+        sent = {}
+        for path in paths:
+          module, sent[path] = module_of(grid, level, path), {}
+          for name, old in read[module].items():
+            wanted = old - theta[path][name] + residuals.get((path, name), 0)
+            message = compressed(wanted, kind) if kind != 'none' and shared else wanted
+            residuals[path, name] = bfloat16(wanted - message) if kind != 'none' and shared else 0
+            sent[path][name] = masters[module][name] - message
+        moved, momenta = outer_step(masters, momenta, sent, weights, grid, [level], config.outer)
+        for module in {module_of(grid, level, path) for path in paths}:
+          masters[module], new = moved[module], {}
+          for name, m in read[module].items():
+            lossy = kind != 'none' and shared
+            new[name] = m + compressed(masters[module][name] - m, kind) if lossy else masters[module][name]
+          read[module] = new
+        later = 0 if t in closed or not shared else overlap
+        due.append((now + later, level, alpha if later else 0))
+      for _, level, share in [entry for entry in due if entry[0] == now]:
+        for path in range(num_paths):
+          for name, new in read[module_of(grid, level, path)].items():
+            theta[path][name] = share * theta[path][name] + (1 - share) * new
+      due = [entry for entry in due if entry[0] > now]
+      if not config.inner.keep_state and s == tau:
+        states = dict.fromkeys(states)
+    history.append(losses)
+  assert not due
+  return read, masters, residuals, states, history

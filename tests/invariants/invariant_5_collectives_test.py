@@ -32,19 +32,21 @@ def compiled(name, data, shard_states=False, devices=8):
     'gather_path': (stacked[0], turn),
     'steps': (params, state, rows, rows, np.int32(0), weights, turn),
     'accumulate': (
-      stacked[2],
+      stacked[3],
+      {},
       stacked[0],
-      programs.usual(stacked[1]),
+      programs.usual(stacked[2]),
       params,
       state,
       weights,
       weights,
-      *[np.int32(2)] * 2,
+      np.int32(2),
+      dict.fromkeys(made.levels, np.int32(2)),
       turn,
     ),
     'outer': (*stacked, weights),
   }[name]
-  return getattr(made, name).lower(*arguments).compile().as_text(), made
+  return made.program(name).lower(*arguments).compile().as_text(), made
 
 
 @pytest.mark.parametrize('name', ['gather_path', 'steps', 'accumulate'])
@@ -91,7 +93,7 @@ def test_an_outer_step_of_one_path_to_a_module_moves_no_parameters():
   s = small.settings(GRID, (('all', '.*', ('a', 'b')),))
   made = small.make_programs(s, 8)
   weights = jax.ShapeDtypeStruct((4, 2), np.float32)
-  text = made.outer.lower(*jax.eval_shape(made.start, made.shapes), weights).compile().as_text()
+  text = made.program('outer').lower(*jax.eval_shape(made.start, made.shapes), weights).compile().as_text()
   assert sum(size for _, size, _ in collectives(text)) <= 8 * 4 * (8 + 8)
   assert outer.exchanged_bytes(made.layout, made.shapes, 8) == 0
 

@@ -63,15 +63,17 @@ def test_a_path_takes_its_module_of_every_level(made):
 
 def test_the_outer_step_is_the_mean_of_the_paths_that_a_module_has(made):
   """Plain averages: SGD with a rate of 1 and equal weights, from sums that `accumulate` gathers turn by turn."""
-  modules, outer, gathered = made.start(small.base(made.model))
+  modules, masters, outer, gathered = made.start(small.base(made.model))
   new = {path: small.base(made.model, 10 + path) for path in range(4)}
   weights, far = np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)  # no limit to the length
   for turn in turns(made):
     params = in_flight(made, turn, lambda path: new[path])
     state = made.fresh_state(params)
-    step = np.int32(1)
-    gathered = made.accumulate(gathered, modules, programs.usual(outer), params, state, weights, far, step, step, turn)
-  modules, _, statistics = made.outer(modules, outer, gathered, weights)
+    step, steps = np.int32(1), dict.fromkeys(made.levels, np.int32(1))
+    gathered, _ = made.program('accumulate')(
+      gathered, {}, modules, programs.usual(outer), params, state, weights, far, step, steps, turn
+    )
+  modules, _, _, statistics = made.program('outer')(modules, masters, outer, gathered, weights)
   assert not np.asarray(statistics['excluded']).any()
   for level in made.layout.levels:
     for module in made.layout.grid.modules(level):
@@ -83,18 +85,19 @@ def test_the_outer_step_is_the_mean_of_the_paths_that_a_module_has(made):
 
 
 def test_a_path_whose_parameters_are_not_finite_is_left_out_of_every_sum(made):
-  modules, outer, gathered = made.start(small.base(made.model))
+  modules, masters, outer, gathered = made.start(small.base(made.model))
   bad = {name: np.full_like(x, np.nan) for name, x in small.base(made.model).items()}
   good = small.base(made.model, 3)
   weights = np.ones((2, 2), np.float32)
   for turn in turns(made):
     params = in_flight(made, turn, lambda path: bad if path == 2 else good)
     state, step = made.fresh_state(params), np.int32(1)
-    gathered = made.accumulate(
-      gathered, modules, programs.usual(outer), params, state, weights, np.zeros((2, 2), np.float32), step, step, turn
+    steps = dict.fromkeys(made.levels, step)
+    gathered, _ = made.program('accumulate')(
+      gathered, {}, modules, programs.usual(outer), params, state, weights, np.zeros((2, 2), 'f'), step, steps, turn
     )
   assert np.asarray(gathered.excluded).tolist() == [[False, False], [True, False]]
-  modules, *_ = made.outer(modules, outer, gathered, weights)
+  modules, *_ = made.program('outer')(modules, masters, outer, gathered, weights)
   assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(modules))
   ends = {n: np.asarray(x) for n, x in modules['ends'].items()}
   for name, x in ends.items():  # the mean of the three others
@@ -102,13 +105,16 @@ def test_a_path_whose_parameters_are_not_finite_is_left_out_of_every_sum(made):
 
 
 def test_sums_are_zero_after_an_outer_step(made):
-  modules, outer, gathered = made.start(small.base(made.model))
+  modules, _, outer, gathered = made.start(small.base(made.model))
   turn = turns(made)[0]
   params = in_flight(made, turn, lambda path: small.base(made.model, path + 1))
   state, step, ones = made.fresh_state(params), np.int32(1), np.ones((2, 2), np.float32)
-  gathered = made.accumulate(gathered, modules, programs.usual(outer), params, state, ones, 0 * ones, step, step, turn)
+  steps = dict.fromkeys(made.levels, step)
+  gathered, _ = made.program('accumulate')(
+    gathered, {}, modules, programs.usual(outer), params, state, ones, 0 * ones, step, steps, turn
+  )
   assert any(np.asarray(x).any() for x in jax.tree.leaves(gathered.sums))
-  assert not any(np.asarray(x).any() for x in jax.tree.leaves(made.zero_sums(gathered)))
+  assert not any(np.asarray(x).any() for x in jax.tree.leaves(made.program('zero_sums')(gathered)))
 
 
 def test_the_display_has_words_for_every_program():

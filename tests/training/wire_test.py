@@ -1,0 +1,101 @@
+"""Compression and streaming in one job: stopped anywhere, on slices that share a path's states, and with a bad path."""
+
+import jax
+import numpy as np
+import pytest
+import slow
+import small
+from poison import poisoned
+
+from dipaco_jax.training import metrics_log, programs, training_loop
+
+AB = {'a': 2, 'b': 2}
+THIN = dict(wire='thin', overlap_steps=2)
+
+
+def make_job(devices=1, outer=THIN, levels=small.MIXED_LEVELS, **changes):
+  sections = {'train': dict(phases=3, steps_per_phase=8), 'checkpoint': dict(every_steps=2, state_every_phases=2)}
+  s = small.settings(AB, levels, outer=outer, **sections | changes)
+  return small.make_job(small.make_programs(s, devices))
+
+
+def assert_same(found, expected):
+  jax.tree.map(np.testing.assert_array_equal, small.fetched(found.modules), small.fetched(expected.modules))
+  jax.tree.map(np.testing.assert_array_equal, small.fetched(found.masters), small.fetched(expected.masters))
+  jax.tree.map(np.testing.assert_array_equal, small.fetched(found.residuals), small.fetched(expected.residuals))
+
+
+@pytest.mark.parametrize('devices, every', slow.but([(1, 13), (4, 3)], (1, 13)))
+def test_stopped_again_and_again(devices, every, tmp_path):
+  """After some dispatches; what is logged is that of the undisturbed run, once."""
+  expected = small.train(make_job(devices), tmp_path / 'whole')
+  state, stops = None, 0
+  while state is None:
+    left = iter(range(every))
+    try:
+      state = small.train(make_job(devices), tmp_path / 'stopped', stop=lambda left=left: next(left, 0) == every - 1)
+    except training_loop.Stopped:
+      stops += 1
+  assert stops >= 3
+  assert_same(state, expected)
+  names = 'kind', 'step', 'loss', 'loss_by_path', 'outer_gradient_norm'
+  told = [
+    [[row.get(name) for name in names] for row in metrics_log.read_rows(tmp_path / folder)]
+    for folder in ('whole', 'stopped')
+  ]
+  assert told[0] == told[1] and any(row[0] == 'phase' for row in told[0])
+
+
+def test_other_positions_after_a_closed_phase(tmp_path):
+  """From 4 devices to one: it goes on from the end of the last phase, residuals included."""
+  job = make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1))
+  expected = small.train(make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1)), tmp_path / 'whole')
+  count = iter(range(100))
+  with pytest.raises(training_loop.Stopped):
+    small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 6)
+  state = small.train(make_job(1, checkpoint=dict(every_steps=8, state_every_phases=1)), tmp_path / 'moved')
+  for level, params in small.fetched(expected.modules).items():
+    for name, x in params.items():
+      errors = np.abs(small.fetched(state.modules)[level][name] - x)
+      assert np.quantile(errors, 0.95) < 1e-4 and errors.max() < 0.05, (level, name)
+
+
+def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
+  """Equal moves give equal messages and residuals, whole on one device or in parts on two."""
+  rng, shapes, found = np.random.default_rng(0), make_job().programs.shapes, []
+  moves = {name: rng.normal(0, 0.01, x.shape).astype('f') for name, x in sorted(shapes.items())}
+  for devices, mesh in ((1, {}), (8, dict(data=2, shard_states=True))):
+    s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, outer=dict(compress='int4'), mesh=mesh)
+    made = small.make_programs(s, devices)
+    assert any(dim is not None for dim in made.specs.dims.values()) == bool(mesh)
+    modules, _, state, gathered = made.start(small.base(made.model))
+    moves = (
+      {name: rng.normal(0, 0.01, x.shape).astype('f') for name, x in sorted(made.shapes.items())}
+      if not found
+      else moves
+    )
+    params = {
+      name: made.placement.assemble(x.shape, made.specs.params[name], lambda _, x=x, name=name: x + moves[name])
+      for name, x in small.base(made.model).items()
+    }
+    weights, steps = np.ones((2, 2), 'f'), dict.fromkeys(made.levels, np.int32(4))
+    gathered, residuals = made.accumulate(made.levels)(
+      gathered, made.fresh_residuals(), modules, programs.usual(state), params, made.fresh_state(params), weights,
+      10 * weights, np.int32(4), steps, np.zeros(2, np.int32),
+    )  # fmt: skip
+    first = {name: small.fetched(x).astype('f')[0, 0] for name, x in residuals.items()}
+    found.append((first, small.fetched(gathered.sums)['low']))
+  (one, _), (other, _) = found
+  assert one.keys() and all(x.any() for x in one.values())
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize('outer', [THIN, dict(compress='int8')])
+def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
+  """Path 2 turns bad at step 11, in phase 1: it is named once, takes no part until phase 2, and is well again then."""
+  job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8))
+  job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], 11, 'nan')
+  state = small.train(job, tmp_path)
+  rows = [row for row in metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
+  assert [[*row.get('excluded', {})] for row in rows] == [[], ['2'], [], []]
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(small.fetched((state.modules, state.residuals))))
