@@ -69,11 +69,6 @@ def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
     made = small.make_programs(s, devices)
     assert any(dim is not None for dim in made.specs.dims.values()) == bool(mesh)
     modules, _, state, gathered = made.start(small.base(made.model))
-    moves = (
-      {name: rng.normal(0, 0.01, x.shape).astype('f') for name, x in sorted(made.shapes.items())}
-      if not found
-      else moves
-    )
     params = {
       name: made.placement.assemble(x.shape, made.specs.params[name], lambda _, x=x, name=name: x + moves[name])
       for name, x in small.base(made.model).items()
