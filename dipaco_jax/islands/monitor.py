@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.islands import evaluator, outer_executor, run_history, schedule, screening_facts, worker
-from dipaco_jax.islands.island import OBJECTS, Island
+from dipaco_jax.islands.island import OBJECTS, OUTER, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.reports import live_report, run_report, timeline_plot
@@ -74,7 +74,7 @@ class Collector:
   def __init__(self, island: Island):
     self.island = island
     self.next = 0  # the first version that was not collected yet
-    self.left: list[int] = []  # collected versions of which something was kept
+    self.left: dict[str, list[int]] = {'modules': [], OUTER: []}  # collected versions of which something was kept
     self.inner: dict[str, str] = {}  # name of the newest inner state that was collected, by path
     self.pointers = run_history.Pointers(island)
 
@@ -85,8 +85,8 @@ class Collector:
       if version:
         self.pointers.add(version)
         self._forget(f'{OBJECTS}/paths/{version - 1}', self._inner(version - 1))
-      keep = self._kept()
-      self.left = [v for v in [*self.left, version] if self._forget(f'{OBJECTS}/modules/{v}', keep)]
+      for kind, keep in (('modules', self._kept()), (OUTER, self._states())):
+        self.left[kind] = [v for v in [*self.left[kind], version] if self._forget(f'{OBJECTS}/{kind}/{v}', keep)]
 
   def finish(self):
     """Collects the rest: the last phase, and objects made again, or by a process that did not know of the end."""
@@ -117,11 +117,18 @@ class Collector:
     """Returns objects of modules that early stopping points at, and of all newer versions, which may share them."""
     versions = {*self.pointers.version} - {0}
     kept = {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
+    return kept | {fact.uri for fact in self._newer()}
+
+  def _states(self) -> set[str]:
+    """Returns objects of the outer states of all newer versions, which may share them."""
+    return {fact.meta[OUTER][0] for fact in self._newer() if OUTER in fact.meta}
+
+  def _newer(self) -> Iterator[Fact]:
+    """Yields the facts of the modules that are not collected yet."""
     number = self.next
     while newer := self.island.registry.facts('module', number=number):
-      kept |= {fact.uri for fact in newer}
+      yield from newer
       number += 1
-    return kept
 
 
 class LivePage:

@@ -6,7 +6,7 @@ complete when its facts are inserted:
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
     train (path, phase)         worker            checkpoint (path, phase): parameters, and AdamW state, after tau steps
-    outer (module, version)     outer executor    module (module, version): weights and outer state, one object
+    outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: the text is sharded anew
     finish                      evaluator         finished: published, evaluated, reported
@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import OUTER, Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
-CARRIED = ('usual',)  # metadata of a module that its next version keeps where no path trains it
+CARRIED = ('usual', OUTER)  # metadata of a module that its next version keeps where no path trains it
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:

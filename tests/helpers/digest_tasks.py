@@ -59,10 +59,15 @@ def outer(of: island.Island, task) -> list[Fact]:
     of.registry.release(task, waiting=True)
     return []
   [before] = of.registry.facts('module', [task.key], phase)
-  new = digest(
-    of.read_object(before.uri, before.sha256), *(of.read_object(*fact.meta['objects'][level]) for fact in found)
-  )
-  return [Fact('module', task.key, task.number, *of.write_object(f'modules/{task.number}/{task.key}', new), {})]
+  new = digest(*of.read_module(before), *(of.read_object(*fact.meta['objects'][level]) for fact in found))
+  return [module_fact(of, task, new, {})]
+
+
+def module_fact(of: island.Island, task, new: dict[str, np.ndarray], about: dict) -> Fact:
+  """Of a version whose outer state is an object of its own."""
+  state = of.write_object(f'{island.OUTER}/{task.number}/{task.key}', digest('outer', new))
+  made = of.write_object(f'modules/{task.number}/{task.key}', new)
+  return Fact('module', task.key, task.number, *made, about | {island.OUTER: state})
 
 
 def evaluation(of: island.Island, task) -> list[Fact]:
