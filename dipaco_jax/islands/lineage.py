@@ -1,0 +1,124 @@
+"""Where a path's state comes from: it is held, published, or made again from modules, which are facts [3].
+
+A path's state (of AdamW) stays with the worker that trains it, its *holder* (held_states.py), and is an object of the
+path's checkpoint only after every k-th phase, k = `checkpoint.state_every_phases`. Who lacks the state of a path goes
+back to the last phase after which it is held or published, or to the base model, or to a phase from which the path was
+excluded, after which it begins with a fresh state; and repeats the phases since: a *replay*. Modules of those versions
+are facts, shards and order of the rows follow from the settings, so the state is the same, to the bit, on machines that
+compute alike.
+
+With sampled paths, the state is published after the first phase of the path that completes a k-th.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands.held_states import HeldStates
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.path_state import INNER, Arrays
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.storage import tensors
+
+
+class Found(NamedTuple):
+  """The newest state of a path from which a task can be done."""
+
+  phases: tuple[int, ...]  # to train from there: those to replay, then the task's own
+  inner: Arrays  # inner state before the first of them; {} where the path has none
+  fresh: bool  # whether it then gets a fresh one, rather than the base model's
+  within: tuple[int, Arrays] | None = None  # a step of the first of them, and parameters and inner state there
+
+
+def trained_before(island: Island, path: int, phase: int) -> int | None:
+  """Returns the last phase before this one in which the path was trained; None where there is none."""
+  return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
+
+
+def publishes_state(island: Island, path: int, phase: int) -> bool:
+  """Returns whether a path's state is an object of its checkpoint after a phase in which it is trained."""
+  before, every = trained_before(island, path, phase), island.run.settings.checkpoint.state_every_phases
+  done = 0 if before is None else before + 1
+  return island.run.settings.inner.keep_state and (phase + 1) // every > done // every
+
+
+def find(island: Island, held: HeldStates, task: Task) -> Found:
+  """Finds the newest state of a path that the task can be done from. Raises island.Gone."""
+  path, phases = int(task.key), tuple[int, ...]([task.number])
+  while True:
+    phase = phases[0]
+    before, fresh = previous(island, path, phase)
+    within = held.get_within(path, phase, origin(island, path, phase)) if held.has_within(path, phase) else None
+    if within is None and phase == task.number and task.progress:
+      within = read_progress(island, task)
+    inner: Arrays | None = {}
+    if before is not None and not fresh and within is None:
+      inner = read_state(island, held, path, before)
+    if inner is not None:
+      return Found(phases, inner, fresh, within)
+    assert before is not None
+    phases = before, *phases
+
+
+def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
+  """Returns the phase whose inner state a path goes on from, if any, and whether it has a fresh one instead."""
+  before = trained_before(island, path, phase) if island.run.settings.inner.keep_state else None
+  return before, before is not None and screening_facts.begins_anew(island, path, before)
+
+
+def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
+  """Returns a path's inner state after a phase, None where it is neither held nor published. Raises island.Gone."""
+  [made] = island.registry.facts('checkpoint', [str(path)], phase)
+  inner = held.get(path, phase, made.sha256)
+  if inner is None and INNER in made.meta['objects']:
+    inner = island.read_object(*made.meta['objects'][INNER])
+  return inner
+
+
+def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
+  """Returns the step and state that an earlier version of this program published within the phase, if any."""
+  assert task.progress
+  try:
+    return task.progress['step'], island.read_object(task.progress['name'], task.progress['sha256'])
+  except OSError as e:
+    logging.warning('%s: the phase is trained from its start', e)
+    return None
+
+
+def origin(island: Island, path: int, phase: int) -> str:
+  """Returns a digest of what a path's phase begins from: who goes on within it has begun from the same."""
+  before, fresh = previous(island, path, phase)
+  facts = island.registry.facts('module', sorted(island.modules_of(path).values()), phase)
+  facts += island.registry.facts('checkpoint', [str(path)], before) if before is not None else []
+  words = [island.resumed, fresh, *([*fact[:3], fact.sha256] for fact in facts)]
+  return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def differing_levels(island: Island, made: Fact, params: Arrays) -> list[str]:
+  """Returns the levels of which a path's parameters are not those that its checkpoint's fact names."""
+  digests = {
+    level.name: hashlib.sha256(tensors.to_bytes({n: params[n] for n in island.layout.names(level)})).hexdigest()
+    for level in island.layout.levels
+  }
+  return [name for name, found in digests.items() if found != made.meta['objects'][name][1]]
+
+
+def phases_to_replay(island: Island, path: int, phase: int, excluded: Sequence[int]) -> int:
+  """Returns the number of phases that a replay repeats for the state of a path after a phase; `excluded` are its own.
+
+  It follows from the settings alone: states that a machine holds, or that earlier versions published, are left out.
+  """
+  count, at = 0, phase if island.active_paths(phase)[path] else trained_before(island, path, phase)
+  while at is not None and at not in excluded and not publishes_state(island, path, at):
+    count, at = count + 1, trained_before(island, path, at)
+  return count if island.run.settings.inner.keep_state else 0
+
+
+def is_finite(arrays: Arrays) -> bool:
+  """Returns whether all values are finite: else nobody could go on from them."""
+  return all(np.isfinite(x).all() for x in arrays.values())
