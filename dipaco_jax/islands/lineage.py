@@ -10,10 +10,12 @@ compute alike.
 With sampled paths, the state is published after the first phase of the path that completes a k-th.
 """
 
+import collections
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,8 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.path_state import INNER, Arrays
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.storage import tensors
+
+RECENT = 32  # tasks, whose median duration says what a phase takes
 
 
 class Found(NamedTuple):
@@ -99,6 +103,20 @@ def origin(island: Island, path: int, phase: int) -> str:
   return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
+def holders(island: Island, paths: Iterable[int], phase: int) -> dict[int, str]:
+  """Returns who holds the states from which paths go on in a phase; paths without any are left out."""
+  found: dict[int, str] = {}
+  groups = collections.defaultdict[int, list[str]](list)
+  for path in paths if island.run.settings.inner.keep_state else ():
+    if (before := trained_before(island, path, phase)) is not None:
+      groups[before].append(str(path))
+  for before, keys in groups.items():
+    excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)}
+    made = island.registry.facts('checkpoint', keys, before)
+    found |= {int(fact.key): fact.meta.get('holder', '') for fact in made if fact.key not in excluded}
+  return found
+
+
 def differing_levels(island: Island, made: Fact, params: Arrays) -> list[str]:
   """Returns the levels of which a path's parameters are not those that its checkpoint's fact names."""
   digests = {
@@ -117,6 +135,23 @@ def phases_to_replay(island: Island, path: int, phase: int, excluded: Sequence[i
   while at is not None and at not in excluded and not publishes_state(island, path, at):
     count, at = count + 1, trained_before(island, path, at)
   return count if island.run.settings.inner.keep_state else 0
+
+
+def costs(island: Island) -> dict[tuple[int, float], list[int]]:
+  """Returns paths by what it would cost if their holders were lost now: phases to repeat, and about how many seconds.
+
+  Paths that cost nothing are left out.
+  """
+  registry, found = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
+  excluded = collections.defaultdict[str, list[int]](list)
+  for fact in registry.facts('excluded'):
+    excluded[fact.key].append(fact.number)
+  seconds = statistics.median(registry.durations('train', RECENT) or [0.0])
+  for key, phase in registry.newest('checkpoint').items():
+    phases = phases_to_replay(island, int(key), phase, excluded[key])
+    if phases and phase + 1 < island.run.settings.train.phases:
+      found[phases, phases * seconds].append(int(key))
+  return dict(sorted(found.items(), reverse=True))
 
 
 def is_finite(arrays: Arrays) -> bool:

@@ -159,6 +159,7 @@ class LivePage:
     self.island, self.every_s = island, every_s
     self.pointers = run_history.Pointers(island)
     self.rows: list[dict[str, Any]] = []  # of complete phases
+    self.replays: dict[tuple[str, int], float] = {}  # seconds, by path and phase of the task that they came before
     self.phases = 0  # that are complete
     self.next, self.failed = time.monotonic() + every_s, False
 
@@ -181,7 +182,7 @@ class LivePage:
     if not rows or 'finish' in registry.counts():
       return
     self.island.fetch_trees()
-    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.island)['tasks']]
+    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.island, self.replays)['tasks']]
     text = run_report.page_so_far(self.island.run.workdir, rows, tasks)
     if 'finish' not in registry.counts():
       self.island.storage.write(live_report.PAGE, text.encode())
@@ -210,7 +211,8 @@ class LivePage:
     return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
-    """Yields a row of steps for each path's checkpoint of a phase."""
+    """Yields a row of steps for each path's checkpoint of a phase; notes replays."""
+    self.replays |= run_history.replays(facts)
     s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T

@@ -124,7 +124,9 @@ def serve(
     with held_states.slot(local) as held:
       does = worker.Worker(held, hosts)
       pool = Backup(island, kinds) if is_backup else None
-      Role(Claims(island, role, kinds, fetches={'train': does.fetch}, pool=pool), does.perform).serve()
+      Role(
+        Claims(island, role, kinds, fetches={'train': does.fetch}, pool=pool, holder=held.holder), does.perform
+      ).serve()
 
 
 def resume(workdir: str, url: str) -> int:

@@ -91,7 +91,7 @@ class Worker:
     with futures.ThreadPoolExecutor(1) as reader:
       for i, phase in enumerate(phases[:-1]):
         parameters = reader.submit(island.path_parameters, path, phases[i + 1])  # beside the steps
-        lease.about['replay'] = [phase, *_span(phases)]
+        lease.about['replay'] = [phase + 1, *_span(phases)]
         _, state, _ = self.train_first(island, lease, beginning)
         differing += [phase] if self.hold_replayed(island, path, phase, state) else []
         old = parameters.result()

@@ -218,7 +218,8 @@ class Machine:
     made, before = self.island(place, workdir), set(threading.enumerate())
     executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
     slot = contextlib.ExitStack()
-    does = worker.Worker(slot.enter_context(held_states.slot(made.run.workdir)))
+    held = slot.enter_context(held_states.slot(made.run.workdir))
+    does = worker.Worker(held)
     performs = {
       **dict.fromkeys(worker.KINDS, does.perform),
       **dict.fromkeys(evaluator.KINDS, evaluator.perform),
@@ -226,7 +227,7 @@ class Machine:
     }
     try:
       perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
-      role_loop.Role(Claims(made, 'all', KINDS, fetches={'train': does.fetch}), perform).serve()
+      role_loop.Role(Claims(made, 'all', KINDS, fetches={'train': does.fetch}, holder=held.holder), perform).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):

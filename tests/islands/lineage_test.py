@@ -57,6 +57,16 @@ def test_what_a_replay_would_cost(made):
   assert lineage.phases_to_replay(without, 0, 2, ()) == 0
 
 
+def test_costs_are_told_by_path(made):
+  of = with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=4))
+  facts = [
+    Fact('checkpoint', str(path), t, '', '', {}) for path, last in enumerate((3, 5, 6, 5)) for t in range(last + 1)
+  ]
+  of.registry.put([*facts, screening_facts.exclusion(of, 3, 5, 'bad', 'w')])
+  assert lineage.costs(of) == {(3, 0.0): [2], (2, 0.0): [1]}
+  assert not lineage.costs(with_settings(of, train=dict(phases=6))).keys() & {(2, 0.0)}, 'the last phase is done'
+
+
 class Scene:
   """Path 3 after some phases, of which one is published, and excluded from others."""
 

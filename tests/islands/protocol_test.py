@@ -18,7 +18,7 @@ import types
 import pytest
 import slow
 import sqlalchemy as sa
-from digest_tasks import PERFORM
+from digest_tasks import PERFORM, held_by
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
@@ -122,7 +122,7 @@ def watch(of: island.Island):
 
 def serve(of: island.Island, kinds):
   """As role_loop.Role.serve, in one thread."""
-  found = claims.Claims(of, 'any', kinds)
+  found = claims.Claims(of, 'any', kinds, holder=held_by(of).holder)
   found.hold = lambda claim: claim()  # a task, whose lease nobody renews
   role = role_loop.Role(found, lambda *_: None)
   while True:
