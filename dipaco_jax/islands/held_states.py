@@ -173,7 +173,10 @@ def _lock_first(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
 
 def _locked(folder: pathlib.Path) -> int | None:
   """Returns the open file that locks a slot; None where another process has it, or it is being removed."""
-  handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+  try:
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+  except (FileNotFoundError, NotADirectoryError):
+    return None
   with contextlib.suppress(BlockingIOError, FileNotFoundError):
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK)):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dipaco_jax.islands import screening_facts
-from dipaco_jax.islands.held_states import HeldStates
+from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.path_state import INNER, Arrays
 from dipaco_jax.islands.registry import Fact, Task
@@ -115,6 +115,21 @@ def holders(island: Island, paths: Iterable[int], phase: int) -> dict[int, str]:
     made = island.registry.facts('checkpoint', keys, before)
     found |= {int(fact.key): fact.meta.get('holder', '') for fact in made if fact.key not in excluded}
   return found
+
+
+def forget_moved(island: Island, held: HeldStates):
+  """Forgets the states of paths that another worker has trained further."""
+  groups = collections.defaultdict[int, list[Key]](list)
+  for key in held.names():
+    later = range(key.phase + (key.step is None), island.run.settings.train.phases)
+    if (following := next((t for t in later if island.active_paths(t)[key.path]), None)) is not None:
+      groups[following].append(key)
+  for phase, keys in groups.items():
+    facts = island.registry.facts('checkpoint', sorted({str(key.path) for key in keys}), phase)
+    moved = {int(fact.key) for fact in facts if fact.meta.get('holder') != held.holder}
+    for key in keys:
+      if key.path in moved:
+        held.forget(key.path, key.phase)
 
 
 def differing_levels(island: Island, made: Fact, params: Arrays) -> list[str]:

@@ -51,6 +51,8 @@ class Worker:
 
   def fetch(self, island: Island, task: Task) -> Beginning:
     """Reads what the training for a task begins with: a path's shard, parameters, and state."""
+    if not any(key.path == int(task.key) for key in self.held.names()):  # paths move: others may have left
+      lineage.forget_moved(island, self.held)
     found = lineage.find(island, self.held, task)
     inner_phase.make_job(island, island.round_of(found.phases[0]))
     old = island.path_parameters(int(task.key), found.phases[0])
