@@ -63,28 +63,37 @@ def of_islands(workdir: str, url: str) -> str:
   facts = registry.Registry(url, patience_s=5)
   with contextlib.closing(facts):
     lines, finished = status_table.lines(facts), facts.facts('finished')
-    lines += _waits(facts) if not finished else []
+    lines += _now(facts) if not finished else []
   for fact in finished:
     words, *more = headline.outcome(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
 
 
-def _waits(facts: Any) -> list[str]:
-  """Returns lines on what paths without a task wait for, in a registry that knows the config."""
+def _now(facts: Any) -> list[str]:
+  """Returns lines on what paths wait for, and what replays would cost, in a registry that knows the config."""
   import jax
 
-  from dipaco_jax.islands import island, schedule
+  from dipaco_jax.islands import island, lineage, schedule
   from dipaco_jax.pipeline import run
   from dipaco_jax.storage import object_store
 
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the roles
-  found: dict[str, list[int]] = {}
+  lines: list[str] = []
   for config in facts.facts('config'):
     with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
       made = run.unattended(pathlib.Path(os.devnull), settings.from_dict(config.meta['config']))
-      found = schedule.waits(island.Island(made, facts, object_store.open_storage(os.devnull), 'status'))
-  return [f'waiting for {why}: path {", ".join(map(str, paths))}' for why, paths in found.items()]
+      here = island.Island(made, facts, object_store.open_storage(os.devnull), 'status')
+      lines += [f'waiting for {why}: {_paths(paths)}' for why, paths in schedule.waits(here).items()]
+      lines += [
+        f'without its worker, {n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again: {_paths(paths)}'
+        for (n, s), paths in lineage.costs(here).items()
+      ]
+  return lines
+
+
+def _paths(paths: list[int]) -> str:
+  return f'path {", ".join(map(str, paths))}'
 
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:

@@ -62,9 +62,10 @@ class Backup:
     ready = self.island.registry.tasks('ready') + [row for row in running if row['lease_left_s'] < 0]
     mine = [row for row in ready if row['kind'] in self.kinds]
     self.ready = {(row['id'], row['fence']) for row in mine}
-    for row in mine:
-      if (row['id'], row['fence']) in before:
-        return self.island.registry.claim(self.island.name, [row['kind']], [row['key']])
+    for kind in self.kinds:
+      keys = [row['key'] for row in mine if row['kind'] == kind and (row['id'], row['fence']) in before]
+      if keys and (task := self.island.registry.claim(self.island.name, [kind], keys)):
+        return task
     others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
     return self.straggler([row for row in others if row['kind'] == 'train'])
 
@@ -98,6 +99,7 @@ class Claims:
   keys: Sequence[str] | None = None  # of tasks that it takes before all others, if any
   fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
   pool: Backup | None = None  # where a backup finds its tasks instead
+  holder: str = ''  # whose tasks come first: what they go on from is on this machine; '': nobody's
 
   def __post_init__(self):
     self.leases: dict[int, Lease] = {}  # by task
@@ -131,7 +133,7 @@ class Claims:
 
   def claim_of(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
     """Claims a task of these kinds and keys."""
-    return self.hold(lambda: self.island.registry.claim(self.island.name, kinds, keys))
+    return self.hold(lambda: self.island.registry.claim(self.island.name, kinds, keys, self.holder))
 
   def hold(self, claim: Callable[[], Task | None]) -> Lease | None:
     """Claims a task, takes its lease, and begins to fetch what it reads."""

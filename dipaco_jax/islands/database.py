@@ -97,8 +97,10 @@ def _connect_sqlite(url: sa.URL) -> sa.Engine:
 
 def _connect_postgresql(url: sa.URL) -> sa.Engine:
   url = url.set(drivername='postgresql+psycopg', query=KEEPALIVE | dict(url.query))
+  # Plans are made anew for each statement: one that was made for a small table would read all of a large one.
+  options = {'prepare_threshold': None}
   try:
-    engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED')
+    engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED', connect_args=options)
   except ModuleNotFoundError as e:
     raise InputError(f"{e.name} is missing, which PostgreSQL needs: pip install 'dipaco_jax[postgres]'") from e
 

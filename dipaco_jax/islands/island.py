@@ -24,7 +24,7 @@ from dipaco_jax.training import module_publishing
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 TOKENIZER = 'tokenizer.model'
-OUTER = 'outer'  # before the names of a module's outer state, in its object
+OUTER = 'outer'  # a module's outer state: its object in the fact's metadata; in old objects, before its names
 
 
 class Later(OSError):
@@ -156,8 +156,17 @@ class Island:
     """Reads one path's parameters of a version: its modules and no others."""
     params: dict[str, np.ndarray] = {}
     for fact in self.registry.facts('module', list(self.modules_of(path).values()), version):
-      params |= unpack_module(self.read_object(fact.uri, fact.sha256))[0]
+      params |= self.read_weights(fact)
     return dict(sorted(params.items()))
+
+  def read_weights(self, fact: Fact) -> dict[str, np.ndarray]:
+    """Reads the weights of a module's version."""
+    return unpack_module(self.read_object(fact.uri, fact.sha256))[0]
+
+  def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
+    weights, state = unpack_module(self.read_object(fact.uri, fact.sha256))
+    return weights, self.read_object(*fact.meta[OUTER]) if OUTER in fact.meta else state
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:
@@ -173,7 +182,7 @@ class Island:
   def publish_version(self, version: int):
     """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone."""
     facts = self.registry.facts('module', number=version)
-    modules = ((*self.parse_module(f.key), unpack_module(self.read_object(f.uri, f.sha256))[0]) for f in facts)
+    modules = ((*self.parse_module(fact.key), self.read_weights(fact)) for fact in facts)
     module_publishing.publish_module_files(self.run.workdir, version, modules)
 
 
@@ -191,7 +200,7 @@ def maker(name: str) -> tuple[str, str, int]:
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
     return 'train', parts[2].partition('-')[0], int(parts[1])
-  if parts[0] == 'modules' and parts[1] != '0':
+  if parts[0] in ('modules', OUTER) and parts[1] != '0':
     return 'outer', '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
   if parts[0] in ('routing', 'shards') and parts[1] != '0':
     return 'reroute', '', int(parts[1])
@@ -199,12 +208,12 @@ def maker(name: str) -> tuple[str, str, int]:
 
 
 def pack_module(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Packs weights and outer state for one object; `unpack_module` is the inverse."""
+  """Packs weights and outer state for one object, as runs of earlier versions have them; see `unpack_module`."""
   return {**params, **{OUTER + name: x for name, x in state.items()}}
 
 
 def unpack_module(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Splits a module's object into weights and outer state."""
+  """Splits a module's object into weights and outer state, {} where that is an object of its own."""
   marks = f'{OUTER}[', f'{OUTER}.'  # places in a pytree begin with [ or ., names of parameters with neither
   state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(marks)}
   return {name: x for name, x in arrays.items() if not name.startswith(marks)}, state

@@ -29,15 +29,9 @@ class Lease:
     self.began: float | None = None  # when what was fetched was there
     self.is_at_work = False  # until then, `beat` still shows the task before
     self._lost: BaseException | None = None
-    self._progress: dict[str, Any] | None = None
-    self._over, self._news = threading.Event(), threading.Event()
+    self._over = threading.Event()
     self._thread = threading.Thread(target=self._renew, daemon=True)
     self._thread.start()
-
-  def keep(self, progress: dict[str, Any]):
-    """Notes what another owner can go on from, if this process dies."""
-    self._progress = progress
-    self._news.set()
 
   def check(self):
     """Raises registry.Lost where another process owns the task by now, Diverged where the run is over."""
@@ -61,28 +55,24 @@ class Lease:
     if self.is_copy:
       self.island.registry.watch(self.task)
     else:
-      self.island.registry.heartbeat(self.task, self._progress)
+      self.island.registry.heartbeat(self.task)
 
   def close(self):
     """Stops renewing the lease."""
     self._over.set()
-    self._news.set()
     self._thread.join()
 
   def _renew(self):
     registry = self.island.registry
-    while not self._over.is_set():
-      self._news.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S))
-      self._news.clear()
-      if not self._over.is_set():
-        try:
-          self.renew()
-          screening_facts.heed(self.island)
-          if self.is_at_work:
-            registry.beat(self.island.name, self.role, self.about | moved(self.island))
-        except Exception as e:  # including a database that is away for too long
-          self._lost = e
-          return
+    while not self._over.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S)):
+      try:
+        self.renew()
+        screening_facts.heed(self.island)
+        if self.is_at_work:
+          registry.beat(self.island.name, self.role, self.about | moved(self.island))
+      except Exception as e:  # including a database that is away for too long
+        self._lost = e
+        return
 
 
 def moved(island: Island) -> dict[str, int]:

@@ -1,9 +1,10 @@
 """The monitor: schedules what killed processes left unscheduled, collects garbage, and says what is stuck, and why [3].
 
 Objects of a version or phase are deleted when all open tasks are at least GENERATIONS newer: the rest suffices to make
-any object of the newest versions again. Some are kept for longer: versions of modules that early stopping points at,
-and the inner state that each path goes on from, however long ago it was last drawn. When the run is finished, only the
-modules of the last version and of those that early stopping chose are left.
+any object of the newest versions again. Some are kept for longer: versions of modules that early stopping points at;
+the last published state of each path, however long ago it was drawn; and the weights from which the path was trained
+since, for a replay (lineage.py). When the run is finished, only the modules of the last version and of those that early
+stopping chose are left.
 
 While the run trains, its page, written from facts, is where `report.html` will be. A path has one point for each phase.
 Paths proceed at different speeds: a phase that is not complete shows the paths that are done with it.
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.islands import evaluator, outer_executor, run_history, schedule, screening_facts, worker
-from dipaco_jax.islands.island import OBJECTS, Island
+from dipaco_jax.islands.island import OBJECTS, OUTER, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.reports import live_report, run_report, timeline_plot
@@ -74,8 +75,10 @@ class Collector:
   def __init__(self, island: Island):
     self.island = island
     self.next = 0  # the first version that was not collected yet
-    self.left: list[int] = []  # collected versions of which something was kept
-    self.inner: dict[str, str] = {}  # name of the newest inner state that was collected, by path
+    self.left: dict[str, list[int]] = {'modules': [], OUTER: []}  # collected versions of which something was kept
+    self.states: dict[int, str] = {}  # name of the last published state in a collected phase, by path
+    self.published: dict[int, str] = {}  # the same, of the next phase to be collected; '': a path begins anew after it
+    self.replayed_from = [0] * island.layout.grid.num_paths  # the first phase that a replay of a path would repeat
     self.pointers = run_history.Pointers(island)
 
   def collect(self, end: int):
@@ -84,14 +87,18 @@ class Collector:
       version, self.next = self.next, self.next + 1
       if version:
         self.pointers.add(version)
-        self._forget(f'{OBJECTS}/paths/{version - 1}', self._inner(version - 1))
-      keep = self._kept()
-      self.left = [v for v in [*self.left, version] if self._forget(f'{OBJECTS}/modules/{v}', keep)]
+        self._forget(f'{OBJECTS}/paths/{version - 1}', self._forget_states())
+      self._mark_published(version)
+      newer = list(self._newer())
+      weights = self._chosen() | self._for_replays() | {fact.uri for fact in newer}
+      states = {fact.meta[OUTER][0] for fact in newer if OUTER in fact.meta}  # from which later ones are made
+      for kind, keep in (('modules', weights), (OUTER, states)):
+        self.left[kind] = [v for v in [*self.left[kind], version] if self._forget(f'{OBJECTS}/{kind}/{v}', keep)]
 
   def finish(self):
     """Collects the rest: the last phase, and objects made again, or by a process that did not know of the end."""
     self.pointers.add(self.next)
-    self._forget(OBJECTS, self._kept())
+    self._forget(OBJECTS, self._chosen() | {fact.uri for fact in self._newer()})
     self.island.storage.tidy('')
 
   def _forget(self, prefix: str, keep: set[str]) -> bool:
@@ -102,26 +109,47 @@ class Collector:
       self.island.storage.delete(name)
     return not keep.isdisjoint(names)
 
-  def _inner(self, phase: int) -> set[str]:
-    """Returns the names of the inner states that the phase's paths go on from; deletes the ones before."""
-    kept = set()
+  def _mark_published(self, phase: int):
+    """Notes from where on a path would be replayed after this phase, and the states that are published in it."""
+    keeps = self.island.run.settings.inner.keep_state
+    excluded = {fact.key for fact in self.island.registry.facts('excluded', number=phase)}
+    self.published = {}
     for fact in self.island.registry.facts('checkpoint', number=phase):
-      if INNER in fact.meta['objects']:
-        if before := self.inner.get(fact.key):
-          self.island.storage.delete(before)
-        self.inner[fact.key] = fact.meta['objects'][INNER][0]
-        kept.add(self.inner[fact.key])
+      state, begins_anew = fact.meta['objects'].get(INNER), not keeps or fact.key in excluded
+      if state or begins_anew:
+        self.replayed_from[int(fact.key)] = phase + 1
+        self.published[int(fact.key)] = '' if begins_anew else state[0]
+
+  def _forget_states(self) -> set[str]:
+    """Deletes the states before those of the phase that is collected; returns the names of these."""
+    for path, name in self.published.items():
+      if before := self.states.pop(path, None):
+        self.island.storage.delete(before)
+      if name:
+        self.states[path] = name
+    return {*self.published.values()}
+
+  def _chosen(self) -> set[str]:
+    """Returns objects of the modules that early stopping points at."""
+    versions = {*self.pointers.version} - {0}
+    return {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
+
+  def _for_replays(self) -> set[str]:
+    """Returns objects of collected modules that a path would need to repeat the phases since its published state."""
+    island, kept = self.island, set[str]()
+    for version in range(min(self.replayed_from), self.next):
+      active = island.active_paths(version)
+      paths = (path for path, first in enumerate(self.replayed_from) if first <= version and active[path])
+      needed = {module for path in paths for module in island.modules_of(path).values()}
+      kept |= {fact.uri for fact in island.registry.facts('module', number=version) if fact.key in needed}
     return kept
 
-  def _kept(self) -> set[str]:
-    """Returns objects of modules that early stopping points at, and of all newer versions, which may share them."""
-    versions = {*self.pointers.version} - {0}
-    kept = {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
+  def _newer(self) -> Iterator[Fact]:
+    """Yields the facts of the modules that are not collected yet."""
     number = self.next
     while newer := self.island.registry.facts('module', number=number):
-      kept |= {fact.uri for fact in newer}
+      yield from newer
       number += 1
-    return kept
 
 
 class LivePage:
@@ -131,6 +159,7 @@ class LivePage:
     self.island, self.every_s = island, every_s
     self.pointers = run_history.Pointers(island)
     self.rows: list[dict[str, Any]] = []  # of complete phases
+    self.replays: dict[tuple[str, int], float] = {}  # seconds, by path and phase of the task that they came before
     self.phases = 0  # that are complete
     self.next, self.failed = time.monotonic() + every_s, False
 
@@ -153,7 +182,7 @@ class LivePage:
     if not rows or 'finish' in registry.counts():
       return
     self.island.fetch_trees()
-    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.island)['tasks']]
+    tasks = [timeline_plot.Task(*task) for task in run_history.timeline(self.island, self.replays)['tasks']]
     text = run_report.page_so_far(self.island.run.workdir, rows, tasks)
     if 'finish' not in registry.counts():
       self.island.storage.write(live_report.PAGE, text.encode())
@@ -182,7 +211,8 @@ class LivePage:
     return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
-    """Yields a row of steps for each path's checkpoint of a phase."""
+    """Yields a row of steps for each path's checkpoint of a phase; notes replays."""
+    self.replays |= run_history.replays(facts)
     s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T

@@ -27,7 +27,7 @@ import numpy as np
 from dipaco_jax.core import exact_sum, outer, screening, settings
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import screening_facts
-from dipaco_jax.islands.island import Island, pack_module, unpack_module
+from dipaco_jax.islands.island import OUTER, Island, pack_module
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import Fact, Task
@@ -39,7 +39,7 @@ from dipaco_jax.storage import files, tensors
 KINDS = ('outer',)
 SHA256 = 32  # bytes of a digest, which comes before the data
 READERS = 2  # of contributions, beside the one that is being added
-MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 modules
+MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 modules; and as many new versions
 
 
 class Partial:
@@ -91,6 +91,8 @@ class Executor:
   def __init__(self, scratch: pathlib.Path):
     self.scratch = scratch
     self.partials: collections.OrderedDict[tuple[str, int], Partial] = collections.OrderedDict()
+    # Weights and outer state of the versions that it made last, by object, which need not be read for the next.
+    self.made: collections.OrderedDict[str, tuple[Arrays, Arrays]] = collections.OrderedDict()
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
     """Adds the contributions that are there; with the last one, returns what publishes the module's next version."""
@@ -127,7 +129,14 @@ class Executor:
       return None
     screening_facts.heed(island)  # or the sum might contain what was withdrawn since
     del self.partials[task.key, task.number]
-    return lambda: publish(island, task, partial, left_out)
+    return lambda: self.keep_made(publish(island, task, partial, left_out), partial)
+
+  def keep_made(self, facts: list[Fact], partial: Partial) -> list[Fact]:
+    """Keeps what the partial sum has become, the module's next version, in memory; returns its facts."""
+    self.made[facts[0].uri] = partial.old, partial.state
+    while len(self.made) > MAX_IN_MEMORY:
+      self.made.popitem(last=False)
+    return facts
 
   def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
     """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
@@ -139,7 +148,7 @@ class Executor:
       return held
     before = version_before(island, task)
     bounds = screening_facts.bounds(island, [before], task.number - 1)
-    return Partial(file, *unpack_module(island.read_object(before.uri, before.sha256)), bounds)
+    return Partial(file, *(self.made.pop(before.uri, None) or island.read_module(before)), bounds)
 
   def put_back(self, task: Task, partial: Partial):
     """Keeps a sum in memory, and moves the least recently used to its file."""
@@ -164,7 +173,7 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
     name, sha256, figures = outer_step(island, task, partial)
   else:
     before = version_before(island, task)
-    name, sha256, figures = before.uri, before.sha256, {}
+    name, sha256, figures = before.uri, before.sha256, {OUTER: before.meta[OUTER]} if OUTER in before.meta else {}
   partial.file.unlink(missing_ok=True)
   out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
   made = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
@@ -172,19 +181,30 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
 
 
 def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
-  """Writes the next version; returns its object, sha256, and figures of its outer gradient. Frees the sum."""
+  """Writes the next version; returns its object, sha256, and what the fact notes. The sum takes its arrays."""
   s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   mean, partial.sum = partial.sum.mean(), exact_sum.ExactSum()  # which frees the sum: it is twice as large
   new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, mean, np.float32(factor))
-  del mean  # as large as the module, of which packing makes a copy
+  del mean  # as large as the module, of which writing makes a copy
   if not is_sound:
     words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
     screening_facts.end(island, task.number - 1, words)
-  name, sha256 = island.write_object(f'modules/{task.number}/{task.key}', pack_module(new, moved))
+  partial.old, partial.state = new, moved
+  state = {}
+  if is_one_object(island, task):
+    new = pack_module(new, moved)
+  elif moved:
+    state[OUTER] = island.write_object(f'{OUTER}/{task.number}/{task.key}', moved)
+  name, sha256 = island.write_object(f'modules/{task.number}/{task.key}', new)
   # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
   squares = {'square_of_sum': (norm / factor * weight) ** 2, 'sum_of_squares': math.fsum(partial.squares.values())}
-  return name, sha256, {'norm': norm, 'paths': paths} | squares
+  return name, sha256, {'norm': norm, 'paths': paths} | squares | state
+
+
+def is_one_object(island: Island, task: Task) -> bool:
+  """Returns whether an earlier version of this program made the module's version, weights and outer state in one."""
+  return any(OUTER not in fact.meta for fact in island.registry.facts('module', [task.key], task.number))
 
 
 def step(config: settings.Outer, params: Arrays, state: Arrays, mean: Arrays, factor: np.float32):

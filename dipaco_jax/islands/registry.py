@@ -7,7 +7,8 @@ withdrawn in one case only, when a run that has diverged is resumed.
     waiting --wake--> ready --claim--> running --complete--> done
                         ^---- release, or the lease ran out
 
-A claim lasts until `lease_s` after the last heartbeat, by the database's clock. Every claim raises the task's fence,
+A task may name a holder, who has what it goes on from: others may claim it when it has been ready for `lease_s`. A
+claim lasts until `lease_s` after the last heartbeat, by the database's clock. Every claim raises the task's fence,
 and only the owner of the newest fence can complete it: a process that was stopped past its lease is refused when it
 wakes. Publication is idempotent: the same facts are accepted again, others under the same names never.
 
@@ -38,6 +39,7 @@ class NewTask(NamedTuple):
   key: str
   number: int
   state: str = 'ready'  # or 'waiting', for a wake
+  holder: str = ''  # who has what the task goes on from, and takes it before others; '': nobody
 
 
 class Task(NamedTuple):
@@ -105,7 +107,7 @@ class Registry:
 
   def add_tasks(self, tasks: Iterable[NewTask]):
     """Inserts those that are not there yet; the others stay as they are."""
-    insert = self._db.insert(TASKS).on_conflict_do_nothing()
+    insert = self._db.insert(TASKS).values(since=Now()).on_conflict_do_nothing()
     rows = [task._asdict() | {'lease': {'ready': 0.0, 'waiting': None}[task.state]} for task in tasks]
     for start in range(0, len(rows), CHUNK):
       self._db.change(insert, rows[start : start + CHUNK])
@@ -114,11 +116,19 @@ class Registry:
     """Makes waiting tasks ready; one that runs becomes ready if its owner releases it to wait."""
     self._db.change(schema.WAKE, {'kind_': kind, 'keys': json.dumps(list(keys)), 'number_': number})
 
-  def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Task | None:
-    """Claims the first task, by number, then id, that is ready or whose lease has run out; of these keys, if given."""
+  def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None, holder: str = '') -> Task | None:
+    """Claims a task of these kinds, and of these keys, if given, that is ready or whose lease has run out.
+
+    Takes first the tasks that name this holder; else the task that has been ready for longest, by the database's clock,
+    of those that name nobody, that have been ready for longer than `lease_s`, or whose lease has run out. Number and id
+    only order tasks that became ready at one moment. As a task that comes back goes to the end, nobody waits for ever
+    behind tasks of lower numbers; paths stay about as far as each other, since whoever is behind became ready earlier.
+    """
     parameters = {'claimant': owner, 'lease_s': self.lease_s}
     among = {} if keys is None else {'keys': json.dumps(list(keys))}
-    rows = self._db.returned(schema.claim(tuple(kinds), keys is not None), parameters | among)
+    held = {'holder_': holder} if holder else {}
+    statement = schema.claim(tuple(kinds), keys is not None, bool(holder))
+    rows = self._db.returned(statement, parameters | among | held)
     return next((Task(**_with_progress(row)) for row in rows), None)
 
   def heartbeat(self, task: Task, progress: dict | None = None):

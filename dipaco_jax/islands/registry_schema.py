@@ -1,10 +1,15 @@
 """The registry's tables, and the statements that change them.
 
 `lease` tells what can be claimed: it is 0 where a task is ready, the end of the lease where it runs, and null where it
-waits or is done. So one index holds all that can be claimed, and tasks that are done cost nothing.
+waits or is done. The indexes that a claim reads hold what is ready or runs alone: tasks that are done cost nothing.
+
+Tables of version 3 are brought up to date in place, in one transaction. A process of that version that is still at
+work goes on without harm: it claims by number, whoever a task names, and what it adds or gives back names nobody or
+counts as ready for long, so that anybody may take it. One that starts later is refused.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +17,7 @@ import sqlalchemy as sa
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands.database import Among, Now
 
-VERSION = 3
+VERSION = 4
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
 MAX_LOCKED = 100  # rows that other claims may hold at this moment, and a claim skips: PostgreSQL's connections
 
@@ -38,6 +43,8 @@ FACTS = sa.Table(
 
 OPEN = sa.text('lease IS NOT NULL')  # any comparison with `lease` implies it
 UNDONE = sa.text("state <> 'done'")
+IS_READY, RUNS = sa.text("state = 'ready'"), sa.text("state = 'running'")  # as text: in words that an index repeats
+AGE = 'since', 'number', 'id'  # the order of claims: what has been ready for longest, and of one moment by number
 
 TASKS = sa.Table(
   'dipaco_tasks',
@@ -56,9 +63,14 @@ TASKS = sa.Table(
   sa.Column('error', sa.Text, nullable=False, default=''),
   sa.Column('claimed', sa.Double),  # by the database's clock, like `ended`
   sa.Column('ended', sa.Double),
+  sa.Column('holder', TEXT, nullable=False, server_default=''),  # who has what the task goes on from; '': nobody
+  sa.Column('since', sa.Double, nullable=False, server_default='0'),  # when it last became ready
   sa.UniqueConstraint('kind', 'key', 'number'),
   sa.Index('dipaco_tasks_open', 'kind', 'number', 'id', sqlite_where=OPEN, postgresql_where=OPEN),
   sa.Index('dipaco_tasks_undone', 'kind', 'number', sqlite_where=UNDONE, postgresql_where=UNDONE),
+  sa.Index('dipaco_tasks_held', 'kind', 'holder', *AGE, sqlite_where=IS_READY, postgresql_where=IS_READY),
+  sa.Index('dipaco_tasks_ready', 'kind', *AGE, sqlite_where=IS_READY, postgresql_where=IS_READY),
+  sa.Index('dipaco_tasks_running', 'kind', 'lease', sqlite_where=RUNS, postgresql_where=RUNS),
 )
 
 ROLES = sa.Table(
@@ -72,7 +84,7 @@ ROLES = sa.Table(
 
 
 def prepare(connection: sa.Connection):
-  """Makes the tables where there are none; raises InputError where there are those of another version."""
+  """Makes the tables where there are none, or updates those of version 3; raises InputError for other versions."""
   if connection.dialect.name == 'postgresql':
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
   METADATA.create_all(connection, [SCHEMA])
@@ -80,6 +92,8 @@ def prepare(connection: sa.Connection):
   if version is None:
     METADATA.create_all(connection)
     connection.execute(sa.insert(SCHEMA), {'version': VERSION})
+  elif version == 3:
+    _update(connection)
   elif version != VERSION:
     raise InputError(
       f'the registry {connection.engine.url.render_as_string()} has tables of version {version}, this program those '
@@ -87,17 +101,28 @@ def prepare(connection: sa.Connection):
     )
 
 
+def _update(connection: sa.Connection):
+  """Gives the tasks of version 3 what version 4 has: their holder, how long they are ready, and indexes of these."""
+  for name in ('holder', 'since'):
+    column = sa.schema.CreateColumn(TASKS.c[name]).compile(dialect=connection.dialect)
+    connection.execute(sa.DDL(f'ALTER TABLE {TASKS.name} ADD COLUMN {column}'))
+  connection.execute(sa.update(TASKS).where(OPEN).values(since=Now()))
+  for index in TASKS.indexes:
+    index.create(connection, checkfirst=True)
+  connection.execute(sa.update(SCHEMA).values(version=VERSION))
+
+
 def _named(table: sa.Table) -> sa.ColumnElement[bool]:
   """Matches the row of a name; the parameters are not called like columns, which an update would set."""
   return sa.and_(*(table.c[name] == sa.bindparam(f'{name}_') for name in ('kind', 'key', 'number')))
 
 
-KEYS = sa.bindparam('keys', type_=sa.Text)
+HOLDER, KEYS = (sa.bindparam(name, type_=sa.Text) for name in ('holder_', 'keys'))
 LEASE = Now() + sa.bindparam('lease_s', type_=sa.Double)
 OURS = (TASKS.c.id == sa.bindparam('task')) & (TASKS.c.fence == sa.bindparam('fenced'))
 RUNNING = OURS & (TASKS.c.state == 'running')
 WOKEN = TASKS.c.wakes > sa.bindparam('seen')
-READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0}
+READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0, 'since': Now()}
 
 HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE)
 PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
@@ -134,14 +159,35 @@ LOWEST = sa.union_all(*(query.where(which) for query, which in zip(_MINIMA, (UND
 CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progress'.split()]
 
 
+_IS_FREE = TASKS.c.lease <= Now()
+_BY_AGE = [TASKS.c[name] for name in AGE]
+
+
+def _heads(kind: str, is_held: bool, limits: Sequence[Any]) -> list[sa.Select]:
+  """Selects the tasks of a kind that come first, of each sort that can be claimed: each sort has its index."""
+  patience = TASKS.c.since <= Now() - sa.bindparam('lease_s', type_=sa.Double)
+  held = [(IS_READY, TASKS.c.holder == HOLDER)] if is_held else []
+  sorts = [(IS_READY, TASKS.c.holder == ''), (IS_READY, patience), (RUNS, _IS_FREE), *held]
+  return [
+    sa.select(TASKS.c.id)
+    .where(TASKS.c.kind == kind, *sort, *limits)
+    .order_by(*([TASKS.c.lease] if sort[0] is RUNS else _BY_AGE))
+    .limit(MAX_LOCKED)
+    for sort in sorts
+  ]
+
+
 @functools.cache
-def claim(kinds: tuple[str, ...], keyed: bool) -> sa.Executable:
-  """Claims the first task of these kinds that nobody else is claiming, in one statement that uses the index."""
-  order, is_free = (TASKS.c.number, TASKS.c.id), TASKS.c.lease <= Now()
-  mine = [is_free, Among(TASKS.c.key, KEYS)] if keyed else [is_free]
-  heads = (sa.select(*order).where(TASKS.c.kind == kind, *mine).order_by(*order).limit(MAX_LOCKED) for kind in kinds)
-  head = sa.union_all(*(sa.select(each.subquery()) for each in heads)).subquery()
-  first = sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(is_free).order_by(*order).limit(1)
+def claim(kinds: tuple[str, ...], keyed: bool, is_held: bool) -> sa.Executable:
+  """Claims the first task of these kinds that nobody else is claiming, in one statement that uses the indexes.
+
+  Tasks that name the holder come first. Those that name another can be had when they have been ready for `lease_s`.
+  """
+  limits = [Among(TASKS.c.key, KEYS)] if keyed else []
+  heads = [sa.select(head.subquery()) for kind in kinds for head in _heads(kind, is_held, limits)]
+  head = sa.union_all(*heads).subquery()
+  order = [sa.case((TASKS.c.holder == HOLDER, 0), else_=1)] * is_held + _BY_AGE
+  first = sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(_IS_FREE).order_by(*order).limit(1)
   taken = first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery()
   values = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
   counts = dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)

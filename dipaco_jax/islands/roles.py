@@ -13,7 +13,6 @@ enough, in any order. A role ends when the run is finished, and, with status 65,
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -30,7 +29,17 @@ import jax
 
 from dipaco_jax.core import errors, fields, settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError
-from dipaco_jax.islands import database, evaluator, monitor, outer_executor, registry_url, screening_facts, worker
+from dipaco_jax.islands import (
+  database,
+  evaluator,
+  held_states,
+  inner_phase,
+  monitor,
+  outer_executor,
+  registry_url,
+  screening_facts,
+  worker,
+)
 from dipaco_jax.islands.claims import Backup, Claims
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
@@ -81,34 +90,43 @@ def run_role(
   run_id = settle(registry, storage, settings, local)
   island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:
-    return worker.follow(island, hosts)
+    return inner_phase.follow(island, hosts)
   resumed = screening_facts.resume(island) if resumes else screening_facts.times_resumed(registry)
   island = dataclasses.replace(island, resumed=resumed)
   try:
-    serve(island, role, share, is_backup, hosts, local / 'scratch' / f'{run_id}-{resumed}')
+    serve(island, role, share, is_backup, hosts, local, f'{run_id}-{resumed}')
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
+  if role in ('worker', 'monitor'):
+    held_states.remove_free(local)  # what this worker held, and those that are gone
   if registry.facts('finished')[0].meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
 
 
-def serve(island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, scratch: pathlib.Path):
-  """Serves until the run is finished; sums that wait for others are in `scratch`."""
+def serve(
+  island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, local: pathlib.Path, number: str
+):  # fmt: skip
+  """Serves until the run is finished; sums that wait for others are in `scratch`, below `local`, by run `number`."""
   if role == 'monitor':
-    return monitor.watch(island)
-  performs: dict[str, Any] = {
-    'worker': (worker.KINDS if hosts.is_alone else worker.TRAIN, functools.partial(worker.perform, hosts=hosts)),
-    'outer': (outer_executor.KINDS, outer_executor.Executor(scratch).perform),
-    'evaluator': (evaluator.KINDS, evaluator.perform),
-  }
-  kinds, perform = performs[role]
-  keys = island.all_modules()[part_named(share)] if share else None
-  fetches, pool = {'train': worker.fetch} if role == 'worker' else {}, Backup(island, kinds) if is_backup else None
-  Role(Claims(island, role, kinds, keys, fetches, pool), perform).serve()
+    monitor.watch(island)
+  elif role == 'outer':
+    executor = outer_executor.Executor(local / 'scratch' / number)
+    keys = island.all_modules()[part_named(share)] if share else None
+    Role(Claims(island, role, outer_executor.KINDS, keys), executor.perform).serve()
+  elif role == 'evaluator':
+    Role(Claims(island, role, evaluator.KINDS), evaluator.perform).serve()
+  else:
+    kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
+    with held_states.slot(local) as held:
+      does = worker.Worker(held, hosts)
+      pool = Backup(island, kinds) if is_backup else None
+      Role(
+        Claims(island, role, kinds, fetches={'train': does.fetch}, pool=pool, holder=held.holder), does.perform
+      ).serve()
 
 
 def resume(workdir: str, url: str) -> int:

@@ -1,7 +1,7 @@
 """An islands run's history from its facts: early stopping, rows of metrics.jsonl, figures for the report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,8 @@ def holdout_losses(island: Island, version: int) -> tuple[list[float | None], li
 
 def write_rows(island: Island, run: run_lib.Run, told: History):
   """Writes what training leaves in the workdir: its rows, as SPMD writes them, and the timeline of tasks."""
-  publishing.write_json(run.workdir / 'timeline.json', timeline(island))
+  checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
+  publishing.write_json(run.workdir / 'timeline.json', timeline(island, replays(checkpoints)))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):
@@ -135,16 +136,26 @@ def busy_seconds(facts: Sequence[Fact]) -> float:
   return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
 
 
-def timeline(island: Island) -> dict[str, Any]:
+def replays(checkpoints: Iterable[Fact]) -> dict[tuple[str, int], float]:
+  """Returns the seconds for which workers repeated earlier phases before a task, by the task's path and phase."""
+  return {fact[1:3]: fact.meta['replay']['seconds'] for fact in checkpoints if 'replay' in fact.meta}
+
+
+def timeline(island: Island, replayed: Mapping[tuple[str, int], float]) -> dict[str, Any]:
   """Returns the tasks that are done, each [owner, kind, phase, start, end], in seconds since the first began.
+
+  A task that a replay came before is two: of the kind 'replay', and its own.
 
   Times are the database's: machines' clocks differ, and a picture would show a phase before what it needs.
   """
-  found = [
-    (task['owner'], kind, task['number'] + first, task['claimed'], task['ended'])
-    for kind, first in FIRST_PHASE.items()
-    for task in island.registry.tasks('done', kind, TIMELINE_TASKS)
-  ]
+  found = []
+  for kind, first in FIRST_PHASE.items():
+    for task in island.registry.tasks('done', kind, TIMELINE_TASKS):
+      owner, phase, begun, ended = task['owner'], task['number'] + first, task['claimed'], task['ended']
+      if kind == 'train' and (seconds := replayed.get((task['key'], task['number']))):
+        before, begun = begun, min(begun + seconds, ended)
+        found.append((owner, 'replay', phase, before, begun))
+      found.append((owner, kind, phase, begun, ended))
   begin = min((task[3] for task in found), default=0.0)
   return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in found]}
 
@@ -178,6 +189,7 @@ def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
     'busy_s': inner_s + outer_s,
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
+    'replay_s': math.fsum(replays(checkpoints).values()),
     'island_bytes': bytes_by_role(island),
     'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
   }

@@ -5,8 +5,9 @@ complete when its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
-    train (path, phase)         worker            checkpoint (path, phase): parameters, and AdamW state, after tau steps
-    outer (module, version)     outer executor    module (module, version): weights and outer state, one object
+    train (path, phase)         worker            checkpoint (path, phase): parameters after tau steps, who holds the
+                                                  AdamW state, and at times that state
+    outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: the text is sharded anew
     finish                      evaluator         finished: published, evaluated, reported
@@ -31,11 +32,12 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands import lineage
+from dipaco_jax.islands.island import OUTER, Island
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
-CARRIED = ('usual',)  # metadata of a module that its next version keeps where no path trains it
+CARRIED = ('usual', OUTER)  # metadata of a module that its next version keeps where no path trains it
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
@@ -93,8 +95,9 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
   if 0 < version <= end and s.train.early_stopping:
     island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
   if version < end:
-    active = island.active_paths(version)
-    island.registry.add_tasks(NewTask('train', str(path), version) for path in paths if active[path])
+    drawn = [path for path in paths if island.active_paths(version)[path]]
+    holders = lineage.holders(island, drawn, version)
+    island.registry.add_tasks(NewTask('train', str(path), version, holder=holders.get(path, '')) for path in drawn)
 
 
 def _after_round(island: Island, number: int):

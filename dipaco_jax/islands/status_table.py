@@ -41,4 +41,8 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
   step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
   rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
   done, heard = str(about.get('tasks_done', '')), f'{duration(role["silent_s"])} ago'
-  return name, about.get('task') or 'idle', step, rate, done, heard
+  task = about.get('task') or 'idle'
+  if 'replay' in about:
+    phase, first, last = about['replay']
+    task += f' (first phase {phase} again, of {first} to {last})'
+  return name, task, step, rate, done, heard

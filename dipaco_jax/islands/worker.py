@@ -1,247 +1,160 @@
 """A worker: trains a path for a phase of tau steps, with the programs of SPMD on its own devices [2.5, 3].
 
-AdamW state travels with the path: it is an object of the path's checkpoint, and the next worker reads it. A worker may
-span several hosts (`worker_hosts`): all of them train, and the first does the rest.
+AdamW state stays with the worker that trains the path, its holder; who lacks it replays (lineage.py). A worker may span
+several hosts (`worker_hosts`): all of them train, and the first does the rest.
 """
 
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from dipaco_jax.core.errors import Diverged
-from dipaco_jax.data import prefetching
-from dipaco_jax.islands import path_state, schedule, screening_facts, shared_stages
+from dipaco_jax.islands import inner_phase, lineage, path_state, schedule, screening_facts, shared_stages
+from dipaco_jax.islands.held_states import HeldStates, Key
+from dipaco_jax.islands.inner_phase import Start
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
+from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
-from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
-from dipaco_jax.pipeline import jobs
-from dipaco_jax.training import evaluation, mesh, metrics_log, stopping, train_log
-from dipaco_jax.training.job import Dispatch, Job, load_batch
+from dipaco_jax.islands.worker_hosts import Hosts
 
 TRAIN = ('train',)
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
-# After every dispatch: the steps of the phase so far, their metrics and, when a checkpoint is due, the state.
-Done = Callable[[int, dict[str, jax.Array], PathState | None], None]
 
 
-def perform(island: Island, task: Task, lease: Lease, hosts: Hosts | None = None) -> Publish | None:
-  """Does a worker's task of any kind; of several hosts, the first calls this."""
-  if task.kind == 'train':
-    return train(island, task, lease, hosts or Hosts())
-  return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
+class Beginning(NamedTuple):
+  """Where the training for a task begins."""
 
-
-def follow(island: Island, hosts: Hosts):
-  """Trains with the first host, on another, until that is done. Raises Diverged where the run has diverged."""
-  with stopping.listening() as signals, signals.answered(pass_on_sigterm):
-    while message := hosts.receive():
-      if why := message.get('diverged'):
-        raise Diverged(why)
-      with hosts.ending_together():
-        start = Start(**message)
-        job = make_job(island, island.round_of(start.phase))
-        inner_steps(island, job, start, broadcast_state(hosts, path_state.zeros(job, start.has_inner)), lambda *_: None)
-        hosts.barrier()
-
-
-class Start(NamedTuple):
-  """The point at which the training of a path begins or goes on; the hosts of a worker tell each other."""
-
-  path: int
-  phase: int
-  step: int  # of the phase
+  phases: tuple[int, ...]  # to train: those to replay, then the task's own
+  step: int  # of the first of them
+  old: Arrays  # parameters at the start of the first of them
+  state: PathState  # at that step
   fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
-  has_inner: bool
 
 
-def fetch(island: Island, task: Task) -> tuple[Job, Start, PathState, Arrays]:
-  """Reads a path's shard, and its state: a former owner's within the phase, or that of the phase's start.
+class Worker:
+  """Does a worker's tasks of all kinds, with the states that it holds; of several hosts, the first has this."""
 
-  Returns the job and the point to begin at, the state there, and the parameters at the phase's start.
-  """
-  path, phase, step = int(task.key), task.number, 0
-  job = make_job(island, island.round_of(phase))
-  old, before = island.path_parameters(path, phase), trained_before(island, path, phase)
-  fresh = before is not None and job.keep_state and screening_facts.begins_anew(island, path, before)
-  if found := resume(island, task.progress, old):
-    step, state = found
-  else:
-    state = PathState(old, {})
-    if before is not None and job.keep_state and not fresh:
-      [made] = island.registry.facts('checkpoint', [str(path)], before)
-      state = PathState(old, island.read_object(*made.meta['objects'][INNER]))
-  return job, Start(path, phase, step, fresh, bool(state.inner)), state, old
+  def __init__(self, held: HeldStates, hosts: Hosts | None = None):
+    self.held, self.hosts = held, hosts or Hosts()
 
+  def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
+    """Does a task; returns what publishes its facts."""
+    if task.kind == 'train':
+      return self.train(island, task, lease)
+    return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
 
-def train(island: Island, task: Task, lease: Lease, hosts: Hosts) -> Publish:
-  """Takes tau steps of a path from its modules of this version, or the rest of what a former owner has begun."""
-  started = time.time()
-  job, start, state, old = lease.fetched()
-  path, phase, *_ = start
-  metrics = PhaseMetrics(lease, job)
+  def fetch(self, island: Island, task: Task) -> Beginning:
+    """Reads what the training for a task begins with: a path's shard, parameters, and state."""
+    if not any(key.path == int(task.key) for key in self.held.names()):  # paths move: others may have left
+      lineage.forget_moved(island, self.held)
+    found = lineage.find(island, self.held, task)
+    inner_phase.make_job(island, island.round_of(found.phases[0]))
+    old = island.path_parameters(int(task.key), found.phases[0])
+    step, state = 0, PathState(old, found.inner)
+    if found.within:
+      step, state = found.within[0], path_state.from_arrays(found.within[1], old)
+    return Beginning(found.phases, step, old, state, found.fresh)
 
-  def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
-    metrics.dispatched(after, found)
-    lease.ahead(1 - after / job.schedule.steps_per_phase)
-    if hosts.is_alone:
-      lease.check()  # other hosts would wait in vain for a process that ends here
-    if kept and not lease.is_copy:
-      writer.submit(keep, island, lease, task, after, kept)
+  def train(self, island: Island, task: Task, lease: Lease) -> Publish:
+    """Takes tau steps of a path from its modules of this version, or the rest of what was begun on this machine."""
+    path, phase = int(task.key), task.number
+    beginning, replay = self.replay(island, lease, lease.fetched())
+    started, old, step = time.time(), beginning.old, beginning.step
+    metrics, state, loss = self.train_first(island, lease, beginning)
+    del beginning
+    about = metrics.close() | replay | {'holdout_loss': loss, 'worker': island.name, 'from_step': step}
+    about |= {'started': started, 'ended': time.time(), 'holder': self.held.holder}
 
-  with futures.ThreadPoolExecutor(1) as writer, hosts.ending_together():
-    hosts.broadcast(start._asdict())
-    state, loss = inner_steps(island, job, start, broadcast_state(hosts, state), done)
-    hosts.barrier()
-  about = metrics.close() | {'holdout_loss': loss, 'worker': island.name, 'from_step': start.step}
-  about |= {'started': started, 'ended': time.time()}
+    def publish() -> list[Fact]:
+      judged = screening_facts.judge(island, path, phase, old, state.params)
+      why = judged.get('excluded')
+      objects = {} if why else write_objects(island, path, phase, state)
+      made = schedule.checkpoint_fact(path, phase, objects, about | judged)
+      if why:
+        return [made, screening_facts.exclusion(island, path, phase, why, island.name)]
+      self.hold(island, made, state)  # before the fact, which says that it is there
+      return [made]
 
-  def publish() -> list[Fact]:
-    judged = screening_facts.judge(island, path, phase, old, state.params)
-    why = judged.get('excluded')
-    objects = {} if why else write_objects(island, path, phase, state)
-    told = [screening_facts.exclusion(island, path, phase, why, island.name)] if why else []
-    return [schedule.checkpoint_fact(path, phase, objects, about | judged), *told]
+    return publish
 
-  return publish
+  def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
+    """Repeats the phases before the task's own; returns where that begins, and what its checkpoint notes of this."""
+    path, phases, began = int(lease.task.key), beginning.phases, time.monotonic()
+    differing: list[int] = []
+    if len(phases) == 1:
+      return beginning, {}
+    logging.warning('path %d: its state is not here, phases %d to %d are trained again', path, *_span(phases))
+    with futures.ThreadPoolExecutor(1) as reader:
+      for i, phase in enumerate(phases[:-1]):
+        parameters = reader.submit(island.path_parameters, path, phases[i + 1])  # beside the steps
+        lease.about['replay'] = [phase + 1, *_span(phases)]
+        _, state, _ = self.train_first(island, lease, beginning)
+        differing += [phase] if self.hold_replayed(island, path, phase, state) else []
+        old = parameters.result()
+        beginning = Beginning(phases[i + 1 :], 0, old, PathState(old, state.inner), fresh=False)
+    del lease.about['replay']
+    seconds = time.monotonic() - began
+    return beginning, {'replay': {'phases': phases[:-1], 'seconds': seconds, 'differing': differing}}
 
+  def train_first(self, island: Island, lease: Lease, beginning: Beginning):
+    """Trains the first of the phases from where it begins; returns its metrics, and the path's state and loss."""
+    path, phase, is_replay = int(lease.task.key), beginning.phases[0], len(beginning.phases) > 1
+    job = inner_phase.make_job(island, island.round_of(phase))
+    metrics, origin = PhaseMetrics(lease, job, phase), functools.cache(lineage.origin)
 
-def inner_steps(island: Island, job: Job, start: Start, state: PathState, done: Done) -> tuple[PathState, float | None]:
-  """Takes the inner steps of a phase from `start` on; returns the path's state and its loss on the hold-out."""
-  programs, every = job.programs, island.run.settings.checkpoint.every_steps
-  path, phase, step, fresh, _ = start
-  params, inner = path_state.to_devices(job, phase, state, fresh)
-  del state
-  weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step)):
-    first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
-    params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
-    is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
-    done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
-  return path_state.to_host(programs, params, inner), holdout_loss(job, path, params)
+    def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
+      metrics.dispatched(after, found)
+      if not is_replay:
+        lease.ahead(1 - after / job.schedule.steps_per_phase)
+      if self.hosts.is_alone:
+        lease.check()  # other hosts would wait in vain for a process that ends here
+      if kept and not lease.is_copy:
+        writer.submit(keep, after, kept.to_arrays())
 
+    def keep(step: int, arrays: Arrays):
+      if lineage.is_finite(arrays):
+        self.held.put_within(Key(path, phase, origin(island, path, phase), step), arrays)
 
-def holdout_loss(job: Job, path: int, params) -> float | None:
-  """Returns a path's loss before the outer step, nats per target of its hold-out; None without one, or if infinite."""
-  if job.evaluation.holdout is None:
-    return None
-  turn = job.programs.layout.grid.coordinates(path)
-  found = next(evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout), None)
-  return evaluation.finite_mean(*found[1:]) if found else None
+    start = Start(path, phase, beginning.step, beginning.fresh, bool(beginning.state.inner), is_replay)
+    with futures.ThreadPoolExecutor(1) as writer:
+      state, loss = inner_phase.run(island, self.hosts, start, beginning.state, done)
+    return metrics, state, loss
 
+  def hold_replayed(self, island: Island, path: int, phase: int, state: PathState) -> bool:
+    """Holds the state after a phase that was trained again; returns whether it differs from what was published."""
+    [made] = island.registry.facts('checkpoint', [str(path)], phase)
+    self.hold(island, made, state)
+    if levels := lineage.differing_levels(island, made, state.params):
+      there, here = made.meta.get('worker', 'another'), island.name
+      words = f'{here} has made {", ".join(levels)} of path {path} otherwise than {there} did'
+      logging.warning('phase %d, trained again: %s; their machines or libraries compute otherwise', phase + 1, words)
+    return bool(levels)
 
-def make_job(island: Island, number: int) -> Job:
-  """Makes the job of training paths in a round, with all that it needs on this machine."""
-  island.fetch_trees('base', f'shards/{number}')
-  return _job(island, number)
-
-
-@functools.lru_cache(1)
-def _job(island: Island, number: int) -> Job:
-  return jobs.paths_job(island.run, number)
-
-
-def remaining(job: Job, path: int, phase: int, step: int) -> Iterator[Dispatch]:
-  """Yields the dispatches of a path's phase from `step` on; its turn is its index, as it is alone on the devices."""
-  for s in range(step, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
-    last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
-    yield Dispatch(phase, path, s, last, last, last)
-
-
-def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
-  """Returns the first host's state, on all hosts of this worker."""
-  return path_state.from_arrays(hosts.share(state.to_arrays()), state.params)
-
-
-class PhaseMetrics:
-  """Metrics of one phase of a path; each dispatch's are read from the device after the next is dispatched."""
-
-  def __init__(self, lease: Lease, job: Job):
-    self.lease, self.job = lease, job
-    self.pending: tuple[int, dict[str, jax.Array]] | None = None
-    self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
-    self.first_done: float | None = None  # when the first dispatch, which may have compiled, was done
-    self.last_done = time.monotonic()
-    self.timed_steps = 0
-    self.is_finite = True  # whether the last step was
-
-  def dispatched(self, after: int, metrics: dict[str, jax.Array]):
-    """Reads the metrics of the dispatch before, and keeps these for later; `after`: steps of the phase so far."""
-    self.read_pending()
-    self.pending = after, metrics
-
-  def read_pending(self):
-    """Waits for the last dispatch and adds its row; the lease shows it to others."""
-    if not self.pending:
-      return
-    (after, metrics), self.pending = self.pending, None
-    steps = train_log.of_steps({name: mesh.fetch(x).reshape(-1, 1) for name, x in metrics.items()})
-    loss, norm = (float(steps.means[name][0]) for name in ('loss', 'grad_norm'))
-    counts = int(steps.finite.sum()), int(steps.skipped[0])
-    self.rows.append(metrics_log.plain([after, loss, norm, steps.learning_rate, *counts]))
-    self.warn_not_finite(after, steps)
-    self.last_done = time.monotonic()
-    self.lease.about |= {'step': after, 'of': self.job.schedule.steps_per_phase, 'loss': metrics_log.plain(loss)}
-    if self.first_done is None:
-      self.first_done = self.last_done
-      return
-    self.timed_steps += self.job.schedule.dispatch_steps
-    tokens = self.timed_steps * self.job.data.batch_size * self.job.programs.model.config.seq_len
-    self.lease.about['tokens_per_s'] = tokens / max(1e-9, self.last_done - self.first_done)
-
-  def warn_not_finite(self, after: int, steps: train_log.Steps):
-    """Logs the first step that is not finite, and the first one after finite steps."""
-    if self.is_finite and not steps.finite.all():
-      task, last = self.lease.task, self.job.schedule.global_step(self.lease.task.number, after)
-      train_log.warn_not_finite(self.job.name, int(task.key), last, steps.finite[:, 0], steps.skipped[0])
-    self.is_finite = bool(steps.finite[-1, 0])
-
-  def close(self) -> dict[str, Any]:
-    """Reads the last metrics; returns what the path's checkpoint notes about the phase."""
-    self.read_pending()
-    seconds = self.last_done - self.first_done if self.first_done is not None else 0.0
-    return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}
-
-
-def trained_before(island: Island, path: int, phase: int) -> int | None:
-  """Returns the last phase before this one in which the path was trained; None where there is none."""
-  return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
-
-
-def resume(island: Island, progress: dict[str, Any] | None, old: Arrays) -> tuple[int, PathState] | None:
-  """Returns the step and state that a former owner kept within the phase; None where it kept none that can be read."""
-  if not progress:
-    return None
-  try:
-    return progress['step'], path_state.from_arrays(island.read_object(progress['name'], progress['sha256']), old)
-  except OSError as e:
-    logging.warning('%s: the phase is trained from its start', e)
-    return None
-
-
-def keep(island: Island, lease: Lease, task: Task, step: int, state: PathState):
-  """Writes a checkpoint within the phase: the object first, then the row that names it. NaN is not kept."""
-  arrays = state.to_arrays()
-  if all(np.isfinite(x).all() for x in arrays.values()):
-    name, sha256 = island.write_object(f'paths/{task.number}/{task.key}-step{step}', arrays)
-    lease.keep({'step': step, 'name': name, 'sha256': sha256})
+  def hold(self, island: Island, made: Fact, state: PathState):
+    """Holds a path's state after the phase of this checkpoint."""
+    if island.run.settings.inner.keep_state:
+      self.held.put(Key(int(made.key), made.number, made.sha256), state.inner)
 
 
 def write_objects(island: Island, path: int, phase: int, state: PathState) -> dict[str, list[str]]:
-  """Writes an object for each level, so that an executor reads its own module's part only; and the inner state."""
+  """Writes an object for each level, so that an executor reads its own module's part only; and at times the state."""
   layout, prefix = island.layout, f'paths/{phase}/{path}'
   objects = {
     level.name: island.write_object(f'{prefix}-{level.name}', {n: state.params[n] for n in layout.names(level)})
     for level in layout.levels
   }
-  if island.run.settings.inner.keep_state:
+  there = island.registry.facts('checkpoint', [str(path)], phase)  # made before, maybe by an earlier version of this
+  if any(INNER in made.meta['objects'] for made in there) or lineage.publishes_state(island, path, phase):
     objects[INNER] = island.write_object(f'{prefix}-{INNER}', state.inner)
   return objects
+
+
+def _span(phases: tuple[int, ...]) -> tuple[int, int]:
+  """Returns the first and the last of the phases to replay, counted from 1."""
+  return phases[0] + 1, phases[-2] + 1

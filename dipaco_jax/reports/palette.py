@@ -15,13 +15,18 @@ COLOURS = (
   *(BLUE, '#8f5a00', '#00734f', '#a33b78', '#5a49b8', '#00707c'),
   *('#882255', '#5f6a14', '#7a3ea8', '#6d4c41', '#2f6b1f', '#555f6b'),
 )
-PALE = {'blue': '#63abd9', 'orange': '#ef9d60', 'green': '#5cc09a'}  # the strongest shade that ink is legible on
+PALE = {
+  'blue': '#63abd9',
+  'orange': '#ef9d60',
+  'green': '#5cc09a',
+  'red': '#ee9090',
+}  # the strongest shade that ink is legible on
 
 DARK_COLOURS = (
   *('#62b6f0', '#e0b04a', '#46c99a', '#ea8fc3', '#a99cf5', '#45c4d0'),
   *('#e8799f', '#bfc95c', '#cf9af0', '#cfa594', '#8fcf7a', '#b3bcc7'),
 )
-DARK_PALE = {'blue': '#2a6c9e', 'orange': '#9c5314', 'green': '#1d7757'}
+DARK_PALE = {'blue': '#2a6c9e', 'orange': '#9c5314', 'green': '#1d7757', 'red': '#9a3b46'}
 DARK_PAPER = '#17222d'
 SHADES = 50  # steps from paper to the strongest of a colour
 
@@ -33,7 +38,7 @@ def mix(start: str, end: str, share: float) -> str:
 
 
 def shade(name: str, share: float) -> str:
-  """Returns a shade of 'blue', 'orange' or 'green': 0 is paper, 1 the strongest that ink is legible on."""
+  """Returns a shade of 'blue', 'orange', 'green' or 'red': 0 is paper, 1 the strongest that ink is legible on."""
   return mix(PAPER, PALE[name], round(min(max(share, 0), 1) * SHADES) / SHADES)
 
 

@@ -10,8 +10,9 @@ from dipaco_jax.reports.palette import shade
 
 KIND_COLOURS = {  # of odd and even phases
   kind: (shade(colour, 1), shade(colour, 0.6))
-  for kind, colour in (('train', 'blue'), ('outer', 'orange'), ('evaluate', 'green'))
+  for kind, colour in (('train', 'blue'), ('outer', 'orange'), ('evaluate', 'green'), ('replay', 'red'))
 }
+REPLAY = 'replay'  # phases that a worker repeats before a task, in the same row as its training
 MAX_ROWS = 32  # of a kind of task, that a picture has room for
 MAX_BARS = 1000  # longer rows are rasterized in the SVG
 
@@ -34,7 +35,7 @@ def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
   def sort_key(task: Task) -> tuple[Any, ...]:
     parts = re.split(r'(\d+)', task.owner)
-    return list(KIND_COLOURS).index(task.kind), [(int(part) if part.isdigit() else -1, part) for part in parts]
+    return list(KIND_COLOURS).index(role(task)), [(int(part) if part.isdigit() else -1, part) for part in parts]
 
   found = {}
   for _, group in itertools.groupby(sorted(tasks, key=sort_key), sort_key):
@@ -42,6 +43,11 @@ def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     ends = [min(task.end, later.start) for task, later in itertools.pairwise(mine)] + [mine[-1].end]
     found[mine[0].owner] = [task._replace(end=end) for task, end in zip(mine, ends, strict=True)]
   return found
+
+
+def role(task: Task) -> str:
+  """Returns the kind of the row that a task is in."""
+  return 'train' if task.kind == REPLAY else task.kind
 
 
 def phases_at_once(tasks: Sequence[Task]) -> int:
@@ -56,7 +62,7 @@ def phases_at_once(tasks: Sequence[Task]) -> int:
 
 def shown(found: dict[str, list[Task]]) -> dict[str, list[Task]]:
   """Returns as many rows of each kind as a picture has room for."""
-  kinds = itertools.groupby(found.items(), lambda row: row[1][0].kind)
+  kinds = itertools.groupby(found.items(), lambda row: role(row[1][0]))
   return dict(itertools.chain.from_iterable(itertools.islice(group, MAX_ROWS) for _, group in kinds))
 
 
@@ -77,11 +83,13 @@ def draw(found: dict[str, list[Task]]):
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale
         ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=8.5)
-  for kind, (colour, _) in KIND_COLOURS.items():
-    ax.broken_barh([], (0, 0), facecolor=colour, label=kind)
+  kinds = {task.kind for row in found.values() for task in row}
+  shown_kinds = [kind for kind in KIND_COLOURS if kind != REPLAY or kind in kinds]
+  for kind in shown_kinds:
+    ax.broken_barh([], (0, 0), facecolor=KIND_COLOURS[kind][0], label=kind)
   ax.set_yticks(range(len(found)), [plot_style.short(owner) for owner in reversed(found)])
   plot_style.numbers(ax.xaxis, ticks=8)
   ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Tasks by worker')
   ax.grid(axis='y', visible=False)
-  plot_style.legend(ax, ncols=len(KIND_COLOURS), handlelength=1, fontsize=9)
+  plot_style.legend(ax, ncols=len(shown_kinds), handlelength=1, fontsize=9)
   return figure

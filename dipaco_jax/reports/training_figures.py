@@ -148,6 +148,8 @@ def timeline(run: Run) -> Picture | None:
   words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
   if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
     words += f' At one moment, {phases} different phases were trained.'
+  if seconds := sum(task.end - task.start for task in run.tasks if task.kind == timeline_plot.REPLAY):
+    words += f' Replays, phases that were trained again as the holder of a state was gone, took {duration(seconds)}.'
   shown = timeline_plot.shown(rows)
   if hidden := len(rows) - len(shown):
     words += f' Rows that are not shown: {hidden}.'

@@ -180,6 +180,8 @@ def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
     first, _, worker = ask(*options).stdout.splitlines()
     assert first == 'tasks so far: train 0 of 4'
     assert worker.split()[:6] == ['worker-0', 'train', '3', '0', '8/16', '1,234']
+  tasks.beat('worker-0', 'worker', {'task': 'train 3 9', 'step': 4, 'of': 16, 'replay': [5, 3, 9]})
+  assert 'train 3 9 (first phase 5 again, of 3 to 9)  4/16' in ask(*options).stdout
   tasks.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 17.123})])
   said = ask('--workdir=s3://bucket/run/', f'--registry={url}').stdout.splitlines()
   assert said[0] == 's3://bucket/run: finished, perplexity 17.12' and said[1] == first and len(said) == 5
@@ -198,3 +200,18 @@ def test_an_islands_run_says_what_paths_wait_for(tmp_path):
   tasks.put([registry.Fact('config', '', 0, '', '', {'config': config.to_dict()})])
   asked = ask(f'--workdir={tmp_path}')
   assert asked.stdout.splitlines()[-1] == f'waiting for prepare: path {", ".join(map(str, range(16)))}', asked.stderr
+
+
+def test_an_islands_run_says_what_replays_would_cost(tmp_path):
+  from dipaco_jax.islands import registry
+
+  config = synthetic.make(tmp_path, stages=3).to_dict()
+  (tmp_path / 'report.json').unlink(missing_ok=True)
+  config['checkpoint']['state_every_phases'], config['train']['phases'] = 3, 9
+  tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
+  facts = [
+    registry.Fact('checkpoint', path, phase, '', '', {}) for path, phase in (('0', 0), ('3', 3), ('5', 4), ('7', 5))
+  ]
+  tasks.put([registry.Fact('config', '', 0, '', '', {'config': config}), *facts])
+  lines = [line for line in ask(f'--workdir={tmp_path}').stdout.splitlines() if line.startswith('without')]
+  assert lines == ['without its worker, 2 phases again: path 5', 'without its worker, 1 phase again: path 0, 3']

@@ -126,7 +126,7 @@ class Cluster:
     if place := self.storage.local_path(''):
       aside = [f for f in place.rglob('*') if files.ASIDE.fullmatch(f.name) or f.name.startswith('.version')]
       assert not [f for f in aside if 'checkpoints' not in f.parts], aside
-      assert not (place / 'scratch').exists()
+      assert not (place / 'scratch').exists() and not (place / 'held').exists()
 
   def kill(self):
     for process in self.processes.values():

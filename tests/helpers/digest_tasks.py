@@ -4,10 +4,11 @@ import hashlib
 
 import numpy as np
 
-from dipaco_jax.islands import island, path_state, run_history, schedule
+from dipaco_jax.islands import island, lineage, path_state, run_history, schedule
+from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.registry import Fact
-from dipaco_jax.islands.screening_facts import begins_anew
 from dipaco_jax.pipeline import jobs
+from dipaco_jax.storage import tensors
 
 
 def digest(*parts) -> dict[str, np.ndarray]:
@@ -34,20 +35,34 @@ def parameters(of: island.Island, path: int, version: int) -> dict[str, np.ndarr
   return digest(*(of.read_object(fact.uri, fact.sha256) for fact in facts))
 
 
+def held_by(of: island.Island) -> HeldStates:
+  """What a worker of this name has on its disk."""
+  return HeldStates(of.run.workdir / 'held' / of.name, of.name)
+
+
 def train(of: island.Island, task) -> list[Fact]:
-  path, phase = int(task.key), task.number
-  before = next((t for t in reversed(range(phase)) if of.active_paths(t)[path]), None)
-  inner: dict = {}
-  if before is not None and not begins_anew(of, path, before):
-    inner = of.read_object(*of.registry.facts('checkpoint', [task.key], before)[0].meta['objects'][path_state.INNER])
-  new = digest(path, phase, the_round(of, phase), parameters(of, path, phase), inner)
+  path, phase, held = int(task.key), task.number, held_by(of)
+  found = lineage.find(of, held, task)
+  inner: dict = found.inner
+  for t in found.phases:
+    new = digest(path, t, the_round(of, t), parameters(of, path, t), inner)
+    inner = digest('inner', new)
+    for before in of.registry.facts('checkpoint', [task.key], t) if t < phase else []:
+      assert before.meta['objects']['low'][1] == sha256(digest('low', new)), 'a replay has made the same'
+      held.put(Key(path, t, before.sha256), inner)
   prefix = f'paths/{phase}/{path}'
-  of.write_object(f'{prefix}-step1', digest(path, 'within the phase'))
   objects = {
     level.name: of.write_object(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels
   }
-  objects[path_state.INNER] = of.write_object(f'{prefix}-{path_state.INNER}', digest('inner', new))
-  return [schedule.checkpoint_fact(path, phase, objects, {})]
+  if lineage.publishes_state(of, path, phase):
+    objects[path_state.INNER] = of.write_object(f'{prefix}-{path_state.INNER}', inner)
+  made = schedule.checkpoint_fact(path, phase, objects, {'holder': held.holder, 'replayed': len(found.phases) - 1})
+  held.put(Key(path, phase, made.sha256), inner)
+  return [made]
+
+
+def sha256(arrays: dict[str, np.ndarray]) -> str:
+  return hashlib.sha256(tensors.to_bytes(arrays)).hexdigest()
 
 
 def outer(of: island.Island, task) -> list[Fact]:
@@ -59,10 +74,15 @@ def outer(of: island.Island, task) -> list[Fact]:
     of.registry.release(task, waiting=True)
     return []
   [before] = of.registry.facts('module', [task.key], phase)
-  new = digest(
-    of.read_object(before.uri, before.sha256), *(of.read_object(*fact.meta['objects'][level]) for fact in found)
-  )
-  return [Fact('module', task.key, task.number, *of.write_object(f'modules/{task.number}/{task.key}', new), {})]
+  new = digest(*of.read_module(before), *(of.read_object(*fact.meta['objects'][level]) for fact in found))
+  return [module_fact(of, task, new, {})]
+
+
+def module_fact(of: island.Island, task, new: dict[str, np.ndarray], about: dict) -> Fact:
+  """Of a version whose outer state is an object of its own."""
+  state = of.write_object(f'{island.OUTER}/{task.number}/{task.key}', digest('outer', new))
+  made = of.write_object(f'modules/{task.number}/{task.key}', new)
+  return Fact('module', task.key, task.number, *made, about | {island.OUTER: state})
 
 
 def evaluation(of: island.Island, task) -> list[Fact]:

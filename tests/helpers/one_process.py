@@ -19,6 +19,7 @@ from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import (
   claims,
   evaluator,
+  held_states,
   island,
   monitor,
   outer_executor,
@@ -216,18 +217,22 @@ class Machine:
     """Serves until the run is finished, or the process is killed."""
     made, before = self.island(place, workdir), set(threading.enumerate())
     executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
+    slot = contextlib.ExitStack()
+    held = slot.enter_context(held_states.slot(made.run.workdir))
+    does = worker.Worker(held)
     performs = {
-      **dict.fromkeys(worker.KINDS, worker.perform),
+      **dict.fromkeys(worker.KINDS, does.perform),
       **dict.fromkeys(evaluator.KINDS, evaluator.perform),
       **dict.fromkeys(outer_executor.KINDS, executor.perform),
     }
     try:
       perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
-      role_loop.Role(Claims(made, 'all', KINDS, fetches={'train': worker.fetch}), perform).serve()
+      role_loop.Role(Claims(made, 'all', KINDS, fetches={'train': does.fetch}, holder=held.holder), perform).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):
           thread.join(10)
+      slot.close()
       close(made)
       for name in ('model', 'programs', 'base_programs'):
         if name in made.run.__dict__:

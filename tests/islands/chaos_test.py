@@ -46,6 +46,7 @@ class Chaos:
     self.cluster, self.server, self.wire, self.draw = cluster, server, wire, draw
     self.counts: collections.Counter[str] = collections.Counter()
     kinds = [self.killed, self.stopped, self.terminated, self.damaged, self.delivered_twice, self.done_again]
+    kinds.append(self.disk_lost)
     self.kinds = kinds + [self.killed] * 3 + [self.database_killed] * bool(server) + [self.line_broken] * bool(wire)
     if os.path.ismount(cluster.place):
       self.kinds.append(self.disk_full)
@@ -57,6 +58,15 @@ class Chaos:
 
   def killed(self):
     self.cluster.signal(self.draw.choice(NAMES), signal.SIGKILL)
+
+  def disk_lost(self):
+    """A worker is killed, and states that a worker holds are gone: its own, or another's of this place."""
+    name = self.draw.choice(['worker-0', 'worker-1', 'worker-2'])
+    self.cluster.signal(name, signal.SIGKILL)
+    far = self.cluster.folder.glob(f'{name}/dipaco_jax-*/held/*')
+    here = [] if '://' in self.cluster.place else pathlib.Path(self.cluster.place).glob('held/*')
+    if slots := sorted([*far, *here]):
+      shutil.rmtree(self.draw.choice(slots), ignore_errors=True)
 
   def stopped(self):
     name = self.draw.choice(NAMES)
@@ -153,7 +163,9 @@ def disk(place: pathlib.Path):
 def config(tmp_path_factory) -> settings_lib.Settings:
   found: dict = {}
   exec(tiny_run.write_config(tmp_path_factory.mktemp('config')).read_text(), found)
-  return settings_lib.from_dict(found['get_config']().to_dict())
+  values = found['get_config']()
+  values.checkpoint.state_every_phases = 2
+  return settings_lib.from_dict(values.to_dict())
 
 
 @pytest.fixture(scope='module')

@@ -15,6 +15,7 @@ def test_the_task_that_made_an_object_follows_from_its_name():
   assert island.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
   assert island.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
   assert island.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
+  assert island.maker('objects/outer/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
   assert island.maker('objects/modules/3/all/shared-0123456789abcdef.safetensors') == ('outer', 'all/shared', 3)
   for name in ('objects/modules/0/low-0123456789abcdef.safetensors', 'shards/0', 'routing/0', 'base', 'stages'):
     assert island.maker(name) == ('prepare', '', 0)
@@ -61,7 +62,7 @@ def test_an_object_that_is_damaged_or_missing_is_gone(damage, made):
   assert island.maker(raised.value.name) == ('train', '1', 0)
 
 
-def test_weights_and_outer_state_are_one_object():
+def test_weights_and_outer_state_were_one_object():
   params, state = {'embed/tokens': np.ones(2)}, {"[0].trace['embed/tokens']": np.zeros(2)}
   packed = island.pack_module(params, state)
   assert len(packed) == 2 and island.unpack_module(packed) == (params, state)

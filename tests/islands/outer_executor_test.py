@@ -108,14 +108,13 @@ class Scene:
     made.registry.put([Fact('module', 'high/0', 0, *self.first, {})])
     self.executor = outer_executor.Executor(folder)
 
-  def checkpoint(self, path: int, by: float):
-    objects = {
-      'high': self.made.write_object(f'paths/0/{path}-high', {n: x + np.float32(by) for n, x in self.old.items()})
-    }
-    self.made.registry.put([schedule.checkpoint_fact(path, 0, objects, {'worker': f'worker-{path}'})])
+  def checkpoint(self, path: int, by: float, phase: int = 0):
+    new = {n: x + np.float32(by) for n, x in self.old.items()}
+    objects = {'high': self.made.write_object(f'paths/{phase}/{path}-high', new)}
+    self.made.registry.put([schedule.checkpoint_fact(path, phase, objects, {'worker': f'worker-{path}'})])
 
-  def perform(self):
-    task = Task(0, 'outer', 'high/0', 1, 1, '', 0, None)
+  def perform(self, number: int = 1):
+    task = Task(0, 'outer', 'high/0', number, 1, '', 0, None)
     found = self.executor.perform(self.made, task, types.SimpleNamespace(about={}, check=lambda: None))
     return found and found()
 
@@ -134,12 +133,57 @@ def test_an_executor_goes_on_without_what_is_bad_and_says_whose_it_is(by, scene,
   assert told[:3] == ('excluded', '2', 0) and told.meta['worker'] == 'worker-2' and told.meta['executor'] == 'all'
   assert list(module.meta['left_out']) == ['2'] and module.meta['paths'] == 1
   assert 'train, phase 1, step 18: path 2 (a1 b0) of worker-2 takes no part' in caplog.text
-  new, _ = island.unpack_module(scene.made.read_object(module.uri, module.sha256))
+  new = scene.made.read_object(module.uri, module.sha256)
+  assert new.keys() == scene.old.keys(), 'weights alone'
   for name, x in new.items():  # Nesterov, first step: (1 + mu) eta Delta
     np.testing.assert_allclose(x, scene.old[name] + 1.9 * 0.7 * 0.01, rtol=1e-5)
   scene.made.registry.put([module, told])
   again = scene.perform()
   assert again[0][:5] == module[:5] and len(again) == 1, 'who makes it again leaves out the same, without asking'
+
+
+def test_weights_are_read_without_the_outer_state(scene):
+  scene.checkpoint(0, 0.01)
+  scene.checkpoint(2, 0.02)
+  [module] = scene.perform()
+  weights, state = scene.made.read_module(module)
+  assert weights.keys() == scene.old.keys() and len(state) == len(weights)
+  assert sum(x.nbytes for x in state.values()) == sum(x.nbytes for x in weights.values())
+  before = scene.made.storage.bytes_in
+  assert scene.made.read_weights(module).keys() == weights.keys()
+  assert scene.made.storage.bytes_in - before < 1.1 * sum(x.nbytes for x in weights.values())
+
+
+def two_versions(scene) -> list[Fact]:
+  """The facts of the versions after two phases; the first is in the registry."""
+  for phase, by in ((0, 0.01), (1, -0.03)):
+    scene.checkpoint(0, by, phase)
+    scene.checkpoint(2, 0.02, phase)
+  [first] = scene.perform()
+  scene.made.registry.put([first])
+  return [first, *scene.perform(2)]
+
+
+def test_the_next_version_reads_contributions_alone(scene, monkeypatch):
+  names, read = [], type(scene.made.storage).read
+  monkeypatch.setattr(type(scene.made.storage), 'read', lambda self, *of: (names.append(of[0]), read(self, *of))[1])
+  first, second = two_versions(scene)
+  assert [name.split('/')[1] for name in names] == ['modules', *['paths'] * 4], 'version 0, and what paths wrote'
+  assert [*scene.executor.made] == [second.uri], 'what was taken is of no further use'
+  del scene.executor.made[second.uri], names[:]
+  assert scene.perform(2)[0][:5] == second[:5] and {first.uri, first.meta[island.OUTER][0]} < {*names}
+
+
+def test_versions_of_before_have_weights_and_outer_state_in_one_object(scene, tmp_path):
+  first, second = two_versions(scene)
+  one = scene.made.write_object('modules/1/high/0', island.pack_module(*scene.made.read_module(first)))
+  old = first._replace(uri=one[0], sha256=one[1], meta={k: x for k, x in first.meta.items() if k != island.OUTER})
+  scene.made.registry.withdraw(Fact('mark', '', 0, '', '', {}), [first], [])
+  scene.made.registry.put([old])
+  scene.executor = outer_executor.Executor(tmp_path / 'others')
+  [again] = scene.perform(2)
+  assert again[:5] == second[:5] and again.meta[island.OUTER] == second.meta[island.OUTER]
+  assert scene.perform(1)[0][:5] == old[:5], 'made again as it was'
 
 
 def test_who_makes_a_version_again_leaves_out_what_was_left_out_then(scene):
@@ -190,7 +234,7 @@ def test_the_mean_is_freed_before_the_version_is_written(scene, monkeypatch):
   scene.checkpoint(2, 0.01)
   monkeypatch.setattr(type(scene.made), 'write_object', noted_write)
   scene.perform()
-  assert means and alive == [[]]
+  assert means and alive == [[], []], 'the outer state, the weights'
 
 
 def test_a_module_whose_only_path_is_left_out_stays_as_it_is(made, tmp_path, monkeypatch):

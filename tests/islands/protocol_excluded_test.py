@@ -49,13 +49,14 @@ def outer(of: island.Island, task) -> list[Fact]:
     return []
   screening_facts.heed(of)
   [before] = of.registry.facts('module', [task.key], phase)
-  uri, sha256 = before.uri, before.sha256
   if counted:
-    new = digest(of.read_object(uri, sha256), *(of.read_object(*fact.meta['objects'][level]) for fact in counted))
-    uri, sha256 = of.write_object(f'modules/{task.number}/{task.key}', new)
+    new = digest(*of.read_module(before), *(of.read_object(*fact.meta['objects'][level]) for fact in counted))
+    made_now = digest_tasks.module_fact(of, task, new, {'left_out': left_out})
+  else:
+    made_now = before._replace(number=task.number, meta=before.meta | {'left_out': left_out})
   refused = [path for path in left_out if (task.key, path, phase) in REFUSED]
   more = [screening_facts.exclusion(of, int(path), phase, 'bad', 'worker', of.name) for path in refused]
-  return [Fact('module', task.key, task.number, uri, sha256, {'left_out': left_out}), *more]
+  return [made_now, *more]
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,14 @@ import functools
 import os
 import pathlib
 import random
+import shutil
 import threading
 import types
 
 import pytest
 import slow
 import sqlalchemy as sa
-from digest_tasks import PERFORM
+from digest_tasks import PERFORM, held_by
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
@@ -38,17 +39,21 @@ KINDS = {
 }
 SPEEDS = 1, 1, 1, 0.3, 0.02  # relative; the last is as good as stopped
 STEPS = 1, 2, 4, 8, 16, 32, 64  # between one turn and another, of a process
-FAULTS = {'killed': 0.05, 'expired': 0.1, 'damaged': 0.02}  # for each turn
+FAULTS = {'killed': 0.05, 'expired': 0.1, 'damaged': 0.02, 'disk_lost': 0.02}  # for each turn
 FAULTY_TURNS, MOST_TURNS = 600, 20_000
 SHARED = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('b',)))
 APART = (('low', 'embed|final|block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 ROUNDS = dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=2)
 RUNS = {
-  'all paths': (SHARED, dict(train=dict(phases=4))),
+  'all paths': (SHARED, dict(train=dict(phases=4), checkpoint=dict(state_every_phases=1))),
+  'seldom published': (SHARED, dict(train=dict(phases=7), checkpoint=dict(state_every_phases=3))),
   'drawn': (SHARED, dict(train=dict(phases=6, paths_per_phase=1, early_stopping=False))),
   'drawn apart': (APART, dict(train=dict(phases=6, paths_per_phase=1))),
   'rounds': (SHARED, dict(train=dict(phases=5), routing=ROUNDS)),
-  'drawn apart, rounds': (APART, dict(train=dict(phases=6, paths_per_phase=1), routing=ROUNDS)),
+  'drawn apart, rounds': (
+    APART,
+    dict(train=dict(phases=6, paths_per_phase=1), routing=ROUNDS, checkpoint=dict(state_every_phases=2)),
+  ),
 }
 
 
@@ -117,7 +122,7 @@ def watch(of: island.Island):
 
 def serve(of: island.Island, kinds):
   """As role_loop.Role.serve, in one thread."""
-  found = claims.Claims(of, 'any', kinds)
+  found = claims.Claims(of, 'any', kinds, holder=held_by(of).holder)
   found.hold = lambda claim: claim()  # a task, whose lease nobody renews
   role = role_loop.Role(found, lambda *_: None)
   while True:
@@ -227,6 +232,11 @@ class World:
         self.draw.choice([pathlib.Path.unlink, lambda f: f.write_bytes(b'x' + f.read_bytes())])(file)
       self.counts['damaged'] += 1
 
+  def disk_lost(self):
+    """A worker's, with the states that it holds."""
+    shutil.rmtree(self.place / 'held' / self.draw.choice(['worker-0', 'worker-1']), ignore_errors=True)
+    self.counts['disk lost'] += 1
+
   def end(self):
     """All go on to their ends, the stopped too; the monitor comes once more."""
     for process in self.processes:
@@ -242,6 +252,7 @@ class World:
     kept = {fact.uri for fact in self.facts.facts('module') if fact.number in versions}
     left = set(object_store.open_storage(str(self.place)).names(island.OBJECTS))
     assert left <= kept and (left == kept or self.counts['damaged'])
+    self.counts['replayed'] += sum(fact.meta.get('replayed', 0) for fact in self.facts.facts('checkpoint'))
 
 
 def play(place: pathlib.Path, name: str, seed: int, faults: bool) -> tuple[str, collections.Counter[str]]:

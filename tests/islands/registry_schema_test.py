@@ -10,7 +10,10 @@ from dipaco_jax.islands import registry
 from dipaco_jax.islands.registry import Fact, NewTask
 
 # What asks for all of a kind that can be claimed finds them by an index that holds nothing else.
-PARTIAL = 'dipaco_tasks_open', 'dipaco_tasks_undone', 'dipaco_facts_unscheduled'
+PARTIAL = (
+  *('dipaco_tasks_open', 'dipaco_tasks_undone', 'dipaco_facts_unscheduled'),
+  *('dipaco_tasks_held', 'dipaco_tasks_ready', 'dipaco_tasks_running'),
+)
 
 
 @pytest.fixture
@@ -45,9 +48,11 @@ def test_every_query_finds_its_rows_by_an_index(plans):
   made.mark_scheduled(facts)
   assert made.facts('checkpoint', ['0', '1'], 0) == facts
   made.release(made.claim('worker-0', ['train', 'outer'], ['low/0']))
+  made.claim('worker-0', ['train'], holder='mine')
   found = explained()
   searched = [(statement, line) for statement, lines in found.items() for line in lines if 'dipaco_' in line]
   assert len(found) >= 7 and len(searched) >= 7
+  assert any('dipaco_tasks_held (kind=? AND holder=?)' in line for _, line in searched)
   for statement, line in searched:
     whole = re.search(r'rowid=\?|\(kind=\? AND key=\? AND number=\?\)', line)
     assert line.startswith('SEARCH') and (whole or any(name in line for name in PARTIAL)), json.dumps([statement, line])

@@ -23,11 +23,13 @@ def names(tasks) -> list[tuple]:
   return [(task.kind, task.key, task.number) for task in tasks]
 
 
-def test_claims_go_by_number_then_by_age_across_kinds(db):
-  db.add_tasks(train(('9', 1), ('10', 0), ('2', 0), ('3', 0)))
-  db.add_tasks([NewTask('reroute', '', 0), NewTask('evaluate', '', 0), NewTask('train', '4', 0, 'waiting')])
-  claims = [db.claim('a', ['reroute', 'train']) for _ in range(5)]
-  assert [task.key for task in claims] == ['10', '2', '3', '', '9']
+def test_claims_go_by_age_across_kinds(db):
+  for tasks in train(('9', 1), ('10', 0)), [NewTask('reroute', '', 3)], train(('3', 0)), [NewTask('evaluate', '', 0)]:
+    db.add_tasks(tasks)
+    time.sleep(0.005)
+  db.add_tasks([NewTask('train', '4', 0, 'waiting')])
+  claims = [db.claim('a', ['reroute', 'train']) for _ in range(4)]
+  assert [task.key for task in claims[2:]] == ['', '3'] and {task.key for task in claims[:2]} == {'9', '10'}
   assert db.claim('a', ['reroute', 'train']) is None
   assert claims[0].fence == 1 and claims[0].owner == 'a' and claims[0].progress is None
 

@@ -6,7 +6,7 @@ import one_process
 import pytest
 from one_process import with_settings
 
-from dipaco_jax.islands import island, registry, schedule
+from dipaco_jax.islands import island, registry, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask
 
 made = one_process.made
@@ -30,6 +30,19 @@ def test_a_path_trains_on_when_its_own_modules_are_there(made):
   schedule.schedule(made, modules(made, 0, 'low/1'))
   assert tasks(made, 'train') == {('train', '1', 0, 'ready'), ('train', '3', 0, 'ready')}
   assert [fact.kind for fact in made.registry.unscheduled()] == ['config']
+
+
+def test_a_task_names_who_holds_the_state_that_it_goes_on_from(made):
+  of = with_settings(made, train=dict(phases=4, schedule=((0, (0, 1, 2, 3)), (1, (0, 1)), (2, (0, 1, 2, 3)))))
+  facts = [schedule.checkpoint_fact(path, 0, {}, {'holder': f'of-{path}'}) for path in range(3)]  # 3: of before
+  facts += [schedule.checkpoint_fact(3, 0, {}, {}), schedule.checkpoint_fact(0, 1, {}, {'holder': 'other'})]
+  told = screening_facts.exclusion(of, 1, 1, 'bad', 'w')
+  of.registry.put([*facts, schedule.checkpoint_fact(1, 1, {}, {'holder': 'of-1'}), told])
+  for version in (0, 1, 2):
+    schedule.schedule(of, modules(of, version, *of.all_modules()))
+  found = {(row['number'], row['key']): row['holder'] for row in of.registry.tasks(kind='train')}
+  expected = {'0': ['', 'of-0', 'other'], '1': ['', 'of-1', ''], '2': ['', None, 'of-2'], '3': ['', None, '']}
+  assert found == {(v, path): h for path, of_path in expected.items() for v, h in enumerate(of_path) if h is not None}
 
 
 @pytest.mark.parametrize('early_stopping', [False, True])

@@ -32,10 +32,27 @@ def test_timeline_of_what_is_done(island):
   do(island, 'worker-1', 'train', 1)
   island.registry.add_tasks([NewTask('train', '3', 2)])
   island.registry.claim('worker-1', ['train'])
-  found = run_history.timeline(island)['tasks']
+  found = run_history.timeline(island, {})['tasks']
   assert [task[:3] for task in found] == [['worker-1', 'train', 1], ['worker-1', 'train', 2], ['outer-0', 'outer', 1]]
   train, later, outer = [task[3:] for task in found]
   assert 0 == train[0] <= train[1] <= outer[0] <= outer[1] <= later[0] <= later[1] < 60
+
+
+def test_a_replay_is_a_bar_before_its_task_in_the_row_of_the_worker(island):
+  do(island, 'worker-1', 'train', 0)
+  do(island, 'worker-1', 'train', 1)
+  [task] = [task for task in island.registry.tasks('done', 'train') if task['number']]
+  half = (task['ended'] - task['claimed']) / 2
+  about = {'replay': {'phases': [0], 'seconds': half}}
+  replayed = run_history.replays([Fact('checkpoint', '3', 0, '', '', {}), Fact('checkpoint', '3', 1, '', '', about)])
+  found = run_history.timeline(island, replayed)['tasks']
+  assert [task[1:3] for task in found] == [['train', 1], ['replay', 2], ['train', 2]]
+  assert found[1][4] == found[2][3] <= found[2][4]
+  rows = timeline_plot.rows([Task(*task) for task in found[::-1]])
+  assert list(rows) == ['worker-1'] == list(timeline_plot.shown(rows))
+  assert [task.kind for task in rows['worker-1']] == ['train', 'replay', 'train']
+  labels = [text.get_text() for text in timeline_plot.draw(rows).axes[0].get_legend().get_texts()]
+  assert labels == ['train', 'outer', 'evaluate', 'replay']
 
 
 def test_rows():

@@ -8,7 +8,7 @@ import small
 
 from dipaco_jax.core import outer
 from dipaco_jax.data import loader
-from dipaco_jax.islands import worker
+from dipaco_jax.islands import inner_phase
 from dipaco_jax.training import job as job_lib
 
 GRID, FIRST = {'a': 2, 'b': 2}, 5  # paths; steps of pretraining
@@ -57,7 +57,7 @@ def test_no_batch_is_passed_over(how):
 
   for path in range(4):  # a path that is alone on the devices of an island
     phases = [phase for phase, of_phase in enumerate(active) if of_phase[path]]
-    alone = (loaded(job, worker.remaining(job, path, phase, 0))[path] for phase in phases)
+    alone = (loaded(job, inner_phase.remaining(job, path, phase, 0))[path] for phase in phases)
     assert [*itertools.chain.from_iterable(alone)] == whole[path]
 
 

@@ -1,0 +1,212 @@
+"""What a worker holds on its machine: the states of the paths that it trained last, in memory and on disk [3].
+
+    <place on this machine>/held/<n>/     a slot, of one worker process at a time, which locks it while it lives
+      holder                              a random id, made with the slot; facts and tasks name it
+      PATH-PHASE-DIGEST.state             a path's state after a phase; DIGEST begins that of the checkpoint's fact
+      PATH-PHASE-stepN-DIGEST.state       within a phase: parameters too; DIGEST is that of what the phase began from
+
+A holder is a disk, not a process: a worker that is started again on its machine takes the first free slot, and finds
+what is there; on another disk it is a new holder. Each file begins with the sha256 of the rest, so one that is damaged
+counts as absent. Whatever is lost can be made again (lineage.py): a disk that fails or is full stops nobody.
+"""
+
+import collections
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import logging
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dipaco_jax.islands.path_state import Arrays
+from dipaco_jax.storage import files, tensors
+
+HELD, LOCK, HOLDER = 'held', 'lock', 'holder'
+SHA256 = 32  # bytes of a digest, which comes before the data
+DIGITS = 16  # of a digest, in names
+NAME = re.compile(r'(\d+)-(\d+)-(?:step(\d+)-)?([0-9a-f]*)\.state')
+MEMORY_SHARE = 0.25  # of this machine's memory, for all workers on it together
+MEMORY_LIMITS = '/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'  # of a container
+
+
+class Key(NamedTuple):
+  """Names a path's state after a phase, or, with `step`, within it."""
+
+  path: int
+  phase: int
+  digest: str  # of the checkpoint's fact, or of what the phase began from
+  step: int | None = None
+
+  @property
+  def file(self) -> str:
+    step = '' if self.step is None else f'step{self.step}-'
+    return f'{self.path}-{self.phase}-{step}{self.digest[:DIGITS]}.state'
+
+
+class HeldStates:
+  """States of paths in a slot, for any number of threads; without a folder, in memory alone."""
+
+  def __init__(self, folder: pathlib.Path | None = None, holder: str = '', memory_bytes: int = 1 << 62):
+    self.folder, self.holder, self.memory_bytes = folder, holder, memory_bytes
+    self.memory: collections.OrderedDict[Key, Arrays] = collections.OrderedDict()  # the least recently used first
+    self.lock = threading.Lock()
+
+  def put(self, key: Key, state: Arrays):
+    """Keeps a path's state after a phase, synced; the one before stays until this one is asked for."""
+    with self.lock:
+      self.memory[_short(key)] = state
+      self.memory.move_to_end(_short(key))
+      while len(self.memory) > 1 and sum(map(_num_bytes, self.memory.values())) > self.memory_bytes:
+        self.memory.popitem(last=False)
+    self._write(key, state)
+
+  def get(self, path: int, phase: int, digest: str) -> Arrays | None:
+    """Returns a path's state after a phase, None where it is not held; forgets what is older, which nobody asks for."""
+    key = Key(path, phase, digest)
+    with self.lock:
+      found = self.memory.get(_short(key))
+    found = self._read(key.file) if found is None else found
+    if found is not None:
+      self.forget(path, phase, but=key)
+    return found
+
+  def put_within(self, key: Key, state: Arrays):
+    """Keeps a path's state within a phase, on disk, in place of those of earlier steps."""
+    if self._write(key, state):
+      self._remove(lambda k: k.path == key.path and k.step is not None and k.file != key.file)
+
+  def get_within(self, path: int, phase: int, digest: str) -> tuple[int, Arrays] | None:
+    """Returns the last step within a phase of which a state is held, and that; None where there is none."""
+    mine = [k for k in self.names() if k.step is not None and k[:3] == (path, phase, digest[:DIGITS])]
+    for key in sorted(mine, key=lambda k: k.step or 0, reverse=True):
+      if (found := self._read(key.file)) is not None:
+        return key.step or 0, found
+    return None
+
+  def has_within(self, path: int, phase: int) -> bool:
+    """Returns whether there may be a state within a phase; a look at names alone."""
+    return any(k[:2] == (path, phase) and k.step is not None for k in self.names())
+
+  def forget(self, path: int, phase: int, but: Key | None = None):
+    """Forgets a path's states up to a phase, `but` this one."""
+    kept = but and but.file
+
+    def is_older(key: Key) -> bool:
+      return key.path == path and key.phase <= phase and key.file != kept
+
+    with self.lock:
+      for key in [key for key in self.memory if is_older(key)]:
+        del self.memory[key]
+    self._remove(is_older)
+
+  def names(self) -> list[Key]:
+    """Returns the names of all states on disk."""
+    try:
+      found = [NAME.fullmatch(name) for name in os.listdir(self.folder)] if self.folder else []
+    except OSError:
+      return []
+    return [Key(int(m[1]), int(m[2]), m[4], int(m[3]) if m[3] else None) for m in found if m]
+
+  def _write(self, key: Key, state: Arrays) -> bool:
+    if not self.folder:
+      return False
+    data = tensors.to_bytes(state)
+    try:
+      files.write_file(self.folder / key.file, hashlib.sha256(data).digest(), data)
+    except OSError as e:
+      logging.warning('path %d: its state is not on disk, and would be trained again if this ends: %s', key.path, e)
+      return False
+    return True
+
+  def _read(self, name: str) -> Arrays | None:
+    try:
+      data = files.read_file(self.folder / name) if self.folder else memoryview(b'')
+    except OSError:
+      return None
+    if hashlib.sha256(data[SHA256:]).digest() != data[:SHA256]:
+      return None
+    return tensors.from_bytes(data[SHA256:])
+
+  def _remove(self, is_useless):
+    for key in filter(is_useless, self.names()):
+      with contextlib.suppress(OSError):
+        (self.folder / key.file).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def slot(place: pathlib.Path) -> Iterator[HeldStates]:
+  """Takes the first free slot of this machine, and holds it until the end of the block, or of the process."""
+  folder, handle = _lock_first(place / HELD)
+  try:
+    files.tidy(folder)
+    count = sum(1 for other in (place / HELD).iterdir() if other.name.isdecimal())
+    yield HeldStates(folder, _holder(folder / HOLDER), int(MEMORY_SHARE * _machine_memory() / count))
+  finally:
+    os.close(handle)
+
+
+def remove_free(place: pathlib.Path):
+  """Removes the slots that no process holds, when the run is finished."""
+  for folder in (place / HELD).glob('*'):
+    if (handle := _locked(folder)) is not None:
+      shutil.rmtree(folder, ignore_errors=True)
+      os.close(handle)
+  with contextlib.suppress(OSError):
+    (place / HELD).rmdir()
+
+
+def _lock_first(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
+  """Locks the first slot that is free, made if all are held; returns it and what holds the lock."""
+  for n in itertools.count():
+    (folder / str(n)).mkdir(parents=True, exist_ok=True)
+    if (handle := _locked(folder / str(n))) is not None:
+      return folder / str(n), handle
+  raise AssertionError('there is no end of numbers')
+
+
+def _locked(folder: pathlib.Path) -> int | None:
+  """Returns the open file that locks a slot; None where another process has it, or it is being removed."""
+  try:
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  with contextlib.suppress(BlockingIOError, FileNotFoundError):
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK)):
+      return handle
+  os.close(handle)
+  return None
+
+
+def _holder(file: pathlib.Path) -> str:
+  """Returns the id in a slot, made at random where there is none."""
+  with contextlib.suppress(OSError, UnicodeDecodeError):
+    if re.fullmatch('[0-9a-f]{16}', found := file.read_text()):
+      return found
+  made = secrets.token_hex(8)
+  files.write_file(file, made)
+  return made
+
+
+def _machine_memory() -> int:
+  """Returns the bytes of memory of this machine, or container."""
+  limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+  for file in MEMORY_LIMITS:
+    with contextlib.suppress(OSError, ValueError):
+      limits.append(int(pathlib.Path(file).read_text()))
+  return min(limits)
+
+
+def _short(key: Key) -> Key:
+  return key._replace(digest=key.digest[:DIGITS])
+
+
+def _num_bytes(state: Arrays) -> int:
+  return sum(x.nbytes for x in state.values())

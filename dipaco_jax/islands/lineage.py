@@ -1,0 +1,174 @@
+"""Where a path's state comes from: it is held, published, or made again from modules, which are facts [3].
+
+A path's state (of AdamW) stays with the worker that trains it, its *holder* (held_states.py), and is an object of the
+path's checkpoint only after every k-th phase, k = `checkpoint.state_every_phases`. Who lacks the state of a path goes
+back to the last phase after which it is held or published, or to the base model, or to a phase from which the path was
+excluded, after which it begins with a fresh state; and repeats the phases since: a *replay*. Modules of those versions
+are facts, shards and order of the rows follow from the settings, so the state is the same, to the bit, on machines that
+compute alike.
+
+With sampled paths, the state is published after the first phase of the path that completes a k-th.
+"""
+
+import collections
+import hashlib
+import json
+import logging
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands.held_states import HeldStates, Key
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.path_state import INNER, Arrays
+from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.storage import tensors
+
+RECENT = 32  # tasks, whose median duration says what a phase takes
+
+
+class Found(NamedTuple):
+  """The newest state of a path from which a task can be done."""
+
+  phases: tuple[int, ...]  # to train from there: those to replay, then the task's own
+  inner: Arrays  # inner state before the first of them; {} where the path has none
+  fresh: bool  # whether it then gets a fresh one, rather than the base model's
+  within: tuple[int, Arrays] | None = None  # a step of the first of them, and parameters and inner state there
+
+
+def trained_before(island: Island, path: int, phase: int) -> int | None:
+  """Returns the last phase before this one in which the path was trained; None where there is none."""
+  return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
+
+
+def publishes_state(island: Island, path: int, phase: int) -> bool:
+  """Returns whether a path's state is an object of its checkpoint after a phase in which it is trained."""
+  before, every = trained_before(island, path, phase), island.run.settings.checkpoint.state_every_phases
+  done = 0 if before is None else before + 1
+  return island.run.settings.inner.keep_state and (phase + 1) // every > done // every
+
+
+def find(island: Island, held: HeldStates, task: Task) -> Found:
+  """Finds the newest state of a path that the task can be done from. Raises island.Gone."""
+  path, phases = int(task.key), tuple[int, ...]([task.number])
+  while True:
+    phase = phases[0]
+    before, fresh = previous(island, path, phase)
+    within = held.get_within(path, phase, origin(island, path, phase)) if held.has_within(path, phase) else None
+    if within is None and phase == task.number and task.progress:
+      within = read_progress(island, task)
+    inner: Arrays | None = {}
+    if before is not None and not fresh and within is None:
+      inner = read_state(island, held, path, before)
+    if inner is not None:
+      return Found(phases, inner, fresh, within)
+    assert before is not None
+    phases = before, *phases
+
+
+def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
+  """Returns the phase whose inner state a path goes on from, if any, and whether it has a fresh one instead."""
+  before = trained_before(island, path, phase) if island.run.settings.inner.keep_state else None
+  return before, before is not None and screening_facts.begins_anew(island, path, before)
+
+
+def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
+  """Returns a path's inner state after a phase, None where it is neither held nor published. Raises island.Gone."""
+  [made] = island.registry.facts('checkpoint', [str(path)], phase)
+  inner = held.get(path, phase, made.sha256)
+  if inner is None and INNER in made.meta['objects']:
+    inner = island.read_object(*made.meta['objects'][INNER])
+  return inner
+
+
+def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
+  """Returns the step and state that an earlier version of this program published within the phase, if any."""
+  assert task.progress
+  try:
+    return task.progress['step'], island.read_object(task.progress['name'], task.progress['sha256'])
+  except OSError as e:
+    logging.warning('%s: the phase is trained from its start', e)
+    return None
+
+
+def origin(island: Island, path: int, phase: int) -> str:
+  """Returns a digest of what a path's phase begins from: who goes on within it has begun from the same."""
+  before, fresh = previous(island, path, phase)
+  facts = island.registry.facts('module', sorted(island.modules_of(path).values()), phase)
+  facts += island.registry.facts('checkpoint', [str(path)], before) if before is not None else []
+  words = [island.resumed, fresh, *([*fact[:3], fact.sha256] for fact in facts)]
+  return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def holders(island: Island, paths: Iterable[int], phase: int) -> dict[int, str]:
+  """Returns who holds the states from which paths go on in a phase; paths without any are left out."""
+  found: dict[int, str] = {}
+  groups = collections.defaultdict[int, list[str]](list)
+  for path in paths if island.run.settings.inner.keep_state else ():
+    if (before := trained_before(island, path, phase)) is not None:
+      groups[before].append(str(path))
+  for before, keys in groups.items():
+    excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)}
+    made = island.registry.facts('checkpoint', keys, before)
+    found |= {int(fact.key): fact.meta.get('holder', '') for fact in made if fact.key not in excluded}
+  return found
+
+
+def forget_moved(island: Island, held: HeldStates):
+  """Forgets the states of paths that another worker has trained further."""
+  groups = collections.defaultdict[int, list[Key]](list)
+  for key in held.names():
+    later = range(key.phase + (key.step is None), island.run.settings.train.phases)
+    if (following := next((t for t in later if island.active_paths(t)[key.path]), None)) is not None:
+      groups[following].append(key)
+  for phase, keys in groups.items():
+    facts = island.registry.facts('checkpoint', sorted({str(key.path) for key in keys}), phase)
+    moved = {int(fact.key) for fact in facts if fact.meta.get('holder') != held.holder}
+    for key in keys:
+      if key.path in moved:
+        held.forget(key.path, key.phase)
+
+
+def differing_levels(island: Island, made: Fact, params: Arrays) -> list[str]:
+  """Returns the levels of which a path's parameters are not those that its checkpoint's fact names."""
+  digests = {
+    level.name: hashlib.sha256(tensors.to_bytes({n: params[n] for n in island.layout.names(level)})).hexdigest()
+    for level in island.layout.levels
+  }
+  return [name for name, found in digests.items() if found != made.meta['objects'][name][1]]
+
+
+def phases_to_replay(island: Island, path: int, phase: int, excluded: Sequence[int]) -> int:
+  """Returns the number of phases that a replay repeats for the state of a path after a phase; `excluded` are its own.
+
+  It follows from the settings alone: states that a machine holds, or that earlier versions published, are left out.
+  """
+  count, at = 0, phase if island.active_paths(phase)[path] else trained_before(island, path, phase)
+  while at is not None and at not in excluded and not publishes_state(island, path, at):
+    count, at = count + 1, trained_before(island, path, at)
+  return count if island.run.settings.inner.keep_state else 0
+
+
+def costs(island: Island) -> dict[tuple[int, float], list[int]]:
+  """Returns paths by what it would cost if their holders were lost now: phases to repeat, and about how many seconds.
+
+  Paths that cost nothing are left out.
+  """
+  registry, found = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
+  excluded = collections.defaultdict[str, list[int]](list)
+  for fact in registry.facts('excluded'):
+    excluded[fact.key].append(fact.number)
+  seconds = statistics.median(registry.durations('train', RECENT) or [0.0])
+  for key, phase in registry.newest('checkpoint').items():
+    phases = phases_to_replay(island, int(key), phase, excluded[key])
+    if phases and phase + 1 < island.run.settings.train.phases:
+      found[phases, phases * seconds].append(int(key))
+  return dict(sorted(found.items(), reverse=True))
+
+
+def is_finite(arrays: Arrays) -> bool:
+  """Returns whether all values are finite: else nobody could go on from them."""
+  return all(np.isfinite(x).all() for x in arrays.values())

@@ -1,0 +1,226 @@
+"""Where a path's state comes from; and that whoever lacks it makes the same again [3]."""
+
+import contextlib
+import pathlib
+import threading
+
+import numpy as np
+import one_process
+import poison
+import pytest
+import slow
+import tiny_run
+from island_fixtures import machine, one_device, prepared  # noqa: F401
+from one_process import Faults, changed, with_settings
+
+from dipaco_jax.islands import lineage, monitor, registry, schedule, screening_facts
+from dipaco_jax.islands.held_states import HeldStates, Key
+from dipaco_jax.islands.path_state import INNER
+from dipaco_jax.islands.registry import Fact, Task
+
+made = one_process.made
+EVERY = 3  # phases from one publication to the next
+
+
+# -- which state
+
+
+def test_the_phase_before_is_the_last_in_which_the_path_was_trained(made):
+  of = with_settings(made, train=dict(phases=6, schedule=((0, (0, 1)), (2, (1,)), (5, (0,)))))
+  assert [lineage.trained_before(of, 0, phase) for phase in range(6)] == [None, 0, 1, 1, 1, 1]
+  assert lineage.trained_before(of, 2, 5) is None
+
+
+@pytest.mark.parametrize(
+  'every, schedule, expected',
+  [
+    (3, (), [2, 5, 8]),
+    (1, (), [*range(9)]),
+    (3, ((0, (0,)), (1, (1,)), (4, (0,))), [4, 5, 8]),  # not in 1, 2, 3: the first phase after the third
+    (2, tuple((t, (t % 2,)) for t in range(9)), [2, 4, 6, 8]),  # drawn in even phases, none of which completes a pair
+  ],
+)
+def test_a_state_is_published_after_every_kth_phase_or_the_next_of_the_path(every, schedule, expected, made):
+  sections = dict(train=dict(phases=9, schedule=schedule), checkpoint=dict(state_every_phases=every))
+  of = with_settings(made, **sections)
+  trained = [phase for phase in range(9) if of.active_paths(phase)[0]]
+  assert [phase for phase in trained if lineage.publishes_state(of, 0, phase)] == expected
+  never = with_settings(made, **sections, inner=dict(keep_state=False))
+  assert not any(lineage.publishes_state(never, 0, phase) for phase in trained)
+
+
+def test_what_a_replay_would_cost(made):
+  of = with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=4))
+  assert [lineage.phases_to_replay(of, 0, phase, ()) for phase in range(9)] == [1, 2, 3, 0, 1, 2, 3, 0, 1]
+  assert [lineage.phases_to_replay(of, 0, phase, (1,)) for phase in range(5)] == [1, 0, 1, 0, 1]
+  without = with_settings(of, inner=dict(keep_state=False))
+  assert lineage.phases_to_replay(without, 0, 2, ()) == 0
+
+
+def test_costs_are_told_by_path(made):
+  of = with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=4))
+  facts = [
+    Fact('checkpoint', str(path), t, '', '', {}) for path, last in enumerate((3, 5, 6, 5)) for t in range(last + 1)
+  ]
+  of.registry.put([*facts, screening_facts.exclusion(of, 3, 5, 'bad', 'w')])
+  assert lineage.costs(of) == {(3, 0.0): [2], (2, 0.0): [1]}
+  assert not lineage.costs(with_settings(of, train=dict(phases=6))).keys() & {(2, 0.0)}, 'the last phase is done'
+
+
+class Scene:
+  """Path 3 after some phases, of which one is published, and excluded from others."""
+
+  def __init__(self, made, published=(), excluded=()):
+    self.made = with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=EVERY))
+    facts = [Fact('module', key, v, f'm{v}', f'{v}' * 64, {}) for key in made.all_modules() for v in range(9)]
+    for t in range(8):
+      objects = {INNER: made.write_object(f'paths/{t}/3-{INNER}', state(t))} if t in published else {}
+      facts.append(Fact('checkpoint', '3', t, '', digest(t), {'objects': objects}))
+    made.registry.put([*facts, *(screening_facts.exclusion(made, 3, t, 'bad', 'w') for t in excluded)])
+
+  def find(self, held: HeldStates, phase: int = 8, progress: dict | None = None) -> lineage.Found:
+    return lineage.find(self.made, held, Task(0, 'train', '3', phase, 1, 'all', 0, progress))
+
+
+def state(x: float):
+  return {f"['{INNER}'].mu": np.full(4, x, 'f')}
+
+
+def digest(phase: int) -> str:
+  return f'{phase}c' * 32
+
+
+def value(found: lineage.Found) -> float:
+  return float(found.inner[f"['{INNER}'].mu"][0])
+
+
+def test_it_is_held_or_published_or_begins_anew_or_with_the_base(made):
+  scene, held = Scene(made, published=(2, 5)), HeldStates()
+  found = scene.find(held)
+  assert found.phases == (6, 7, 8) and value(found) == 5 and not found.fresh and not found.within
+  held.put(Key(3, 6, digest(6)), state(6.5))
+  found = scene.find(held)
+  assert found.phases == (7, 8) and value(found) == 6.5
+  assert scene.find(HeldStates(), phase=2)[:3] == ((0, 1, 2), {}, False)
+  scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
+  found = scene.find(held)
+  assert found[:3] == ((7, 8), {}, True), 'what is held is of a phase from which the path was excluded'
+
+
+def test_a_state_that_another_fact_names_is_not_taken(made):
+  scene, held = Scene(made), HeldStates()
+  held.put(Key(3, 7, 'f' * 64), state(1))
+  assert scene.find(held).phases == tuple(range(9))
+
+
+def test_without_kept_states_a_phase_begins_as_the_first_does(made):
+  scene = Scene(made)
+  scene.made = with_settings(scene.made, inner=dict(keep_state=False))
+  assert scene.find(HeldStates())[:3] == ((8,), {}, False)
+
+
+def test_within_a_phase_it_goes_on_from_the_same_beginning_alone(made, tmp_path):
+  scene, held = Scene(made, published=(5,)), HeldStates(tmp_path / 'held')
+  held.put_within(Key(3, 7, lineage.origin(scene.made, 3, 7), 4), state(7.5))
+  found = scene.find(held)
+  assert found.phases == (7, 8) and found.within[0] == 4
+  scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
+  assert scene.find(held)[:3] == ((7, 8), {}, True) and scene.find(held).within is None
+
+
+def test_states_of_paths_that_moved_on_are_forgotten(made, tmp_path):
+  of = with_settings(made, train=dict(phases=9, schedule=((0, (1, 2, 3)), (4, (2, 3)), (6, (1, 2, 3)))))
+  held = HeldStates(tmp_path / 'held', 'us')
+  about = {1: ('us', 6), 2: ('others', 4), 3: ('others', 3)}  # by path: who trained it last, in which phase
+  of.registry.put([Fact('checkpoint', str(p), t, '', '', {'holder': name}) for p, (name, t) in about.items()])
+  for path in about:
+    held.put(Key(path, 3, digest(3)), state(path))
+  held.put_within(Key(2, 4, digest(4), 5), state(2))
+  held.put_within(Key(3, 4, digest(4), 5), state(3))
+  lineage.forget_moved(of, held)
+  assert {(key.path, key.phase, key.step) for key in held.names()} == {(1, 3, None), (3, 3, None), (3, 4, 5)}
+
+
+@pytest.mark.parametrize('damage', [None, tiny_run.flip_a_bit, pathlib.Path.unlink])
+def test_what_an_earlier_version_published_within_a_phase_counts(damage, made, caplog):
+  scene = Scene(made, published=(5,))
+  name, sha256 = made.write_object('paths/8/3-step4', state(8.5))
+  if damage:
+    damage(made.run.workdir / name)
+  found = scene.find(HeldStates(), progress={'step': 4, 'name': name, 'sha256': sha256})
+  if damage:
+    assert found.phases == (6, 7, 8) and not found.within and 'the phase is trained from its start' in caplog.text
+  else:
+    assert found.phases == (8,) and found.within[0] == 4
+
+
+# -- to the same bits
+
+RUNS = {
+  'plain': {},
+  'sampled': {'train': dict(phases=7, paths_per_phase=2)},
+  'fresh': {'inner': dict(inherit_state=False)},
+  'without states': {'inner': dict(keep_state=False)},
+  'poisoned': {},
+}
+POISONED = 'noise', 12 + 3 * 6 + 1  # in the fourth phase
+
+
+def begin(name: str, machine, prepared, place: pathlib.Path) -> one_process.Machine:  # noqa: F811
+  """A machine and a place for a run of a name."""
+  sections = {'train': dict(phases=6), 'checkpoint': dict(state_every_phases=EVERY, every_steps=2)} | RUNS[name]
+  alone = machine.begin(prepared, place, changed(machine.settings, **sections))
+  if name == 'poisoned':
+    alone.programs = {kind: x for kind, x in machine.programs.items() if kind != 'programs'}
+    with contextlib.closing(alone.island(place).registry):
+      programs = alone.island(place).run.programs
+    programs.__dict__['steps'] = poison.poisoned(programs, programs.steps, [2], *reversed(POISONED))
+    alone.programs['programs'] = programs
+  return alone
+
+
+class Watch:
+  """A monitor beside a run, until the end of the block."""
+
+  def __init__(self, made):
+    self.made, self.over = made, threading.Event()
+    self.thread = threading.Thread(target=self.watch, daemon=True)
+
+  def watch(self):
+    collector = monitor.Collector(self.made)
+    while not self.over.wait(0.05):
+      schedule.advance(self.made)
+      collector.collect(monitor.frontier(self.made) - monitor.GENERATIONS)
+
+  def __enter__(self):
+    self.thread.start()
+
+  def __exit__(self, *_):
+    self.over.set()
+    self.thread.join()
+    one_process.close(self.made)
+
+
+def replays(place: pathlib.Path) -> list[list[int]]:
+  with contextlib.closing(registry.Registry(f'sqlite:///{place}/registry.db')) as facts:
+    told = [fact.meta.get('replay') for fact in facts.facts('checkpoint')]
+  assert not any(each['differing'] or each['seconds'] <= 0 for each in told if each)
+  return [each['phases'] for each in told if each]
+
+
+@pytest.mark.usefixtures('one_device')
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.parametrize('name', slow.but(RUNS, 'fresh', 'without states'))
+def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, prepared, tmp_path):  # noqa: F811
+  """A monitor collects beside it, and nothing that it has deleted is missed."""
+  alone = begin(name, machine, prepared, tmp_path / 'one')
+  alone.to_the_end(tmp_path / 'one', Faults(), end=one_process.TRAINED)
+  assert not replays(tmp_path / 'one')
+  place = tmp_path / 'run'
+  other = begin(name, machine, prepared, place)
+  faults = Faults(f'after complete train {path} {phase}' for path in range(4) for phase in range(7))
+  with Watch(other.island(place)):
+    other.to_the_end(place, faults, far=tmp_path / 'far', end=one_process.TRAINED)
+  assert len(faults.hit) > 12 and not [point for point in faults.passed if 'missing' in point]
+  assert other.backend.outcome(place) == alone.backend.outcome(tmp_path / 'one')
+  assert max(map(len, replays(place)), default=0) == (0 if name == 'without states' else EVERY - 1)
