@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.core import modules as modules_lib, outer
+from dipaco_jax.core import modules as modules_lib, outer, streaming
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, run as run_lib
@@ -25,6 +26,7 @@ from dipaco_jax.training import module_publishing
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 TOKENIZER = 'tokenizer.model'
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata; in old objects, before its names
+DIFFERENCES = 'differences'  # of modules, in storage
 
 
 class Later(OSError):
@@ -47,6 +49,7 @@ class Island:
   registry: Registry
   storage: storage_lib.Storage
   name: str  # of this process
+  weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
 
   # -- objects
@@ -159,13 +162,22 @@ class Island:
       params |= self.read_weights(fact)
     return dict(sorted(params.items()))
 
+  @functools.cached_property
+  def wire(self) -> streaming.Wire:
+    """What is exchanged, and how."""
+    return streaming.make_wire(self.run.settings.outer, self.run.settings.train)
+
+  def kind(self, level: Level) -> str:
+    """Returns how what paths exchange of a level is compressed, one of compression.KINDS."""
+    return self.wire.compress if self.layout.grid.paths_through(level) > 1 else 'none'
+
   def read_weights(self, fact: Fact) -> dict[str, np.ndarray]:
-    """Reads the weights of a module's version."""
-    return unpack_module(self.read_object(fact.uri, fact.sha256))[0]
+    """Reads the weights of a module's version, as paths read them; nobody may change them."""
+    return unpack_module(self.weights.read(self, fact))[0]
 
   def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
-    weights, state = unpack_module(self.read_object(fact.uri, fact.sha256))
+    weights, state = unpack_module(self.weights.read(self, fact))
     return weights, self.read_object(*fact.meta[OUTER]) if OUTER in fact.meta else state
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
@@ -200,7 +212,7 @@ def maker(name: str) -> tuple[str, str, int]:
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
     return 'train', parts[2].partition('-')[0], int(parts[1])
-  if parts[0] in ('modules', OUTER) and parts[1] != '0':
+  if parts[0] in ('modules', DIFFERENCES, OUTER) and parts[1] != '0':
     return 'outer', '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
   if parts[0] in ('routing', 'shards') and parts[1] != '0':
     return 'reroute', '', int(parts[1])

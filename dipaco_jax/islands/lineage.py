@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.storage import tensors
@@ -34,7 +35,7 @@ class Found(NamedTuple):
   """The newest state of a path from which a task can be done."""
 
   phases: tuple[int, ...]  # to train from there: those to replay, then the task's own
-  inner: Arrays  # inner state before the first of them; {} where the path has none
+  carried: Arrays  # `PathState.carried` before the first of them; {} where the path has nothing
   fresh: bool  # whether it then gets a fresh one, rather than the base model's
   within: tuple[int, Arrays] | None = None  # a step of the first of them, and parameters and inner state there
 
@@ -48,7 +49,12 @@ def publishes_state(island: Island, path: int, phase: int) -> bool:
   """Returns whether a path's state is an object of its checkpoint after a phase in which it is trained."""
   before, every = trained_before(island, path, phase), island.run.settings.checkpoint.state_every_phases
   done = 0 if before is None else before + 1
-  return island.run.settings.inner.keep_state and (phase + 1) // every > done // every
+  return has_state(island) and (phase + 1) // every > done // every
+
+
+def has_state(island: Island) -> bool:
+  """Returns whether paths take anything along from phase to phase: AdamW state, or residuals."""
+  return island.run.settings.inner.keep_state or island.wire.compress != 'none'
 
 
 def find(island: Island, held: HeldStates, task: Task) -> Found:
@@ -60,23 +66,23 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
     within = held.get_within(path, phase, origin(island, path, phase)) if held.has_within(path, phase) else None
     if within is None and phase == task.number and task.progress:
       within = read_progress(island, task)
-    inner: Arrays | None = {}
+    carried: Arrays | None = {}
     if before is not None and not fresh and within is None:
-      inner = read_state(island, held, path, before)
-    if inner is not None:
-      return Found(phases, inner, fresh, within)
+      carried = read_state(island, held, path, before)
+    if carried is not None:
+      return Found(phases, carried, fresh, within)
     assert before is not None
     phases = before, *phases
 
 
 def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
   """Returns the phase whose inner state a path goes on from, if any, and whether it has a fresh one instead."""
-  before = trained_before(island, path, phase) if island.run.settings.inner.keep_state else None
+  before = trained_before(island, path, phase) if has_state(island) else None
   return before, before is not None and screening_facts.begins_anew(island, path, before)
 
 
 def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
-  """Returns a path's inner state after a phase, None where it is neither held nor published. Raises island.Gone."""
+  """Returns what a path takes along after a phase, None where it is neither held nor published. Raises island.Gone."""
   [made] = island.registry.facts('checkpoint', [str(path)], phase)
   inner = held.get(path, phase, made.sha256)
   if inner is None and INNER in made.meta['objects']:
@@ -107,7 +113,7 @@ def holders(island: Island, paths: Iterable[int], phase: int) -> dict[int, str]:
   """Returns who holds the states from which paths go on in a phase; paths without any are left out."""
   found: dict[int, str] = {}
   groups = collections.defaultdict[int, list[str]](list)
-  for path in paths if island.run.settings.inner.keep_state else ():
+  for path in paths if has_state(island) else ():
     if (before := trained_before(island, path, phase)) is not None:
       groups[before].append(str(path))
   for before, keys in groups.items():
@@ -132,12 +138,9 @@ def forget_moved(island: Island, held: HeldStates):
         held.forget(key.path, key.phase)
 
 
-def differing_levels(island: Island, made: Fact, params: Arrays) -> list[str]:
-  """Returns the levels of which a path's parameters are not those that its checkpoint's fact names."""
-  digests = {
-    level.name: hashlib.sha256(tensors.to_bytes({n: params[n] for n in island.layout.names(level)})).hexdigest()
-    for level in island.layout.levels
-  }
+def differing_levels(made: Fact, sent: Mapping[str, Sent]) -> list[str]:
+  """Returns the levels of which a path sends what is not the object that its checkpoint's fact names."""
+  digests = {level: hashlib.sha256(tensors.to_bytes(message.arrays)).hexdigest() for level, message in sent.items()}
   return [name for name, found in digests.items() if found != made.meta['objects'][name][1]]
 
 
@@ -149,7 +152,7 @@ def phases_to_replay(island: Island, path: int, phase: int, excluded: Sequence[i
   count, at = 0, phase if island.active_paths(phase)[path] else trained_before(island, path, phase)
   while at is not None and at not in excluded and not publishes_state(island, path, at):
     count, at = count + 1, trained_before(island, path, at)
-  return count if island.run.settings.inner.keep_state else 0
+  return count if has_state(island) else 0
 
 
 def costs(island: Island) -> dict[tuple[int, float], list[int]]:

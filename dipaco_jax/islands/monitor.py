@@ -17,8 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import evaluator, outer_executor, run_history, schedule, screening_facts, worker
-from dipaco_jax.islands.island import OBJECTS, OUTER, Island
+from dipaco_jax.islands import (
+  evaluator,
+  lineage,
+  module_weights,
+  outer_executor,
+  run_history,
+  schedule,
+  screening_facts,
+  worker,
+)
+from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.reports import live_report, run_report, timeline_plot
@@ -75,7 +84,8 @@ class Collector:
   def __init__(self, island: Island):
     self.island = island
     self.next = 0  # the first version that was not collected yet
-    self.left: dict[str, list[int]] = {'modules': [], OUTER: []}  # collected versions of which something was kept
+    # Collected versions of which something was kept, by kind of object.
+    self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: []}
     self.states: dict[int, str] = {}  # name of the last published state in a collected phase, by path
     self.published: dict[int, str] = {}  # the same, of the next phase to be collected; '': a path begins anew after it
     self.replayed_from = [0] * island.layout.grid.num_paths  # the first phase that a replay of a path would repeat
@@ -90,15 +100,15 @@ class Collector:
         self._forget(f'{OBJECTS}/paths/{version - 1}', self._forget_states())
       self._mark_published(version)
       newer = list(self._newer())
-      weights = self._chosen() | self._for_replays() | {fact.uri for fact in newer}
+      weights = module_weights.objects(self.island.registry, [*self._chosen(), *self._for_replays(), *newer])
       states = {fact.meta[OUTER][0] for fact in newer if OUTER in fact.meta}  # from which later ones are made
-      for kind, keep in (('modules', weights), (OUTER, states)):
+      for kind, keep in (('modules', weights), (DIFFERENCES, weights), (OUTER, states)):
         self.left[kind] = [v for v in [*self.left[kind], version] if self._forget(f'{OBJECTS}/{kind}/{v}', keep)]
 
   def finish(self):
     """Collects the rest: the last phase, and objects made again, or by a process that did not know of the end."""
     self.pointers.add(self.next)
-    self._forget(OBJECTS, self._chosen() | {fact.uri for fact in self._newer()})
+    self._forget(OBJECTS, module_weights.objects(self.island.registry, [*self._chosen(), *self._newer()]))
     self.island.storage.tidy('')
 
   def _forget(self, prefix: str, keep: set[str]) -> bool:
@@ -111,7 +121,7 @@ class Collector:
 
   def _mark_published(self, phase: int):
     """Notes from where on a path would be replayed after this phase, and the states that are published in it."""
-    keeps = self.island.run.settings.inner.keep_state
+    keeps = lineage.has_state(self.island)
     excluded = {fact.key for fact in self.island.registry.facts('excluded', number=phase)}
     self.published = {}
     for fact in self.island.registry.facts('checkpoint', number=phase):
@@ -129,19 +139,19 @@ class Collector:
         self.states[path] = name
     return {*self.published.values()}
 
-  def _chosen(self) -> set[str]:
-    """Returns objects of the modules that early stopping points at."""
+  def _chosen(self) -> list[Fact]:
+    """Returns the facts of the modules that early stopping points at."""
     versions = {*self.pointers.version} - {0}
-    return {fact.uri for version in versions for fact in self.island.registry.facts('module', number=version)}
+    return [fact for version in versions for fact in self.island.registry.facts('module', number=version)]
 
-  def _for_replays(self) -> set[str]:
-    """Returns objects of collected modules that a path would need to repeat the phases since its published state."""
-    island, kept = self.island, set[str]()
+  def _for_replays(self) -> list[Fact]:
+    """Returns the facts of collected modules that a path would need to repeat the phases since its published state."""
+    island, kept = self.island, list[Fact]()
     for version in range(min(self.replayed_from), self.next):
       active = island.active_paths(version)
       paths = (path for path, first in enumerate(self.replayed_from) if first <= version and active[path])
       needed = {module for path in paths for module in island.modules_of(path).values()}
-      kept |= {fact.uri for fact in island.registry.facts('module', number=version) if fact.key in needed}
+      kept += [fact for fact in island.registry.facts('module', number=version) if fact.key in needed]
     return kept
 
   def _newer(self) -> Iterator[Fact]:

@@ -26,9 +26,10 @@ import numpy as np
 
 from dipaco_jax.core import exact_sum, outer, screening, settings
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import screening_facts
-from dipaco_jax.islands.island import OUTER, Island, pack_module
+from dipaco_jax.islands import messages, screening_facts
+from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island, pack_module
 from dipaco_jax.islands.lease import Lease
+from dipaco_jax.islands.module_weights import BEFORE, SINCE, WHOLE
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
@@ -37,6 +38,7 @@ from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import files, tensors
 
 KINDS = ('outer',)
+MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
 SHA256 = 32  # bytes of a digest, which comes before the data
 READERS = 2  # of contributions, beside the one that is being added
 MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 modules; and as many new versions
@@ -45,8 +47,9 @@ MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 m
 class Partial:
   """The sum of a module's contributions to a version so far: whose they are, and who was left out."""
 
-  def __init__(self, file: pathlib.Path, old: Arrays, state: Arrays, bounds: Bounds):
+  def __init__(self, file: pathlib.Path, old: Arrays, state: Arrays, bounds: Bounds, kind: str):
     self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state`: of the outer optimizer
+    self.kind = kind  # how contributions are compressed
     self.sum = exact_sum.ExactSum()
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path
     self.moved: dict[str, float] = {}  # r of screening.py, by path
@@ -65,17 +68,18 @@ class Partial:
       data = tensors.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
       files.write_file(self.file, hashlib.sha256(data).digest(), data)
 
-  def add(self, path: str, weight: float, new: Arrays):
+  def add(self, path: str, weight: float, sent: Arrays):
     """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""
     [level] = self.bounds.usual
     try:
-      square = self.sum.add(weight, self.old, new)
+      old, new = messages.read_delta(self.kind, sent, self.old)
+      square = self.sum.add(weight, old, new)
     except (FloatingPointError, ValueError) as e:
       self.left_out[path] = str(e) if isinstance(e, ValueError) else self.bounds.why({level: math.nan})
       return
     moved = math.sqrt(square) / weight / self.bounds.rates
     if why := self.bounds.why({level: moved}):
-      self.sum.take_back(weight, self.old, new)
+      self.sum.take_back(weight, old, new)
       self.left_out[path] = why
     else:
       self.squares[path], self.moved[path] = square, moved
@@ -148,7 +152,8 @@ class Executor:
       return held
     before = version_before(island, task)
     bounds = screening_facts.bounds(island, [before], task.number - 1)
-    return Partial(file, *(self.made.pop(before.uri, None) or island.read_module(before)), bounds)
+    kind = island.kind(island.parse_module(task.key)[0])
+    return Partial(file, *(self.made.pop(before.uri, None) or island.read_module(before)), bounds, kind)
 
   def put_back(self, task: Task, partial: Partial):
     """Keeps a sum in memory, and moves the least recently used to its file."""
@@ -173,7 +178,8 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
     name, sha256, figures = outer_step(island, task, partial)
   else:
     before = version_before(island, task)
-    name, sha256, figures = before.uri, before.sha256, {OUTER: before.meta[OUTER]} if OUTER in before.meta else {}
+    figures = {name: before.meta[name] for name in (OUTER, SINCE) if name in before.meta}
+    name, sha256 = before.uri, before.sha256
   partial.file.unlink(missing_ok=True)
   out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
   made = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
@@ -185,21 +191,39 @@ def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, 
   s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   mean, partial.sum = partial.sum.mean(), exact_sum.ExactSum()  # which frees the sum: it is twice as large
-  new, moved, norm, is_sound = step(s.outer, partial.old, partial.state, mean, np.float32(factor))
-  del mean  # as large as the module, of which writing makes a copy
+  # M, what the outer optimizer moves; the weights themselves until they are first compressed
+  master = {name: partial.state.get(MASTER + name, x) for name, x in partial.old.items()}
+  state = {name: x for name, x in partial.state.items() if not name.startswith(MASTER)}
+  new, state, norm, is_sound = step(s.outer, master, state, mean, np.float32(factor))
+  del mean, master  # as large as the module, of which writing makes a copy
   if not is_sound:
     words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
     screening_facts.end(island, task.number - 1, words)
-  partial.old, partial.state = new, moved
-  state = {}
-  if is_one_object(island, task):
-    new = pack_module(new, moved)
-  elif moved:
-    state[OUTER] = island.write_object(f'{OUTER}/{task.number}/{task.key}', moved)
-  name, sha256 = island.write_object(f'modules/{task.number}/{task.key}', new)
+  name, sha256, about = write_version(island, task, partial, new, state)
   # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
   squares = {'square_of_sum': (norm / factor * weight) ** 2, 'sum_of_squares': math.fsum(partial.squares.values())}
-  return name, sha256, {'norm': norm, 'paths': paths} | squares | state
+  return name, sha256, {'norm': norm, 'paths': paths} | squares | about
+
+
+def write_version(
+  island: Island, task: Task, partial: Partial, new: Arrays, state: Arrays
+) -> tuple[str, str, dict[str, Any]]:
+  """Writes a module's next version, and what the outer step after it needs; returns what its fact notes."""
+  at, version = f'{task.number}/{task.key}', task.number
+  if partial.kind == 'none':
+    partial.old, partial.state = new, state
+    is_one = is_one_object(island, task)
+    name, sha256 = island.write_object(f'modules/{at}', pack_module(new, state) if is_one else new)
+    return name, sha256, {OUTER: island.write_object(f'{OUTER}/{at}', state)} if state and not is_one else {}
+  before = version_before(island, task)
+  difference, partial.old = messages.follow(partial.kind, partial.old, new)
+  partial.state = state | {MASTER + name: x for name, x in new.items()}
+  about: dict[str, Any] = {BEFORE: before.uri, SINCE: before.meta.get(SINCE, 0)}
+  about[OUTER] = island.write_object(f'{OUTER}/{at}', partial.state)
+  if version % island.run.settings.outer.whole_every == 0 or version == island.run.settings.train.phases:
+    about |= {SINCE: version, WHOLE: island.write_object(f'modules/{at}', partial.old)}
+  name, sha256 = island.write_object(f'{DIFFERENCES}/{at}', difference)
+  return name, sha256, about
 
 
 def is_one_object(island: Island, task: Task) -> bool:

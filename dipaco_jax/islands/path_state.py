@@ -11,7 +11,8 @@ from dipaco_jax.training import mesh
 from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
 
-INNER = 'inner'  # the AdamW state among a checkpoint's objects
+INNER = 'inner'  # the AdamW state among a checkpoint's objects, and before its arrays' names
+RESIDUALS = 'residuals'
 
 Arrays = dict[str, np.ndarray]
 
@@ -21,16 +22,26 @@ class PathState(NamedTuple):
 
   params: Arrays
   inner: Arrays
+  residuals: Arrays = {}
 
   def to_arrays(self) -> Arrays:
-    """Packs both for one object; `from_arrays` is the inverse."""
-    return {_place('params', name): x for name, x in self.params.items()} | self.inner
+    """Packs all for one object; `from_arrays` is the inverse."""
+    return {_place('params', name): x for name, x in self.params.items()} | self.carried()
+
+  def carried(self) -> Arrays:
+    """Packs what a path takes along where it goes on from modules: all but the parameters."""
+    return self.inner | {_place(RESIDUALS, name): x for name, x in self.residuals.items()}
 
 
 def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
   """Unpacks what `PathState.to_arrays` has packed; `names` are those of the parameters."""
-  params = {name: arrays[_place('params', name)] for name in names}
-  return PathState(params, {at: x for at, x in arrays.items() if at.startswith(_place(INNER))})
+  return from_carried(arrays, {name: arrays[_place('params', name)] for name in names})
+
+
+def from_carried(arrays: Arrays, params: Arrays) -> PathState:
+  """Unpacks what `PathState.carried` has packed, beside these parameters."""
+  residuals = {name: x for name in params if (x := arrays.get(_place(RESIDUALS, name))) is not None}
+  return PathState(params, {at: x for at, x in arrays.items() if at.startswith(_place(INNER))}, residuals)
 
 
 def zeros(job: Job, has_inner: bool) -> PathState:

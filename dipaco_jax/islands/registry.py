@@ -205,13 +205,20 @@ class Registry:
 
     return self._db.transact(work)
 
-  def facts(self, kind: str, keys: Sequence[str] | None = None, number: int | None = None) -> list[Fact]:
-    """Returns the facts of a kind, by number, then key; only those of these keys and this number, if given."""
+  def facts(
+    self, kind: str, keys: Sequence[str] | None = None, number: int | None = None, at_least: int = 0,
+    at_most: int | None = None,
+  ) -> list[Fact]:  # fmt: skip
+    """Returns the facts of a kind, by number, then key; only those of these keys and these numbers, if given."""
     query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
     if keys is not None:
       query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
     if number is not None:
       query = query.where(FACTS.c.number == number)
+    if at_least:
+      query = query.where(FACTS.c.number >= at_least)
+    if at_most is not None:
+      query = query.where(FACTS.c.number <= at_most)
     return [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
 
   def newest(self, kind: str) -> dict[str, int]:

@@ -34,10 +34,11 @@ import numpy as np
 
 from dipaco_jax.islands import lineage
 from dipaco_jax.islands.island import OUTER, Island
+from dipaco_jax.islands.module_weights import SINCE
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
-CARRIED = ('usual', OUTER)  # metadata of a module that its next version keeps where no path trains it
+CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 
 def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:

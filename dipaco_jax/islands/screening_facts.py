@@ -29,7 +29,6 @@ import numpy as np
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
 
@@ -90,14 +89,14 @@ def first_step(island: Island, phase: int) -> int:
 # -- a path
 
 
-def judge(island: Island, path: int, phase: int, old: Arrays, new: Arrays) -> dict[str, Any]:
-  """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part."""
+def judge(island: Island, path: int, phase: int, squares: Mapping[str, float]) -> dict[str, Any]:
+  """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part.
+
+  `squares`: |d|^2 of what it sends, by level.
+  """
   modules = island.registry.facts('module', list(island.modules_of(path).values()), phase)
-  limits, moved = bounds(island, modules, phase), {}
-  with np.errstate(over='ignore', invalid='ignore'):
-    for level in island.layout.levels:
-      squares = [float(np.linalg.norm(old[n] - new[n])) ** 2 for n in island.layout.names(level)]
-      moved[level.name] = math.sqrt(math.fsum(squares)) / limits.rates if all(map(math.isfinite, squares)) else math.nan
+  limits = bounds(island, modules, phase)
+  moved = {level: math.sqrt(x) / limits.rates if math.isfinite(x) else math.nan for level, x in squares.items()}
   why = limits.why(moved)
   found = {level: r if math.isfinite(r) else None for level, r in moved.items()}
   return {'moved': found} | ({'excluded': why} if why else {})

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dipaco_jax.islands import inner_phase, lineage, path_state, schedule, screening_facts, shared_stages
+from dipaco_jax.islands import inner_phase, lineage, messages, path_state, schedule, screening_facts, shared_stages
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.inner_phase import Start
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
+from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.registry import Fact, Task
@@ -56,7 +57,7 @@ class Worker:
     found = lineage.find(island, self.held, task)
     inner_phase.make_job(island, island.round_of(found.phases[0]))
     old = island.path_parameters(int(task.key), found.phases[0])
-    step, state = 0, PathState(old, found.inner)
+    step, state = 0, path_state.from_carried(found.carried, old)
     if found.within:
       step, state = found.within[0], path_state.from_arrays(found.within[1], old)
     return Beginning(found.phases, step, old, state, found.fresh)
@@ -72,13 +73,14 @@ class Worker:
     about |= {'started': started, 'ended': time.time(), 'holder': self.held.holder}
 
     def publish() -> list[Fact]:
-      judged = screening_facts.judge(island, path, phase, old, state.params)
+      sent, after = send(island, old, state)
+      judged = screening_facts.judge(island, path, phase, {level: message.square for level, message in sent.items()})
       why = judged.get('excluded')
-      objects = {} if why else write_objects(island, path, phase, state)
+      objects = {} if why else write_objects(island, path, phase, sent, after)
       made = schedule.checkpoint_fact(path, phase, objects, about | judged)
       if why:
         return [made, screening_facts.exclusion(island, path, phase, why, island.name)]
-      self.hold(island, made, state)  # before the fact, which says that it is there
+      self.hold(island, made, after)  # before the fact, which says that it is there
       return [made]
 
     return publish
@@ -95,9 +97,10 @@ class Worker:
         parameters = reader.submit(island.path_parameters, path, phases[i + 1])  # beside the steps
         lease.about['replay'] = [phase + 1, *_span(phases)]
         _, state, _ = self.train_first(island, lease, beginning)
-        differing += [phase] if self.hold_replayed(island, path, phase, state) else []
+        sent, state = send(island, beginning.old, state)
+        differing += [phase] if self.hold_replayed(island, path, phase, sent, state) else []
         old = parameters.result()
-        beginning = Beginning(phases[i + 1 :], 0, old, PathState(old, state.inner), fresh=False)
+        beginning = Beginning(phases[i + 1 :], 0, old, state._replace(params=old), fresh=False)
     del lease.about['replay']
     seconds = time.monotonic() - began
     return beginning, {'replay': {'phases': phases[:-1], 'seconds': seconds, 'differing': differing}}
@@ -126,11 +129,11 @@ class Worker:
       state, loss = inner_phase.run(island, self.hosts, start, beginning.state, done)
     return metrics, state, loss
 
-  def hold_replayed(self, island: Island, path: int, phase: int, state: PathState) -> bool:
+  def hold_replayed(self, island: Island, path: int, phase: int, sent: dict[str, Sent], state: PathState) -> bool:
     """Holds the state after a phase that was trained again; returns whether it differs from what was published."""
     [made] = island.registry.facts('checkpoint', [str(path)], phase)
     self.hold(island, made, state)
-    if levels := lineage.differing_levels(island, made, state.params):
+    if levels := lineage.differing_levels(made, sent):
       there, here = made.meta.get('worker', 'another'), island.name
       words = f'{here} has made {", ".join(levels)} of path {path} otherwise than {there} did'
       logging.warning('phase %d, trained again: %s; their machines or libraries compute otherwise', phase + 1, words)
@@ -138,20 +141,34 @@ class Worker:
 
   def hold(self, island: Island, made: Fact, state: PathState):
     """Holds a path's state after the phase of this checkpoint."""
-    if island.run.settings.inner.keep_state:
-      self.held.put(Key(int(made.key), made.number, made.sha256), state.inner)
+    if lineage.has_state(island):
+      self.held.put(Key(int(made.key), made.number, made.sha256), carried(island, state))
 
 
-def write_objects(island: Island, path: int, phase: int, state: PathState) -> dict[str, list[str]]:
+def carried(island: Island, state: PathState) -> Arrays:
+  """Returns what a path takes along to its next phase."""
+  return (state if island.run.settings.inner.keep_state else state._replace(inner={})).carried()
+
+
+def send(island: Island, old: Arrays, state: PathState) -> tuple[dict[str, Sent], PathState]:
+  """Returns what a path sends of each level, and its state after that; `old` is what it began the phase with."""
+  sent = {}
+  for level in island.layout.levels:
+    new = {name: state.params[name] for name in island.layout.names(level)}
+    sent[level.name] = messages.send(island.kind(level), old, new, state.residuals)
+  after = {name: residual for message in sent.values() for name, residual in message.residuals.items()}
+  return sent, state._replace(residuals=after)
+
+
+def write_objects(
+  island: Island, path: int, phase: int, sent: dict[str, Sent], state: PathState
+) -> dict[str, list[str]]:
   """Writes an object for each level, so that an executor reads its own module's part only; and at times the state."""
-  layout, prefix = island.layout, f'paths/{phase}/{path}'
-  objects = {
-    level.name: island.write_object(f'{prefix}-{level.name}', {n: state.params[n] for n in layout.names(level)})
-    for level in layout.levels
-  }
+  prefix = f'paths/{phase}/{path}'
+  objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in sent.items()}
   there = island.registry.facts('checkpoint', [str(path)], phase)  # made before, maybe by an earlier version of this
   if any(INNER in made.meta['objects'] for made in there) or lineage.publishes_state(island, path, phase):
-    objects[INNER] = island.write_object(f'{prefix}-{INNER}', state.inner)
+    objects[INNER] = island.write_object(f'{prefix}-{INNER}', carried(island, state))
   return objects
 
 

@@ -1,6 +1,5 @@
 """Screening in islands: a path, a phase, and how a run that has diverged is resumed."""
 
-import functools
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, registry, screening_facts
+from dipaco_jax.islands import island, messages, registry, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask
 
 made = one_process.made
@@ -28,7 +27,14 @@ def test_a_path_is_judged_as_in_one_job(made):
   old = {name: rng.normal(size=x.shape).astype('f') for name, x in made.shapes.items()}
   size = sum(made.shapes[name].size for name in made.layout.names(made.layout.levels[1]))
   modules(made, 1)
-  judge = functools.partial(screening_facts.judge, made, 2, 1, old)
+
+  def judge(new, version=1):
+    sent = {}
+    for level in made.layout.levels:
+      of_level = {name: new[name] for name in made.layout.names(level)}
+      sent[level.name] = messages.send('none', old, of_level, {}).square
+    return screening_facts.judge(made, 2, version, sent)
+
   move = lambda length: {n: x + np.float32(length) for n, x in old.items()}  # noqa: E731
   found = judge(move(9.9 * rates))  # r is that of each parameter times the root of how many
   assert found.keys() == {'moved'} and found['moved']['low'] == pytest.approx(9.9 * size**0.5, rel=1e-4)
@@ -38,7 +44,7 @@ def test_a_path_is_judged_as_in_one_job(made):
   bad = judge(move(0.0) | {'final_norm/scale': np.full(16, np.nan, 'f')})
   assert 'not finite (level ends)' in bad['excluded'] and bad['moved']['ends'] is None and bad['moved']['low'] == 0
   modules(made, 2, usual=1.0)
-  assert 'times as long' in screening_facts.judge(made, 2, 2, old, move(rates))['excluded']
+  assert 'times as long' in judge(move(rates), 2)['excluded']
 
 
 def test_what_is_usual_follows_the_paths_that_took_part(made):

@@ -1,0 +1,106 @@
+"""What paths and modules exchange as objects in storage, whole or compressed [2.5; core/compression.py].
+
+    of a path's level    whole: its parameters after the phase; compressed: Q(Delta + e)
+    of a module          whole: its weights; compressed: Q(M(v) - m(v-1)), its difference to the version before
+
+The arrays of a compressed object are, for each parameter, `NAME:codes` and `NAME:scales`.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from dipaco_jax.core import compression
+
+Arrays = dict[str, np.ndarray]
+CODES, SCALES = ':codes', ':scales'
+
+
+class Sent(NamedTuple):
+  """What a path sends of a level."""
+
+  arrays: Arrays  # of the object
+  square: float  # |d|^2 of the outer gradient as it is sent; NaN or infinite where that is not finite
+  residuals: Arrays  # bfloat16; {} where nothing is compressed
+
+
+def send(kind: str, old: Mapping[str, np.ndarray], new: Arrays, residuals: Mapping[str, np.ndarray]) -> Sent:
+  """Makes what a path sends of a level: `old` are the module's weights, `new` the path's parameters.
+
+  `kind`: one of compression.KINDS; `residuals`: those that its last message left, zeros where there are none.
+  """
+  with np.errstate(over='ignore', invalid='ignore'):
+    if kind == 'none':
+      return Sent(new, sum(float(np.linalg.norm(old[name] - x)) ** 2 for name, x in new.items()), {})
+  arrays, squares, after = Arrays(), [], Arrays()
+  for name, x in new.items():
+    residual = residuals.get(name)
+    residual = np.zeros(x.shape, ml_dtypes.bfloat16) if residual is None else residual
+    packed, left, square = _send(kind, old[name], x, residual)
+    arrays |= _named(name, packed)
+    after[name] = np.asarray(left)
+    squares.append(float(square))
+  return Sent(arrays, sum(squares), after)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _send(kind: str, old: jax.Array, new: jax.Array, residual: jax.Array):
+  wanted = compression.total(old - new, residual)
+  packed = compression.encode(wanted, kind)
+  sent = compression.decode(packed, wanted.shape, kind)
+  return packed, compression.next_residual(wanted, sent), jnp.sum(jnp.square(sent))
+
+
+def read_delta(kind: str, arrays: Arrays, old: Arrays) -> tuple[Arrays, Arrays]:
+  """Returns two sets of arrays whose difference is a path's outer gradient, from the object that `send` made.
+
+  The module's own weights and the path's parameters; or, of what was compressed, the gradient and zeros.
+  """
+  if kind == 'none':
+    return old, arrays
+  sent = decode(kind, arrays, old)
+  return sent, {name: np.zeros(x.shape, np.float32) for name, x in sent.items()}
+
+
+def decode(kind: str, arrays: Arrays, like: Mapping[str, np.ndarray]) -> Arrays:
+  """Returns the arrays of a compressed object, shaped as those in `like`. Raises ValueError where they do not fit."""
+  expected = {name + end for name in like for end in (CODES, SCALES)}
+  if arrays.keys() != expected:
+    raise ValueError(f'{min(arrays.keys() ^ expected)} does not belong into a message of these parameters')
+  return {n: np.asarray(_decode(kind, x.shape, arrays[n + CODES], arrays[n + SCALES])) for n, x in like.items()}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _decode(kind: str, shape: tuple[int, ...], codes: jax.Array, scales: jax.Array) -> jax.Array:
+  return compression.decode(compression.Packed(codes, scales), shape, kind)
+
+
+def follow(kind: str, read: Arrays, master: Arrays) -> tuple[Arrays, Arrays]:
+  """Returns the object of the difference by which what paths read follows M, and what they read then: m(v)."""
+  arrays, new = Arrays(), Arrays()
+  for name, m in read.items():
+    packed, moved = _follow(kind, m, master[name])
+    arrays |= _named(name, packed)
+    new[name] = np.asarray(moved)
+  return arrays, new
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _follow(kind: str, read: jax.Array, master: jax.Array):
+  packed = compression.encode(master - read, kind)
+  return packed, read + compression.decode(packed, read.shape, kind)
+
+
+def add(kind: str, read: Arrays, difference: Arrays) -> Arrays:
+  """Returns m(v) from m(v-1) and the object of their difference."""
+  moved = decode(kind, difference, read)
+  return {name: x + moved[name] for name, x in read.items()}
+
+
+def _named(name: str, packed: compression.Packed) -> Arrays:
+  return {name + CODES: np.asarray(packed.codes), name + SCALES: np.asarray(packed.scales)}

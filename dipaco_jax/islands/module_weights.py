@@ -1,0 +1,85 @@
+"""Weights of modules as paths read them: whole, or from differences since a whole version [3].
+
+A module's fact names its object. Where modules are compressed, that is the difference to the version before, whose
+object is `before` in the metadata. Every `outer.whole_every` versions there is a whole object too, [name, sha256] in
+`whole`; `since` is the newest version up to this one that has one. A version in which no path took part has the object
+of the one before.
+"""
+
+import collections
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from dipaco_jax.islands import messages
+from dipaco_jax.islands.messages import Arrays
+from dipaco_jax.islands.registry import Fact, Registry
+
+BEFORE, SINCE, WHOLE = 'before', 'since', 'whole'
+MAX_BYTES = 2**31  # of weights that a process keeps, and at least the last
+
+
+def chain(registry: Registry, fact: Fact) -> list[Fact]:
+  """Returns the facts from which a version's weights follow: a whole version, then those that differ, in order."""
+  if fact.meta.get(SINCE, fact.number) == fact.number:
+    return [fact]
+  return registry.facts('module', [fact.key], at_least=fact.meta[SINCE], at_most=fact.number)
+
+
+def objects(registry: Registry, facts: Sequence[Fact]) -> set[str]:
+  """Returns the names of the objects that readers of these versions need, whatever they have."""
+  found = {name for fact in facts for name in (fact.uri, _whole(fact)[0])}
+  since = {(fact.key, n) for fact in facts for n in range(fact.meta.get(SINCE, fact.number), fact.number)}
+  if since:
+    numbers = [number for _, number in since]
+    older = registry.facts('module', at_least=min(numbers), at_most=max(numbers))
+    found |= {name for fact in older if (fact.key, fact.number) in since for name in (fact.uri, _whole(fact)[0])}
+  return found
+
+
+def _whole(fact: Fact) -> Sequence[str]:
+  return fact.meta.get(WHOLE, (fact.uri, fact.sha256))
+
+
+class ModuleWeights:
+  """The weights that a process read last, for any number of threads; whoever reads them may not change them."""
+
+  def __init__(self, max_bytes: int = MAX_BYTES):
+    self.max_bytes = max_bytes
+    self.kept: collections.OrderedDict[str, Arrays] = collections.OrderedDict()  # by object; least recently used first
+    self.lock = threading.Lock()
+
+  def read(self, island: Any, fact: Fact) -> Arrays:
+    """Returns the weights of a module's version. Raises island.Gone."""
+    if (found := self.get(fact.uri)) is not None:
+      return found
+    if (weights := self.get(fact.meta.get(BEFORE, ''))) is not None:
+      weights = messages.add(island.kind(island.parse_module(fact.key)[0]), weights, island.read_object(*fact[3:5]))
+      self.put(fact.uri, weights)
+      return weights
+    links, kind = chain(island.registry, fact), island.kind(island.parse_module(fact.key)[0])
+    begin, weights = next(((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.get(link.uri))), (0, None))
+    if weights is None:
+      weights = island.read_object(*_whole(links[0]))
+    for before, link in itertools.pairwise(links[begin:]):
+      if link.uri != before.uri:
+        weights = messages.add(kind, weights, island.read_object(link.uri, link.sha256))
+    self.put(fact.uri, weights)
+    return weights
+
+  def get(self, name: str) -> Arrays | None:
+    """Returns the weights that follow from an object, if they are kept."""
+    with self.lock:
+      if name in self.kept:
+        self.kept.move_to_end(name)
+      return self.kept.get(name)
+
+  def put(self, name: str, weights: Arrays):
+    """Keeps weights, and forgets those that have not been asked for the longest."""
+    with self.lock:
+      self.kept[name] = weights
+      while (
+        len(self.kept) > 1 and sum(x.nbytes for arrays in self.kept.values() for x in arrays.values()) > self.max_bytes
+      ):
+        self.kept.popitem(last=False)
