@@ -22,7 +22,7 @@ A *piece* of a phase is what is between two places; it is trained in one go.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dipaco_jax.core.grid import largest_divisor
@@ -126,9 +126,10 @@ def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
   return Timetable(tau, unit, places, overlaps, s.outer.mix, wire.stream, train.phases, ends, state_every)
 
 
-def alone(tau: int, steps_per_dispatch: int, phases: int) -> Timetable:
-  """Returns the timetable of what exchanges nothing: one piece a phase."""
-  return Timetable(tau, largest_divisor(tau, steps_per_dispatch), {}, {}, 0.0, False, phases, frozenset(), 0)
+def at_the_end(levels: Iterable[str], tau: int, unit: int) -> Timetable:
+  """Returns the timetable without streaming: phases of one piece."""
+  places = dict.fromkeys(levels, tau)
+  return Timetable(tau, unit, places, dict.fromkeys(places, 0), 0.0, False, 1, frozenset(), 0)
 
 
 def spread(sizes: Mapping[str, int], tau: int, unit: int) -> dict[str, int]:

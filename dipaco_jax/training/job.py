@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import streaming
-from dipaco_jax.core.grid import Coordinates
+from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.training import evaluation
 from dipaco_jax.training.programs import Programs
 
@@ -36,12 +36,7 @@ class Schedule:
   @property
   def dispatch_steps(self) -> int:
     """k: the largest divisor of tau, and of the pieces of phases, up to what was asked."""
-    return self.times.unit
-
-  @functools.cached_property
-  def times(self) -> streaming.Timetable:
-    """When levels exchange."""
-    return self.timetable or streaming.alone(self.steps_per_phase, self.steps_per_dispatch, self.phases)
+    return self.timetable.unit if self.timetable else largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
   def global_step(self, phase: int, step: int) -> int:
     """Returns the step of the learning rate's schedule, pretraining included."""
@@ -82,6 +77,12 @@ class Job:
   round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
+  @functools.cached_property
+  def times(self) -> streaming.Timetable:
+    """When levels exchange."""
+    schedule, levels = self.schedule, self.programs.levels
+    return schedule.timetable or streaming.at_the_end(levels, schedule.steps_per_phase, schedule.dispatch_steps)
+
   def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
     """Returns the inner steps of all paths before a point of a phase, on whatever devices: a checkpoint's name.
 
@@ -91,7 +92,7 @@ class Job:
     turns = len(self.programs.placement.turns())
     if phase == self.schedule.phases:  # the end
       return phase * self.phase_updates
-    pieces = self.schedule.times.pieces(phase)
+    pieces = self.times.pieces(phase)
     begin, end = (
       (pieces[piece].begin, pieces[piece].end) if piece < len(pieces) else (self.schedule.steps_per_phase,) * 2
     )
@@ -167,7 +168,7 @@ def dispatches(job: Job, phase: int, turn: int, step: int, piece: int = 0) -> It
   turns, k = job.programs.placement.turns(), job.schedule.dispatch_steps
   for t in range(phase, job.schedule.end):
     active = [i for i, places in enumerate(turns) if max(job.trained(t, places)) >= 0]
-    pieces = job.schedule.times.pieces(t)
+    pieces = job.times.pieces(t)
     for number, i in itertools.product(range(len(pieces)), active):
       if (t, number, i) < (phase, piece, turn):
         continue

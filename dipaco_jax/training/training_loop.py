@@ -135,7 +135,7 @@ class Trainer:
   def _begin_turn(self, dispatch: Dispatch, turn: np.ndarray) -> tuple[Any, Any]:
     """Returns parameters and inner states of the paths in flight, before a piece of a phase."""
     job, programs, state = self.job, self.job.programs, self.state
-    place, times = programs.placement.turns()[dispatch.turn], job.schedule.times
+    place, times = programs.placement.turns()[dispatch.turn], job.times
     piece = times.pieces(dispatch.phase)[dispatch.piece]
     renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
     renewed &= piece.begin == 0
@@ -162,15 +162,13 @@ class Trainer:
     """Adds the outer gradients that leave now to the sums; the turn's AdamW state waits, perhaps in host memory."""
     job, programs, state = self.job, self.job.programs, self.state
     place, params = programs.placement.turns()[dispatch.turn], state.params
-    piece = job.schedule.times.pieces(dispatch.phase)[dispatch.piece]
+    piece = job.times.pieces(dispatch.phase)[dispatch.piece]
     ends_phase = piece.end == job.schedule.steps_per_phase
     if ends_phase and (holdout := job.evaluation.holdout) is not None:  # before the outer step, for the averaging gap
       self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
     if piece.sent:
       self._send(dispatch, piece)
-    if job.lost_in_flight(dispatch.phase, place).any() or not (
-      ends_phase and job.schedule.times.is_closed(dispatch.phase)
-    ):
+    if job.lost_in_flight(dispatch.phase, place).any() or not (ends_phase and job.times.is_closed(dispatch.phase)):
       state.own[dispatch.turn] = state.params
     state.params = None
     state.record.turn, state.record.step = dispatch.turn + 1, 0
@@ -182,7 +180,7 @@ class Trainer:
     """Adds the outer gradients of the turn's paths, of some levels, to the sums."""
     job, programs, state = self.job, self.job.programs, self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
-    times, last = job.schedule.times, job.schedule.global_step(dispatch.phase, piece.end)
+    times, last = job.times, job.schedule.global_step(dispatch.phase, piece.end)
     steps = {level: np.int32(times.steps_since(level, dispatch.phase)) for level in piece.sent}
     if (residuals := state.residuals.pop(dispatch.turn, None)) is None:
       residuals = programs.fresh_residuals() if programs.specs.compressed else {}
@@ -198,7 +196,7 @@ class Trainer:
     """Makes the outer step of the levels that have left."""
     job, state, programs = self.job, self.state, self.job.programs
     state.record.piece, state.record.turn, state.record.step = dispatch.piece + 1, 0, 0
-    if not (sent := job.schedule.times.pieces(dispatch.phase)[dispatch.piece].sent):
+    if not (sent := job.times.pieces(dispatch.phase)[dispatch.piece].sent):
       return
     if dispatch.last_of_phase:
       self.journal.catch_up()

@@ -24,7 +24,8 @@ def step(weights, deltas, state=None, old=None, **changes):
       total = (jnp.asarray(deltas[name]) * weights).sum(LAYOUT.grid.lacking(level))
       shape = (*total.shape, *[1] * PARAMS[name].ndim)
       sums[level.name][name] = jnp.broadcast_to(total.reshape(shape), old[level.name][name].shape)
-  return outer.update(LAYOUT, config, old, state, sums, jnp.asarray(weights))
+  new, _, *rest = outer.update(LAYOUT, config, old, state, sums, jnp.asarray(weights))
+  return new, *rest
 
 
 DELTAS = {name: np.arange(6.0).reshape(2, 3) + i for i, name in enumerate('xyz')}
@@ -68,7 +69,7 @@ def test_with_row_weights_every_row_is_divided_by_its_own_weight():
   masses = {name: {n: jnp.ones(x.shape) for n, x in level.items()} for name, level in old.items()}
   masses['low']['y'] = jnp.array([[1.0, 2], [3, 0]])  # [K_a, rows]; no path has a weight for the last
   state = outer.init(LAYOUT, config, old, 'adamw')
-  new, _, _ = outer.update(LAYOUT, config, old, state, sums, one, masses)
+  new, *_ = outer.update(LAYOUT, config, old, state, sums, one, masses)
   np.testing.assert_allclose(new['low']['y'][:, :, 0], [[-6, -3], [-2, 0]], rtol=1e-6)
   assert (new['shared']['x'] == -6).all(), 'row weights come without rescaling'
 

@@ -10,6 +10,20 @@ import tiny_run
 
 from dipaco_jax.training import evaluation, performance, programs
 
+OF_WIRE = 'mix', 'fresh_residuals'  # programs of streaming and of compression
+
+
+def test_with_streaming_there_is_one_for_each_set_of_levels(tmp_path):
+  s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, outer=dict(wire='thin'), train=dict(phases=4))
+  made = small.make_programs(s, 1)
+  counts = performance.count_compilations()
+  small.train(small.make_job(made), tmp_path)
+  pieces = [piece for phase in range(4) for piece in made.timetable.pieces(phase)]
+  sets = {'accumulate': {p.sent for p in pieces}, 'outer': {p.sent for p in pieces}, 'mix': {p.mixed for p in pieces}}
+  expected = {name: len(found - {()}) for name, found in sets.items()}
+  assert {name: counts[name] for name in expected} == expected and expected['outer'] > 1
+  assert counts['steps'] == counts['gather_path'] == counts['fresh_residuals'] == 1
+
 
 def test_every_program_of_a_job_is_compiled_once(tmp_path):
   s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, mesh=dict(data=2, shard_states=True))
@@ -25,7 +39,7 @@ def test_every_program_of_a_job_is_compiled_once(tmp_path):
   counts = performance.count_compilations()
   small.train(job, tmp_path)
   assert len(validated) == job.schedule.phases
-  assert {name: counts[name] for name in programs.NAMES} == dict.fromkeys(programs.NAMES, 1)  # `unshard` among them
+  assert {name: counts[name] for name in programs.NAMES} == {name: int(name not in OF_WIRE) for name in programs.NAMES}
   jax.jit(lambda x: x + 1)(np.zeros(3))
   assert counts['<lambda>'] == 1  # so that the count is seen to count
 
