@@ -40,6 +40,13 @@ class Layout:
     """Returns the number of parameters of all modules together, from the shapes of one path's."""
     return sum(shapes[name].size * self.grid.num_modules(level) for name, level in self.owner.items())
 
+  def shared_sizes(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, int]:
+    """Returns how many parameters a path shares with others by level, from the shapes of one path's; 0: its own."""
+    found = dict.fromkeys((level.name for level in self.levels), 0)
+    for name, level in self.owner.items():
+      found[level.name] += shapes[name].size * (self.grid.paths_through(level) > 1)
+    return found
+
 
 def make_layout(
   axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str]

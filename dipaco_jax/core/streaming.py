@@ -20,6 +20,7 @@ A *piece* of a phase is what is between two places; it is trained in one go.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping
@@ -93,6 +94,11 @@ class Timetable:
       mixed |= {level: step for level, step in after.items() if step >= 0}
     borders = sorted({0, self.tau, *sent.values(), *mixed.values()})
     return tuple(Piece(begin, end, _at(mixed, begin), _at(sent, end)) for begin, end in itertools.pairwise(borders))
+
+  @functools.cached_property
+  def most_pieces(self) -> int:
+    """The largest number of pieces of a phase."""
+    return max(len(self.pieces(phase)) for phase in range(self.phases))
 
   def mix(self, level: str) -> float:
     """Returns alpha of a level, 0 where it is taken over at once."""

@@ -61,11 +61,14 @@ class HeldStates:
   def put(self, key: Key, state: Arrays):
     """Keeps a path's state after a phase, synced; the one before stays until this one is asked for."""
     with self.lock:
-      self.memory[_short(key)] = state
-      self.memory.move_to_end(_short(key))
-      while len(self.memory) > 1 and sum(map(_num_bytes, self.memory.values())) > self.memory_bytes:
-        self.memory.popitem(last=False)
+      self._remember(key, state)
     self._write(key, state)
+
+  def _remember(self, key: Key, state: Arrays):
+    self.memory[_short(key)] = state
+    self.memory.move_to_end(_short(key))
+    while len(self.memory) > 1 and sum(map(_num_bytes, self.memory.values())) > self.memory_bytes:
+      self.memory.popitem(last=False)
 
   def get(self, path: int, phase: int, digest: str) -> Arrays | None:
     """Returns a path's state after a phase, None where it is not held; forgets what is older, which nobody asks for."""
@@ -77,22 +80,40 @@ class HeldStates:
       self.forget(path, phase, but=key)
     return found
 
+  def put_piece(self, key: Key, state: Arrays):
+    """Keeps a path's state after a piece of a phase, in memory alone, in place of those of earlier steps."""
+    with self.lock:
+      for older in [k for k in self.memory if k.path == key.path and k.step is not None]:
+        del self.memory[older]
+      self._remember(key, state)
+
   def put_within(self, key: Key, state: Arrays):
     """Keeps a path's state within a phase, on disk, in place of those of earlier steps."""
     if self._write(key, state):
       self._remove(lambda k: k.path == key.path and k.step is not None and k.file != key.file)
 
-  def get_within(self, path: int, phase: int, digest: str) -> tuple[int, Arrays] | None:
+  def get_within(
+    self, path: int, phase: int, digest: str, at_most: int | None = None, at_least: int = 0
+  ) -> tuple[int, Arrays] | None:
     """Returns the last step within a phase of which a state is held, and that; None where there is none."""
-    mine = [k for k in self.names() if k.step is not None and k[:3] == (path, phase, digest[:DIGITS])]
-    for key in sorted(mine, key=lambda k: k.step or 0, reverse=True):
-      if (found := self._read(key.file)) is not None:
-        return key.step or 0, found
+    named = (path, phase, digest[:DIGITS])
+    steps = {k.step: k for k in [*self.names(), *self._in_memory()] if k.step is not None and k[:3] == named}
+    for step in sorted((s for s in steps if at_least <= s <= (s if at_most is None else at_most)), reverse=True):
+      with self.lock:
+        found = self.memory.get(steps[step])
+      if found is None:
+        found = self._read(steps[step].file)
+      if found is not None:
+        return step, found
     return None
 
   def has_within(self, path: int, phase: int) -> bool:
     """Returns whether there may be a state within a phase; a look at names alone."""
-    return any(k[:2] == (path, phase) and k.step is not None for k in self.names())
+    return any(k[:2] == (path, phase) and k.step is not None for k in [*self.names(), *self._in_memory()])
+
+  def _in_memory(self) -> list[Key]:
+    with self.lock:
+      return list(self.memory)
 
   def forget(self, path: int, phase: int, but: Key | None = None):
     """Forgets a path's states up to a phase, `but` this one."""

@@ -27,6 +27,7 @@ class Start(NamedTuple):
   path: int
   phase: int
   step: int  # of the phase
+  end: int  # of the phase; where it is trained to
   fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
   has_inner: bool
   is_replay: bool = False  # then nothing is measured
@@ -66,16 +67,16 @@ def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
 def inner_steps(island: Island, job: Job, start: Start, state: PathState, done: Done) -> tuple[PathState, float | None]:
   """Takes the inner steps on this host."""
   programs, every = job.programs, island.run.settings.checkpoint.every_steps
-  path, phase, step, fresh, *_ = start
+  path, phase, step, end, fresh, *_ = start
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
   weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step)):
+  for dispatch, batch in prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end)):
     first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
-    is_due = not dispatch.last_of_turn and after // every > dispatch.step // every
+    is_due = after < end and after // every > dispatch.step // every
     done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
-  loss = None if start.is_replay else holdout_loss(job, path, params)
+  loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
   return path_state.to_host(programs, params, inner), loss
 
 
@@ -88,9 +89,9 @@ def holdout_loss(job: Job, path: int, params) -> float | None:
   return evaluation.finite_mean(*found[1:]) if found else None
 
 
-def remaining(job: Job, path: int, phase: int, step: int) -> Iterator[Dispatch]:
+def remaining(job: Job, path: int, phase: int, step: int, end: int) -> Iterator[Dispatch]:
   """Yields the dispatches of a path's phase from `step` on; its turn is its index, as it is alone on the devices."""
-  for s in range(step, job.schedule.steps_per_phase, job.schedule.dispatch_steps):
+  for s in range(step, end, job.schedule.dispatch_steps):
     last = s + job.schedule.dispatch_steps == job.schedule.steps_per_phase
     yield Dispatch(phase, path, s, last, last, last)
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,10 +155,11 @@ class Island:
     layout = self.layout
     return [module_store.module_key(level, module) for level in layout.levels for module in layout.grid.modules(level)]
 
-  def path_parameters(self, path: int, version: int) -> dict[str, np.ndarray]:
-    """Reads one path's parameters of a version: its modules and no others."""
+  def path_parameters(self, path: int, version: int, levels: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Reads one path's parameters of a version, maybe of some levels only: its modules and no others."""
     params: dict[str, np.ndarray] = {}
-    for fact in self.registry.facts('module', list(self.modules_of(path).values()), version):
+    modules = [module for level, module in self.modules_of(path).items() if levels is None or level in levels]
+    for fact in self.registry.facts('module', modules, version) if modules else ():
       params |= self.read_weights(fact)
     return dict(sorted(params.items()))
 
@@ -166,6 +167,11 @@ class Island:
   def wire(self) -> streaming.Wire:
     """What is exchanged, and how."""
     return streaming.make_wire(self.run.settings.outer, self.run.settings.train)
+
+  @functools.cached_property
+  def timetable(self) -> streaming.Timetable:
+    """When levels exchange."""
+    return streaming.make_timetable(self.run.settings, self.layout.shared_sizes(self.shapes))
 
   def kind(self, level: Level) -> str:
     """Returns how what paths exchange of a level is compressed, one of compression.KINDS."""
@@ -211,7 +217,8 @@ def maker(name: str) -> tuple[str, str, int]:
   """Returns the task (kind, key, number) that wrote an object or a directory, from its name."""
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
-    return 'train', parts[2].partition('-')[0], int(parts[1])
+    path, _, number = parts[2].partition('-')[0].partition('.')  # 3, or 3.17 of an earlier piece of the phase
+    return ('piece', path, int(number)) if number else ('train', path, int(parts[1]))
   if parts[0] in ('modules', DIFFERENCES, OUTER) and parts[1] != '0':
     return 'outer', '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
   if parts[0] in ('routing', 'shards') and parts[1] != '0':

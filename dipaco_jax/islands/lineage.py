@@ -16,15 +16,16 @@ import json
 import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands import pieces
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays
+from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.storage import tensors
 
@@ -34,10 +35,10 @@ RECENT = 32  # tasks, whose median duration says what a phase takes
 class Found(NamedTuple):
   """The newest state of a path from which a task can be done."""
 
-  phases: tuple[int, ...]  # to train from there: those to replay, then the task's own
+  parts: tuple[Part, ...]  # to train from there: those to replay, then the task's own
   carried: Arrays  # `PathState.carried` before the first of them; {} where the path has nothing
   fresh: bool  # whether it then gets a fresh one, rather than the base model's
-  within: tuple[int, Arrays] | None = None  # a step of the first of them, and parameters and inner state there
+  within: tuple[int, Arrays] | None = None  # steps of the phase of the first of them, and the whole state there
 
 
 def trained_before(island: Island, path: int, phase: int) -> int | None:
@@ -59,26 +60,55 @@ def has_state(island: Island) -> bool:
 
 def find(island: Island, held: HeldStates, task: Task) -> Found:
   """Finds the newest state of a path that the task can be done from. Raises island.Gone."""
-  path, phases = int(task.key), tuple[int, ...]([task.number])
+  path, target = int(task.key), pieces.part_of(island, task)
+  parts: tuple[Part, ...] = tuple(Part(target.phase, index) for index in range(target.nth + 1))
   while True:
-    phase = phases[0]
-    before, fresh = previous(island, path, phase)
-    within = held.get_within(path, phase, origin(island, path, phase)) if held.has_within(path, phase) else None
-    if within is None and phase == task.number and task.progress:
+    phase = parts[0].phase
+    until = pieces.piece(island, target).end if phase == target.phase else island.timetable.tau
+    within = None
+    if held.has_within(path, phase):
+      within = held.get_within(path, phase, origin(island, path, phase), until - 1)
+    if within is None and phase == target.phase and task.progress:
       within = read_progress(island, task)
-    carried: Arrays | None = {}
-    if before is not None and not fresh and within is None:
-      carried = read_state(island, held, path, before)
-    if carried is not None:
-      return Found(phases, carried, fresh, within)
-    assert before is not None
-    phases = before, *phases
+    if within:
+      ends = (pieces.piece(island, part).end for part in parts)
+      return Found(
+        tuple(part for part, end in zip(parts, ends, strict=True) if (part.phase, end) > (phase, within[0])),
+        {},
+        False,
+        within,
+      )
+    before, fresh = previous(island, path, phase)
+    if before is None or fresh:
+      return Found(parts, {}, fresh)
+    if island.timetable.begins_whole(phase):
+      if (carried := read_state(island, held, path, before)) is not None:
+        return Found(parts, carried, False)
+    elif (state := read_open(island, held, path, before)) is not None:
+      return Found(parts, {}, False, (0, state))
+    parts = *(Part(before, index) for index in range(len(pieces.of_phase(island, before)))), *parts
 
 
 def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
-  """Returns the phase whose inner state a path goes on from, if any, and whether it has a fresh one instead."""
+  """Returns the phase whose state a path goes on from, if any, and whether it has a fresh one instead.
+
+  In streaming, what an executor has left out of an open phase tells on the path at the next that begins whole: the path
+  itself may be further by then.
+  """
   before = trained_before(island, path, phase) if has_state(island) else None
-  return before, before is not None and screening_facts.begins_anew(island, path, before)
+  if before is None:
+    return None, False
+  return before, bool(exclusions(island, path, before, not island.timetable.begins_whole(phase)))
+
+
+def exclusions(island: Island, path: int, phase: int, is_open: bool) -> list[Fact]:
+  """Returns the facts by which a path begins anew after a phase."""
+  first = phase
+  while not is_open and not island.timetable.begins_whole(first):
+    first -= 1
+  found = island.registry.facts('excluded', [str(path)], at_least=first, at_most=phase)
+  by_worker = [fact for fact in found if 'executor' not in fact.meta and fact.number == phase]
+  return by_worker if is_open else by_worker + [fact for fact in found if 'executor' in fact.meta]
 
 
 def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
@@ -88,6 +118,16 @@ def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Array
   if inner is None and INNER in made.meta['objects']:
     inner = island.read_object(*made.meta['objects'][INNER])
   return inner
+
+
+def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
+  """Returns a path's whole state after an open phase, None where it is not held; it is never published."""
+  is_here = held.has_within(path, phase)
+  at_end = is_here and held.get_within(path, phase, origin(island, path, phase), at_least=island.timetable.tau)
+  if at_end:
+    return at_end[1]
+  made = island.registry.facts('checkpoint', [str(path)], phase)
+  return held.get(path, phase, made[0].sha256) if made else None
 
 
 def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
@@ -101,24 +141,34 @@ def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
 
 
 def origin(island: Island, path: int, phase: int) -> str:
-  """Returns a digest of what a path's phase begins from: who goes on within it has begun from the same."""
-  before, fresh = previous(island, path, phase)
-  facts = island.registry.facts('module', sorted(island.modules_of(path).values()), phase)
+  """Returns a digest of what a path's phase begins from: who goes on within it has begun from the same.
+
+  Of a phase that does not begin whole it is that of the last one that did: the rest follows.
+  """
+  first, again = phase, []
+  while not island.timetable.begins_whole(first):
+    again += [bool(exclusions(island, path, first - 1, is_open=True))]
+    first -= 1
+  before, fresh = previous(island, path, first)
+  facts = island.registry.facts('module', sorted(island.modules_of(path).values()), first)
   facts += island.registry.facts('checkpoint', [str(path)], before) if before is not None else []
-  words = [island.resumed, fresh, *([*fact[:3], fact.sha256] for fact in facts)]
+  words: list[Any] = [island.resumed, fresh, *([*fact[:3], fact.sha256] for fact in facts)]
+  words += [phase, again] if phase > first else []
   return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
-def holders(island: Island, paths: Iterable[int], phase: int) -> dict[int, str]:
-  """Returns who holds the states from which paths go on in a phase; paths without any are left out."""
+def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
+  """Returns who holds the states from which paths go on with a piece; paths without any are left out."""
   found: dict[int, str] = {}
-  groups = collections.defaultdict[int, list[str]](list)
-  for path in paths if has_state(island) else ():
-    if (before := trained_before(island, path, phase)) is not None:
-      groups[before].append(str(path))
-  for before, keys in groups.items():
-    excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)}
-    made = island.registry.facts('checkpoint', keys, before)
+  groups = collections.defaultdict[tuple[str, int], list[str]](list)
+  for path in paths if has_state(island) or not pieces.begins_whole(island, part) else ():
+    if part.nth:
+      groups[pieces.fact_name(island, part._replace(nth=part.nth - 1))].append(str(path))
+    elif (before := trained_before(island, path, part.phase)) is not None:
+      groups['checkpoint', before].append(str(path))
+  for (kind, before), keys in groups.items():
+    excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)} if not part.nth else set()
+    made = island.registry.facts(kind, keys, before)
     found |= {int(fact.key): fact.meta.get('holder', '') for fact in made if fact.key not in excluded}
   return found
 

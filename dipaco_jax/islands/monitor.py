@@ -29,6 +29,7 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, Island
 from dipaco_jax.islands.path_state import INNER
+from dipaco_jax.islands.pieces import PIECE
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
@@ -60,8 +61,10 @@ def watch(island: Island):
 
 def frontier(island: Island) -> int:
   """Returns the lowest phase that a task works on, or will once all facts have had their consequences."""
-  before = {'train': 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
+  before = {'train': 0, PIECE: 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
   lowest = island.registry.lowest_open()
+  if PIECE in lowest:
+    lowest[PIECE] //= island.timetable.most_pieces
   return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 
@@ -122,7 +125,8 @@ class Collector:
   def _mark_published(self, phase: int):
     """Notes from where on a path would be replayed after this phase, and the states that are published in it."""
     keeps = lineage.has_state(self.island)
-    excluded = {fact.key for fact in self.island.registry.facts('excluded', number=phase)}
+    closed, told = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
+    excluded = {fact.key for fact in told if closed or 'executor' not in fact.meta}  # lineage.previous
     self.published = {}
     for fact in self.island.registry.facts('checkpoint', number=phase):
       state, begins_anew = fact.meta['objects'].get(INNER), not keeps or fact.key in excluded

@@ -26,7 +26,7 @@ import numpy as np
 
 from dipaco_jax.core import exact_sum, outer, screening, settings
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import messages, screening_facts
+from dipaco_jax.islands import messages, pieces, screening_facts
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island, pack_module
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.module_weights import BEFORE, SINCE, WHOLE
@@ -77,7 +77,7 @@ class Partial:
     except (FloatingPointError, ValueError) as e:
       self.left_out[path] = str(e) if isinstance(e, ValueError) else self.bounds.why({level: math.nan})
       return
-    moved = math.sqrt(square) / weight / self.bounds.rates
+    moved = math.sqrt(square) / weight / self.bounds.rates[level]
     if why := self.bounds.why({level: moved}):
       self.sum.take_back(weight, old, new)
       self.left_out[path] = why
@@ -110,7 +110,8 @@ class Executor:
       partial = self.take(island, task, anew=True)
     self.put_back(task, partial)  # at once: the sum is kept also where the next contribution cannot be read
     missing = weights.keys() - partial.squares.keys() - partial.left_out.keys()
-    facts = {fact.key: fact for fact in island.registry.facts('checkpoint', sorted(missing), phase)}
+    kind, number = pieces.fact_name(island, pieces.sender(island, level.name, task.number))
+    facts = {fact.key: fact for fact in island.registry.facts(kind, sorted(missing), number)}
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if not made and 'excluded' in fact.meta}
 
     def read(fact: Fact) -> tuple[Fact, Arrays]:
@@ -170,7 +171,8 @@ def version_before(island: Island, task: Task) -> Fact:
 def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
   """Takes the outer step, or none where no path counts; returns the module's fact and those of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
-  owners = {f.key: f.meta['worker'] for f in island.registry.facts('checkpoint', sorted(partial.left_out), phase)}
+  kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))
+  owners = {f.key: f.meta['worker'] for f in island.registry.facts(kind, sorted(partial.left_out), number)}
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}

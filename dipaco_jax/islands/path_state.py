@@ -12,7 +12,7 @@ from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
 
 INNER = 'inner'  # the AdamW state among a checkpoint's objects, and before its arrays' names
-RESIDUALS = 'residuals'
+RESIDUALS, EXCLUDED = 'residuals', 'excluded'
 
 Arrays = dict[str, np.ndarray]
 
@@ -22,11 +22,13 @@ class PathState(NamedTuple):
 
   params: Arrays
   inner: Arrays
-  residuals: Arrays = {}
+  residuals: Arrays = {}  # by parameter; {} for zeros, or where nothing is compressed
+  excluded: bool = False  # in this phase, from which on nothing that it sends counts
 
   def to_arrays(self) -> Arrays:
     """Packs all for one object; `from_arrays` is the inverse."""
-    return {_place('params', name): x for name, x in self.params.items()} | self.carried()
+    marks = {_place(EXCLUDED): np.ones((), bool)} if self.excluded else {}
+    return {_place('params', name): x for name, x in self.params.items()} | self.carried() | marks
 
   def carried(self) -> Arrays:
     """Packs what a path takes along where it goes on from modules: all but the parameters."""
@@ -41,7 +43,8 @@ def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
 def from_carried(arrays: Arrays, params: Arrays) -> PathState:
   """Unpacks what `PathState.carried` has packed, beside these parameters."""
   residuals = {name: x for name in params if (x := arrays.get(_place(RESIDUALS, name))) is not None}
-  return PathState(params, {at: x for at, x in arrays.items() if at.startswith(_place(INNER))}, residuals)
+  inner = {at: x for at, x in arrays.items() if at.startswith(_place(INNER))}
+  return PathState(params, inner, residuals, _place(EXCLUDED) in arrays)
 
 
 def zeros(job: Job, has_inner: bool) -> PathState:
@@ -49,7 +52,8 @@ def zeros(job: Job, has_inner: bool) -> PathState:
   shapes = job.programs.shapes
   inner = {INNER: jax.eval_shape(job.programs.specs.inner.init, shapes)} if has_inner else {}
   by_place = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(inner)}
-  return PathState(*({name: np.zeros(x.shape, x.dtype) for name, x in found.items()} for found in (shapes, by_place)))
+  params, state = ({name: np.zeros(x.shape, x.dtype) for name, x in found.items()} for found in (shapes, by_place))
+  return PathState(params, state)
 
 
 def to_devices(job: Job, phase: int, state: PathState, fresh: bool) -> tuple[Any, Any]:

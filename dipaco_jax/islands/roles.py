@@ -125,7 +125,8 @@ def serve(
       does = worker.Worker(held, hosts)
       pool = Backup(island, kinds) if is_backup else None
       Role(
-        Claims(island, role, kinds, fetches={'train': does.fetch}, pool=pool, holder=held.holder), does.perform
+        Claims(island, role, kinds, fetches=dict.fromkeys(worker.TRAIN, does.fetch), pool=pool, holder=held.holder),
+        does.perform,
       ).serve()
 
 

@@ -133,7 +133,8 @@ def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str,
 
 def busy_seconds(facts: Sequence[Fact]) -> float:
   """Returns the seconds of work on all facts together."""
-  return math.fsum(f.meta['ended'] - f.meta['started'] for f in facts if 'ended' in f.meta)
+  seconds = (f.meta.get('busy_s', f.meta['ended'] - f.meta['started']) for f in facts if 'ended' in f.meta)
+  return math.fsum(seconds)
 
 
 def replays(checkpoints: Iterable[Fact]) -> dict[tuple[str, int], float]:
@@ -166,7 +167,7 @@ def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
   A killed process counts up to its last fact. Traffic with the database is not included.
   """
   found: dict[str, dict[str, int]] = {}
-  for kind in ('prepared', 'checkpoint', 'module', 'evaluation', 'round'):
+  for kind in ('prepared', 'checkpoint', 'piece', 'module', 'evaluation', 'round'):
     for meta in (fact.meta for fact in island.registry.facts(kind) if 'role' in fact.meta):
       sums = found.setdefault(meta['role'], {'in': 0, 'out': 0})
       sums['in'], sums['out'] = sums['in'] + meta['bytes_in'], sums['out'] + meta['bytes_out']

@@ -24,6 +24,7 @@ and where paths are sampled, for a phase in which it is drawn. There is no other
 """
 
 import collections
+import functools
 import hashlib
 import itertools
 import json
@@ -32,19 +33,22 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import lineage
+from dipaco_jax.islands import lineage, pieces
 from dipaco_jax.islands.island import OUTER, Island
 from dipaco_jax.islands.module_weights import SINCE
+from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
 
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 
-def checkpoint_fact(path: int, phase: int, objects: dict[str, list[str]], about: dict[str, Any]) -> Fact:
-  """Makes the fact of a path's checkpoint after a phase; its digest covers all objects, {} of an excluded path."""
+def checkpoint_fact(
+  path: int, number: int, objects: dict[str, list[str]], about: dict[str, Any], kind: str = 'checkpoint'
+) -> Fact:
+  """Makes the fact of a path's checkpoint, or piece; its digest covers all objects, {} of an excluded path."""
   digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
-  return Fact('checkpoint', str(path), phase, '', digest, about | {'objects': objects})
+  return Fact(kind, str(path), number, '', digest, about | {'objects': objects})
 
 
 def schedule(island: Island, facts: Sequence[Fact]):
@@ -52,7 +56,7 @@ def schedule(island: Island, facts: Sequence[Fact]):
   in_order = sorted(facts, key=lambda fact: (fact.kind, fact.number, fact.key))
   by_kind = {kind: list(found) for kind, found in itertools.groupby(in_order, lambda fact: fact.kind)}
   _after_modules(island, by_kind.get('module', []))
-  _after_checkpoints(island, by_kind.get('checkpoint', []))
+  _after_pieces(island, [*by_kind.get('checkpoint', []), *by_kind.get('piece', [])])
   for fact in by_kind.get('round', []):
     _after_round(island, fact.number)
   island.registry.mark_scheduled(facts)
@@ -66,6 +70,7 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
     paths = sorted({path for fact in group for path in island.paths_through(fact.key)})
     rounds = len(island.registry.facts('round')) if s.rounds else 0
     _after_paths(island, _with_modules(island, paths, version), version, rounds)
+    _before_readers(island, group, version)
     if version < s.train.phases:
       active = island.active_paths(version)
       carried += [
@@ -97,8 +102,24 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
     island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
   if version < end:
     drawn = [path for path in paths if island.active_paths(version)[path]]
-    holders = lineage.holders(island, drawn, version)
-    island.registry.add_tasks(NewTask('train', str(path), version, holder=holders.get(path, '')) for path in drawn)
+    if island.timetable.begins_whole(version):
+      _add_tasks(island, drawn, Part(version, 0))
+
+
+def _add_tasks(island: Island, paths: Sequence[int], part: Part):
+  island.registry.add_tasks(pieces.tasks(island, paths, part, lineage.holders(island, paths, part)))
+
+
+def _before_readers(island: Island, modules: Sequence[Fact], version: int):
+  """Adds the tasks of paths that take new modules over within a phase, or between two, and have all that they need."""
+  waiting = collections.defaultdict[Part, set[int]](set)
+  for fact in modules:
+    level = island.parse_module(fact.key)[0].name
+    for part in pieces.readers(island, level, version):
+      if not pieces.begins_whole(island, part):
+        waiting[part].update(island.paths_through(fact.key))
+  for part, paths in waiting.items():
+    _add_tasks(island, pieces.ready(island, sorted(paths), part), part)
 
 
 def _after_round(island: Island, number: int):
@@ -108,12 +129,27 @@ def _after_round(island: Island, number: int):
     _after_paths(island, _with_modules(island, paths, version), version, number)
 
 
-def _after_checkpoints(island: Island, facts: Iterable[Fact]):
-  """Wakes the outer tasks of the paths' modules: each has one more contribution."""
-  for phase, found in itertools.groupby(facts, lambda fact: fact.number):
-    modules = sorted({module for fact in found for module in island.modules_of(int(fact.key)).values()})
-    island.registry.add_tasks(NewTask('outer', module, phase + 1, 'waiting') for module in modules)
-    island.registry.wake('outer', modules, phase + 1)
+def _after_pieces(island: Island, facts: Iterable[Fact]):
+  """Wakes the outer tasks of the modules that paths have sent to, and adds the paths' next pieces."""
+  for part, found in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
+    paths, sent = [int(fact.key) for fact in found], pieces.piece(island, part).sent
+    modules = sorted({module for path in paths for level, module in island.modules_of(path).items() if level in sent})
+    island.registry.add_tasks(NewTask('outer', module, part.phase + 1, 'waiting') for module in modules)
+    island.registry.wake('outer', modules, part.phase + 1)
+    following = pieces.after(island, part)
+    if following and not pieces.begins_whole(island, following):
+      _add_tasks(island, pieces.ready(island, paths, following), following)
+
+
+def go_on(island: Island, path: int, part: Part, holder: str):
+  """Adds the task of the piece after one that is trained, but maybe not published yet, if modules do not keep it.
+
+  Training then goes on beside the upload. Where the holder is lost before that, another does both tasks.
+  """
+  following = pieces.after(island, part)
+  if following and not pieces.begins_whole(island, following):
+    paths = pieces.ready(island, [path], following, trained=False)
+    island.registry.add_tasks(pieces.tasks(island, paths, following, {path: holder}))
 
 
 def advance(island: Island):
@@ -141,7 +177,10 @@ def waits(island: Island) -> dict[str, list[int]]:
   if not registry.facts('prepared'):
     return {'prepare': list(range(island.layout.grid.num_paths))}
   trained, rounds = registry.newest('checkpoint'), len(registry.facts('round'))
-  busy = {task['key'] for state in ('ready', 'running') for task in registry.tasks(state, 'train')}
+  tasks = (
+    task for kind in ('train', 'piece') for state in ('ready', 'running') for task in registry.tasks(state, kind)
+  )
+  busy = {task['key'] for task in tasks}
   drawn = np.array([island.active_paths(phase) for phase in range(s.train.phases)])
   for path in range(island.layout.grid.num_paths):
     begin = trained.get(str(path), -1) + 1

@@ -31,12 +31,14 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
+EARLIER = 'it was left out earlier in the phase'
+
 
 class Bounds(NamedTuple):
   """The limits of plausible outer gradients in a phase."""
 
   usual: Mapping[str, float]  # h of the path's modules, by level
-  rates: float  # the sum of the learning rates
+  rates: Mapping[str, float]  # the sum of the learning rates of the steps that the outer gradient is of, by level
   exclude_above: float  # f
 
   def why(self, moved: Mapping[str, float]) -> str:
@@ -50,7 +52,8 @@ def bounds(island: Island, modules: Iterable[Fact], phase: int) -> Bounds:
   """Returns the limits for paths that start from these modules."""
   named = ((island.parse_module(fact.key)[0].name, fact) for fact in modules)
   usual = {level: fact.meta.get('usual', first_usual(island, fact.key)) for level, fact in named}
-  return Bounds(usual, rates(island, phase), island.run.settings.outer.exclude_above)
+  sums = {level: rates(island, level, phase) for level in usual}
+  return Bounds(usual, sums, island.run.settings.outer.exclude_above)
 
 
 def first_usual(island: Island, module: str) -> float:
@@ -72,12 +75,15 @@ def as_float32(x: float) -> jax.Array:
     return jnp.asarray(np.float32(x))
 
 
-@functools.lru_cache(4)
-def rates(island: Island, phase: int) -> float:
-  """Returns the sum of the learning rates of a phase's steps."""
+@functools.lru_cache(32)
+def rates(island: Island, level: str, phase: int) -> float:
+  """Returns the sum of the learning rates of the steps that a level's outer gradients of a phase are of."""
   s = island.run.settings
   rate = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
-  return float(screening.sum_of_rates(rate, np.int32(first_step(island, phase)), s.train.steps_per_phase))
+  times = island.timetable
+  end = times.tau if times.is_closed(phase) else times.places[level]
+  count = times.steps_since(level, phase)
+  return float(screening.sum_of_rates(rate, np.int32(first_step(island, phase) + end - count), count))
 
 
 def first_step(island: Island, phase: int) -> int:
@@ -92,11 +98,14 @@ def first_step(island: Island, phase: int) -> int:
 def judge(island: Island, path: int, phase: int, squares: Mapping[str, float]) -> dict[str, Any]:
   """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part.
 
-  `squares`: |d|^2 of what it sends, by level.
+  `squares`: |d|^2 of what it sends, by level; maybe of some levels only.
   """
-  modules = island.registry.facts('module', list(island.modules_of(path).values()), phase)
+  if not squares:
+    return {'moved': {}}
+  named = [module for level, module in island.modules_of(path).items() if level in squares]
+  modules = island.registry.facts('module', named, phase)
   limits = bounds(island, modules, phase)
-  moved = {level: math.sqrt(x) / limits.rates if math.isfinite(x) else math.nan for level, x in squares.items()}
+  moved = {level: math.sqrt(x) / limits.rates[level] if math.isfinite(x) else math.nan for level, x in squares.items()}
   why = limits.why(moved)
   found = {level: r if math.isfinite(r) else None for level, r in moved.items()}
   return {'moved': found} | ({'excluded': why} if why else {})
@@ -109,11 +118,6 @@ def exclusion(island: Island, path: int, phase: int, why: str, worker: str, exec
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   return Fact('excluded', str(path), phase, '', '', about)
-
-
-def begins_anew(island: Island, path: int, phase: int) -> bool:
-  """Returns whether a path that was trained in a phase was excluded from an outer step after it."""
-  return bool(island.registry.facts('excluded', [str(path)], phase))
 
 
 # -- the end
@@ -185,11 +189,21 @@ def resume(island: Island) -> int:
     modules -= {fact.key for fact in island.registry.facts('module', sorted(modules), phase + 1)}
     tasks += [NewTask('outer', module, phase + 1) for module in sorted(modules)]
     facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in ('checkpoint', 'excluded')]
+    pieces = [fact for fact in pieces_of(island, phase, blocking) if 'excluded' in fact.meta]
+    facts, tasks = facts + pieces, tasks + [NewTask(*fact[:3]) for fact in pieces]
     if island.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
       again = f'; trained again: path {", ".join(blocking)}' if blocking else ''
       logging.warning('%s. The run is resumed%s', ended.meta['why'], again)
     number += 1
   return number
+
+
+def pieces_of(island: Island, phase: int, paths: Collection[str]) -> list[Fact]:
+  """Returns the facts of the earlier pieces of a phase, of these paths."""
+  most = island.timetable.most_pieces
+  if most == 1 or not paths:
+    return []
+  return island.registry.facts('piece', list(paths), at_least=phase * most, at_most=phase * most + most - 1)
 
 
 def to_withdraw(island: Island, ended: Fact) -> list[str]:
@@ -199,7 +213,8 @@ def to_withdraw(island: Island, ended: Fact) -> list[str]:
   paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}
 
   def is_free(path: str) -> bool:
-    modules = island.modules_of(int(path)).values()
+    counted = {level for fact in pieces_of(island, phase, [path]) for level in fact.meta['objects']}
+    modules = [module for level, module in island.modules_of(int(path)).items() if level not in counted]
     return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
 
   return sorted(filter(is_free, paths), key=int)

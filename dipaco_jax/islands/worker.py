@@ -11,8 +11,18 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from dipaco_jax.islands import inner_phase, lineage, messages, path_state, schedule, screening_facts, shared_stages
+from dipaco_jax.islands import (
+  inner_phase,
+  lineage,
+  messages,
+  path_state,
+  pieces,
+  schedule,
+  screening_facts,
+  shared_stages,
+)
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.inner_phase import Start
 from dipaco_jax.islands.island import Island
@@ -20,22 +30,31 @@ from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
+from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.worker_hosts import Hosts
 
-TRAIN = ('train',)
+TRAIN = ('train', 'piece')
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
 
 
 class Beginning(NamedTuple):
   """Where the training for a task begins."""
 
-  phases: tuple[int, ...]  # to train: those to replay, then the task's own
-  step: int  # of the first of them
-  old: Arrays  # parameters at the start of the first of them
+  parts: tuple[Part, ...]  # to train: those to replay, then the task's own
+  step: int  # of the phase, in the first of them
   state: PathState  # at that step
   fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
+
+
+class Trained(NamedTuple):
+  """A piece of a phase that was trained."""
+
+  metrics: PhaseMetrics
+  sent: dict[str, Sent]  # by level, of those that leave after it
+  state: PathState
+  loss: float | None  # on the hold-out, at the end of the phase
 
 
 class Worker:
@@ -43,135 +62,222 @@ class Worker:
 
   def __init__(self, held: HeldStates, hosts: Hosts | None = None):
     self.held, self.hosts = held, hosts or Hosts()
+    self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
     """Does a task; returns what publishes its facts."""
-    if task.kind == 'train':
+    if task.kind in TRAIN:
       return self.train(island, task, lease)
     return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
 
-  def fetch(self, island: Island, task: Task) -> Beginning:
-    """Reads what the training for a task begins with: a path's shard, parameters, and state."""
-    if not any(key.path == int(task.key) for key in self.held.names()):  # paths move: others may have left
+  def fetch(self, island: Island, task: Task) -> Beginning | None:
+    """Reads what the training for a task begins with: a path's shard, parameters, and state.
+
+    None where it goes on from the piece that is being trained now; what that takes over is read all the same.
+    """
+    path, part = int(task.key), pieces.part_of(island, task)
+    inner_phase.make_job(island, island.round_of(part.phase))
+    if self.at_work == (path, pieces.before(island, part)) and not pieces.begins_whole(island, part):
+      take_over(island, path, part)
+      return None
+    if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
     found = lineage.find(island, self.held, task)
-    inner_phase.make_job(island, island.round_of(found.phases[0]))
-    old = island.path_parameters(int(task.key), found.phases[0])
-    step, state = 0, path_state.from_carried(found.carried, old)
+    first = found.parts[0]
+    inner_phase.make_job(island, island.round_of(first.phase))
     if found.within:
-      step, state = found.within[0], path_state.from_arrays(found.within[1], old)
-    return Beginning(found.phases, step, old, state, found.fresh)
+      state = path_state.from_arrays(found.within[1], island.shapes)
+    else:
+      state = path_state.from_carried(found.carried, island.path_parameters(path, first.phase))
+    return Beginning(found.parts, found.within[0] if found.within else 0, state, found.fresh)
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
-    """Takes tau steps of a path from its modules of this version, or the rest of what was begun on this machine."""
-    path, phase = int(task.key), task.number
-    beginning, replay = self.replay(island, lease, lease.fetched())
-    started, old, step = time.time(), beginning.old, beginning.step
-    metrics, state, loss = self.train_first(island, lease, beginning)
+    """Trains a piece of a path's phase, or the rest of what was begun on this machine."""
+    path, part, self.at_work = int(task.key), pieces.part_of(island, task), None
+    beginning, replay = self.replay(island, lease, lease.fetched() or self.fetch_here(island, task))
+    self.at_work = path, part
+    started, step = time.time(), beginning.step
+    trained = self.train_first(island, lease, beginning)
     del beginning
-    about = metrics.close() | replay | {'holdout_loss': loss, 'worker': island.name, 'from_step': step}
-    about |= {'started': started, 'ended': time.time(), 'holder': self.held.holder}
+    ended = time.time()
+    about = trained.metrics.close() | replay | {'holdout_loss': trained.loss, 'worker': island.name, 'from_step': step}
+    about |= {'started': started, 'ended': ended, 'busy_s': ended - started, 'holder': self.held.holder}
+    squares = {level: message.square for level, message in trained.sent.items()}
+    judged = screening_facts.judge(island, path, part.phase, squares)
+    if trained.state.excluded and 'excluded' not in judged:
+      judged['excluded'] = screening_facts.EARLIER
+    state = trained.state._replace(excluded='excluded' in judged)
+    self.hold_piece(island, path, part, state)
+    self.at_work = None
+    if not state.excluded or not pieces.is_last(island, part):
+      schedule.go_on(island, path, part, self.held.holder)
 
     def publish() -> list[Fact]:
-      sent, after = send(island, old, state)
-      judged = screening_facts.judge(island, path, phase, {level: message.square for level, message in sent.items()})
       why = judged.get('excluded')
-      objects = {} if why else write_objects(island, path, phase, sent, after)
-      made = schedule.checkpoint_fact(path, phase, objects, about | judged)
+      objects = {} if why else write_objects(island, path, part, trained.sent, state)
+      kind, number = pieces.fact_name(island, part)
+      noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
+      made = schedule.checkpoint_fact(path, number, objects, noted, kind)
       if why:
-        return [made, screening_facts.exclusion(island, path, phase, why, island.name)]
-      self.hold(island, made, after)  # before the fact, which says that it is there
+        return [made, screening_facts.exclusion(island, path, part.phase, why, island.name)]
+      self.hold(island, made, state)  # before the fact, which says that it is there
       return [made]
 
     return publish
 
-  def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
-    """Repeats the phases before the task's own; returns where that begins, and what its checkpoint notes of this."""
-    path, phases, began = int(lease.task.key), beginning.phases, time.monotonic()
-    differing: list[int] = []
-    if len(phases) == 1:
-      return beginning, {}
-    logging.warning('path %d: its state is not here, phases %d to %d are trained again', path, *_span(phases))
-    with futures.ThreadPoolExecutor(1) as reader:
-      for i, phase in enumerate(phases[:-1]):
-        parameters = reader.submit(island.path_parameters, path, phases[i + 1])  # beside the steps
-        lease.about['replay'] = [phase + 1, *_span(phases)]
-        _, state, _ = self.train_first(island, lease, beginning)
-        sent, state = send(island, beginning.old, state)
-        differing += [phase] if self.hold_replayed(island, path, phase, sent, state) else []
-        old = parameters.result()
-        beginning = Beginning(phases[i + 1 :], 0, old, state._replace(params=old), fresh=False)
-    del lease.about['replay']
-    seconds = time.monotonic() - began
-    return beginning, {'replay': {'phases': phases[:-1], 'seconds': seconds, 'differing': differing}}
+  def fetch_here(self, island: Island, task: Task) -> Beginning:
+    """Fetches, now that the piece before is trained; or was given up."""
+    found = self.fetch(island, task)
+    assert found
+    return found
 
-  def train_first(self, island: Island, lease: Lease, beginning: Beginning):
-    """Trains the first of the phases from where it begins; returns its metrics, and the path's state and loss."""
-    path, phase, is_replay = int(lease.task.key), beginning.phases[0], len(beginning.phases) > 1
+  def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
+    """Repeats the pieces before the task's own; returns where that begins, and what its checkpoint notes of this."""
+    path, parts, began = int(lease.task.key), beginning.parts, time.monotonic()
+    differing = set[int]()
+    if len(parts) == 1:
+      return beginning, {}
+    first, last = parts[0].phase + 1, parts[-2].phase + 1
+    logging.warning('path %d: its state is not here, phases %d to %d are trained again', path, first, last)
+    for i, part in enumerate(parts[:-1]):
+      lease.about['replay'] = [part.phase + 1, first, last]
+      _, sent, state, _ = self.train_first(island, lease, beginning)
+      differing |= {part.phase} if self.hold_replayed(island, path, part, sent, state) else set()
+      state = after(island, part, state)
+      if pieces.begins_whole(island, parts[i + 1]):
+        state = state._replace(params=island.path_parameters(path, parts[i + 1].phase))
+      end = pieces.piece(island, part).end % island.timetable.tau
+      beginning = Beginning(parts[i + 1 :], end, state, fresh=False)
+    del lease.about['replay']
+    seconds, phases = time.monotonic() - began, sorted({part.phase for part in parts[:-1]})
+    return beginning, {'replay': {'phases': phases, 'seconds': seconds, 'differing': sorted(differing)}}
+
+  def train_first(self, island: Island, lease: Lease, beginning: Beginning) -> Trained:
+    """Trains the first of the pieces from where it begins."""
+    path, part, is_replay = int(lease.task.key), beginning.parts[0], len(beginning.parts) > 1
+    phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase), functools.cache(lineage.origin)
 
     def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
       metrics.dispatched(after, found)
       if not is_replay:
-        lease.ahead(1 - after / job.schedule.steps_per_phase)
+        lease.ahead((piece.end - after) / (piece.end - piece.begin))
       if self.hosts.is_alone:
         lease.check()  # other hosts would wait in vain for a process that ends here
       if kept and not lease.is_copy:
+        kept = kept._replace(residuals=state.residuals, excluded=state.excluded)
         writer.submit(keep, after, kept.to_arrays())
 
     def keep(step: int, arrays: Arrays):
       if lineage.is_finite(arrays):
         self.held.put_within(Key(path, phase, origin(island, path, phase), step), arrays)
 
-    start = Start(path, phase, beginning.step, beginning.fresh, bool(beginning.state.inner), is_replay)
+    state = beginning.state
+    if beginning.step == piece.begin and not pieces.begins_whole(island, part):
+      state = state._replace(params=mixed(island, state.params, take_over(island, path, part)))
+    start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay)
     with futures.ThreadPoolExecutor(1) as writer:
-      state, loss = inner_phase.run(island, self.hosts, start, beginning.state, done)
-    return metrics, state, loss
+      if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
+        writer.submit(schedule.go_on, island, path, part, self.held.holder)
+      trained, loss = inner_phase.run(island, self.hosts, start, state, done)
+    sent, residuals = send(island, path, part, trained.params, state.residuals)
+    return Trained(metrics, sent, trained._replace(residuals=residuals, excluded=state.excluded), loss)
 
-  def hold_replayed(self, island: Island, path: int, phase: int, sent: dict[str, Sent], state: PathState) -> bool:
-    """Holds the state after a phase that was trained again; returns whether it differs from what was published."""
-    [made] = island.registry.facts('checkpoint', [str(path)], phase)
-    self.hold(island, made, state)
-    if levels := lineage.differing_levels(made, sent):
-      there, here = made.meta.get('worker', 'another'), island.name
+  def hold_replayed(
+    self, island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState
+  ) -> bool:  # fmt: skip
+    """Holds the state after a piece that was trained again; returns whether it differs from what was published."""
+    kind, number = pieces.fact_name(island, part)
+    made = island.registry.facts(kind, [str(path)], number)
+    self.hold_piece(island, path, part, state)
+    if not made:  # its task is at work, or will be done again
+      return False
+    self.hold(island, made[0], state)
+    if levels := lineage.differing_levels(made[0], sent):
+      there, here = made[0].meta.get('worker', 'another'), island.name
       words = f'{here} has made {", ".join(levels)} of path {path} otherwise than {there} did'
-      logging.warning('phase %d, trained again: %s; their machines or libraries compute otherwise', phase + 1, words)
+      logging.warning(
+        'phase %d, trained again: %s; their machines or libraries compute otherwise', part.phase + 1, words
+      )
     return bool(levels)
 
   def hold(self, island: Island, made: Fact, state: PathState):
     """Holds a path's state after the phase of this checkpoint."""
-    if lineage.has_state(island):
-      self.held.put(Key(int(made.key), made.number, made.sha256), carried(island, state))
+    if made.kind == pieces.CHECKPOINT and (lineage.has_state(island) or not island.timetable.is_closed(made.number)):
+      self.held.put(Key(int(made.key), made.number, made.sha256), carried(island, made.number, state))
+
+  def hold_piece(self, island: Island, path: int, part: Part, state: PathState):
+    """Holds a path's whole state after a piece, for the next one, where that does not begin from modules alone."""
+    following = pieces.after(island, part)
+    if following and not pieces.begins_whole(island, following):
+      key = Key(path, part.phase, lineage.origin(island, path, part.phase), pieces.piece(island, part).end)
+      self.held.put_piece(key, after(island, part, state).to_arrays())
 
 
-def carried(island: Island, state: PathState) -> Arrays:
+def take_over(island: Island, path: int, part: Part) -> Arrays:
+  """Reads the parameters that a path takes over before a piece; all of them where it begins anew."""
+  if part.nth == 0 and pieces.excluded_before(island, [path], part):
+    return {}
+  found: Arrays = {}
+  piece = pieces.piece(island, part)
+  for level in piece.mixed:
+    version = island.timetable.version(level, part.phase, piece.begin)
+    found |= island.path_parameters(path, version, [level])
+  return found
+
+
+def mixed(island: Island, params: Arrays, new: Arrays) -> Arrays:
+  """Returns a path's parameters after it has taken new ones over."""
+  alphas = {name: island.timetable.mix(island.layout.owner[name].name) for name in new}
+  return params | {n: np.asarray(_mix(params[n], x, alphas[n])) if alphas[n] else x for n, x in new.items()}
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _mix(own: jax.Array, new: jax.Array, alpha: float) -> jax.Array:
+  return alpha * own + (1 - alpha) * new
+
+
+def after(island: Island, part: Part, state: PathState) -> PathState:
+  """Returns the state with which a path goes on after a piece."""
+  drops = pieces.is_last(island, part) and not island.run.settings.inner.keep_state
+  return state._replace(inner={}) if drops else state
+
+
+def carried(island: Island, phase: int, state: PathState) -> Arrays:
   """Returns what a path takes along to its next phase."""
-  return (state if island.run.settings.inner.keep_state else state._replace(inner={})).carried()
+  state = after(island, Part(phase, len(pieces.of_phase(island, phase)) - 1), state)
+  return state.carried() if island.timetable.is_closed(phase) else state.to_arrays()
 
 
-def send(island: Island, old: Arrays, state: PathState) -> tuple[dict[str, Sent], PathState]:
-  """Returns what a path sends of each level, and its state after that; `old` is what it began the phase with."""
-  sent = {}
-  for level in island.layout.levels:
-    new = {name: state.params[name] for name in island.layout.names(level)}
-    sent[level.name] = messages.send(island.kind(level), old, new, state.residuals)
-  after = {name: residual for message in sent.values() for name, residual in message.residuals.items()}
-  return sent, state._replace(residuals=after)
+def send(island: Island, path: int, part: Part, params: Arrays, residuals: Arrays) -> tuple[dict[str, Sent], Arrays]:
+  """Returns what a path sends of each level that leaves after a piece, and its residuals then."""
+  sent, levels = {}, pieces.piece(island, part).sent
+  old = island.path_parameters(path, part.phase, levels)
+  for level in (level for level in island.layout.levels if level.name in levels):
+    new = {name: params[name] for name in island.layout.names(level)}
+    sent[level.name] = messages.send(island.kind(level), old, new, residuals)
+  return sent, residuals | {name: e for message in sent.values() for name, e in message.residuals.items()}
 
 
 def write_objects(
-  island: Island, path: int, phase: int, sent: dict[str, Sent], state: PathState
-) -> dict[str, list[str]]:
+  island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState
+) -> dict[str, list[str]]:  # fmt: skip
   """Writes an object for each level, so that an executor reads its own module's part only; and at times the state."""
-  prefix = f'paths/{phase}/{path}'
+  kind, number = pieces.fact_name(island, part)
+  prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
   objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in sent.items()}
-  there = island.registry.facts('checkpoint', [str(path)], phase)  # made before, maybe by an earlier version of this
-  if any(INNER in made.meta['objects'] for made in there) or lineage.publishes_state(island, path, phase):
-    objects[INNER] = island.write_object(f'{prefix}-{INNER}', carried(island, state))
+  there = island.registry.facts(kind, [str(path)], number)  # made before, maybe by an earlier version of this
+  publishes = pieces.is_last(island, part) and lineage.publishes_state(island, path, part.phase)
+  if publishes or any(INNER in made.meta['objects'] for made in there):
+    objects[INNER] = island.write_object(f'{prefix}-{INNER}', carried(island, part.phase, state))
   return objects
 
 
-def _span(phases: tuple[int, ...]) -> tuple[int, int]:
-  """Returns the first and the last of the phases to replay, counted from 1."""
-  return phases[0] + 1, phases[-2] + 1
+def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
+  """Returns what the checkpoint of a phase notes in place of what was measured of its last piece alone."""
+  first = part.phase * island.timetable.most_pieces
+  facts = island.registry.facts(pieces.PIECE, [str(path)], at_least=first, at_most=first + part.nth) if part.nth else []
+  metas = [*(fact.meta for fact in facts), about]
+  found: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
+  return found | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}

@@ -85,11 +85,7 @@ class Programs:
   @functools.cached_property
   def timetable(self) -> streaming.Timetable:
     """When the paths' levels exchange."""
-    shared = {level.name: self.layout.grid.paths_through(level) > 1 for level in self.layout.levels}
-    sizes = {
-      l.name: shared[l.name] * sum(self.shapes[n].size for n in self.layout.names(l)) for l in self.layout.levels
-    }
-    return streaming.make_timetable(self.settings, sizes)
+    return streaming.make_timetable(self.settings, self.layout.shared_sizes(self.shapes))
 
   @property
   def levels(self) -> tuple[str, ...]:

@@ -32,11 +32,14 @@ ROUNDS = {
 }
 OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 SAMPLED = {'train': dict(phases=4, paths_per_phase=2)}
+CLOSED = {'checkpoint': dict(state_every_phases=2)}
 CONFIGS = {
   'plain': (None, {}),
   'own modules, sampled': (OWN_LEVELS, SAMPLED),
   'a round of re-sharding': (None, ROUNDS),
   'int8': (None, {'outer': dict(compress='int8', whole_every=2), 'train': dict(phases=4)}),
+  'streaming': (None, {'outer': dict(stream='on', overlap_steps=2), 'train': dict(phases=3)} | CLOSED),
+  'thin, own modules': (OWN_LEVELS, {'outer': dict(wire='thin', mix=0.25), 'train': dict(phases=4)} | CLOSED),
   'int4, own modules, sampled': (OWN_LEVELS, SAMPLED | {'outer': dict(compress='int4', whole_every=3)}),
 }
 

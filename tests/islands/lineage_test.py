@@ -91,7 +91,7 @@ def digest(phase: int) -> str:
 
 
 def value(found: lineage.Found) -> float:
-  return float(found.inner[f"['{INNER}'].mu"][0])
+  return float(found.carried[f"['{INNER}'].mu"][0])
 
 
 def test_it_is_held_or_published_or_begins_anew_or_with_the_base(made):

@@ -1,0 +1,146 @@
+"""Pieces of a path's phases as tasks and facts, and what each waits for [core/streaming.py].
+
+Without streaming a phase is one piece: task `train (path, phase)`, fact `checkpoint (path, phase)`. With it, that is
+the last piece of a phase. The earlier ones are `piece (path, n)`, task and fact, n = phase * most + nth, where `most`
+is the largest number of pieces of a phase.
+
+Before its first piece of a phase that begins with the modules, a path needs all of its modules in that version; before
+another piece, the modules that it takes over there, and the piece before. A path that was excluded in an open phase
+begins the next one with all modules too.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from dipaco_jax.core import streaming
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.registry import Fact, NewTask, Task
+
+PIECE, TRAIN, CHECKPOINT = 'piece', 'train', 'checkpoint'
+
+
+class Part(NamedTuple):
+  """A piece of a phase."""
+
+  phase: int
+  nth: int
+
+
+def of_phase(island: Island, phase: int) -> tuple[streaming.Piece, ...]:
+  """Returns the pieces of a phase."""
+  return island.timetable.pieces(phase)
+
+
+def piece(island: Island, part: Part) -> streaming.Piece:
+  return of_phase(island, part.phase)[part.nth]
+
+
+def is_last(island: Island, part: Part) -> bool:
+  """Returns whether a phase ends with this piece."""
+  return part.nth + 1 == len(of_phase(island, part.phase))
+
+
+def begins_whole(island: Island, part: Part) -> bool:
+  """Returns whether paths begin a piece with the modules, and nothing of their own parameters."""
+  return part.nth == 0 and island.timetable.begins_whole(part.phase)
+
+
+def task_name(island: Island, part: Part) -> tuple[str, int]:
+  """Returns kind and number of the tasks of a piece."""
+  return (TRAIN, part.phase) if is_last(island, part) else (PIECE, _number(island, part))
+
+
+def fact_name(island: Island, part: Part) -> tuple[str, int]:
+  """Returns kind and number of the facts of a piece."""
+  return (CHECKPOINT, part.phase) if is_last(island, part) else (PIECE, _number(island, part))
+
+
+def _number(island: Island, part: Part) -> int:
+  return part.phase * island.timetable.most_pieces + part.nth
+
+
+def part_of(island: Island, made: Task | Fact) -> Part:
+  """Returns the piece of a task or a fact."""
+  if made.kind == PIECE:
+    return Part(*divmod(made.number, island.timetable.most_pieces))
+  return Part(made.number, len(of_phase(island, made.number)) - 1)
+
+
+def before(island: Island, part: Part) -> Part | None:
+  """Returns the piece before, None for the first of the run."""
+  if part.nth:
+    return part._replace(nth=part.nth - 1)
+  return Part(part.phase - 1, len(of_phase(island, part.phase - 1)) - 1) if part.phase else None
+
+
+def after(island: Island, part: Part) -> Part | None:
+  """Returns the piece after, None for the last of the run."""
+  if not is_last(island, part):
+    return part._replace(nth=part.nth + 1)
+  return Part(part.phase + 1, 0) if part.phase + 1 < island.run.settings.train.phases else None
+
+
+def sender(island: Island, level: str, version: int) -> Part:
+  """Returns the piece after which a level's outer gradients leave for a version of its modules."""
+  parts = of_phase(island, version - 1)
+  return Part(version - 1, next(i for i, found in enumerate(parts) if level in found.sent))
+
+
+def readers(island: Island, level: str, version: int) -> list[Part]:
+  """Returns the pieces that wait for a version of a level's modules."""
+  times, phases = island.timetable, island.run.settings.train.phases
+  if times.begins_whole(version):
+    return [Part(version, 0)] if version < phases else []
+  found = [Part(version, 0)] if version < phases else []  # of paths that were excluded
+  for phase in (version - 1, version):
+    for index, each in enumerate(of_phase(island, phase) if phase < phases else ()):
+      if level in each.mixed and times.version(level, phase, each.begin) == version:
+        found.append(Part(phase, index))
+  return found
+
+
+def needed(island: Island, path: int, part: Part, is_excluded: bool) -> dict[str, int]:
+  """Returns the modules that a path waits for before a piece, and their versions."""
+  modules = island.modules_of(path)
+  if begins_whole(island, part) or (part.nth == 0 and is_excluded):
+    return dict.fromkeys(modules.values(), part.phase)
+  found = piece(island, part)
+  return {modules[level]: island.timetable.version(level, part.phase, found.begin) for level in found.mixed}
+
+
+def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True) -> list[int]:
+  """Returns those paths that have all that they wait for before a piece; `trained`: the piece before, too.
+
+  A piece that begins whole does not wait for the one before: what it leads to is in the modules.
+  """
+  paths = list(paths)
+  if not begins_whole(island, part) and trained and (last := before(island, part)):
+    kind, number = fact_name(island, last)
+    made = {fact.key for fact in island.registry.facts(kind, list(map(str, paths)), number)}
+    paths = [path for path in paths if str(path) in made]
+  excluded = excluded_before(island, paths, part)
+  waits = {path: needed(island, path, part, path in excluded) for path in paths}
+  keys: dict[int, set[str]] = {}
+  for modules in waits.values():
+    for module, version in modules.items():
+      keys.setdefault(version, set()).add(module)
+  there = {
+    (fact.key, version)
+    for version, modules in keys.items()
+    for fact in island.registry.facts('module', sorted(modules), version)
+  }
+  return [path for path, modules in waits.items() if modules.items() <= there]
+
+
+def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int]:
+  """Returns which paths their workers have excluded in the phase before, where that makes a difference to a piece."""
+  if part.nth or part.phase == 0 or begins_whole(island, part):
+    return set()
+  facts = island.registry.facts('excluded', list(map(str, paths)), part.phase - 1)
+  return {int(fact.key) for fact in facts if 'executor' not in fact.meta}
+
+
+def tasks(island: Island, paths: Iterable[int], part: Part, holders: dict[int, str]) -> Iterator[NewTask]:
+  """Yields the tasks of paths for a piece."""
+  kind, number = task_name(island, part)
+  return (NewTask(kind, str(path), number, holder=holders.get(path, '')) for path in paths)
