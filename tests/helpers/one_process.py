@@ -193,7 +193,8 @@ class Machine:
   def other(self, settings: settings_lib.Settings | None = None, backend: Backend | None = None) -> 'Machine':
     """Of another config or with another backend; programs are shared where they are the same."""
     s = settings or self.settings
-    return Machine(s, self.programs if s.levels == self.settings.levels else {}, backend or self.backend)
+    is_same = (s.levels, s.outer, s.checkpoint) == (self.settings.levels, self.settings.outer, self.settings.checkpoint)
+    return Machine(s, self.programs if is_same else {}, backend or self.backend)
 
   def begin(self, prepared: pathlib.Path, place: pathlib.Path, s: settings_lib.Settings) -> 'Machine':
     """For another config of training, whose text, base and shards are in the place already."""
@@ -227,7 +228,9 @@ class Machine:
     }
     try:
       perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
-      role_loop.Role(Claims(made, 'all', KINDS, fetches={'train': does.fetch}, holder=held.holder), perform).serve()
+      role_loop.Role(
+        Claims(made, 'all', KINDS, fetches=dict.fromkeys(worker.TRAIN, does.fetch), holder=held.holder), perform
+      ).serve()
     finally:
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):

@@ -57,10 +57,10 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
     place.mkdir()
     alone = machine.other(s, backend)
   else:
-    alone = machine.other(backend=backend).begin(prepared, place, s)
+    alone = machine.other(s, backend).begin(prepared, place, s)
   alone.to_the_end(place, Faults(), end=one_process.TRAINED)
   made, run = alone.island(place), of_main(alone, tmp_path)
-  check_losses(made.registry, run)
+  check_losses(made.registry, run, made.wire)
   check_page(made, run)
   # As for placements: a rounding of a parameter and of its direction, a sum over targets, for each step. Sums of outer
   # gradients differ by less: one rounding for each path.
@@ -93,7 +93,7 @@ def of_main(machine: Machine, folder: pathlib.Path):
   return run
 
 
-def check_losses(facts: registry.Registry, run):
+def check_losses(facts: registry.Registry, run, wire):
   """Of the first phase, which begins from the base: equal to the bit. And all that are there."""
   expected = {
     (path, row['phase'], row['step']): loss
@@ -109,7 +109,10 @@ def check_losses(facts: registry.Registry, run):
   }
   assert found.keys() == expected.keys()
   for at, loss in found.items():
-    assert loss == expected[at] if at[1] == 0 else abs(loss - expected[at]) < 1e-4, at
+    is_exact = at[1] == 0 and not wire.stream  # before modules are taken over
+    assert (
+      loss == expected[at] if is_exact else abs(loss - expected[at]) < (1e-4 if wire.compress == 'none' else 1e-2)
+    ), at
 
 
 def check_page(made: island.Island, run):
