@@ -20,7 +20,7 @@ from typing import TextIO
 from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import errors, printable, settings
 from dipaco_jax.data import corpus
-from dipaco_jax.islands import registry, registry_url, roles, status_table
+from dipaco_jax.islands import held_states, registry, registry_url, roles, status_table
 from dipaco_jax.pipeline import tokenize_stage
 from dipaco_jax.reports import headline
 from dipaco_jax.storage import object_store, remedies
@@ -180,9 +180,12 @@ def main() -> int:
   resumed = roles.resume(options.workdir, url)
   running = [Role(role, i, count, words, logs) for role, count in counts.items() for i in range(count)]
   try:
-    return supervise(running, registry.Registry(url, options.lease_s), stopping, resumed)
+    status = supervise(running, registry.Registry(url, options.lease_s), stopping, resumed)
   finally:
     stop(running)
+  if status == 0:
+    held_states.remove_free(local)  # what workers held that were stopped here
+  return status
 
 
 def supervise(running: list[Role], facts: registry.Registry, stopping: list[int], resumed: int = 0) -> int:

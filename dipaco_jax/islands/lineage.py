@@ -22,7 +22,7 @@ import numpy as np
 
 from dipaco_jax.islands import pieces
 from dipaco_jax.islands.held_states import HeldStates, Key
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays
 from dipaco_jax.islands.pieces import Part
@@ -117,17 +117,29 @@ def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Array
   inner = held.get(path, phase, made.sha256)
   if inner is None and INNER in made.meta['objects']:
     inner = island.read_object(*made.meta['objects'][INNER])
-  return inner
+  return read_shipped(island, made) if inner is None else inner
+
+
+def read_shipped(island: Island, made: Fact) -> Arrays | None:
+  """Returns the inner state that its holder has published because it was asked to (hand_over.py); None without one."""
+  for fact in island.registry.facts('state', [made.key], made.number):
+    if fact.uri and fact.meta['checkpoint'] == made.sha256:
+      try:
+        return island.read_object(fact.uri, fact.sha256)
+      except Gone as e:  # it was for another, or is damaged: no task makes it again
+        logging.warning('%s', e)
+  return None
 
 
 def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
-  """Returns a path's whole state after an open phase, None where it is not held; it is never published."""
+  """Returns a path's whole state after an open phase, None where it is neither held nor handed over."""
   is_here = held.has_within(path, phase)
   at_end = is_here and held.get_within(path, phase, origin(island, path, phase), at_least=island.timetable.tau)
   if at_end:
     return at_end[1]
   made = island.registry.facts('checkpoint', [str(path)], phase)
-  return held.get(path, phase, made[0].sha256) if made else None
+  found = held.get(path, phase, made[0].sha256) if made else None
+  return read_shipped(island, made[0]) if made and found is None else found
 
 
 def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:

@@ -32,6 +32,7 @@ from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
   database,
   evaluator,
+  hand_over,
   held_states,
   inner_phase,
   monitor,
@@ -121,7 +122,7 @@ def serve(
     Role(Claims(island, role, evaluator.KINDS), evaluator.perform).serve()
   else:
     kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
-    with held_states.slot(local) as held:
+    with held_states.slot(local) as held, hand_over.answering(island, held):
       does = worker.Worker(held, hosts)
       pool = Backup(island, kinds) if is_backup else None
       Role(

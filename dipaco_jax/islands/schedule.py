@@ -10,6 +10,7 @@ complete when its facts are inserted:
     outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: the text is sharded anew
+    ship (path, phase)          its holder        state (path, phase): the AdamW state, for another (hand_over.py)
     finish                      evaluator         finished: published, evaluated, reported
 
 A checkpoint is several objects, which `worker.write_objects` writes and the fact's metadata name. Two more kinds of

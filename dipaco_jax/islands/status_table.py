@@ -7,7 +7,7 @@ from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.training.display import duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5
-KINDS = ('prepare', 'train', 'piece', 'outer', 'evaluate', 'reroute', 'finish')
+KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'finish')
 
 
 def lines(registry: registry_lib.Registry) -> list[str]:

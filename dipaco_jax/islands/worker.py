@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.islands import (
+  hand_over,
   inner_phase,
   lineage,
   messages,
@@ -73,7 +74,7 @@ class Worker:
   def fetch(self, island: Island, task: Task) -> Beginning | None:
     """Reads what the training for a task begins with: a path's shard, parameters, and state.
 
-    None where it goes on from the piece that is being trained now; what that takes over is read all the same.
+    None where it goes on from the piece that is being trained now; what that takes over is read all the same. Raises Later.
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
@@ -83,6 +84,7 @@ class Worker:
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
     found = lineage.find(island, self.held, task)
+    hand_over.ask(island, task, found)
     first = found.parts[0]
     inner_phase.make_job(island, island.round_of(first.phase))
     if found.within:

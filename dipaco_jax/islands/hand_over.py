@@ -1,0 +1,88 @@
+"""The hand-over of a path's state: its holder publishes it for a worker that would have to repeat many phases [3].
+
+    ship (path, phase)    its holder, beside other tasks    state (path, phase): the inner state after it, an object
+
+Who finds that a replay would take long adds the task `ship`, which names the holder, and gives its own task back. The
+holder, if it lives, answers within a lease. After that any worker may answer that there is nothing to be had, so that
+who comes next replays.
+"""
+
+import contextlib
+import logging
+import statistics
+import threading
+from collections.abc import Iterator
+
+from dipaco_jax.islands import schedule
+from dipaco_jax.islands.held_states import HeldStates
+from dipaco_jax.islands.island import Island, Later
+from dipaco_jax.islands.lease import Lease
+from dipaco_jax.islands.lineage import RECENT, Found
+from dipaco_jax.islands.path_state import INNER
+from dipaco_jax.islands.registry import Fact, Lost, NewTask, Task
+
+SHIP, STATE = 'ship', 'state'  # kinds of the task and of its fact
+WORTHWHILE = 4.0  # leases: as asking takes up to two, a shorter replay is begun at once
+LOOKS = 2  # in a lease, for what is asked of this holder
+
+
+def ask(island: Island, task: Task, found: Found):
+  """Raises Later where a task has to wait for the state of its path from the holder, who is asked for it."""
+  target, phases = found.parts[-1], sorted({part.phase for part in found.parts})
+  if len(phases) == 1 or target.nth or found.within or task.owner != island.name:
+    return  # there is little to repeat, or, within a phase, no state that a fact knows
+  phase, path = phases[-2], task.key
+  [made] = island.registry.facts('checkpoint', [path], phase)
+  holder = made.meta.get('holder')
+  if not holder or replay_s(island, found) < WORTHWHILE * island.registry.lease_s:
+    return
+  if not island.registry.facts(STATE, [path], phase):
+    island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
+    raise Later(f'the state of path {path} is asked of its holder, {made.meta["worker"]}')
+
+
+def replay_s(island: Island, found: Found) -> float:
+  """Returns about how many seconds it takes to repeat the phases before a task."""
+  recent = island.registry.durations('train', RECENT)
+  return (len({part.phase for part in found.parts}) - 1) * statistics.median(recent) if recent else 0.0
+
+
+@contextlib.contextmanager
+def answering(island: Island, held: HeldStates) -> Iterator[None]:
+  """Publishes states that are asked for, in a thread, until the end of the block."""
+  over = threading.Event()
+
+  def look():
+    while not over.wait(island.registry.lease_s / LOOKS):
+      try:
+        answer(island, held)
+      except Exception as e:
+        logging.warning('a state that another worker asked for was not published: %s', e)
+
+  thread = threading.Thread(target=look, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    over.set()
+
+
+def answer(island: Island, held: HeldStates):
+  """Publishes a state that this holder, or since longer than a lease any other, is asked for, if there is one."""
+  task = island.registry.claim(island.name, [SHIP], None, held.holder)
+  if not task:
+    return
+  lease = Lease(island, 'worker', task)
+  try:
+    [made] = island.registry.facts('checkpoint', [task.key], task.number)
+    state = held.get(int(task.key), task.number, made.sha256)
+    name, sha256 = '', ''
+    if state is not None:
+      name, sha256 = island.write_object(f'paths/{task.number}/{task.key}-{INNER}', state)
+    fact = Fact(STATE, task.key, task.number, name, sha256, {'worker': island.name, 'checkpoint': made.sha256})
+    island.registry.complete(task, [fact])
+    schedule.schedule(island, [fact])
+  except Lost:
+    pass
+  finally:
+    lease.close()
