@@ -48,8 +48,8 @@ class Interval:
 class Backup:
   """The source of one backup worker's tasks."""
 
-  def __init__(self, island: Island, kinds: tuple[str, ...]):
-    self.island, self.kinds = island, kinds
+  def __init__(self, island: Island, kinds: tuple[str, ...], holder: str = ''):
+    self.island, self.kinds, self.holder = island, kinds, holder
     self.look = Interval(LOOK_S)
     self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
 
@@ -64,7 +64,7 @@ class Backup:
     self.ready = {(row['id'], row['fence']) for row in mine}
     for kind in self.kinds:
       keys = [row['key'] for row in mine if row['kind'] == kind and (row['id'], row['fence']) in before]
-      if keys and (task := self.island.registry.claim(self.island.name, [kind], keys)):
+      if keys and (task := self.island.registry.claim(self.island.name, [kind], keys, self.holder)):
         return task
     others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
     return self.straggler([row for row in others if row['kind'] == 'train'])

@@ -124,7 +124,7 @@ def serve(
     kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
     with held_states.slot(local) as held, hand_over.answering(island, held):
       does = worker.Worker(held, hosts)
-      pool = Backup(island, kinds) if is_backup else None
+      pool = Backup(island, kinds, held.holder) if is_backup else None
       Role(
         Claims(island, role, kinds, fetches=dict.fromkeys(worker.TRAIN, does.fetch), pool=pool, holder=held.holder),
         does.perform,

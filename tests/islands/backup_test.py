@@ -49,6 +49,15 @@ def straggling(worker: island.Island) -> Task:
       return slow
 
 
+def test_a_task_whose_state_it_holds_is_not_left_to_others(connect):
+  """It has completed a copy before; others may claim the path's next task only after a lease."""
+  spare = connect('backup-0')
+  pool = Backup(spare, KINDS, 'holder of backup-0')
+  spare.registry.add_tasks([NewTask('train', '0', 1, holder='another'), NewTask('train', '1', 1, holder=pool.holder)])
+  assert pool.next() is None
+  assert pool.next()[1:4] == ('train', '1', 1) and pool.next() is None
+
+
 def test_an_abandoned_task_is_claimed_at_the_second_look(connect):
   spare = connect('backup-0')
   pool = Backup(spare, KINDS)
