@@ -10,6 +10,7 @@ from one_process import with_settings
 from stopped_clock import Clock
 
 from dipaco_jax.islands import phase_metrics, schedule, worker
+from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.registry import Task
@@ -55,6 +56,17 @@ def test_a_checkpoint_of_before_is_made_again_with_its_state(made):
   made.registry.put([fact])
   again = schedule.checkpoint_fact(3, 2, worker.write_objects(made, 3, 2, state(made)), {})
   assert again.sha256 == fact.sha256 and INNER in again.meta['objects']
+
+
+def test_a_replay_that_differs_is_held_and_told_with_both_machines(made, caplog):
+  old = schedule.checkpoint_fact(3, 2, worker.write_objects(made, 3, 2, state(made)), {'worker': 'worker-7'})
+  made.registry.put([old])
+  does, replayed = worker.Worker(HeldStates()), state(made)
+  assert not does.hold_replayed(made, 3, 2, replayed) and not caplog.messages
+  replayed.params['final_norm/scale'][3] += 1
+  assert does.hold_replayed(made, 3, 2, replayed)
+  assert 'phase 3, trained again: all has made ends of path 3 otherwise than worker-7 did' in caplog.text
+  assert does.held.get(3, 2, old.sha256) is replayed.inner
 
 
 @pytest.fixture
