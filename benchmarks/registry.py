@@ -1,10 +1,12 @@
-"""How many tasks a second a registry hands out and takes back: claims and fenced completions by many processes at once.
+"""How many tasks a second a registry hands out and takes back, and how many workers' leases it holds.
 
     python benchmarks/registry.py [--url=postgresql://user@host/database --claimants=64 --tasks=2000 --paths=32768]
+    python benchmarks/registry.py --url=postgresql://user@host/database --workers=1000 [--minutes=4]
 
 A phase of every path is done and the next is ready; some tasks of it are claimed and completed, each step a transaction
-that is on the disk before it ends. Without `--url`, in a SQLite file in a temporary folder. Prints a table and, as the
-last line, one JSON object.
+that is on the disk before it ends. Without `--url`, in a SQLite file in a temporary folder. With `--workers`, so many
+workers at once do tasks that take so long and train nothing (held_leases.py). Prints a table and, as the last line, one
+JSON object.
 """
 
 import itertools
@@ -15,6 +17,7 @@ import statistics
 import tempfile
 import time
 
+import held_leases
 import sqlalchemy as sa
 from absl import app, flags
 
@@ -23,6 +26,10 @@ from dipaco_jax.islands import database, registry, registry_schema
 URL = flags.DEFINE_string('url', '', 'of an empty SQLite or PostgreSQL database')
 CLAIMANTS = flags.DEFINE_integer('claimants', 8, 'processes')
 TASKS = flags.DEFINE_integer('tasks', 2000, 'claimed and completed by all of them together')
+WORKERS = flags.DEFINE_integer('workers', 0, 'that hold leases; 0: measure claims and completions alone')
+MINUTES = flags.DEFINE_float('minutes', 4, 'for which the workers hold leases, once each has one')
+TASK_S = flags.DEFINE_float('task_s', 60, "of the workers' tasks, on average")
+LEASE_S = flags.DEFINE_float('lease_s', 30, 'of the workers')
 PATHS = flags.DEFINE_integer('paths', 4096, 'P, with a task of a phase each')
 
 
@@ -98,8 +105,13 @@ def measure(url: str) -> dict:
 
 def main(_):
   with tempfile.TemporaryDirectory() as folder:
-    results = measure(URL.value or f'sqlite:///{folder}/registry.db')
-  print(f'{URL.value or "SQLite"}: claim and completion, each on the disk before it ends')
+    url = URL.value or f'sqlite:///{folder}/registry.db'
+    if WORKERS.value:
+      fill(url)
+      what, results = 'leases', held_leases.measure(url, WORKERS.value, MINUTES.value * 60, TASK_S.value, LEASE_S.value)
+    else:
+      what, results = 'claim and completion, each on the disk before it ends', measure(url)
+  print(f'{URL.value or "SQLite"}: {what}')
   for name, value in results.items():
     print(f'{name:20}{value:>14,.4g}')
   print(json.dumps(results))

@@ -21,7 +21,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
 from dipaco_jax.islands.registry import Row, Task
 
-ASK_AGAIN_S = 1.0  # for a next task, where there was none
+ASK_AGAIN_S, ASK_LATER_S = 1.0, 10.0  # for a next task, where there was none; and where there was none for long
 MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
 LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
 STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
@@ -157,7 +157,9 @@ class Claims:
     """Claims the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for."""
     if self.pool or share * self.work_s > MARGIN * self.fetch_s:
       return  # an idle worker could begin it sooner
-    if (self.ahead is None or (self.ahead.done() and self.ahead.result() is None)) and self.asking.is_due():
+    was_none = self.ahead is not None and self.ahead.done() and self.ahead.result() is None
+    if (self.ahead is None or was_none) and self.asking.is_due():
+      self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else ASK_AGAIN_S
       self.ahead = self.fetcher.submit(self.claim_of, [*self.fetches])
 
   def drop(self, lease: Lease):

@@ -16,6 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.islands.conversations import Conversations
 from dipaco_jax.storage import retry
 
 T = TypeVar('T')
@@ -97,19 +98,15 @@ def _connect_sqlite(url: sa.URL) -> sa.Engine:
 
 def _connect_postgresql(url: sa.URL) -> sa.Engine:
   url = url.set(drivername='postgresql+psycopg', query=KEEPALIVE | dict(url.query))
+  given = url.query.get('options', '')
+  # With the connection, not after it: each statement is one more wait for an answer.
+  url = url.update_query_dict({'options': f'{given} -c idle_in_transaction_session_timeout={IDLE_S}s'.strip()})
   # Plans are made anew for each statement: one that was made for a small table would read all of a large one.
-  options = {'prepare_threshold': None}
+  alike = {'isolation_level': 'READ COMMITTED', 'connect_args': {'prepare_threshold': None}}
   try:
-    engine = sa.create_engine(url, pool_size=1, max_overflow=8, isolation_level='READ COMMITTED', connect_args=options)
+    return sa.create_engine(url, pool_size=4, max_overflow=5, **alike)  # all of them are closed in silence
   except ModuleNotFoundError as e:
     raise InputError(f"{e.name} is missing, which PostgreSQL needs: pip install 'dipaco_jax[postgres]'") from e
-
-  @sa.event.listens_for(engine, 'connect')
-  def _(connection, record):
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_S}s'")
-    connection.commit()
-
-  return engine
 
 
 @contextlib.contextmanager
@@ -132,7 +129,7 @@ def _writer_turn(engine: sa.Engine) -> Iterator[None]:
 
 
 class Database:
-  """A process's connection to the database, which its threads may share."""
+  """A process's connections to the database, which its threads may share; in PostgreSQL only while it speaks."""
 
   def __init__(self, url: str, patience_s: float):
     self._engine, self._patience_s = connect(url), patience_s
@@ -141,8 +138,12 @@ class Database:
     alone = {} if is_sqlite else {'isolation_level': 'AUTOCOMMIT'}  # no round trips to begin and to commit
     self._single = self._engine.execution_options(**alone)
     self._reads = self._engine.execution_options(reads=True, **alone)
+    # SQLite's connections are open files: there is nothing to save.
+    self._conversations = Conversations((lambda: None) if is_sqlite else self._engine.dispose)
+    self.conversation, self.linger = self._conversations.conversation, self._conversations.linger
 
   def close(self):
+    self._conversations.close()
     self._engine.dispose()
 
   def transact(self, work: Callable[[sa.Connection], T]) -> T:
@@ -165,11 +166,12 @@ class Database:
     """Returns work(connection), called in a transaction that is tried again while the database is busy or away."""
 
     def transaction() -> T:
-      with _writer_turn(engine), engine.begin() as connection:
+      with self._conversations.speaking(), _writer_turn(engine), engine.begin() as connection:
         return work(connection)
 
+    longest_wait_s = self._conversations.longest_wait_s()
     try:
-      return retry.call('the registry does not answer', transaction, is_transient, self._patience_s)
+      return retry.call('the registry does not answer', transaction, is_transient, self._patience_s, longest_wait_s)
     except sa.exc.OperationalError as e:
       if is_refused(e):
         words = retry.first_line(e)

@@ -1,5 +1,6 @@
 """A lease on a task: renewed in the background while the task is at work [3]."""
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
 
-SIGN_OF_LIFE_S = 5.0
+SIGN_OF_LIFE_S = 20.0
+RENEWED = 0.4  # a lease is renewed when so much of it is over: the rest is for a database that is full or away
 COPY = 'copy of '  # before a task's words
 
 
@@ -51,11 +53,13 @@ class Lease:
       self.island.registry.release(self.task, error=error)
 
   def renew(self):
-    """Renews the lease; raises registry.Lost."""
+    """Renews the lease; raises registry.Lost, and Diverged where the run is over."""
     if self.is_copy:
-      self.island.registry.watch(self.task)
+      diverged = self.island.registry.watch(self.task)
     else:
-      self.island.registry.heartbeat(self.task)
+      diverged = self.island.registry.heartbeat(self.task)
+    if diverged > self.island.resumed:
+      screening_facts.heed(self.island)
 
   def close(self):
     """Stops renewing the lease."""
@@ -63,16 +67,21 @@ class Lease:
     self._thread.join()
 
   def _renew(self):
-    registry = self.island.registry
-    while not self._over.wait(min(registry.lease_s / 4, SIGN_OF_LIFE_S)):
+    longest_s = min(RENEWED * self.island.registry.lease_s, SIGN_OF_LIFE_S)
+    while not self._over.wait(longest_s * random.uniform(0.7, 1)):  # or processes that began together would come so
       try:
-        self.renew()
-        screening_facts.heed(self.island)
-        if self.is_at_work:
-          registry.beat(self.island.name, self.role, self.about | moved(self.island))
+        self._converse()
       except Exception as e:  # including a database that is away for too long
         self._lost = e
         return
+
+  def _converse(self):
+    """Renews the lease and gives a sign of life, by one connection."""
+    registry = self.island.registry
+    with registry.conversation(is_urgent=True):
+      self.renew()
+      if self.is_at_work:
+        registry.beat(self.island.name, self.role, self.about | moved(self.island))
 
 
 def moved(island: Island) -> dict[str, int]:

@@ -18,6 +18,7 @@ completion finds its own facts.
 """
 
 import collections
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -27,6 +28,7 @@ import sqlalchemy as sa
 from dipaco_jax.islands import registry_schema as schema
 from dipaco_jax.islands.database import Among, Database, Now, Row
 from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
+from dipaco_jax.storage import retry
 
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
@@ -105,6 +107,13 @@ class Registry:
   def close(self):
     self._db.close()
 
+  def conversation(self, is_urgent: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Makes this thread's calls in the block one conversation, after which the process may hold no connection.
+
+    While the database is away, attempts are at most a tenth of a lease apart where they are urgent.
+    """
+    return self._db.conversation(self.lease_s / 10 if is_urgent else retry.LONGEST_WAIT_S)
+
   def add_tasks(self, tasks: Iterable[NewTask]):
     """Inserts those that are not there yet; the others stay as they are."""
     insert = self._db.insert(TASKS).values(since=Now()).on_conflict_do_nothing()
@@ -128,20 +137,29 @@ class Registry:
     among = {} if keys is None else {'keys': json.dumps(list(keys))}
     held = {'holder_': holder} if holder else {}
     statement = schema.claim(tuple(kinds), keys is not None, bool(holder))
-    rows = self._db.returned(statement, parameters | among | held)
+    with self.conversation():
+      if rows := self._db.returned(statement, parameters | among | held):
+        self._db.linger()
     return next((Task(**_with_progress(row)) for row in rows), None)
 
-  def heartbeat(self, task: Task, progress: dict | None = None):
-    """Renews the lease from now, and notes `progress`, if given, for a next owner; raises Lost."""
+  def heartbeat(self, task: Task, progress: dict | None = None) -> int:
+    """Renews the lease from now, and notes `progress`, if given, for a next owner; raises Lost.
+
+    Returns how often the run has diverged, as this is asked for as often, and an answer of its own costs as much.
+    """
     noted = {} if progress is None else {'noted': _json(progress)}
     statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
-    if not self._db.change(statement, _claimed(task) | noted | {'lease_s': self.lease_s}):
+    rows = self._db.returned(statement, _claimed(task) | noted | {'lease_s': self.lease_s})
+    if not rows:
       raise Lost(f'{task} is no longer ours')
+    return rows[0]['diverged']
 
-  def watch(self, task: Task):
-    """Raises Lost where `heartbeat` would, without renewing the lease."""
-    if not self._db.rows(schema.IS_RUNNING, _claimed(task)):
+  def watch(self, task: Task) -> int:
+    """Raises Lost, or returns, what `heartbeat` would, without renewing the lease."""
+    rows = self._db.rows(schema.IS_RUNNING, _claimed(task))
+    if not rows:
       raise Lost(f'{task} no longer runs')
+    return rows[0]['diverged']
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):
     """Hands the task back at once, with what went wrong, for people; does nothing where it is lost.

@@ -86,6 +86,8 @@ ROLES = sa.Table(
 def prepare(connection: sa.Connection):
   """Makes the tables where there are none, or updates those of version 3; raises InputError for other versions."""
   if connection.dialect.name == 'postgresql':
+    if sa.inspect(connection).has_table(SCHEMA.name) and connection.scalar(sa.select(SCHEMA.c.version)) == VERSION:
+      return  # without waiting for others that begin
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
   METADATA.create_all(connection, [SCHEMA])
   version = connection.scalar(sa.select(SCHEMA.c.version))
@@ -124,12 +126,14 @@ RUNNING = OURS & (TASKS.c.state == 'running')
 WOKEN = TASKS.c.wakes > sa.bindparam('seen')
 READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0, 'since': Now()}
 
-HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE)
+# How often the run has diverged, which whoever is at work wants to know as often as whether the task is still its own.
+DIVERGED = sa.select(sa.func.count()).where(FACTS.c.kind == 'diverged', FACTS.c.key == '').scalar_subquery()
+HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(DIVERGED.label('diverged'))
 PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
 COMPLETE = sa.update(TASKS).where(RUNNING).values(state='done', lease=None, progress=None, ended=Now())
-IS_RUNNING = sa.select(TASKS.c.id).where(RUNNING)
+IS_RUNNING = sa.select(DIVERGED.label('diverged')).where(RUNNING).select_from(TASKS)
 IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]
 CONTENT = sa.select(FACTS.c.uri, FACTS.c.sha256).where(_named(FACTS))

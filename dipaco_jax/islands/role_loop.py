@@ -22,8 +22,8 @@ from dipaco_jax.islands.registry import Fact, Lost, Task
 from dipaco_jax.storage import seals
 from dipaco_jax.training import stopping
 
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0  # of a role that finds nothing to do
-LOOK_AROUND_S = 8.0  # a role that finds nothing to do looks for what was abandoned, and whether all is done
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # of a role that finds nothing to do; it waits a third of its idle time
+LOOK_AROUND_S = 10.0  # a role that finds nothing to do looks for what was abandoned
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
 FAILURES = 3  # in a row, after which this role ends
@@ -51,15 +51,19 @@ class Role:
     """Does tasks until the run is finished; raises Diverged where it cannot go on."""
     with self.handing_over():
       while True:
-        if self.divergence_interval.is_due():
-          screening_facts.heed(self.island)
-        if lease := self.claims.next():
+        with self.island.registry.conversation():
+          if self.divergence_interval.is_due():
+            screening_facts.heed(self.island)
+          lease = self.claims.next()
+          if not lease and not self.publication and self.is_finished_when_idle():
+            return
+        if lease:
           self.idle_attempts = 0
           self.work(lease)
         elif self.publication:
           self.settle()  # what it makes possible may be for us
-        elif self.is_finished_when_idle():
-          return
+        else:
+          self.wait()
 
   def work(self, lease: Lease):
     """Does a task; its publication goes on in another thread, one at a time."""
@@ -133,17 +137,21 @@ class Role:
     self.claims.drop(lease)
 
   def is_finished_when_idle(self) -> bool:
-    """Gives a sign of life, looks around, waits; returns whether the run is finished. Less than a query a second."""
+    """Gives a sign of life and looks around; returns whether the run is finished."""
     if self.beat_interval.is_due():
       about = {'task': '', 'tasks_done': self.done, **moved(self.island)}
       self.island.registry.beat(self.island.name, self.claims.role, about)
+    if schedule.is_finished(self.island):
+      return True
     if self.idle_check_interval.is_due():
-      if schedule.is_finished(self.island):
-        return True
       schedule.advance(self.island)
-    self.idle_attempts += 1
-    time.sleep(min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 1.5**self.idle_attempts) * random.uniform(0.7, 1.3))
     return False
+
+  def wait(self):
+    """Waits before it asks again: for longer the longer there was nothing to do, up to a third of a lease."""
+    self.idle_attempts = min(self.idle_attempts + 1, 100)  # or its power would overflow after some hours
+    longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, SHORTEST_WAIT_S * 1.5**self.idle_attempts)
+    time.sleep(longest_s * random.uniform(0.7, 1.3))
 
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:

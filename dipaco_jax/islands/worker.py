@@ -74,7 +74,8 @@ class Worker:
   def fetch(self, island: Island, task: Task) -> Beginning | None:
     """Reads what the training for a task begins with: a path's shard, parameters, and state.
 
-    None where it goes on from the piece that is being trained now; what that takes over is read all the same. Raises Later.
+    None where it goes on from the piece that is being trained now; what that takes over is read all the same. Raises
+    Later.
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))

@@ -13,8 +13,11 @@ T = TypeVar('T')
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 20.0
 
 
-def call(name: str, action: Callable[[], T], is_transient: Callable[[Exception], bool], patience_s: float) -> T:
-  """Calls `action` until it returns, with waits that double from one attempt to the next.
+def call(
+  name: str, action: Callable[[], T], is_transient: Callable[[Exception], bool], patience_s: float,
+  longest_wait_s: float = LONGEST_WAIT_S,
+) -> T:  # fmt: skip
+  """Calls `action` until it returns, with waits that double from one attempt to the next, up to `longest_wait_s`.
 
   The waits are random, or all processes that lost the same server would return to it at the same moments. The last call
   begins `patience_s` after the first. Raises an error that is not transient, or the last one; `name` is for the log.
@@ -30,7 +33,7 @@ def call(name: str, action: Callable[[], T], is_transient: Callable[[Exception],
       wait_s = min(left_s, random.uniform(0.5, 1) * longest_s)
       logging.warning('%s: %s; the next attempt is in %.1f s', name, first_line(e), wait_s)
     time.sleep(wait_s)
-    longest_s = min(LONGEST_WAIT_S, 2 * longest_s)
+    longest_s = min(longest_wait_s, 2 * longest_s)
 
 
 @contextlib.contextmanager

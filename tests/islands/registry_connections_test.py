@@ -1,0 +1,205 @@
+"""Connections to PostgreSQL: few while leases are held, none that is not needed, and waiting where it has none left."""
+
+import threading
+import time
+import types
+
+import psycopg
+import pytest
+import registries
+from registries import train
+
+from dipaco_jax.core import settings
+from dipaco_jax.islands import claims, conversations, lease as lease_lib, role_loop
+from dipaco_jax.islands.claims import Claims
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.registry import NewTask, Registry
+from dipaco_jax.storage import object_store
+
+server = registries.server
+OURS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+
+
+class Watcher:
+  """A connection of its own, which counts the others."""
+
+  def __init__(self, server):
+    self._connection = psycopg.connect(server.url('postgres'), autocommit=True)
+
+  def count(self) -> int:
+    return self._connection.execute(OURS).fetchone()[0]
+
+  def none_is_left(self, within_s: float):
+    end = time.monotonic() + within_s
+    while self.count():
+      assert time.monotonic() < end, f'{self.count()} connections'
+      time.sleep(0.01)
+
+  def most(self, seconds: float) -> list[int]:
+    found, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+      found.append(self.count())
+      time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def watcher(server):
+  made = Watcher(server)
+  made.none_is_left(5)
+  yield made
+  made._connection.close()
+
+
+def island(url: str, folder, name: str, lease_s: float) -> Island:
+  run = types.SimpleNamespace(settings=settings.Settings())
+  return Island(run, Registry(url, lease_s), object_store.open_storage(str(folder)), name)
+
+
+def test_leases_are_held_without_connections(server, watcher, tmp_path):
+  """Of 30 workers that each hold a lease and renew it every second."""
+  url, lease_s, workers = server.new_database(), 3, 30
+  made = [island(url, tmp_path, f'worker-{i}', lease_s) for i in range(workers)]
+  made[0].registry.add_tasks(train(*((str(i), 0) for i in range(workers))))
+  held = [Claims(each, 'worker', ['train']) for each in made]
+  leases = [each.next() for each in held]
+  assert all(leases)
+  watcher.none_is_left(3)
+  found = watcher.most(2 * lease_s)
+  print(f'{max(found)} connections at most, {sum(found) / len(found):.1f} on average')
+  assert max(found) > 0, 'nobody has renewed anything'
+  assert max(found) <= workers / 3 and sum(found) / len(found) < workers / 10
+  for each, lease in zip(held, leases, strict=True):
+    lease.check()
+    each.drop(lease)
+    each.island.registry.close()
+  assert all(row['attempts'] == 1 and row['lease_left_s'] > 0 for row in Registry(url).tasks('running'))
+
+
+def test_a_lone_call_holds_its_connection_for_a_moment_and_a_claim_of_nothing_not_at_all(server, watcher):
+  db = Registry(server.new_database())
+  db.counts()
+  assert watcher.count() == 1
+  watcher.none_is_left(conversations.LINGER_S + 2)
+  assert db.claim('a', ['train']) is None
+  watcher.none_is_left(conversations.LINGER_S / 2)
+  db.add_tasks(train(('0', 0)))
+  watcher.none_is_left(conversations.LINGER_S + 2)
+  assert db.claim('a', ['train'])
+  assert watcher.count() == 1, 'whoever has claimed a task goes on to read what it needs'
+  db.close()
+
+
+@pytest.fixture(params=['postgres', 'plain'])
+def full(request, server):
+  """A URL of a server that has no connection left, and what frees them; a plain user leaves three to superusers."""
+  url = server.new_database()
+  Registry(url).close()
+  if request.param == 'plain':
+    schema = url.split('%3D')[-1]
+    with psycopg.connect(server.url('postgres'), autocommit=True) as connection:
+      connection.execute('DO $$ BEGIN CREATE ROLE plain LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$')
+      connection.execute(f'GRANT ALL ON SCHEMA {schema} TO plain; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO plain')
+      connection.execute(f'GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO plain')
+    url = url.replace('postgres@', 'plain@')
+  taken: list[psycopg.Connection] = []
+
+  def fill() -> str:
+    """Takes all connections; returns the server's words."""
+    while True:
+      try:
+        taken.append(psycopg.connect(url))
+      except psycopg.OperationalError as e:
+        return str(e)
+
+  def free():
+    while taken:
+      taken.pop().close()
+
+  yield types.SimpleNamespace(url=url, fill=fill, free=free)
+  free()
+
+
+def test_a_full_database_is_waited_for(full, caplog):
+  db = Registry(full.url)
+  db.add_tasks(train(('0', 0)))
+  time.sleep(conversations.LINGER_S + 0.5)
+  words = full.fill()
+  assert 'too many clients' in words or 'remaining connection slots' in words
+  threading.Timer(1.5, full.free).start()
+  began = time.monotonic()
+  assert db.claim('a', ['train']).key == '0' and time.monotonic() - began > 1
+  assert 2 <= sum('the registry does not answer' in line for line in caplog.messages) <= 10
+  db.close()
+
+
+def test_a_lease_outlives_a_database_that_is_full(full, tmp_path, caplog):
+  """Connections are gone for longer than the time between renewals; attempts are a tenth of a lease apart."""
+  made = island(full.url, tmp_path, 'worker-0', lease_s=10)
+  made.registry.add_tasks(train(('0', 0)))
+  found = Claims(made, 'worker', ['train'])
+  lease = found.next()
+  time.sleep(conversations.LINGER_S + 0.5)
+  full.fill()
+  end, waits = time.monotonic() + 9, []
+  while len(waits) < 6:
+    assert time.monotonic() < end
+    time.sleep(0.05)
+    waits = [float(line.split()[-2]) for line in caplog.messages if 'the registry does not answer' in line]
+  full.free()
+  time.sleep(1.5)
+  lease.check()
+  [row] = made.registry.tasks('running')
+  assert max(waits) <= 1 and row['attempts'] == 1 and row['lease_left_s'] > 5, 'it was renewed soon after'
+  found.drop(lease)
+  made.registry.close()
+
+
+def test_renewals_of_leases_that_began_together_spread(tmp_path, monkeypatch):
+  """Of 20 leases taken at one moment, over the last third of the time between two renewals."""
+  monkeypatch.setattr(lease_lib, 'SIGN_OF_LIFE_S', 1.0)
+  made = island(f'sqlite:///{tmp_path}/registry.db', tmp_path, 'worker-0', 30)
+  made.registry.add_tasks(train(*((str(i), 0) for i in range(20))))
+  times, heartbeat = {}, made.registry.heartbeat
+
+  def noted(task, progress=None):
+    times.setdefault(task.id, time.monotonic())
+    heartbeat(task, progress)
+
+  monkeypatch.setattr(made.registry, 'heartbeat', noted)
+  tasks = [made.registry.claim('worker-0', ['train']) for _ in range(20)]
+  leases, began = [lease_lib.Lease(made, 'worker', task) for task in tasks], time.monotonic()
+  time.sleep(1.5)
+  for each in leases:
+    each.close()
+  waits = [at - began for at in times.values()]
+  assert len(waits) == 20 and 0.6 < min(waits) < 0.85 < max(waits) < 1.3
+  made.registry.close()
+
+
+def test_who_finds_no_next_task_asks_ever_more_rarely(tmp_path, monkeypatch):
+  made = island(f'sqlite:///{tmp_path}/registry.db', tmp_path, 'worker-0', 30)
+  made.registry.add_tasks([NewTask('train', '0', 0)])
+  found = Claims(made, 'worker', ['train'], fetches={'train': lambda *_: None})
+  lease = found.claim()
+  found.fetch_s, found.work_s, now, asked = 1.0, 1.0, 0.0, []
+  monkeypatch.setattr(claims, 'time', types.SimpleNamespace(monotonic=lambda: now))
+  for now in range(100):
+    before = found.ahead
+    lease.ahead(1.0)
+    if found.ahead is not before:
+      assert found.ahead.result() is None
+      asked.append(now)
+  assert len(asked) < 16 and asked[-1] - asked[-2] == claims.ASK_LATER_S
+  found.drop(lease)
+  made.registry.close()
+
+
+def test_an_idle_role_waits_no_longer_than_a_third_of_a_lease_however_long(tmp_path, monkeypatch):
+  made = island(f'sqlite:///{tmp_path}/registry.db', tmp_path, 'worker-0', 6)
+  role, slept = role_loop.Role(Claims(made, 'worker', ['train']), lambda *_: None), []
+  monkeypatch.setattr(role_loop, 'time', types.SimpleNamespace(sleep=slept.append))
+  for _ in range(5000):
+    role.wait()
+  assert slept[0] < 0.2 and 2 < max(slept) < 2.6 and min(slept[-100:]) > 1.4
+  made.registry.close()
