@@ -54,10 +54,8 @@ class Lease:
 
   def renew(self):
     """Renews the lease; raises registry.Lost, and Diverged where the run is over."""
-    if self.is_copy:
-      diverged = self.island.registry.watch(self.task)
-    else:
-      diverged = self.island.registry.heartbeat(self.task)
+    registry = self.island.registry
+    diverged = registry.watch(self.task) if self.is_copy else registry.heartbeat(self.task)
     if diverged > self.island.resumed:
       screening_facts.heed(self.island)
 
