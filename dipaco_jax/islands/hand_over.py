@@ -28,10 +28,9 @@ LOOKS = 2  # in a lease, for what is asked of this holder
 
 def ask(island: Island, task: Task, found: Found):
   """Raises Later where a task has to wait for the state of its path from the holder, who is asked for it."""
-  target, phases = found.parts[-1], sorted({part.phase for part in found.parts})
-  if len(phases) == 1 or target.nth or found.within or task.owner != island.name:
+  if len(found.phases) == 1 or found.parts[-1].nth or found.within or task.owner != island.name:
     return  # there is little to repeat, or, within a phase, no state that a fact knows
-  phase, path = phases[-2], task.key
+  phase, path = found.phases[-2], task.key
   [made] = island.registry.facts('checkpoint', [path], phase)
   holder = made.meta.get('holder')
   if not holder or replay_s(island, found) < WORTHWHILE * island.registry.lease_s:
@@ -44,7 +43,7 @@ def ask(island: Island, task: Task, found: Found):
 def replay_s(island: Island, found: Found) -> float:
   """Returns about how many seconds it takes to repeat the phases before a task."""
   recent = island.registry.durations('train', RECENT)
-  return (len({part.phase for part in found.parts}) - 1) * statistics.median(recent) if recent else 0.0
+  return (len(found.phases) - 1) * statistics.median(recent) if recent else 0.0
 
 
 @contextlib.contextmanager

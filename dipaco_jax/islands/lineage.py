@@ -40,6 +40,11 @@ class Found(NamedTuple):
   fresh: bool  # whether it then gets a fresh one, rather than the base model's
   within: tuple[int, Arrays] | None = None  # steps of the phase of the first of them, and the whole state there
 
+  @property
+  def phases(self) -> tuple[int, ...]:
+    """The phases of the pieces to train."""
+    return tuple(sorted({part.phase for part in self.parts}))
+
 
 def trained_before(island: Island, path: int, phase: int) -> int | None:
   """Returns the last phase before this one in which the path was trained; None where there is none."""

@@ -94,6 +94,10 @@ def value(found: lineage.Found) -> float:
   return float(found.carried[f"['{INNER}'].mu"][0])
 
 
+def told(found):
+  return found.phases, found.carried, found.fresh
+
+
 def test_it_is_held_or_published_or_begins_anew_or_with_the_base(made):
   scene, held = Scene(made, published=(2, 5)), HeldStates()
   found = scene.find(held)
@@ -101,10 +105,10 @@ def test_it_is_held_or_published_or_begins_anew_or_with_the_base(made):
   held.put(Key(3, 6, digest(6)), state(6.5))
   found = scene.find(held)
   assert found.phases == (7, 8) and value(found) == 6.5
-  assert scene.find(HeldStates(), phase=2)[:3] == ((0, 1, 2), {}, False)
+  assert told(scene.find(HeldStates(), phase=2)) == ((0, 1, 2), {}, False)
   scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
   found = scene.find(held)
-  assert found[:3] == ((7, 8), {}, True), 'what is held is of a phase from which the path was excluded'
+  assert told(found) == ((7, 8), {}, True), 'what is held is of a phase from which the path was excluded'
 
 
 def test_a_state_that_another_fact_names_is_not_taken(made):
@@ -116,7 +120,7 @@ def test_a_state_that_another_fact_names_is_not_taken(made):
 def test_without_kept_states_a_phase_begins_as_the_first_does(made):
   scene = Scene(made)
   scene.made = with_settings(scene.made, inner=dict(keep_state=False))
-  assert scene.find(HeldStates())[:3] == ((8,), {}, False)
+  assert told(scene.find(HeldStates())) == ((8,), {}, False)
 
 
 def test_within_a_phase_it_goes_on_from_the_same_beginning_alone(made, tmp_path):
@@ -125,7 +129,7 @@ def test_within_a_phase_it_goes_on_from_the_same_beginning_alone(made, tmp_path)
   found = scene.find(held)
   assert found.phases == (7, 8) and found.within[0] == 4
   scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
-  assert scene.find(held)[:3] == ((7, 8), {}, True) and scene.find(held).within is None
+  assert told(scene.find(held)) == ((7, 8), {}, True) and scene.find(held).within is None
 
 
 def test_states_of_paths_that_moved_on_are_forgotten(made, tmp_path):
@@ -162,6 +166,8 @@ RUNS = {
   'fresh': {'inner': dict(inherit_state=False)},
   'without states': {'inner': dict(keep_state=False)},
   'poisoned': {},
+  'thin': {'outer': dict(wire='thin', whole_every=4)},
+  'int8, without states': {'outer': dict(compress='int8'), 'inner': dict(keep_state=False)},
 }
 POISONED = 'noise', 12 + 3 * 6 + 1  # in the fourth phase
 
@@ -210,7 +216,7 @@ def replays(place: pathlib.Path) -> list[list[int]]:
 
 @pytest.mark.usefixtures('one_device')
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.parametrize('name', slow.but(RUNS, 'fresh', 'without states'))
+@pytest.mark.parametrize('name', slow.but(RUNS, 'fresh', 'without states', 'int8, without states'))
 def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, prepared, tmp_path):  # noqa: F811
   """A monitor collects beside it, and nothing that it has deleted is missed."""
   alone = begin(name, machine, prepared, tmp_path / 'one')
@@ -218,7 +224,8 @@ def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, 
   assert not replays(tmp_path / 'one')
   place = tmp_path / 'run'
   other = begin(name, machine, prepared, place)
-  faults = Faults(f'after complete train {path} {phase}' for path in range(4) for phase in range(7))
+  ends = [f'after complete train {path} {phase}' for path in range(4) for phase in range(7)]
+  faults = Faults([*ends, *(f'after complete piece {path} {n}' for path in range(4) for n in range(0, 24, 5))])
   with Watch(other.island(place)):
     other.to_the_end(place, faults, far=tmp_path / 'far', end=one_process.TRAINED)
   assert len(faults.hit) > 12 and not [point for point in faults.passed if 'missing' in point]
