@@ -38,7 +38,9 @@ def differences(column: Column, panels: Mapping[str, str]):
 
   @plot_style.styled
   def picture(table: Table, rows: Sequence[Row], results: Results):
-    made, axes = plot_style.axes(plot_style.WIDE, 1.2 + 0.32 * len(rows) / len(panels), len(panels), sharey=True)
+    made, axes = plot_style.axes(
+      plot_style.WIDE, 1.2 + 0.32 * len(rows) / len(panels), len(panels), sharex=True, sharey=True
+    )
     for ax, (beginning, title) in zip(axes, panels.items(), strict=True):
       mine = [row for row in rows if row.name.startswith(f'{beginning}_')]
       of = column.against.replace('*', beginning)
@@ -48,6 +50,7 @@ def differences(column: Column, panels: Mapping[str, str]):
       draw_differences(ax, column, mine, results)
       ax.set_yticks(range(len(mine)), [row.title.partition(', ')[2] for row in mine])
       ax.set_ylim(len(mine) - 0.5, -0.5)
+      ax.locator_params(axis='x', nbins=5)
       ax.set_title(title)
       ax.set_xlabel(column.title)
     return made
