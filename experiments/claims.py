@@ -19,8 +19,6 @@ from common import Column, Results
 
 from dipaco_jax.core.errors import InputError
 
-SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # standard errors by seeds; with more seeds 2
-
 
 def difference(results: Results, row: str, other: str, field: str) -> tuple[float, float, float]:
   """The mean over seeds of ROW less OTHER, its standard error, and what it has to be above; inf with one seed."""
@@ -28,7 +26,7 @@ def difference(results: Results, row: str, other: str, field: str) -> tuple[floa
   if not found:
     raise InputError(f'there are no two runs of {row} and {other} that have {field}')
   error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
-  return statistics.fmean(found), error, SURE.get(len(found), 2.0) * error
+  return statistics.fmean(found), error, common.half_width(found)
 
 
 def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -49,6 +47,15 @@ def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -
   mean, error, sure = difference(results, row, other, field)
   if not abs(mean) <= sure < math.inf:
     raise InputError(f'{row} and {other} are told apart in {field}: {mean:+.3g} ± {error:.2g}')
+  return f'{mean:+.{places(mean)}f} ± {error:.{places(mean)}f}'
+
+
+def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
+  """The mean difference, if it is no larger than OTHER's standard deviation over seeds."""
+  mean, error, _ = difference(results, row, other, field)
+  spread = common.figures(results, other, Column('', field))
+  if len(spread) < 2 or not abs(mean) <= statistics.stdev(spread):
+    raise InputError(f'{row} is not within the spread of {other} in {field}: {mean:+.3g}')
   return f'{mean:+.{places(mean)}f} ± {error:.{places(mean)}f}'
 
 
@@ -92,7 +99,7 @@ def predicted(results: Results, size: str, row: str) -> str:
   return f'{loss:.3f}, where the law says {said:.3f}'
 
 
-KINDS = {f.__name__: f for f in (lower, higher, unclear, figure, percent, exponent, law, predicted)}
+KINDS = {f.__name__: f for f in (lower, higher, unclear, within, figure, percent, exponent, law, predicted)}
 
 
 def render(words: Sequence[str], results: Results) -> str:

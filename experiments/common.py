@@ -7,6 +7,7 @@ table, also where its workdir is gone; where the config has changed since, it is
 """
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -27,6 +28,8 @@ from dipaco_jax.training import display
 RESULTS = runs.HERE / 'results'
 TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on when it is started again
 
+SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # Student's t of 90%, both ways, by seeds; with more seeds 2
+
 Results = dict[tuple[str, int], Record]  # by row and seed
 
 
@@ -36,7 +39,8 @@ class Column(NamedTuple):
   title: str
   field: str  # of a result; `a.b` is field b of field a, `a.-1` the last of its values
   form: str = '.2f'
-  against: str = ''  # the row whose figure of the same seed is subtracted
+  against: str = ''  # the row whose figure of the same seed is subtracted; * is what a row's name begins with, up to _
+  interval: bool = False  # Student's t, 90%, instead of the standard deviation
 
 
 class Table(NamedTuple):
@@ -107,10 +111,10 @@ def figure(record: Record | None, field: str) -> Any:
 
 def figures(results: Results, row: str, column: Column) -> list[float]:
   """A column's, of every seed that has it."""
-  found = []
+  found, against = [], column.against.replace('*', row.partition('_')[0])
   for (name, seed), record in sorted(results.items()):
     mine = figure(record, column.field)
-    other = figure(results.get((column.against, seed)), column.field) if column.against else 0
+    other = figure(results.get((against, seed)), column.field) if against else 0
     if name == row and mine is not None and other is not None:
       found.append(mine - other)
   return found
@@ -122,12 +126,21 @@ def lowest(table: Table, size: str, results: Results) -> str | None:
   return min((name for name in found if found[name]), key=lambda name: statistics.fmean(found[name]), default=None)
 
 
-def cell(numbers: Sequence[float], form: str) -> str:
-  """Mean, and where there are several seeds the standard deviation over them."""
+def half_width(numbers: Sequence[float]) -> float:
+  """Half of the interval of the mean; inf of one number."""
+  if len(numbers) < 2:
+    return math.inf
+  return SURE.get(len(numbers), 2.0) * statistics.stdev(numbers) / math.sqrt(len(numbers))
+
+
+def cell(numbers: Sequence[float], form: str, interval: bool = False) -> str:
+  """Mean, and where there are several seeds the standard deviation over them, or the interval."""
   if not numbers:
     return ''
-  spread = f' ± {statistics.stdev(numbers):{form.lstrip("+")}}' if len(numbers) > 1 and form.endswith('f') else ''
-  return f'{statistics.fmean(numbers):{form}}{spread}'
+  mean, several = statistics.fmean(numbers), len(numbers) > 1 and form.endswith('f')
+  if several and interval:
+    return f'{mean:{form}} ({mean - half_width(numbers):{form}} to {mean + half_width(numbers):{form}})'
+  return f'{mean:{form}} ± {statistics.stdev(numbers):{form.lstrip("+")}}' if several else f'{mean:{form}}'
 
 
 def to_markdown(table: Table, size: str, results: Results) -> str:
@@ -135,7 +148,7 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
   lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
   for row in table.rows(size):
     mine = [record for (name, _), record in results.items() if name == row.name]
-    cells = [cell(figures(results, row.name, column), column.form) for column in table.columns]
+    cells = [cell(figures(results, row.name, c), c.form, c.interval) for c in table.columns]
     if not mine or any(record['perplexity'] is None for record in mine):
       cells[0] = 'diverged' if mine else 'not run'
     lines.append([row.title, str(len(mine)), *cells])

@@ -9,6 +9,7 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     dense         steps, 1          one path, AdamW alone, so many times as many steps
     larger                          one larger path of a base of its own, the FLOPs of all P paths and their base
     diloco        P                 P workers on one model, documents dealt out at random
+    fragments     P                 the same, its one level cut in three: embedding, lower and upper blocks
     flat          P or AxB          P models that share nothing, k-means
     dipaco        AxB               a lower level over axis a, an upper one over b, all else shared; k-means
     ends          AxB               the same with path-specific embedding, first and last blocks [4]
@@ -198,6 +199,13 @@ def diloco(c: ConfigDict, size: Size, numbers: Numbers):
   c.outer.update(**nesterov, rescale=False, reweigh=False, row_weights=False)
 
 
+def fragments(c: ConfigDict, size: Size, numbers: Numbers):
+  """Levels over no axis, so that streaming has places for three of them; without it they change nothing."""
+  diloco(c, size, numbers)
+  low, high = halves(c.model.num_layers)
+  c.levels = (('shared', 'embed|final_norm', ()), ('low', blocks(low), ()), ('high', blocks(high), ()))
+
+
 def flat(c: ConfigDict, size: Size, numbers: Numbers):
   """Every level over all axes."""
   c.grid = ConfigDict({'expert': math.prod(numbers or size.grid)})
@@ -266,5 +274,6 @@ def blocks(numbers: list[int]) -> str:
 
 
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
-  f.__name__: f for f in (dense, larger, diloco, flat, dipaco, ends, own, blocks_own, rerouted, discriminative)
+  f.__name__: f
+  for f in (dense, larger, diloco, fragments, flat, dipaco, ends, own, blocks_own, rerouted, discriminative)
 }

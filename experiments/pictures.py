@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from common import Results, Table, figure, figures
+from common import Column, Results, Table, figure, figures, half_width
 from runs import Row
 
 from dipaco_jax.reports import palette, plot_style
@@ -28,6 +28,45 @@ def draw_dots(ax, table: Table, rows: Sequence[Row], results: Results):
   ax.set_yticks(range(len(rows)), [row.title if row.name in run else f'{row.title} (not run)' for row in rows])
   ax.set_ylim(len(rows) - 0.5, -0.5)
   ax.set_xlabel(f'{table.columns[0].title}, a dot per seed and their mean')
+
+
+def differences(column: Column, panels: Mapping[str, str]):
+  """A picture of a column of differences, {beginning of rows' names: title of their panel}: dots, mean and interval.
+
+  The band is the standard deviation over seeds of what they are taken from.
+  """
+
+  @plot_style.styled
+  def picture(table: Table, rows: Sequence[Row], results: Results):
+    made, axes = plot_style.axes(
+      plot_style.WIDE, 1.2 + 0.32 * len(rows) / len(panels), len(panels), sharex=True, sharey=True
+    )
+    for ax, (beginning, title) in zip(axes, panels.items(), strict=True):
+      mine = [row for row in rows if row.name.startswith(f'{beginning}_')]
+      of = column.against.replace('*', beginning)
+      own = figures(results, of, column._replace(against=''))
+      if len(own) > 1:
+        ax.axvspan(-statistics.stdev(own), statistics.stdev(own), color=palette.RULE, zorder=0)
+      draw_differences(ax, column, mine, results)
+      ax.set_yticks(range(len(mine)), [row.title.partition(', ')[2] for row in mine])
+      ax.set_ylim(len(mine) - 0.5, -0.5)
+      ax.locator_params(axis='x', nbins=5)
+      ax.set_title(title)
+      ax.set_xlabel(column.title)
+    return made
+
+  return picture
+
+
+def draw_differences(ax, column: Column, rows: Sequence[Row], results: Results):
+  ax.axvline(0, color=palette.FAINT, linewidth=1, zorder=1)
+  for y, row in enumerate(rows):
+    found = figures(results, row.name, column)
+    ax.plot(found, [y] * len(found), 'o', color=palette.BLUE, markersize=4, alpha=0.6)
+    if found:
+      ax.plot([statistics.fmean(found)], [y], '|', color=palette.INK, markersize=14)
+    if len(found) > 1:
+      ax.errorbar(statistics.fmean(found), y, xerr=half_width(found), color=palette.INK, linewidth=1.2)
 
 
 @plot_style.styled

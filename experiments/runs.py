@@ -18,16 +18,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import config
+import jax
 import scores
 
 from dipaco_jax import recipe
-from dipaco_jax.core import fields, settings
+from dipaco_jax.core import compression, fields, inner, modules, outer, settings, streaming
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage as stage_lib
 from dipaco_jax.training import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
-NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
+NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.every_steps', 'checkpoint.keep')
 SHARED = ('tokenize', 'pretrain', 'route')  # stages that another run may have done already
 
 Record = dict[str, Any]
@@ -167,11 +169,12 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'row': run.row.name, 'seed': run.seed, 'config': run.config, 'text': run.text, 'variant': run.variant,
     'changes': dict(run.row.changes), **kept, **from_metrics(workdir(run, folder)),
     'environment': json.loads((workdir(run, folder) / 'environment.json').read_text()),
+    'loss': kept['perplexity'] and math.log(kept['perplexity']),
     'validation_loss': kept['perplexity_final'] and math.log(kept['perplexity_final']),
     'sent_bytes': report['outer_bytes_per_phase'] * report['phases'],
     'steps_per_phase': run.settings.train.steps_per_phase,
     'text_tokens': sum(json.loads((workdir(run, folder) / 'shards' / '0' / 'meta.json').read_text())['shard_tokens']),
-    'forgetting': forgetting(kept),
+    'wire_bytes': wire_bytes(run.settings), 'state_bytes': state_bytes(run.settings), 'forgetting': forgetting(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
     'routers': scores.routers(workdir(run, folder), run.settings) if scored and has_sklearn() else None,
   }  # fmt: skip
@@ -215,6 +218,37 @@ def tenths(values: Sequence[float | None]) -> list[float | None]:
   edges = [round(i * len(values) / min(10, len(values))) for i in range(min(10, len(values)) + 1)]
   parts = [[x for x in values[a:b] if x is not None] for a, b in itertools.pairwise(edges)]
   return [statistics.fmean(part) if part else None for part in parts]
+
+
+# -- bytes
+
+
+def wire_bytes(s: settings.Settings) -> float:
+  """What a path sends and receives of modules in a phase, bytes for each of its parameters."""
+  layout, shapes = layout_and_shapes(s)
+  exchanged = outer.exchanged_bytes(layout, shapes, 1, s.outer.row_weights, compress(s))
+  return exchanged / sum(x.size for x in shapes.values())
+
+
+def state_bytes(s: settings.Settings) -> float:
+  """What a worker of islands publishes of a path's own state, AdamW's and residuals, likewise: a mean over phases."""
+  layout, shapes = layout_and_shapes(s)
+  adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  state = [jax.eval_shape(adamw.init, shapes)]
+  if compress(s) != 'none':
+    shared = {n: shapes[n] for n, level in layout.owner.items() if layout.grid.paths_through(level) > 1}
+    state.append(jax.eval_shape(compression.first_residual, shared))
+  total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  return total / sum(x.size for x in shapes.values()) / s.checkpoint.state_every_phases
+
+
+def layout_and_shapes(s: settings.Settings) -> tuple[modules.Layout, dict[str, jax.ShapeDtypeStruct]]:
+  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
+  return modules.make_layout(s.grid, s.levels, shapes), shapes
+
+
+def compress(s: settings.Settings) -> str:
+  return streaming.make_wire(s.outer, s.train).compress
 
 
 # -- how long it takes

@@ -23,6 +23,7 @@ holds exactly. Where a value is not finite, all of its block is NaN, which scree
 int4 with groups and error feedback is OpenDiPaCo's, E3M0 is that of Streaming DiLoCo (arXiv 2501.18512).
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -70,6 +71,13 @@ def decode(packed: Packed, shape: tuple[int, ...], kind: str) -> jax.Array:
 def rounded(x: jax.Array, kind: str) -> jax.Array:
   """Returns Q(x), as float32."""
   return decode(encode(x, kind), x.shape, kind)
+
+
+def sent_bytes(shape: tuple[int, ...], kind: str) -> int:
+  """Returns the bytes that an array of this shape is sent in, by `kind`, one of KINDS; 'none': as float32."""
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
+  sent = x if kind == 'none' else jax.eval_shape(functools.partial(encode, kind=kind), x)
+  return sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(sent))
 
 
 def first_residual(tree: Any) -> Any:

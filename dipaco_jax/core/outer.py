@@ -221,21 +221,24 @@ def cosine(paths: Any, square_of_sum: Any, sum_of_squares: Any, xp: Any = jnp) -
 
 
 def exchanged_bytes(
-  layout: Layout, shapes: Mapping[str, jax.ShapeDtypeStruct], active: float, row_weights: bool = False
-) -> int:
-  """Returns the bytes that the paths send and receive in an outer step.
+  layout: Layout, shapes: Mapping[str, jax.ShapeDtypeStruct], active: float, row_weights: bool = False,
+  compress: str = 'none',
+) -> int:  # fmt: skip
+  """Returns the bytes that the paths send and receive in a phase.
 
   Each path sends its copy of every module it shares, with `row_weights` also one float32 a row, and receives the new
-  one; path-specific modules (P_{l,e} = 1) are not exchanged [2.6.1].
+  one, or its difference to the one before; path-specific modules (P_{l,e} = 1) are not exchanged [2.6.1].
 
   Args:
     layout: grid and levels.
     shapes: one path's parameters.
     active: number of paths that train in a phase; the mean over phases where paths are sampled.
+    row_weights: as in settings.Outer.
+    compress: how, both ways [compression.py].
   """
   shared = [shapes[name].shape for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1]
   rows = sum(shape[0] for shape in shared) if row_weights else 0
-  return round(active * 4 * (2 * sum(map(math.prod, shared)) + rows))
+  return round(active * (2 * sum(compression.sent_bytes(shape, compress) for shape in shared) + 4 * rows))
 
 
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:

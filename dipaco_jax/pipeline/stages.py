@@ -162,7 +162,8 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
     'phases': phases, 'steps': phases * tau, 'train_tokens': tokens, 'tokens_per_s': rate,
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
-    'outer_bytes_per_phase': outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights),
+    'outer_bytes_per_phase':
+      outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights, made.specs.compress),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * tau),
     'peak_memory_bytes': performance.device_peak_bytes(devices) or performance.process_peak_bytes(),
     'train_flops': flops * tokens,

@@ -20,12 +20,17 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   assert claims.render(['higher', 'dense', 'grid'], sure) == '1.10 ± 0.06'
   assert claims.render(['percent', 'grid', 'dense'], sure) == '90.0%'
   assert claims.render(['figure', 'grid', 'perplexity', '.1f'], sure) == '9.9'
+  assert claims.render(['within', 'grid', 'dense', 'perplexity'], of('dense', 10.0, 12.0) | of('grid', 9.0, 12.1)) == (
+    '-0.45 ± 0.55'
+  )
   unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
   assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
   for words, results in (
     (['lower', 'dense', 'grid'], sure),
     (['unclear', 'grid', 'dense'], sure),
     (['lower', 'grid', 'dense'], unsure),
+    (['within', 'grid', 'dense', 'perplexity'], sure),  # 1.1 of 1.0
+    (['within', 'grid', 'dense', 'perplexity'], of('dense', 10.0) | of('grid', 10.0)),
     (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)),
     (['unclear', 'grid', 'gone'], sure),
     (['unclear', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)),

@@ -5,16 +5,14 @@ import functools
 import json
 import math
 import os
-import pathlib
 import re
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import repository
 import tiny_run
+from experiment_scripts import finish, start, wait_for
 
 from dipaco_jax.core import modules, settings
 from dipaco_jax.models import transformer
@@ -76,7 +74,7 @@ def test_tau_is_all_that_differs_in_its_rows(size):
 
 @pytest.mark.parametrize('size', config.SIZES)
 def test_all_rows_of_a_table_of_equal_steps_train_as_many(size):
-  for table in (readme.tau, readme.sharing):
+  for table in (readme.tau, readme.sharing, readme.wire):
     found = [runs.make(size, row, 0).settings for row in table.rows(size)]
     assert len({s.pretrain.steps + s.train.phases * s.train.steps_per_phase for s in found}) == 1, table.__name__
 
@@ -87,7 +85,7 @@ def test_methods_share_a_base(size):
     upto = [field for one in stage.up_to('pretrain') for field in one.depends]
     return settings.digest(made(size, method), *upto)
 
-  methods = ('dense', 'diloco', 'flat', 'dipaco', 'own', 'ends', 'rerouted', 'discriminative')
+  methods = ('dense', 'diloco', 'fragments', 'flat', 'dipaco', 'own', 'ends', 'rerouted', 'discriminative')
   assert len({base(method) for method in methods}) == 1
   assert base('dense,2') != base('dense')  # its cosine is longer
 
@@ -225,29 +223,6 @@ def test_the_learning_rate_is_the_tuned_one():
 # -- scripts
 
 
-def start(folder: pathlib.Path, *options: str) -> subprocess.Popen:
-  """A script in a session of its own, with its runs; one device: the tests' eight share its cores."""
-  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
-  places = {'data': folder / 'text.jsonl', 'workdir': folder / 'runs', 'results': folder / 'results'}
-  flags = [f'--{name}={place}' for name, place in places.items()]
-  command = [sys.executable, str(FOLDER / 'methods.py'), '--size=test', *flags, *options]
-  pipe = subprocess.PIPE
-  return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-
-
-def finish(process: subprocess.Popen) -> tuple[str, str]:
-  out, err = process.communicate(timeout=tiny_run.PATIENCE_S)
-  assert process.returncode == 0, err
-  return out, err
-
-
-def wait_for(process: subprocess.Popen, folder: pathlib.Path, pattern: str):
-  deadline = time.monotonic() + tiny_run.PATIENCE_S
-  while not list(folder.glob(pattern)):
-    assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
-    time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
   tiny_run.write_config(tmp_path)
@@ -295,7 +270,8 @@ def test_every_table_can_be_drawn_and_written(table, tmp_path):
         'bits_per_byte': 2.0 + i, 'steps_per_phase': one.settings.train.steps_per_phase, 'parameters_path': 10 + i,
         'perplexity_by_step': [[8, 9.0], [16, 8.0]], 'train_tokens': 200, 'pretrain_tokens': 100, 'pretrain_steps': 8,
         'steps': 8, 'paths': 4, 'train_flops': 1e9, 'cosine': {'low': [0.1]}, 'averaging_gap': [0.1, 0.2],
-        'validation_loss': 2.0, 'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0},
+        'validation_loss': 2.0, 'loss': 2.0 + i / 10,
+        'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0},
         'routers': {'first': {'value': -0.1, 'accuracy': 0.5}}, 'downstream': {'next': 0.3},
       }  # fmt: skip
       results[row.name, 0] = record

@@ -1,0 +1,72 @@
+"""(9) Over a thin line: what compression, streaming and overlap cost in quality, each alone and together.
+
+The rows of a method differ in config.outer alone, and in `wire` (core/compression.py, core/streaming.py). tau is long
+enough for levels to leave at different steps, and all train for 40 phases. DiLoCo's one level is cut in three, so that
+streaming has places for it.
+"""
+
+import common
+import config
+import pictures
+import runs
+from common import Column
+from runs import Row
+
+from dipaco_jax.core import streaming
+
+STEPS = {'test': 15, 'smoke': 40, 'micro': 1000, 'medium': 4000}
+TAU = {'test': 5, 'smoke': 10, 'micro': 25, 'medium': 100}
+DISPATCH = {'test': 1, 'smoke': 2, 'micro': 5, 'medium': 20}  # steps; the overlap is as many, see below
+NUMBERS = {'test': ('2x2', '4'), 'smoke': ('2x2', '4')}  # grid, workers
+
+
+def rows(size: str) -> list[Row]:
+  grid, workers = NUMBERS.get(size, ('4x4', '8'))
+  methods = {'dipaco': (f'DiPaCo {grid}', f'dipaco,{grid}'), 'diloco': (f'DiLoCo {workers}', f'fragments,{workers}')}
+  lasting = config.lasting(size, STEPS[size], TAU[size]) | {'train.steps_per_dispatch': DISPATCH[size]}
+  overlap = overlap_steps(size, lasting)
+  wires = {
+    'lan': ('float32 (lan)', {}),
+    'int8': ('int8', {'outer.compress': 'int8'}),
+    'int4': ('int4', {'outer.compress': 'int4'}),
+    'e3m0': ('e3m0', {'outer.compress': 'e3m0'}),
+    'stream': ('streaming', {'outer.stream': 'on'}),
+    'overlap': (f'streaming, overlap of {overlap}', {'outer.stream': 'on', 'outer.overlap_steps': overlap}),
+    'wan': ('int8, streaming (wan)', {'outer.wire': 'wan'}),
+    'thin': (f'int4, streaming, overlap of {overlap} (thin)', {'outer.wire': 'thin'}),
+  }
+  return [
+    Row(f'{name}_{wire}', f'{title}, {words}', method, lasting | changes)
+    for name, (title, method) in methods.items()
+    for wire, (words, changes) in wires.items()
+  ]
+
+
+def overlap_steps(size: str, lasting: dict[str, int]) -> int:
+  """What `thin` takes."""
+  s = runs.make_settings(f'{size},dipaco', lasting | {'outer.wire': 'thin'})
+  return streaming.make_wire(s.outer, s.train).overlap_steps
+
+
+LESS = Column('nats less lan, by seed (90%)', 'loss', '+.4f', '*_lan', interval=True)
+COLUMNS = (
+  Column('perplexity', 'perplexity'),
+  Column('less lan, by seed', 'perplexity', '+.2f', '*_lan'),
+  Column('nats', 'loss', '.4f'),
+  LESS,
+  Column('last version', 'validation_loss', '+.4f', '*_lan', interval=True),
+  Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
+  Column('bytes a parameter and phase', 'wire_bytes', '.3g'),
+  Column('of its state', 'state_bytes', '.2g'),
+)
+
+TABLE = common.Table(
+  'wire',
+  'What a thin line costs in quality',
+  rows,
+  COLUMNS,
+  pictures.differences(LESS, {'dipaco': 'DiPaCo', 'diloco': 'DiLoCo'}),
+)
+
+if __name__ == '__main__':
+  common.main(TABLE)
