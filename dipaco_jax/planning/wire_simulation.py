@@ -6,7 +6,8 @@ up as down, both at once. What it follows:
     a piece       begins when the versions that it takes over are on the worker's machine, and the worker is free;
                   of several paths the one that has been ready longest is first
     up            objects go one after another in the order in which they are made, beside training. A fact follows the
-                  last object of a piece, and with it all of the piece's messages count
+                  last object of a piece, and with it all of the piece's messages count; a worker begins a piece while
+                  at most one is on its way to its fact, as islands/role_loop.py has it (`Conditions.publications`)
     outer step    of a module, begins with the fact of the last path that shares it, beside the storage
     down          a version goes to each path of the module from the moment that it is there, one after another
 
@@ -17,14 +18,14 @@ the database again, beyond its latency.
 
 import collections
 import dataclasses
-import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax.core import streaming
+from dipaco_jax.planning.wire_link import Link
 from dipaco_jax.planning.wire_traffic import Traffic
 
 WITH, AFTER, BEHIND = STATES = ('with', 'after', 'behind')
@@ -43,6 +44,7 @@ class Conditions(NamedTuple):
   paths_per_worker: int = 1
   state: str = WITH  # its object comes before the piece's fact, AFTER it, or BEHIND all else, whenever the line is free
   by_level: bool = False  # a fact follows each message
+  publications: float = 1  # of a worker, that may be on their way when it begins a piece
 
 
 class Step(NamedTuple):
@@ -59,45 +61,56 @@ class Step(NamedTuple):
 def utilization(traffic: Traffic, conditions: Conditions) -> float:
   """Returns the share of the workers' time that is spent in inner steps.
 
-  It is that of the phases between two publications of states, or of PHASES phases, after as many; the run goes on.
+  It is that of the phases between two publications of states, PHASES at least, once a run does the same in all of them.
   """
   every = traffic.table.state_every or 1
   period = -(-PHASES // every) * every
-  begun = Simulation(traffic, conditions, make_steps(traffic, 2 * period)).run()
+  first = period if conditions.state == WITH else 3 * period  # objects may be left from one period to the next
+  begun = Simulation(traffic, conditions, make_steps(traffic, first + period)).run()
   per, found = conditions.paths_per_worker, []
-  for worker, first in enumerate(range(0, len(begun), per)):
-    paths = begun[first : first + per]
-    wall_s = min(path[2 * period] for path in paths) - min(path[period] for path in paths)
+  for worker, path in enumerate(range(0, len(begun), per)):
+    paths = begun[path : path + per]
+    wall_s = min(times[first + period] for times in paths) - min(times[first] for times in paths)
     found.append(len(paths) * period * traffic.table.tau * _step_s(conditions, worker) / wall_s)
   return math.fsum(found) / len(found)
 
 
-def find_lines(traffic: Traffic, conditions: Conditions, targets: Sequence[float]) -> dict[float, float]:
-  """Returns the slowest line for each utilization, bytes per second each way; infinity where none suffices.
-
-  Lines are found by bisection, up to RATIO.
-  """
-  measure = functools.cache(lambda line: utilization(traffic, conditions._replace(bytes_per_s=line)))
+def find_lines(traffic: Traffic, conditions: Conditions, targets: Iterable[float]) -> dict[float, float]:
+  """Returns the slowest line for each utilization, bytes per second each way, up to RATIO; infinity where none does."""
   all_s = traffic.table.tau * conditions.paths_per_worker * max(conditions.step_s)
-  least = max(traffic.bytes_per_phase) * conditions.paths_per_worker / all_s  # below target * least nobody can be
-  found: dict[float, float] = {}
-  for target in sorted(targets):
-    enough = functools.partial(lambda target, line: measure(line) >= target, target)
-    found[target] = _bisect(enough, max(target * least, *found.values(), 1.0))
-  return found
+  least = max(traffic.bytes_per_phase) * conditions.paths_per_worker / all_s  # a line that is full while all train
+  lines = _Lines(lambda line: utilization(traffic, conditions._replace(bytes_per_s=line)))
+  return {target: lines.find(target, max(1.0, target * least)) for target in sorted(targets)}
 
 
-def _bisect(enough: Callable[[float], bool], low: float) -> float:
-  """Returns the smallest number above `low` that is enough, up to RATIO; infinity if none is."""
-  high = low
-  while not enough(high):
-    low, high = high, 2 * high
-    if high > LARGEST:
-      return math.inf
-  while high / low > RATIO:
-    middle = math.sqrt(low * high)
-    low, high = (low, middle) if enough(middle) else (middle, high)
-  return high
+class _Lines:
+  """The utilization behind the lines that were tried; the faster, the higher."""
+
+  def __init__(self, measure: Callable[[float], float]):
+    self.measure = measure
+    self.tried: dict[float, float] = {}
+
+  def find(self, target: float, least: float) -> float:
+    """Returns the slowest line with a utilization, which is not below `least`, up to RATIO; infinity if none has it."""
+    line = least
+    while line <= LARGEST:
+      self.tried[line] = self.measure(line)
+      high = min((line for line, share in self.tried.items() if share >= target), default=math.inf)
+      low = max((line for line, share in self.tried.items() if share < target), default=high)
+      if high <= low * RATIO:
+        return high
+      line = 2 * low if math.isinf(high) else self.between(low, high, target)
+    return math.inf
+
+  def between(self, low: float, high: float, target: float) -> float:
+    """Returns the next line to try: by turns the middle, and where the time of a phase is linear in 1 / line."""
+    if len(self.tried) % 2:
+      return math.sqrt(low * high)
+    times = [1 / self.tried[line] for line in (low, high)]
+    share = (times[0] - 1 / target) / (times[0] - times[1])
+    found = 1 / ((1 - share) / low + share / high)
+    margin = RATIO**0.4  # so that it is likely to do, and that one below `high` may not
+    return min(max(found * margin, low * margin), high / margin)
 
 
 def make_steps(traffic: Traffic, phases: int) -> list[Step]:
@@ -119,42 +132,6 @@ def _phase(traffic: Traffic, table: streaming.Timetable, phase: int) -> Iterator
     yield Step(piece.end - piece.begin, needed, sent, phase, piece.begin == 0, has_state)
 
 
-class Link:
-  """One direction of a worker's line. Objects go in order; those behind go while there are no others."""
-
-  def __init__(self, conditions: Conditions):
-    self.bytes_per_s, self.latency_s = conditions.bytes_per_s, conditions.latency_s
-    self.free_at = 0.0
-    self.behind: collections.deque[list[float]] = collections.deque()  # the bytes that are left of each
-
-  def send(self, now: float, num_bytes: int) -> float:
-    """Puts an object in line, and returns when it is there."""
-    self._pass(now)
-    self.free_at += self.latency_s + num_bytes / self.bytes_per_s
-    return self.free_at
-
-  def send_behind(self, now: float, num_bytes: int):
-    """Puts an object behind all else."""
-    self._pass(now)
-    self.behind.append([num_bytes])
-
-  def first_behind(self, now: float) -> float | None:
-    """Returns when the first object that is behind will be there if no other comes; None if it is, which removes it."""
-    self._pass(now)
-    there = self.free_at + self.behind[0][0] / self.bytes_per_s
-    if there > now and self.behind[0][0] >= 1:  # a byte: rounding
-      return there
-    self.behind.popleft()
-    return None
-
-  def _pass(self, now: float):
-    """Notes what went since the line was last free."""
-    if self.behind and now > self.free_at:
-      left = self.behind[0]
-      left[0] = max(0.0, left[0] - (now - self.free_at) * self.bytes_per_s)
-    self.free_at = max(self.free_at, now)
-
-
 class Simulation:
   """All workers, from the first piece of each path until it is at the last of `steps`."""
 
@@ -162,10 +139,14 @@ class Simulation:
     self.traffic, self.conditions, self.steps = traffic, conditions, steps
     paths = range(traffic.num_paths)
     workers = range(-(-traffic.num_paths // conditions.paths_per_worker))
-    self.up, self.down = ([Link(conditions) for _ in workers] for _ in range(2))
+    self.worker = [path // conditions.paths_per_worker for path in paths]
+    self.step_s = [_step_s(conditions, worker) for worker in workers]
+    self.up, self.down = ([Link(conditions.bytes_per_s, conditions.latency_s) for _ in workers] for _ in range(2))
     self.busy = [False for _ in workers]
     self.ready = [collections.deque[int]() for _ in workers]  # paths
-    self.unsent = [collections.deque[int]() for _ in workers]  # the paths whose states are behind
+    self.behind = [collections.deque[int]() for _ in workers]  # the paths whose states are behind
+    self.publications = [0 for _ in workers]  # on their way
+    self.states = [0 for _ in paths]  # on their way, but for those in publications
     self.next = [0 for _ in paths]  # step
     self.waiting = set(paths)
     self.versions = [dict.fromkeys(traffic.groups, 0) for _ in paths]  # that are on the worker's machine
@@ -190,38 +171,34 @@ class Simulation:
     """Calls a function with the time and arguments, at that time."""
     heapq.heappush(self.events, (time, next(self.order), function, arguments))
 
-  def worker(self, path: int) -> int:
-    """Returns the worker of a path."""
-    return path // self.conditions.paths_per_worker
-
   # -- training
 
   def offer(self, now: float, path: int):
     """Puts a path among those that are ready, if it waits for nothing more, and has its worker begin."""
-    step, there = self.steps[self.next[path]], self.versions[path]
-    is_ready = all(there[level] >= version for level, version in step.needed)
-    # A state is out before there is the next but one.
-    if path in self.waiting and is_ready and self.unsent[self.worker(path)].count(path) < 2:
-      self.waiting.remove(path)
-      self.ready[self.worker(path)].append(path)
-    self.begin(now, self.worker(path))
+    worker, there = self.worker[path], self.versions[path]
+    if path in self.waiting:
+      is_ready = all(there[level] >= version for level, version in self.steps[self.next[path]].needed)
+      if is_ready and self.states[path] < 2:  # a state is out before there is the next but one
+        self.waiting.remove(path)
+        self.ready[worker].append(path)
+    self.begin(now, worker)
 
   def begin(self, now: float, worker: int):
     """Has a worker that is free train the path that has been ready longest."""
-    while self.ready[worker] and not self.busy[worker]:
+    while self.ready[worker] and not self.busy[worker] and self.publications[worker] <= self.conditions.publications:
       path = self.ready[worker].popleft()
       step = self.steps[self.next[path]]
       if step.is_first:
         self.begun[path].append(now)
       if self.next[path] + 1 < len(self.steps):
         self.busy[worker] = True
-        self.at(now + step.steps * _step_s(self.conditions, worker), self.end, path)
+        self.at(now + step.steps * self.step_s[worker], self.end, path)
 
   def end(self, now: float, path: int):
     """Ends a piece: its objects go up."""
     step = self.steps[self.next[path]]
     self.next[path] += 1
-    self.busy[self.worker(path)] = False
+    self.busy[self.worker[path]] = False
     self.waiting.add(path)
     self.publish(now, path, step)
     self.offer(now, path)
@@ -230,30 +207,51 @@ class Simulation:
 
   def publish(self, now: float, path: int, step: Step):
     """Sends a piece's objects, and facts that name them."""
-    c, link, there = self.conditions, self.up[self.worker(path)], now
+    c, worker = self.conditions, self.worker[path]
+    link, version = self.up[worker], step.phase + 1
+    self.publications[worker] += 1
     for level in step.sent:
-      there = link.send(now, self.traffic.message[level])
+      link.send(now, self.traffic.message[level])
       if c.by_level:
-        self.at(there + c.latency_s, self.count, path, (level,), step.phase + 1)
+        self.at(link.send(now, 0), self.count, path, (level,), version)
     if step.has_state and c.state == WITH:
-      there = link.send(now, self.traffic.state)
-    if not c.by_level:
-      self.at(there + c.latency_s, self.count, path, step.sent, step.phase + 1)
-    if step.has_state and c.state == AFTER:
       link.send(now, self.traffic.state)
-    if step.has_state and c.state == BEHIND:
-      self.unsent[self.worker(path)].append(path)
-      link.send_behind(now, self.traffic.state)
-      if len(link.behind) == 1:
-        self.send_behind(now, self.worker(path))
+    there = link.send(now, 0)
+    if step.sent and not c.by_level:
+      self.at(there, self.count, path, step.sent, version)
+    self.at(there, self.published, worker)
+    if step.has_state and c.state != WITH:
+      self.send_state(now, path)
+
+  def published(self, now: float, worker: int):
+    """Notes that the fact of a piece is there."""
+    self.publications[worker] -= 1
+    self.begin(now, worker)
+
+  def send_state(self, now: float, path: int):
+    """Sends a path's state, after its publication or behind all else."""
+    self.states[path] += 1
+    worker = self.worker[path]
+    if self.conditions.state == AFTER:
+      self.at(self.up[worker].send(now, self.traffic.state), self.sent_state, path)
+      return
+    self.behind[worker].append(path)
+    self.up[worker].send_behind(now, self.traffic.state)
+    if len(self.behind[worker]) == 1:
+      self.send_behind(now, worker)
 
   def send_behind(self, now: float, worker: int):
     """Goes on with the states that are behind, once the first of them may be there."""
-    while self.up[worker].behind:
+    while self.behind[worker]:
       if (there := self.up[worker].first_behind(now)) is not None:
         self.at(there, self.send_behind, worker)
         return
-      self.offer(now, self.unsent[worker].popleft())
+      self.sent_state(now, self.behind[worker].popleft())
+
+  def sent_state(self, now: float, path: int):
+    """Notes that a path's state is there."""
+    self.states[path] -= 1
+    self.offer(now, path)
 
   # -- outer steps, and down
 
@@ -270,7 +268,7 @@ class Simulation:
   def read(self, now: float, level: str, module: int, version: int):
     """Sends a version down to all paths through the module."""
     for path in self.traffic.groups[level][module]:
-      there = self.down[self.worker(path)].send(now, self.traffic.version[level])
+      there = self.down[self.worker[path]].send(now, self.traffic.version[level])
       self.at(there, self.take, path, level, version)
 
   def take(self, now: float, path: int, level: str, version: int):
