@@ -1,7 +1,8 @@
 """The cost of a run, estimated without the machine that it will run on.
 
 Read `dry_run` first: it compiles a run's programs for a `topology`, a TPU that is not there. `hlo` parses what they
-send and read, `roofline` bounds the time they take.
+send and read, `roofline` bounds the time they take. Of islands, `wire_traffic` counts the bytes that they exchange, and
+`wire_simulation` tells how busy they are behind lines of a given bandwidth.
 
 Imports from `core`, `models` and `training`.
 """

@@ -1,0 +1,101 @@
+"""What the islands of a run exchange: when, and in how many bytes. Nothing is allocated.
+
+For a path with the parameters n, of which several paths share the levels l:
+
+    message       of a path to the outer step of a module     parameters of l, or Q(Delta + e), see core/compression.py
+    version       of a module, as paths read it               parameters of l, or Q(M(v) - m(v-1))
+    state         of a path, after every k-th phase           AdamW state; residuals e; levels that are the path's own
+
+with k = `checkpoint.state_every_phases`. The bytes are those of the arrays that these functions make, without the
+names and shapes that objects contain too. When they travel is core/streaming.py's.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dipaco_jax.core import compression, inner, modules, outer, settings as settings_lib, streaming
+from dipaco_jax.core.grid import Level
+
+
+class Traffic(NamedTuple):
+  """What the paths of a run exchange; levels are those that several paths share."""
+
+  table: streaming.Timetable
+  num_paths: int
+  groups: Mapping[str, tuple[tuple[int, ...], ...]]  # by level: the paths through each of its modules
+  message: Mapping[str, int]  # by level: bytes that a path sends
+  version: Mapping[str, int]  # by level: bytes that a path reads
+  outer: Mapping[str, int]  # by level: bytes that the outer step of a module reads and writes
+  state: int  # bytes of a path's state
+
+  @property
+  def bytes_per_phase(self) -> tuple[float, float]:
+    """Bytes that a path sends and reads in a phase, on average."""
+    state = self.state / self.table.state_every if self.table.state_every else 0.0
+    return sum(self.message.values()) + state, float(sum(self.version.values()))
+
+
+def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Traffic:
+  """Returns the traffic of a run, from the shapes of one path's parameters (`transformer.shapes`)."""
+  layout, kind = modules.make_layout(s.grid, s.levels, shapes), streaming.make_wire(s.outer, s.train).compress
+  of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
+  shared = {level: there for level, there in of_level.items() if layout.grid.paths_through(level) > 1}
+  own = [there for level, there in of_level.items() if level not in shared]
+  sizes = {level.name: sum(x.size for x in shared.get(level, {}).values()) for level in layout.levels}
+  sent = {level.name: sum(packed_bytes(x.size, kind) for x in there.values()) for level, there in shared.items()}
+  outer_bytes = {l.name: _outer_bytes(s, there, kind, layout.grid.paths_through(l)) for l, there in shared.items()}
+  return Traffic(
+    table=streaming.make_timetable(s, sizes),
+    num_paths=layout.grid.num_paths,
+    groups={level.name: _groups(layout, level) for level in shared},
+    message=sent,
+    version=sent,
+    outer=outer_bytes,
+    state=_state_bytes(s, shapes, shared.values(), own, kind),
+  )
+
+
+@functools.cache
+def packed_bytes(size: int, kind: str) -> int:
+  """Returns the bytes in which `size` float32 numbers travel, by `kind` of compression.KINDS."""
+  x = jax.ShapeDtypeStruct((size,), jnp.float32)
+  return num_bytes(x if kind == 'none' else jax.eval_shape(functools.partial(compression.encode, kind=kind), x))
+
+
+def _state_bytes(
+  s: settings_lib.Settings, shapes: Mapping[str, Any], shared: Iterable[Any], own: Iterable[Any], kind: str
+) -> int:
+  """Returns the bytes of a path's state; `shared` and `own` are the shapes of levels."""
+  adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  kept = [jax.eval_shape(adamw.init, dict(shapes))] if s.inner.keep_state else []
+  kept += [jax.eval_shape(compression.first_residual, level) for level in shared if kind != 'none']
+  kept += [(level, jax.eval_shape(outer.make_optimizer(s.outer).init, level)) for level in own]
+  return num_bytes(kept)
+
+
+def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, num_paths: int) -> int:
+  """Returns the bytes that an outer step reads and writes: messages, M and its optimizer's state, m and what is sent.
+
+  Without compression m is M.
+  """
+  state = jax.eval_shape(outer.make_optimizer(s.outer).init, dict(level))
+  there = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
+  sent = sum(packed_bytes(x.size, kind) for x in level.values())
+  return num_paths * sent + 2 * there + (sent if kind != 'none' else 0)
+
+
+def num_bytes(tree: Any) -> int:
+  """Returns the bytes of all arrays of a tree."""
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _groups(layout: modules.Layout, level: Level) -> tuple[tuple[int, ...], ...]:
+  """Returns the paths through each module of a level."""
+  found: dict[tuple[int, ...], list[int]] = {}
+  for path, point in enumerate(layout.grid.points()):
+    found.setdefault(layout.grid.module(level, point), []).append(path)
+  return tuple(map(tuple, found.values()))
