@@ -9,10 +9,11 @@ import pytest
 from one_process import with_settings
 from stopped_clock import Clock
 
-from dipaco_jax.islands import phase_metrics, schedule, worker
+from dipaco_jax.islands import messages, phase_metrics, schedule, worker
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
+from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Task
 from dipaco_jax.training import job as job_lib
 
@@ -31,6 +32,17 @@ def state(made, x: float = 1.0) -> PathState:
   return PathState(params, {f"['{INNER}'].count": np.array(4)})
 
 
+def sent(made, of: PathState, phase: int) -> dict:
+  """What a path sends of all levels after a phase."""
+  levels = made.layout.levels
+  new = {level: {name: of.params[name] for name in made.layout.names(level)} for level in levels}
+  return {level.name: messages.send('none', params, params, {}) for level, params in new.items()}
+
+
+def write(made, of: PathState, phase: int) -> dict:
+  return worker.write_objects(made, 3, Part(phase, 0), sent(made, of, phase), of)
+
+
 PUBLISHED = {  # keep_state, state_every_phases, phase -> whether the state is an object
   (True, 2, 1): True,
   (True, 2, 2): False,
@@ -42,7 +54,7 @@ PUBLISHED = {  # keep_state, state_every_phases, phase -> whether the state is a
 @pytest.mark.parametrize('keep_state, every, phase', PUBLISHED)
 def test_a_checkpoint_has_an_object_for_each_level_and_at_times_the_inner_state(keep_state, every, phase, made):
   of = with_settings(made, inner=dict(keep_state=keep_state), checkpoint=dict(state_every_phases=every))
-  objects = worker.write_objects(of, 3, phase, state(made))
+  objects = write(of, state(made), phase)
   assert objects.keys() == {'ends', 'low', 'high'} | ({INNER} if PUBLISHED[keep_state, every, phase] else set())
   for level in made.layout.levels:
     assert made.read_object(*objects[level.name]).keys() == set(made.layout.names(level))
@@ -52,21 +64,21 @@ def test_a_checkpoint_has_an_object_for_each_level_and_at_times_the_inner_state(
 def test_a_checkpoint_of_before_is_made_again_with_its_state(made):
   """Earlier versions of this program published it after every phase."""
   of = with_settings(made, checkpoint=dict(state_every_phases=1))
-  fact = schedule.checkpoint_fact(3, 2, worker.write_objects(of, 3, 2, state(made)), {})
+  fact = schedule.checkpoint_fact(3, 2, write(of, state(made), 2), {})
   made.registry.put([fact])
-  again = schedule.checkpoint_fact(3, 2, worker.write_objects(made, 3, 2, state(made)), {})
+  again = schedule.checkpoint_fact(3, 2, write(made, state(made), 2), {})
   assert again.sha256 == fact.sha256 and INNER in again.meta['objects']
 
 
 def test_a_replay_that_differs_is_held_and_told_with_both_machines(made, caplog):
-  old = schedule.checkpoint_fact(3, 2, worker.write_objects(made, 3, 2, state(made)), {'worker': 'worker-7'})
+  old = schedule.checkpoint_fact(3, 2, write(made, state(made), 2), {'worker': 'worker-7'})
   made.registry.put([old])
   does, replayed = worker.Worker(HeldStates()), state(made)
-  assert not does.hold_replayed(made, 3, 2, replayed) and not caplog.messages
+  assert not does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), replayed) and not caplog.messages
   replayed.params['final_norm/scale'][3] += 1
-  assert does.hold_replayed(made, 3, 2, replayed)
+  assert does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), replayed)
   assert 'phase 3, trained again: all has made ends of path 3 otherwise than worker-7 did' in caplog.text
-  assert does.held.get(3, 2, old.sha256) is replayed.inner
+  assert does.held.get(3, 2, old.sha256) == replayed.inner
 
 
 @pytest.fixture
