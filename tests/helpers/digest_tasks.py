@@ -43,7 +43,7 @@ def held_by(of: island.Island) -> HeldStates:
 def train(of: island.Island, task) -> list[Fact]:
   path, phase, held = int(task.key), task.number, held_by(of)
   found = lineage.find(of, held, task)
-  inner: dict = found.inner
+  inner: dict = found.carried
   for t in found.phases:
     new = digest(path, t, the_round(of, t), parameters(of, path, t), inner)
     inner = digest('inner', new)

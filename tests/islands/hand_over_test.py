@@ -67,7 +67,7 @@ def test_the_holder_publishes_what_it_is_asked_for(scene):
   assert (row['key'], row['number'], row['holder']) == ('3', PHASE, scene.held.holder)
   hand_over.answer(scene.theirs, scene.held)
   found = scene.begin()
-  assert found.phases == (PHASE + 1,) and (found.inner["['inner'].mu"] == STATE["['inner'].mu"]).all()
+  assert found.phases == (PHASE + 1,) and (found.carried["['inner'].mu"] == STATE["['inner'].mu"]).all()
   assert not [fact for fact in scene.mine.registry.unscheduled() if fact.kind == hand_over.STATE]
   assert scene.facts()[0].uri.startswith(f'objects/paths/{PHASE}/3-inner-'), 'deleted with the phase'
 

@@ -17,7 +17,7 @@ from dipaco_jax.islands import island, outer_executor, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact, Task
 
 made = one_process.made
-BOUNDS = screening_facts.Bounds({'low': 100.0}, 0.5, 10.0)  # |old - new| up to 500
+BOUNDS = screening_facts.Bounds({'low': 100.0}, {'low': 0.5}, 10.0)  # |old - new| up to 500
 OLD = {'w': np.zeros(10_000, np.float32)}
 
 
@@ -42,14 +42,14 @@ BAD = {
 @pytest.mark.parametrize('kind', BAD)
 def test_what_is_bad_is_left_out_of_a_sum_which_is_then_as_before(kind, tmp_path):
   file, expected = tmp_path / 'x.sum', exact_sum.ExactSum()
-  partial = outer_executor.Partial(file, OLD, {}, BOUNDS)
+  partial = outer_executor.Partial(file, OLD, {}, BOUNDS, 'none')
   partial.add('0', 0.5, moved(10.0))
   expected.add(0.5, OLD, moved(10.0))
   bad, words = BAD[kind]
   partial.add('1', 0.7, bad)
   assert partial.squares.keys() == {'0'} and words in partial.left_out['1']
   partial.save()
-  kept = outer_executor.Partial(file, OLD, {}, BOUNDS)
+  kept = outer_executor.Partial(file, OLD, {}, BOUNDS, 'none')
   assert kept.left_out == partial.left_out and kept.moved == partial.moved == {'0': pytest.approx(20.0)}
   for one in (partial, kept):
     one.add('2', 1.0, moved(-499.0))
@@ -59,7 +59,7 @@ def test_what_is_bad_is_left_out_of_a_sum_which_is_then_as_before(kind, tmp_path
 
 
 def test_a_sum_that_leaves_out_all_paths_is_empty(tmp_path):
-  partial = outer_executor.Partial(tmp_path / 'x.sum', OLD, {}, BOUNDS)
+  partial = outer_executor.Partial(tmp_path / 'x.sum', OLD, {}, BOUNDS, 'none')
   partial.add('0', 1.0, moved(501.0))
   assert not partial.squares and not partial.sum.contributions and not partial.sum.weight_quanta
 
@@ -86,13 +86,16 @@ def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
 @pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda f: os.truncate(f, 40), lambda f: os.truncate(f, 0)])
 def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
   file, old = tmp_path / 'x.sum', {'w': np.ones(100, np.float32)}
-  kept = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, 1.0, 10.0))
+  kept = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none')
   kept.add('3', 0.5, {'w': np.zeros(100, np.float32)})
   kept.save()
-  found = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, 1.0, 10.0))
+  found = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none')
   assert found.squares == {'3': 25.0} and (found.sum.mean()['w'] == 1).all()
   damage(file)
-  assert outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, 1.0, 10.0)).squares == {}
+  assert (
+    outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none').squares
+    == {}
+  )
 
 
 # -- an executor, of real modules

@@ -22,7 +22,7 @@ def modules(made: island.Island, version: int, usual: float | None = None):
 
 def test_a_path_is_judged_as_in_one_job(made):
   """By h of the modules that it began from, which is h_0 where none is noted."""
-  rng, rates = np.random.default_rng(0), screening_facts.rates(made, 1)
+  rng, rates = np.random.default_rng(0), screening_facts.rates(made, 'low', 1)
   assert rates == pytest.approx(6 * 0.01, rel=0.6)
   old = {name: rng.normal(size=x.shape).astype('f') for name, x in made.shapes.items()}
   size = sum(made.shapes[name].size for name in made.layout.names(made.layout.levels[1]))
