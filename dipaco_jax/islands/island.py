@@ -49,8 +49,8 @@ class Island:
   registry: Registry
   storage: storage_lib.Storage
   name: str  # of this process
-  weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
+  weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read
 
   # -- objects
 
