@@ -55,7 +55,7 @@ def test_the_frontier_is_the_lowest_phase_that_is_open(tasks, facts, expected, m
 class Objects:
   """A run's objects up to a version, and its evaluations, by which one version is the best."""
 
-  def __init__(self, made: island.Island, phases: int, best: int):
+  def __init__(self, made: island.Island, phases: int, best: int, published=range(99)):
     self.made = made
     self.modules = [self.write_modules(version) for version in range(phases + 1)]
     self.paths, self.inner = [], []
@@ -64,9 +64,8 @@ class Objects:
         {key: made.write_object(f'paths/{phase}/{key}-{kind}', {'x': np.array([phase])}) for key in '0123'}
         for kind in ('low', INNER)
       )
-      made.registry.put(
-        [Fact('checkpoint', key, phase, '', '', {'objects': {'low': levels[key], INNER: inner[key]}}) for key in '0123']
-      )
+      named = {key: {'low': levels[key]} | ({INNER: inner[key]} if phase in published else {}) for key in '0123'}
+      made.registry.put([Fact('checkpoint', key, phase, '', '', {'objects': x}) for key, x in named.items()])
       losses = {'loss': abs(best - phase - 1) + 1.0, 'targets': 1.0}
       made.registry.put([Fact('evaluation', key, phase + 1, '', '', losses) for key in '0123'])
       self.paths.append({name for name, _ in levels.values()})
@@ -103,6 +102,33 @@ def test_the_inner_state_before_goes_with_the_next(made):
   assert objects.modules[2] <= left and not left & objects.modules[1]
   collector.collect(4)
   assert not objects.left() & (objects.inner[1] | objects.modules[2]) and objects.inner[2] <= objects.left()
+
+
+def test_weights_for_a_replay_stay_until_the_next_published_state(made):
+  """States are published after phases 0, 3 and 6; path 3 is excluded in phase 5, and begins anew."""
+  of = one_process.with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=3))
+  objects, collector = Objects(of, phases=9, best=9, published=(0, 3, 6)), monitor.Collector(of)
+  of.registry.put([Fact('excluded', '3', 5, '', '', {'why': 'bad', 'worker': 'w'})])
+  versions = lambda: [v for v, names in enumerate(objects.modules) if names <= objects.left()]  # noqa: E731
+  collector.collect(3)
+  assert versions() == [*range(1, 10)] and objects.inner[0] <= objects.left(), 'a replay begins with phase 1'
+  collector.collect(4)
+  assert versions() == [*range(3, 10)], 'early stopping points at 3, a replay begins with phase 4'
+  collector.collect(6)
+  assert versions() == [4, 5, 6, 7, 8, 9], 'paths 0, 1 and 2 go on from the state of phase 3'
+  assert objects.inner[3] <= objects.left() and not objects.left() & objects.inner[0]
+  collector.collect(7)
+  assert versions() == [6, 7, 8, 9], 'early stopping points at 6'
+  collector.finish()
+  assert objects.left() == objects.modules[7] | objects.modules[8] | objects.modules[9]
+
+
+def test_without_kept_states_no_weights_stay_for_a_replay(made):
+  sections = dict(train=dict(phases=9), checkpoint=dict(state_every_phases=3), inner=dict(keep_state=False))
+  of = one_process.with_settings(made, **sections)
+  objects, collector = Objects(of, phases=9, best=9, published=()), monitor.Collector(of)
+  collector.collect(5)
+  assert not objects.left() & set().union(*objects.modules[:4]), 'early stopping points at 4'
 
 
 def test_an_older_version_goes_when_early_stopping_points_at_a_newer_one(made):
