@@ -175,7 +175,10 @@ POISONED = 'noise', 12 + 3 * 6 + 1  # in the fourth phase
 def begin(name: str, machine, prepared, place: pathlib.Path) -> one_process.Machine:  # noqa: F811
   """A machine and a place for a run of a name."""
   sections = {'train': dict(phases=6), 'checkpoint': dict(state_every_phases=EVERY, every_steps=2)} | RUNS[name]
-  alone = machine.begin(prepared, place, changed(machine.settings, **sections))
+  settings = changed(machine.settings, **sections)
+  if 'inner' in sections:  # its base is another
+    return one_process.Machine(settings, {})
+  alone = machine.begin(prepared, place, settings)
   if name == 'poisoned':
     alone.programs = {kind: x for kind, x in machine.programs.items() if kind != 'programs'}
     with contextlib.closing(alone.island(place).registry):
