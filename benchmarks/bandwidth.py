@@ -1,6 +1,6 @@
 """How busy workers are behind slow lines: the share of a worker's time that is spent in inner steps.
 
-    sudo python benchmarks/bandwidth.py [--limits=1000,100,20 --taus=10,50,150 --workers=2]
+    sudo python benchmarks/bandwidth.py [--limits=1000,100,20 --taus=10,50,150 --workers=2 --wire=thin]
 
 Every worker lives in a network namespace of its own; between it and the storage, an S3 server, is a line of so many
 Mbit/s each way (tc tbf). Outer executors are beside the storage. One run for each tau: a first phase, which compiles
@@ -31,6 +31,8 @@ LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each work
 TAUS = flags.DEFINE_list('taus', ['10', '50', '150'], 'inner steps in a phase')
 WORKERS = flags.DEFINE_integer('workers', 2, 'each behind a line of its own')
 PHASES = flags.DEFINE_integer('phases', 2, 'with each limit, of each of the four paths')
+WIRE = flags.DEFINE_enum('wire', 'lan', ['lan', 'wan', 'thin'], 'config.outer.wire')
+OWN = flags.DEFINE_bool('own', True, "whether half of the blocks are each path alone's; else all modules are shared")
 WIDTH = flags.DEFINE_integer('width', 128, 'D, a multiple of 32; the model has 4 layers')
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 4, 'B, rows of 64 tokens in a step')
 URL = flags.DEFINE_string('url', '', 'of PostgreSQL, as its superuser: every measurement has a database there')
@@ -39,6 +41,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PORT = 5000  # in a namespace of its own
 PATIENCE_S = 1800  # for one measurement
 PATHS = 4
+LEVELS = {True: (('low', 'block_[01]/', ('a',)), ('own', 'embed|final_norm|block_[23]/', ('a', 'b')))}
+LEVELS[False] = (('ends', 'embed|final_norm', ()), ('low', 'block_[01]/', ('a',)), ('high', 'block_[23]/', ('b',)))
 ENVIRONMENT = {
   'AWS_ACCESS_KEY_ID': 'test',
   'AWS_SECRET_ACCESS_KEY': 'test',
@@ -57,7 +61,8 @@ def get_config():
   c.pretrain.update(steps=4, batch_size=4)
   c.train.update(phases={phases}, steps_per_phase={tau}, batch_size={batch_size}, steps_per_dispatch=5)
   c.checkpoint.every_steps = 1_000_000
-  c.levels = (('low', 'block_[01]/', ('a',)), ('own', 'embed|final_norm|block_[23]/', ('a', 'b')))
+  c.levels = {levels!r}
+  c.outer.wire = {wire!r}
   return c
 """  # more paths than workers, in two pairs: a worker has something to do while another path is on its way
 
@@ -168,7 +173,8 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
   name = f'bandwidth_{os.getpid()}_{tau}'
   config = folder / f'{name}.py'
   tiny, phases = str(ROOT / 'configs' / 'tiny.py'), 1 + len(limits) * PHASES.value
-  config.write_text(CONFIG.format(tiny=tiny, width=WIDTH.value, batch_size=BATCH_SIZE.value, phases=phases, tau=tau))
+  size = dict(width=WIDTH.value, batch_size=BATCH_SIZE.value, phases=phases, tau=tau)
+  config.write_text(CONFIG.format(tiny=tiny, levels=LEVELS[OWN.value], wire=WIRE.value, **size))
   lines.limit(0)
   rows = []
   with database(folder, name) as url, processes() as running:
@@ -209,22 +215,28 @@ def tell(db: registry.Registry, tau: int, began: float) -> dict:
   counted = [meta | {'wall_s': meta['ended'] - before['ended']} for before, meta in pairs]
   if not counted:
     raise InputError('no worker has done two tasks with the same limit: raise --phases')
-  step_s = [meta['timed_s'] / meta['timed_steps'] for meta in counted]
+  step_s = math.fsum(meta['timed_s'] for meta in counted) / sum(meta['timed_steps'] for meta in counted)
+  sent = [fact.meta for kind in ('checkpoint', 'piece') for fact in db.facts(kind) if fact.meta['ended'] > began]
   modules = [fact.meta for fact in db.facts('module') if fact.meta.get('ended', 0) > began]
 
   def mean(metas: list[dict], name: str) -> float:
     return math.fsum(meta[name] for meta in metas) / len(metas)
 
   return {
-    'utilization': tau * math.fsum(step_s) / math.fsum(meta['wall_s'] for meta in counted),
-    'step_s': math.fsum(step_s) / len(step_s),
+    'utilization': tau * len(counted) * step_s / math.fsum(meta['wall_s'] for meta in counted),
+    'step_s': step_s,
     'task_s': mean(counted, 'wall_s'),
     'tasks': len(counted),
-    'worker_in': mean(counted, 'bytes_in'),
-    'worker_out': mean(counted, 'bytes_out'),
+    'worker_in': math.fsum(meta['bytes_in'] for meta in sent) / phases_done(db, began),
+    'worker_out': math.fsum(meta['bytes_out'] for meta in sent) / phases_done(db, began),
     'outer_in': mean(modules, 'bytes_in'),
     'outer_out': mean(modules, 'bytes_out'),
   }
+
+
+def phases_done(db: registry.Registry, began: float) -> int:
+  """Phases of paths that have ended since."""
+  return sum(1 for fact in db.facts('checkpoint') if fact.meta['ended'] > began)
 
 
 def table(rows: list[dict]) -> str:
@@ -254,7 +266,19 @@ def main(_):
       print(table(rows[-len(LIMITS.value) :]), file=sys.stderr, flush=True)
   print(table(rows))
   cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-  print(json.dumps({'rows': rows, 'workers': WORKERS.value, 'phases': PHASES.value, 'cores': cores, 'load': load}))
+  print(
+    json.dumps(
+      {
+        'rows': rows,
+        'wire': WIRE.value,
+        'own': OWN.value,
+        'workers': WORKERS.value,
+        'phases': PHASES.value,
+        'cores': cores,
+        'load': load,
+      }
+    )
+  )
 
 
 if __name__ == '__main__':

@@ -13,11 +13,12 @@ from dipaco_jax.training.job import Job
 class PhaseMetrics:
   """Metrics of one phase of a path; each dispatch's are read from the device after the next is dispatched."""
 
-  def __init__(self, lease: Lease, job: Job, phase: int):
-    self.lease, self.job, self.phase = lease, job, phase
+  def __init__(self, lease: Lease, job: Job, phase: int, is_warm: bool = False):
+    """`is_warm`: whether this process has trained before, so that the first dispatch does not compile."""
+    self.lease, self.job, self.phase, self.is_warm = lease, job, phase, is_warm
     self.pending: tuple[int, dict[str, jax.Array]] | None = None
     self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
-    self.first_done: float | None = None  # when the first dispatch, which may have compiled, was done
+    self.first_done: float | None = None  # from when on steps are timed: when one that may have compiled was done
     self.last_done = time.monotonic()
     self.timed_steps = 0
     self.is_finite = True  # whether the last step was
@@ -25,6 +26,8 @@ class PhaseMetrics:
   def dispatched(self, after: int, metrics: dict[str, jax.Array]):
     """Reads the metrics of the dispatch before, and keeps these for later; `after`: steps of the phase so far."""
     self.read_pending()
+    if self.is_warm and self.first_done is None:
+      self.first_done = time.monotonic()
     self.pending = after, metrics
 
   def read_pending(self):

@@ -64,6 +64,7 @@ class Worker:
   def __init__(self, held: HeldStates, hosts: Hosts | None = None):
     self.held, self.hosts = held, hosts or Hosts()
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
+    self.is_warm = False  # whether anything has been trained
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
     """Does a task; returns what publishes its facts."""
@@ -160,7 +161,8 @@ class Worker:
     path, part, is_replay = int(lease.task.key), beginning.parts[0], len(beginning.parts) > 1
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
-    metrics, origin = PhaseMetrics(lease, job, phase), functools.cache(lineage.origin)
+    metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
+    self.is_warm = True
 
     def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
       metrics.dispatched(after, found)
