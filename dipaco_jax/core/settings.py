@@ -141,7 +141,10 @@ class Outer:
   overlap_steps: int = field(
     -1, 'd: after so many more steps a new module is taken over', least=-1, zero=True, added=True
   )
-  mix: float = field(0.5, "alpha: the path's share in what is taken over after d steps", zero=True, below=1, added=True)
+  overlap: str = field('auto', "steps during overlap: 'keep', or 'mix'", choices='auto keep mix', added=True)
+  mix: float = field(
+    -1.0, "alpha: the path's share in what is taken over after d steps", least=-1, zero=True, below=1, added=True
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,16 @@ Without streaming all levels leave after step tau of a phase, and the next phase
 path's parameters of the level, m(v) the module that paths read, and d = `outer.overlap_steps`:
 
     after step o_l       the outer gradient m(v) - theta leaves; the outer step makes m(v+1)
-    after step o_l + d   theta <- alpha theta + (1 - alpha) m(v+1)       alpha = `outer.mix`; 0 where d is 0
+    after step o_l + d   theta <- theta + (1 - alpha) (m(v+1) - theta_o)     `outer.overlap='keep'`
+                         theta <- alpha theta + (1 - alpha) m(v+1)           `outer.overlap='mix'`, as in the paper
 
-and the steps in between go on. After o_l + d > tau it is step o_l + d - tau of the next phase. Places are steps and not
-times: results do not depend on who is slow. The o_l spread the levels' bytes evenly over the phase: between a level's
-place and the next one's there is the share of the phase that its bytes have in all. A level of one path alone (path
-specific) has no bytes, and its place is tau; its own outer step is at hand at once.
+with theta_o what theta was after step o_l, alpha = `outer.mix`, and, where d is 0, theta <- m(v+1). The steps in
+between go on; 'mix' undoes a share of 1 - alpha of what they did. After o_l + d > tau it is step o_l + d - tau of the
+next phase.
+
+Places are steps and not times: results do not depend on who is slow. The o_l spread the levels' bytes evenly over the
+phase: between a level's place and the next one's there is the share of the phase that its bytes have in all. A level of
+one path alone (path-specific) has no bytes, and its place is tau; its own outer step is at hand at once.
 
 Some phases are *closed*: all levels leave after step tau, and the next phase begins with the new modules, as without
 streaming. These are the last phases of each round and of the run, and those after which islands publish states: paths
@@ -35,6 +39,8 @@ class Wire(NamedTuple):
   compress: str  # of compression.KINDS
   stream: bool
   overlap_steps: int  # d
+  keeps: bool  # whether what is learned during overlap is kept
+  alpha: float
 
 
 class Piece(NamedTuple):
@@ -57,10 +63,12 @@ def make_wire(outer: Any, train: Any) -> Wire:
   overlap = outer.overlap_steps
   if overlap < 0:
     overlap = min(math.ceil(tau / 5 / k) * k, tau - k) if outer.wire == 'thin' else 0
-  return Wire(compress, stream, overlap if stream else 0)
+  keeps = outer.overlap == 'keep' or (outer.overlap == 'auto' and outer.wire == 'thin')
+  alpha = outer.mix if outer.mix >= 0 else 0.0 if keeps else 0.5
+  return Wire(compress, stream, overlap if stream else 0, keeps, alpha)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Timetable:
   """The places of the levels, and the pieces of each phase."""
 
@@ -69,6 +77,7 @@ class Timetable:
   places: Mapping[str, int]  # o_l
   overlaps: Mapping[str, int]  # d of each level; 0 for those of one path alone
   alpha: float
+  keeps: bool  # what is learned during overlap
   stream: bool
   phases: int
   closed: frozenset[int]  # the ends of rounds, phases that are closed in any case
@@ -100,9 +109,20 @@ class Timetable:
     """The largest number of pieces of a phase."""
     return max(len(self.pieces(phase)) for phase in range(self.phases))
 
+  def left(self, levels: Iterable[str], phase: int) -> tuple[str, ...]:
+    """Returns those of the levels that leave in a phase of which a path keeps what left, until it is taken over."""
+    return tuple(l for l in levels if self.keeps and self.overlaps[l] and not self.is_closed(phase))
+
   def mix(self, level: str) -> float:
     """Returns alpha of a level, 0 where it is taken over at once."""
     return self.alpha if self.overlaps[level] else 0.0
+
+  def taken(self, level: str, own: Any, left: Any, new: Any) -> Any:
+    """Returns the path's parameters of a level after it has taken the new module over; `left` is theta_o if kept."""
+    alpha = self.mix(level)
+    if left is not None:
+      return own + (1 - alpha) * (new - left) if alpha else own + (new - left)
+    return alpha * own + (1 - alpha) * new if alpha else new
 
   def version(self, level: str, phase: int, step: int) -> int:
     """Returns the version of a level's modules that paths have newest after `step` steps of a phase, 0 to tau - 1."""
@@ -129,13 +149,13 @@ def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
   overlaps = {level: wire.overlap_steps if size else 0 for level, size in sizes.items()}
   ends = frozenset((n + 1) * s.routing.phases_per_round - 1 for n in range(s.rounds))
   state_every = s.checkpoint.state_every_phases
-  return Timetable(tau, unit, places, overlaps, s.outer.mix, wire.stream, train.phases, ends, state_every)
+  return Timetable(tau, unit, places, overlaps, wire.alpha, wire.keeps, wire.stream, train.phases, ends, state_every)
 
 
 def at_the_end(levels: Iterable[str], tau: int, unit: int) -> Timetable:
   """Returns the timetable without streaming: phases of one piece."""
   places = dict.fromkeys(levels, tau)
-  return Timetable(tau, unit, places, dict.fromkeys(places, 0), 0.0, False, 1, frozenset(), 0)
+  return Timetable(tau, unit, places, dict.fromkeys(places, 0), 0.0, False, False, 1, frozenset(), 0)
 
 
 def spread(sizes: Mapping[str, int], tau: int, unit: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
 
 INNER = 'inner'  # the AdamW state among a checkpoint's objects, and before its arrays' names
-RESIDUALS, EXCLUDED = 'residuals', 'excluded'
+RESIDUALS, EXCLUDED, LEFT = 'residuals', 'excluded', 'left'
 
 Arrays = dict[str, np.ndarray]
 
@@ -24,11 +24,14 @@ class PathState(NamedTuple):
   inner: Arrays
   residuals: Arrays = {}  # by parameter; {} for zeros, or where nothing is compressed
   excluded: bool = False  # in this phase, from which on nothing that it sends counts
+  left: Arrays = {}  # theta_o of core/streaming.py, by parameter, of what is on its way
 
   def to_arrays(self) -> Arrays:
     """Packs all for one object; `from_arrays` is the inverse."""
     marks = {_place(EXCLUDED): np.ones((), bool)} if self.excluded else {}
-    return {_place('params', name): x for name, x in self.params.items()} | self.carried() | marks
+    parts = {'params': self.params, LEFT: self.left}
+    whole = {_place(part, name): x for part, arrays in parts.items() for name, x in arrays.items()}
+    return whole | self.carried() | marks
 
   def carried(self) -> Arrays:
     """Packs what a path takes along where it goes on from modules: all but the parameters."""
@@ -44,7 +47,8 @@ def from_carried(arrays: Arrays, params: Arrays) -> PathState:
   """Unpacks what `PathState.carried` has packed, beside these parameters."""
   residuals = {name: x for name in params if (x := arrays.get(_place(RESIDUALS, name))) is not None}
   inner = {at: x for at, x in arrays.items() if at.startswith(_place(INNER))}
-  return PathState(params, inner, residuals, _place(EXCLUDED) in arrays)
+  left = {name: x for name in params if (x := arrays.get(_place(LEFT, name))) is not None}
+  return PathState(params, inner, residuals, _place(EXCLUDED) in arrays, left)
 
 
 def zeros(job: Job, has_inner: bool) -> PathState:

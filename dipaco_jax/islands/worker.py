@@ -7,12 +7,14 @@ several hosts (`worker_hosts`): all of them train, and the first does the rest.
 import functools
 import logging
 import time
+from collections.abc import Collection
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from dipaco_jax.core.streaming import Timetable
 from dipaco_jax.islands import (
   hand_over,
   inner_phase,
@@ -171,7 +173,7 @@ class Worker:
       if self.hosts.is_alone:
         lease.check()  # other hosts would wait in vain for a process that ends here
       if kept and not lease.is_copy:
-        kept = kept._replace(residuals=state.residuals, excluded=state.excluded)
+        kept = kept._replace(residuals=state.residuals, excluded=state.excluded, left=state.left)
         writer.submit(keep, after, kept.to_arrays())
 
     def keep(step: int, arrays: Arrays):
@@ -180,14 +182,15 @@ class Worker:
 
     state = beginning.state
     if beginning.step == piece.begin and not pieces.begins_whole(island, part):
-      state = state._replace(params=mixed(island, state.params, take_over(island, path, part)))
+      state = mixed(island, path, part, state)
     start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay)
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
         writer.submit(schedule.go_on, island, path, part, self.held.holder)
       trained, loss = inner_phase.run(island, self.hosts, start, state, done)
     sent, residuals = send(island, path, part, trained.params, state.residuals)
-    return Trained(metrics, sent, trained._replace(residuals=residuals, excluded=state.excluded), loss)
+    left = state.left | of_levels(island, trained.params, island.timetable.left(piece.sent, phase))
+    return Trained(metrics, sent, trained._replace(residuals=residuals, excluded=state.excluded, left=left), loss)
 
   def hold_replayed(
     self, island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState
@@ -221,9 +224,7 @@ class Worker:
 
 
 def take_over(island: Island, path: int, part: Part) -> Arrays:
-  """Reads the parameters that a path takes over before a piece; all of them where it begins anew."""
-  if part.nth == 0 and pieces.excluded_before(island, [path], part):
-    return {}
+  """Reads the parameters that a path takes over before a piece."""
   found: Arrays = {}
   piece = pieces.piece(island, part)
   for level in piece.mixed:
@@ -232,15 +233,26 @@ def take_over(island: Island, path: int, part: Part) -> Arrays:
   return found
 
 
-def mixed(island: Island, params: Arrays, new: Arrays) -> Arrays:
-  """Returns a path's parameters after it has taken new ones over."""
-  alphas = {name: island.timetable.mix(island.layout.owner[name].name) for name in new}
-  return params | {n: np.asarray(_mix(params[n], x, alphas[n])) if alphas[n] else x for n, x in new.items()}
+def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
+  """Returns a path's state after it has taken new parameters over, before a piece."""
+  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # nothing of what was on its way is its own
+    before = island.timetable.left(island.timetable.places, part.phase - 1)
+    return state._replace(left=of_levels(island, state.params, before))
+  new, own, left = take_over(island, path, part), state.params, state.left
+  moved = {
+    n: np.asarray(_taken(island.timetable, island.layout.owner[n].name, own[n], left.get(n), x)) for n, x in new.items()
+  }
+  return state._replace(params=own | moved, left={name: x for name, x in left.items() if name not in new})
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _mix(own: jax.Array, new: jax.Array, alpha: float) -> jax.Array:
-  return alpha * own + (1 - alpha) * new
+def of_levels(island: Island, params: Arrays, levels: Collection[str]) -> Arrays:
+  """Returns the parameters of some levels."""
+  return {name: x for name, x in params.items() if island.layout.owner[name].name in levels}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _taken(times: Timetable, level: str, own: jax.Array, left: jax.Array | None, new: jax.Array) -> jax.Array:
+  return times.taken(level, own, left, new)
 
 
 def after(island: Island, part: Part, state: PathState) -> PathState:

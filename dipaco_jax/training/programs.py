@@ -6,13 +6,14 @@
     steps        k inner steps                                          (a scan; no collective crosses the grid's axes)
     fresh_residuals                                                  (compression.py)
     mix          the paths in flight take new modules over              (streaming.py; without it `gather_path` does)
+    leave        what leaves the paths in flight, for `mix`
     accumulate   sums += w (old - new), of a path that is not excluded  (screening.py)
     outer        sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
     zero_sums    sums <- 0
     evaluate     nll per row
     unshard      modules as they are published, where states are sharded inside a path's slice
 
-`mix`, `accumulate`, `outer` and `zero_sums` are compiled once for each set of levels that leave together.
+`mix`, `leave`, `accumulate`, `outer` and `zero_sums` are compiled once for each set of levels that leave together.
 
 Those of the paths in flight are shard_maps over the whole mesh; the collectives of the others follow from the
 shardings. Inside a path's slice, parameters and AdamW state are replicated over `data`, or sharded: then gathered for
@@ -44,7 +45,7 @@ from dipaco_jax.training.mesh import Placement
 
 # Names of the programs, as XLA reports compilations.
 NAMES = (
-  'start', 'gather_path', 'fresh_state', 'fresh_residuals', 'steps', 'mix', 'accumulate', 'outer', 'zero_sums',
+  'start', 'gather_path', 'fresh_state', 'fresh_residuals', 'steps', 'mix', 'leave', 'accumulate', 'outer', 'zero_sums',
   'evaluate', 'unshard',
 )  # fmt: skip
 
@@ -95,7 +96,7 @@ class Programs:
   def program(self, name: str) -> Any:
     """Returns the program of a name; of those for some levels, the one for all."""
     found = getattr(self, name)
-    return found(self.levels) if name in ('mix', 'accumulate', 'outer', 'zero_sums') else found
+    return found(self.levels) if name in ('mix', 'leave', 'accumulate', 'outer', 'zero_sums') else found
 
   # -- one path per position
 
@@ -157,16 +158,36 @@ class Programs:
 
   @functools.cache  # noqa: B019 - by identity, of which a process has few
   def mix(self, levels: tuple[str, ...]):
-    """`mix(params, modules, turn) -> params`, donated: theta <- alpha theta + (1 - alpha) m of some levels."""
+    """`mix(params, left, modules, turn) -> params`, donated: new modules of some levels are taken over [streaming.py].
 
-    def mix(params, modules, turn):
-      params, new = self.squeeze(params), modules_lib.take(self.layout, modules, tuple(turn))
-      alphas = {name: self.timetable.mix(level.name) for name, level in self.layout.owner.items()}
-      taken = {n: a * params[n] + (1 - a) * new[n] if (a := alphas[n]) else new[n] for n in self._of(levels)}
+    `left`: theta_o, where it is kept.
+    """
+
+    def mix(params, left, modules, turn):
+      params, left, new = self.squeeze(params), self.squeeze(left), modules_lib.take(self.layout, modules, tuple(turn))
+      taken = {
+        n: self.timetable.taken(self.layout.owner[n].name, params[n], left.get(n), new[n]) for n in self._of(levels)
+      }
       return self.expand(params | taken)
 
     specs = self.specs
-    return self.shard_map(mix, (specs.params, specs.modules, P()), specs.params, donate_argnums=0)
+    left = {name: specs.params[name] for name in self.left_names(levels)}
+    return self.shard_map(mix, (specs.params, left, specs.modules, P()), specs.params, donate_argnums=0)
+
+  @functools.cache  # noqa: B019
+  def leave(self, levels: tuple[str, ...]):
+    """`leave(params) -> left`, copies of what leaves and is kept: theta_o of streaming.py, of some levels."""
+
+    def leave(params):
+      return {name: jnp.copy(params[name]) for name in names}
+
+    specs, names = self.specs, self.left_names(levels)
+    return self.shard_map(leave, (specs.params,), {name: specs.params[name] for name in names})
+
+  def left_names(self, levels: tuple[str, ...]) -> list[str]:
+    """Returns the parameters of some levels of which a path keeps what left."""
+    kept = [level for level in levels if self.timetable.keeps and self.timetable.overlaps[level]]
+    return self._of(tuple(kept))
 
   @functools.cache  # noqa: B019
   def accumulate(self, levels: tuple[str, ...]):

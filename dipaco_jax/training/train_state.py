@@ -69,6 +69,9 @@ class State:
   # Parameters by turn, [m_a, ..., shape]: where outer gradients were lost, and between pieces of a phase.
   own: dict[int, Any] = dataclasses.field(default_factory=dict)
   residuals: dict[int, Any] = dataclasses.field(default_factory=dict)  # by turn, where compressed
+  left: dict[int, Any] = dataclasses.field(
+    default_factory=dict
+  )  # theta_o of streaming.py by turn, of what is on its way
 
   def arrays(self) -> dict[str, Any]:
     """Returns the arrays of a checkpoint: nothing that `gather_path` and zeros make again."""
@@ -78,6 +81,8 @@ class State:
     kept |= {'own': {str(t): params for t, params in sorted(self.own.items())}} if self.own else {}
     kept |= {'residuals': {str(t): e for t, e in sorted(self.residuals.items())}} if self.residuals else {}
     kept |= {'masters': self.masters} if self.masters else {}
+    left = {str(t): params for t, params in sorted(self.left.items()) if params}
+    kept |= {'left': left} if left else {}
     return kept | ({'params': self.params} if self.params is not None else {})
 
 
@@ -110,6 +115,8 @@ def save(checkpoints: run_checkpoints.RunCheckpoints, updates: int, state: State
   """Copies the arrays from the devices, which have so many positions, and writes in the background."""
   held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
   held |= {'residuals': sorted(state.residuals)} if state.residuals else {}
+  left = {str(turn): sorted(params) for turn, params in state.left.items() if params}
+  held |= {'left': left} if left else {}
   held |= {'positions': list(positions), 'shapes': _shapes(state.arrays())}
   meta = {'record': dataclasses.asdict(state.record), **held}
   checkpoints.save(updates, state.arrays(), meta)
@@ -132,6 +139,7 @@ def restore(
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
   own = {int(turn): params for turn, params in arrays.get('own', {}).items()}
   residuals = {int(turn): e for turn, e in arrays.get('residuals', {}).items()}
+  left = {int(turn): params for turn, params in arrays.get('left', {}).items()}
   if (positions := tuple(meta['positions'])) != programs.placement.positions:
 
     def gather(turn: Coordinates) -> Any:
@@ -140,12 +148,16 @@ def restore(
     moved = functools.partial(resharding.move_turns, programs.placement, positions)
     inner = moved(inner, programs.specs.waiting, lambda turn: first_state(gather(turn)))
     own = moved(own, programs.specs.shardings(programs.specs.params), gather)
+    if left:  # the same levels of all turns
+      place, names = programs.specs.shardings(programs.specs.params), sorted(next(iter(left.values())))
+      of_left = {name: place[name] for name in names}
+      left = moved(left, of_left, lambda turn: {name: gather(turn)[name] for name in names})
     residuals = moved(
       residuals, programs.specs.shardings(programs.specs.residuals), lambda _: programs.fresh_residuals()
     )
   record, masters = Record(**meta['record']), arrays.get('masters', {})
   return State(
-    arrays['modules'], masters, arrays['outer'], gathered, inner, arrays.get('params'), record, own, residuals
+    arrays['modules'], masters, arrays['outer'], gathered, inner, arrays.get('params'), record, own, residuals, left
   )
 
 
@@ -164,7 +176,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
   """ShapeDtypeStructs with shardings of the arrays in such a checkpoint; None: within a phase, with other positions."""
   fields = {field.name for field in dataclasses.fields(Record)}
   known = {'record', 'turns', 'own', 'in_turn', 'positions', 'shapes'}
-  if meta.keys() - {'residuals'} != known or meta['record'].keys() | ADDED != fields:
+  if meta.keys() - {'residuals', 'left'} != known or meta['record'].keys() | ADDED != fields:
     raise InputError(OTHER_VERSION)
   positions, record = tuple(meta['positions']), Record(**meta['record'])
   if positions != programs.placement.positions and (meta['in_turn'] or record.turn or record.piece):
@@ -180,8 +192,9 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
   )
   by_turn, own = dict.fromkeys(meta['turns'], inner), dict.fromkeys(meta['own'], params)
   residuals = dict.fromkeys(meta.get('residuals', ()), residual)
+  left = _left(meta, params)
   structs = State(
-    modules, masters, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own, residuals
+    modules, masters, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own, residuals, left
   ).arrays()
   shardings = _shardings(programs, meta, record).arrays()
   arrays = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), structs, shardings)
@@ -200,7 +213,13 @@ def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> Stat
     waiting, params, residual = jax.tree.map(elsewhere, (waiting, params, residual))
   by_turn = {turn: inner if meta['in_turn'] and turn == record.turn else waiting for turn in meta['turns']}
   own, residuals = dict.fromkeys(meta['own'], params), dict.fromkeys(meta.get('residuals', ()), residual)
-  return State(modules, masters, outer, gathered, by_turn, params if meta['in_turn'] else None, record, own, residuals)
+  flying = params if meta['in_turn'] else None
+  return State(modules, masters, outer, gathered, by_turn, flying, record, own, residuals, _left(meta, params))
+
+
+def _left(meta: dict[str, Any], params: dict[str, Any]) -> dict[int, Any]:
+  """Returns, of an entry for each parameter, those of what is on its way, by turn."""
+  return {int(turn): {name: params[name] for name in names} for turn, names in meta.get('left', {}).items()}
 
 
 def _shapes(arrays) -> str:

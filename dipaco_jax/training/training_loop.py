@@ -148,8 +148,12 @@ class Trainer:
       params = own
       if renewed.any():
         params = train_state.choose(programs.gather_path(state.modules, turn), params, renewed)
+      if renewed.any() and dispatch.turn in state.left:  # nothing of what was on its way is theirs
+        whole, kept = programs.gather_path(state.modules, turn), state.left[dispatch.turn]
+        state.left[dispatch.turn] = train_state.choose({name: whole[name] for name in kept}, kept, renewed)
       if piece.mixed:
-        params = programs.mix(piece.mixed)(params, state.modules, turn)
+        left = {name: state.left[dispatch.turn].pop(name) for name in programs.left_names(piece.mixed)}
+        params = programs.mix(piece.mixed)(params, left, state.modules, turn)
     if (inner := state.inner.get(dispatch.turn)) is None:
       inner = job.first_state(dispatch.phase, params)
     else:
@@ -181,6 +185,8 @@ class Trainer:
     job, programs, state = self.job, self.job.programs, self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     times, last = job.times, job.schedule.global_step(dispatch.phase, piece.end)
+    if leaving := times.left(piece.sent, dispatch.phase):
+      state.left[dispatch.turn] = state.left.get(dispatch.turn, {}) | programs.leave(leaving)(state.params)
     steps = {level: np.int32(times.steps_since(level, dispatch.phase)) for level in piece.sent}
     if (residuals := state.residuals.pop(dispatch.turn, None)) is None:
       residuals = programs.fresh_residuals() if programs.specs.compressed else {}

@@ -76,9 +76,12 @@ def test_without_streaming_a_phase_is_one_piece():
 
 
 @pytest.mark.parametrize('wire, expected', [
-  (dict(), ('none', False, 0)), (dict(wire='wan'), ('int8', True, 0)), (dict(wire='thin'), ('int4', True, 4)),
-  (dict(wire='thin', compress='e3m0', overlap_steps=2), ('e3m0', True, 2)), (dict(stream='on'), ('none', True, 0)),
-  (dict(wire='thin', stream='off'), ('int4', False, 0)),
+  (dict(), ('none', False, 0, False, 0.5)),
+  (dict(wire='wan'), ('int8', True, 0, False, 0.5)),
+  (dict(wire='thin'), ('int4', True, 4, True, 0.0)),
+  (dict(wire='thin', compress='e3m0', overlap_steps=2, mix=0.25), ('e3m0', True, 2, True, 0.25)),
+  (dict(stream='on', overlap='keep'), ('none', True, 0, True, 0.0)),
+  (dict(wire='thin', stream='off', overlap='mix'), ('int4', False, 0, False, 0.5)),
 ])  # fmt: skip
 def test_wire_and_what_overrides_it(wire, expected):
   s = settings.from_dict({'outer': wire, 'train': dict(steps_per_phase=20, steps_per_dispatch=2)})

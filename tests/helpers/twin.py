@@ -245,12 +245,12 @@ def train_by_wire(
   """Algorithm 1 with streaming (arXiv 2501.18512, Algorithm 2), overlap, mixing and compression, step by step.
 
   Args as for `train`, and:
-    wire: (kind of compression, _, steps between a level's leaving and its new module).
+    wire: (kind of compression, _, steps between a level's leaving and its new module, whether they are kept, alpha).
     places: {level: step of the phase after which it leaves}.
     closed: phases at whose end all levels leave, and are taken over at once.
   """
-  kind, _, overlap = wire
-  tau, alpha, num_paths = config.train.steps_per_phase, config.outer.mix, grid.num_paths
+  kind, _, overlap, keeps, alpha = wire
+  tau, num_paths = config.train.steps_per_phase, grid.num_paths
   read = initial_modules(params, grid, owner)  # m, what paths read
   masters, momenta, residuals = dict(read), {}, {}
   theta = {path: path_params(read, grid, owner, path) for path in range(num_paths)}
@@ -287,11 +287,14 @@ def train_by_wire(
             new[name] = m + compressed(masters[module][name] - m, kind) if lossy else masters[module][name]
           read[module] = new
         later = 0 if t in closed or not shared else overlap
-        due.append((now + later, level, alpha if later else 0))
-      for _, level, share in [entry for entry in due if entry[0] == now]:
+        due.append((now + later, level, alpha, dict(theta) if later and keeps else None, later))
+      for _, level, share, left, later in [entry for entry in due if entry[0] == now]:
         for path in range(num_paths):
           for name, new in read[module_of(grid, level, path)].items():
-            theta[path][name] = share * theta[path][name] + (1 - share) * new
+            if left:
+              theta[path][name] = theta[path][name] + (1 - share) * (new - left[path][name])
+            else:
+              theta[path][name] = share * theta[path][name] + (1 - share) * new if later else new
       due = [entry for entry in due if entry[0] > now]
       if not config.inner.keep_state and s == tau:
         states = dict.fromkeys(states)

@@ -26,6 +26,7 @@ CASES = {
   'streaming': (AB, small.MIXED_LEVELS, dict(stream='on'), {}),
   'streaming, one axis': ({'a': 3}, REPLICAS, dict(stream='on', overlap_steps=4), {}),
   'overlap': (ABC, CROSSED, dict(stream='on', overlap_steps=2, mix=0.25), {}),
+  'overlap, kept': (ABC, CROSSED, dict(stream='on', overlap_steps=2, overlap='keep', mix=0.25), {}),
   'overlap into the next phase': (AB, small.MIXED_LEVELS, dict(stream='on', overlap_steps=6), {}),
   'thin': (AB, small.MIXED_LEVELS, dict(wire='thin'), {}),
   'wan, a replica axis': ({'a': 2, 'replica': 2}, REPLICAS, dict(wire='wan', optimizer='adam', learning_rate=0.1), {}),
