@@ -1,6 +1,6 @@
 """How busy workers are behind slow lines: the share of a worker's time that is spent in inner steps.
 
-    sudo python benchmarks/bandwidth.py [--limits=1000,100,20 --taus=10,50,150 --workers=2 --wire=thin]
+    sudo python benchmarks/bandwidth.py [--limits=1000,100,20 --taus=10,50,150 --workers=2 --outer_wire=thin]
 
 Every worker lives in a network namespace of its own; between it and the storage, an S3 server, is a line of so many
 Mbit/s each way (tc tbf). Outer executors are beside the storage. One run for each tau: a first phase, which compiles
@@ -31,7 +31,7 @@ LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each work
 TAUS = flags.DEFINE_list('taus', ['10', '50', '150'], 'inner steps in a phase')
 WORKERS = flags.DEFINE_integer('workers', 2, 'each behind a line of its own')
 PHASES = flags.DEFINE_integer('phases', 2, 'with each limit, of each of the four paths')
-WIRE = flags.DEFINE_enum('wire', 'lan', ['lan', 'wan', 'thin'], 'config.outer.wire')
+WIRE = flags.DEFINE_enum('outer_wire', 'lan', ['lan', 'wan', 'thin'], 'config.outer.wire')
 OWN = flags.DEFINE_bool('own', True, "whether half of the blocks are each path alone's; else all modules are shared")
 WIDTH = flags.DEFINE_integer('width', 128, 'D, a multiple of 32; the model has 4 layers')
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 4, 'B, rows of 64 tokens in a step')

@@ -25,13 +25,15 @@ def rows(size: str) -> list[Row]:
   methods = {'dipaco': (f'DiPaCo {grid}', f'dipaco,{grid}'), 'diloco': (f'DiLoCo {workers}', f'fragments,{workers}')}
   lasting = config.lasting(size, STEPS[size], TAU[size]) | {'train.steps_per_dispatch': DISPATCH[size]}
   overlap = overlap_steps(size, lasting)
+  late = {'outer.stream': 'on', 'outer.overlap_steps': overlap}
   wires = {
     'lan': ('float32 (lan)', {}),
     'int8': ('int8', {'outer.compress': 'int8'}),
     'int4': ('int4', {'outer.compress': 'int4'}),
     'e3m0': ('e3m0', {'outer.compress': 'e3m0'}),
     'stream': ('streaming', {'outer.stream': 'on'}),
-    'overlap': (f'streaming, overlap of {overlap}', {'outer.stream': 'on', 'outer.overlap_steps': overlap}),
+    'mixed': (f'streaming, overlap of {overlap}, mixed', late),
+    'overlap': (f'streaming, overlap of {overlap}', late | {'outer.overlap': 'keep'}),
     'wan': ('int8, streaming (wan)', {'outer.wire': 'wan'}),
     'thin': (f'int4, streaming, overlap of {overlap} (thin)', {'outer.wire': 'thin'}),
   }

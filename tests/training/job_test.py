@@ -57,7 +57,9 @@ def test_no_batch_is_passed_over(how):
 
   for path in range(4):  # a path that is alone on the devices of an island
     phases = [phase for phase, of_phase in enumerate(active) if of_phase[path]]
-    alone = (loaded(job, inner_phase.remaining(job, path, phase, 0))[path] for phase in phases)
+    alone = (
+      loaded(job, inner_phase.remaining(job, path, phase, 0, job.schedule.steps_per_phase))[path] for phase in phases
+    )
     assert [*itertools.chain.from_iterable(alone)] == whole[path]
 
 
