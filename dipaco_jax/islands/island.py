@@ -165,7 +165,7 @@ class Island:
 
   @functools.cached_property
   def wire(self) -> streaming.Wire:
-    """What is exchanged, and how."""
+    """Compression, streaming and overlap of what is exchanged."""
     return streaming.make_wire(self.run.settings.outer, self.run.settings.train)
 
   @functools.cached_property

@@ -86,7 +86,7 @@ def test_a_phase_moves_the_parameters_in_and_out_and_at_times_the_state(undistur
   assert 4 + 8 / EVERY < moved < 8 + 8 / EVERY
 
 
-@pytest.mark.parametrize('workers', slow.but([1, 2, 4], 1, 4))
+@pytest.mark.parametrize('workers', slow.but([1, 2, 4], 1, 2, 4))
 def test_workers_killed_in_every_phase_and_their_disks_removed(workers, config, undisturbed, tmp_path):
   with contextlib.closing(Struck(config, tmp_path / 'run', workers)) as run:
     made = run.to_the_end(strikes=True)

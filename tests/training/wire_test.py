@@ -85,7 +85,7 @@ def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize('outer', [THIN, dict(compress='int8')])
+@pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
 def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
   """Path 2 turns bad at step 11, in phase 1: it is named once, takes no part until phase 2, and is well again then."""
   job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8))
