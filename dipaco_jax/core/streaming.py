@@ -68,7 +68,7 @@ def make_wire(outer: Any, train: Any) -> Wire:
   return Wire(compress, stream, overlap if stream else 0, keeps, alpha)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
+@dataclasses.dataclass(frozen=True)
 class Timetable:
   """The places of the levels, and the pieces of each phase."""
 
@@ -77,11 +77,11 @@ class Timetable:
   places: Mapping[str, int]  # o_l
   overlaps: Mapping[str, int]  # d of each level; 0 for those of one path alone
   alpha: float
-  keeps: bool  # what is learned during overlap
   stream: bool
   phases: int
   closed: frozenset[int]  # the ends of rounds, phases that are closed in any case
   state_every: int  # so is every phase of which so many are complete after it; 0: none
+  keeps: bool = False  # what is learned during overlap
 
   def is_closed(self, phase: int) -> bool:
     """Returns whether all levels leave at the end of a phase, and the next begins with the new modules."""
@@ -117,13 +117,6 @@ class Timetable:
     """Returns alpha of a level, 0 where it is taken over at once."""
     return self.alpha if self.overlaps[level] else 0.0
 
-  def taken(self, level: str, own: Any, left: Any, new: Any) -> Any:
-    """Returns the path's parameters of a level after it has taken the new module over; `left` is theta_o if kept."""
-    alpha = self.mix(level)
-    if left is not None:
-      return own + (1 - alpha) * (new - left) if alpha else own + (new - left)
-    return alpha * own + (1 - alpha) * new if alpha else new
-
   def version(self, level: str, phase: int, step: int) -> int:
     """Returns the version of a level's modules that paths have newest after `step` steps of a phase, 0 to tau - 1."""
     if self.begins_whole(phase):
@@ -139,6 +132,13 @@ class Timetable:
     return end if self.begins_whole(phase) else self.tau - self.places[level] + end
 
 
+def taken(alpha: float, own: Any, left: Any, new: Any) -> Any:
+  """Returns a path's parameters after it has taken `new` ones over; `left` is theta_o if kept, else None."""
+  if left is not None:
+    return own + (1 - alpha) * (new - left) if alpha else own + (new - left)
+  return alpha * own + (1 - alpha) * new if alpha else new
+
+
 def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
   """Makes the timetable of a run, from its Settings and {level: parameters that a path shares; 0: its own alone}."""
   s, train = settings, settings.train
@@ -149,13 +149,13 @@ def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
   overlaps = {level: wire.overlap_steps if size else 0 for level, size in sizes.items()}
   ends = frozenset((n + 1) * s.routing.phases_per_round - 1 for n in range(s.rounds))
   state_every = s.checkpoint.state_every_phases
-  return Timetable(tau, unit, places, overlaps, wire.alpha, wire.keeps, wire.stream, train.phases, ends, state_every)
+  return Timetable(tau, unit, places, overlaps, wire.alpha, wire.stream, train.phases, ends, state_every, wire.keeps)
 
 
 def at_the_end(levels: Iterable[str], tau: int, unit: int) -> Timetable:
   """Returns the timetable without streaming: phases of one piece."""
   places = dict.fromkeys(levels, tau)
-  return Timetable(tau, unit, places, dict.fromkeys(places, 0), 0.0, False, False, 1, frozenset(), 0)
+  return Timetable(tau, unit, places, dict.fromkeys(places, 0), 0.0, False, 1, frozenset(), 0)
 
 
 def spread(sizes: Mapping[str, int], tau: int, unit: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core.streaming import Timetable
+from dipaco_jax.core import streaming
 from dipaco_jax.islands import (
   hand_over,
   inner_phase,
@@ -239,9 +239,8 @@ def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
     before = island.timetable.left(island.timetable.places, part.phase - 1)
     return state._replace(left=of_levels(island, state.params, before))
   new, own, left = take_over(island, path, part), state.params, state.left
-  moved = {
-    n: np.asarray(_taken(island.timetable, island.layout.owner[n].name, own[n], left.get(n), x)) for n, x in new.items()
-  }
+  alphas = {n: island.timetable.mix(island.layout.owner[n].name) for n in new}
+  moved = {n: np.asarray(_taken(alphas[n], own[n], left.get(n), x)) for n, x in new.items()}
   return state._replace(params=own | moved, left={name: x for name, x in left.items() if name not in new})
 
 
@@ -250,9 +249,9 @@ def of_levels(island: Island, params: Arrays, levels: Collection[str]) -> Arrays
   return {name: x for name, x in params.items() if island.layout.owner[name].name in levels}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _taken(times: Timetable, level: str, own: jax.Array, left: jax.Array | None, new: jax.Array) -> jax.Array:
-  return times.taken(level, own, left, new)
+@functools.partial(jax.jit, static_argnums=0)
+def _taken(alpha: float, own: jax.Array, left: jax.Array | None, new: jax.Array) -> jax.Array:
+  return streaming.taken(alpha, own, left, new)
 
 
 def after(island: Island, part: Part, state: PathState) -> PathState:

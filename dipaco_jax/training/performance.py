@@ -18,6 +18,7 @@ WORDS = {  # what each program computes, for the display
   'fresh_residuals': 'the residuals',
   'steps': 'the inner step',
   'mix': 'the new modules for the paths',
+  'leave': 'what leaves the paths',
   'accumulate': 'the outer gradient',
   'outer': 'the outer step',
   'zero_sums': 'the zeros of the sums',

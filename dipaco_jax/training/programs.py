@@ -165,9 +165,8 @@ class Programs:
 
     def mix(params, left, modules, turn):
       params, left, new = self.squeeze(params), self.squeeze(left), modules_lib.take(self.layout, modules, tuple(turn))
-      taken = {
-        n: self.timetable.taken(self.layout.owner[n].name, params[n], left.get(n), new[n]) for n in self._of(levels)
-      }
+      alphas = {n: self.timetable.mix(self.layout.owner[n].name) for n in self._of(levels)}
+      taken = {n: streaming.taken(alpha, params[n], left.get(n), new[n]) for n, alpha in alphas.items()}
       return self.expand(params | taken)
 
     specs = self.specs

@@ -10,7 +10,7 @@ import tiny_run
 
 from dipaco_jax.training import evaluation, performance, programs
 
-OF_WIRE = 'mix', 'fresh_residuals'  # programs of streaming and of compression
+OF_WIRE = 'mix', 'leave', 'fresh_residuals'  # programs of streaming and of compression
 
 
 def test_with_streaming_there_is_one_for_each_set_of_levels(tmp_path):

@@ -35,7 +35,7 @@ def test_a_run_that_began_before_a_field_was_added_is_joined(config, tmp_path):
   [fact] = made.registry.facts('config')
   close(made)
   without = config.to_dict()
-  for name in ('b2', 'wire', 'compress', 'whole_every', 'stream', 'overlap_steps', 'mix'):
+  for name in ('b2', 'wire', 'compress', 'whole_every', 'stream', 'overlap_steps', 'overlap', 'mix'):
     del without['outer'][name]  # as 0.1.0 wrote it
   del without['checkpoint']['state_every_phases']
   assert fact.sha256 == hashlib.sha256(json.dumps(without, sort_keys=True).encode()).hexdigest()
