@@ -73,6 +73,7 @@ def rounded(x: jax.Array, kind: str) -> jax.Array:
   return decode(encode(x, kind), x.shape, kind)
 
 
+@functools.cache
 def sent_bytes(shape: tuple[int, ...], kind: str) -> int:
   """Returns the bytes that an array of this shape is sent in, by `kind`, one of KINDS; 'none': as float32."""
   x = jax.ShapeDtypeStruct(shape, jnp.float32)

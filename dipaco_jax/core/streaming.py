@@ -109,9 +109,13 @@ class Timetable:
     """The largest number of pieces of a phase."""
     return max(len(self.pieces(phase)) for phase in range(self.phases))
 
+  def kept(self, levels: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of the levels of which a path keeps what leaves in an open phase, until it is taken over."""
+    return tuple(level for level in levels if self.keeps and self.overlaps[level])
+
   def left(self, levels: Iterable[str], phase: int) -> tuple[str, ...]:
-    """Returns those of the levels that leave in a phase of which a path keeps what left, until it is taken over."""
-    return tuple(l for l in levels if self.keeps and self.overlaps[l] and not self.is_closed(phase))
+    """Returns those of the levels of which a path keeps what leaves in this phase."""
+    return () if self.is_closed(phase) else self.kept(levels)
 
   def mix(self, level: str) -> float:
     """Returns alpha of a level, 0 where it is taken over at once."""

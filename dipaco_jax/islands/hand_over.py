@@ -9,17 +9,15 @@ who comes next replays.
 
 import contextlib
 import logging
-import statistics
-import threading
-from collections.abc import Iterator
 
-from dipaco_jax.islands import schedule
+from dipaco_jax.islands import lineage, schedule
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.lineage import RECENT, Found
+from dipaco_jax.islands.lineage import Found
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, Lost, NewTask, Task
+from dipaco_jax.storage import retry
 
 SHIP, STATE = 'ship', 'state'  # kinds of the task and of its fact
 WORTHWHILE = 4.0  # leases: as asking takes up to two, a shorter replay is begun at once
@@ -33,37 +31,23 @@ def ask(island: Island, task: Task, found: Found):
   phase, path = found.phases[-2], task.key
   [made] = island.registry.facts('checkpoint', [path], phase)
   holder = made.meta.get('holder')
-  if not holder or replay_s(island, found) < WORTHWHILE * island.registry.lease_s:
+  if not holder or (len(found.phases) - 1) * lineage.phase_s(island) < WORTHWHILE * island.registry.lease_s:
     return
   if not island.registry.facts(STATE, [path], phase):
     island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
     raise Later(f'the state of path {path} is asked of its holder, {made.meta["worker"]}')
 
 
-def replay_s(island: Island, found: Found) -> float:
-  """Returns about how many seconds it takes to repeat the phases before a task."""
-  recent = island.registry.durations('train', RECENT)
-  return (len(found.phases) - 1) * statistics.median(recent) if recent else 0.0
-
-
-@contextlib.contextmanager
-def answering(island: Island, held: HeldStates) -> Iterator[None]:
+def answering(island: Island, held: HeldStates) -> contextlib.AbstractContextManager[None]:
   """Publishes states that are asked for, in a thread, until the end of the block."""
-  over = threading.Event()
 
   def look():
-    while not over.wait(island.registry.lease_s / LOOKS):
-      try:
-        answer(island, held)
-      except Exception as e:
-        logging.warning('a state that another worker asked for was not published: %s', e)
+    try:
+      answer(island, held)
+    except Exception as e:
+      logging.warning('a state that another worker asked for was not published: %s', e)
 
-  thread = threading.Thread(target=look, daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    over.set()
+  return retry.every(island.registry.lease_s / LOOKS, look)
 
 
 def answer(island: Island, held: HeldStates):

@@ -13,7 +13,6 @@ counts as absent. Whatever is lost can be made again (lineage.py): a disk that f
 import collections
 import contextlib
 import fcntl
-import hashlib
 import itertools
 import logging
 import os
@@ -29,7 +28,6 @@ from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.storage import files, tensors
 
 HELD, LOCK, HOLDER = 'held', 'lock', 'holder'
-SHA256 = 32  # bytes of a digest, which comes before the data
 DIGITS = 16  # of a digest, in names
 NAME = re.compile(r'(\d+)-(\d+)-(?:step(\d+)-)?([0-9a-f]*)\.state')
 MEMORY_SHARE = 0.25  # of this machine's memory, for all workers on it together
@@ -138,9 +136,8 @@ class HeldStates:
   def _write(self, key: Key, state: Arrays) -> bool:
     if not self.folder:
       return False
-    data = tensors.to_bytes(state)
     try:
-      files.write_file(self.folder / key.file, hashlib.sha256(data).digest(), data)
+      tensors.write_with_digest(self.folder / key.file, state)
     except OSError as e:
       logging.warning('path %d: its state is not on disk, and would be trained again if this ends: %s', key.path, e)
       return False
@@ -148,12 +145,9 @@ class HeldStates:
 
   def _read(self, name: str) -> Arrays | None:
     try:
-      data = files.read_file(self.folder / name) if self.folder else memoryview(b'')
+      return tensors.read_with_digest(self.folder / name) if self.folder else None
     except OSError:
       return None
-    if hashlib.sha256(data[SHA256:]).digest() != data[:SHA256]:
-      return None
-    return tensors.from_bytes(data[SHA256:])
 
   def _remove(self, is_useless):
     for key in filter(is_useless, self.names()):

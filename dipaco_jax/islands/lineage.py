@@ -76,13 +76,8 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
     if within is None and phase == target.phase and task.progress:
       within = read_progress(island, task)
     if within:
-      ends = (pieces.piece(island, part).end for part in parts)
-      return Found(
-        tuple(part for part, end in zip(parts, ends, strict=True) if (part.phase, end) > (phase, within[0])),
-        {},
-        False,
-        within,
-      )
+      left = (part for part in parts if (part.phase, pieces.piece(island, part).end) > (phase, within[0]))
+      return Found(tuple(left), {}, False, within)
     before, fresh = previous(island, path, phase)
     if before is None or fresh:
       return Found(parts, {}, fresh)
@@ -231,12 +226,17 @@ def costs(island: Island) -> dict[tuple[int, float], list[int]]:
   excluded = collections.defaultdict[str, list[int]](list)
   for fact in registry.facts('excluded'):
     excluded[fact.key].append(fact.number)
-  seconds = statistics.median(registry.durations('train', RECENT) or [0.0])
+  seconds = phase_s(island)
   for key, phase in registry.newest('checkpoint').items():
     phases = phases_to_replay(island, int(key), phase, excluded[key])
     if phases and phase + 1 < island.run.settings.train.phases:
       found[phases, phases * seconds].append(int(key))
   return dict(sorted(found.items(), reverse=True))
+
+
+def phase_s(island: Island) -> float:
+  """Returns about how many seconds a path's phase takes, 0 while none is done."""
+  return statistics.median(island.registry.durations('train', RECENT) or [0.0])
 
 
 def is_finite(arrays: Arrays) -> bool:

@@ -34,8 +34,8 @@ def send(kind: str, old: Mapping[str, np.ndarray], new: Arrays, residuals: Mappi
 
   `kind`: one of compression.KINDS; `residuals`: those that its last message left, zeros where there are none.
   """
-  with np.errstate(over='ignore', invalid='ignore'):
-    if kind == 'none':
+  if kind == 'none':
+    with np.errstate(over='ignore', invalid='ignore'):
       return Sent(new, sum(float(np.linalg.norm(old[name] - x)) ** 2 for name, x in new.items()), {})
   arrays, squares, after = Arrays(), [], Arrays()
   for name, x in new.items():

@@ -54,18 +54,22 @@ class ModuleWeights:
     """Returns the weights of a module's version. Raises island.Gone."""
     if (found := self.get(fact.uri)) is not None:
       return found
+    kind = island.kind(island.parse_module(fact.key)[0])
     if (weights := self.get(fact.meta.get(BEFORE, ''))) is not None:
-      weights = messages.add(island.kind(island.parse_module(fact.key)[0]), weights, island.read_object(*fact[3:5]))
-      self.put(fact.uri, weights)
-      return weights
-    links, kind = chain(island.registry, fact), island.kind(island.parse_module(fact.key)[0])
+      weights = messages.add(kind, weights, island.read_object(fact.uri, fact.sha256))
+    else:
+      weights = self._follow(island, chain(island.registry, fact), kind)
+    self.put(fact.uri, weights)
+    return weights
+
+  def _follow(self, island: Any, links: list[Fact], kind: str) -> Arrays:
+    """Returns the weights at the end of a chain, from the last link that is kept, or its whole beginning."""
     begin, weights = next(((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.get(link.uri))), (0, None))
     if weights is None:
       weights = island.read_object(*_whole(links[0]))
     for before, link in itertools.pairwise(links[begin:]):
       if link.uri != before.uri:
         weights = messages.add(kind, weights, island.read_object(link.uri, link.sha256))
-    self.put(fact.uri, weights)
     return weights
 
   def get(self, name: str) -> Arrays | None:

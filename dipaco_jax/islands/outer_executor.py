@@ -13,7 +13,6 @@ here: a machine in between may be bad. A module whose only path is left out stay
 
 import collections
 import functools
-import hashlib
 import json
 import math
 import pathlib
@@ -35,11 +34,10 @@ from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.screening_facts import Bounds
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.storage import files, tensors
+from dipaco_jax.storage import tensors
 
 KINDS = ('outer',)
 MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
-SHA256 = 32  # bytes of a digest, which comes before the data
 READERS = 2  # of contributions, beside the one that is being added
 MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 modules; and as many new versions
 
@@ -55,18 +53,16 @@ class Partial:
     self.moved: dict[str, float] = {}  # r of screening.py, by path
     self.left_out: dict[str, str] = {}  # why, by path
     self.started = time.time()
-    found = files.read_file(file) if file.exists() else memoryview(b'')
-    if hashlib.sha256(found[SHA256:]).digest() == found[:SHA256]:  # else it is not there, or damaged: summed anew
-      state = tensors.from_bytes(found[SHA256:])
-      self.squares, self.moved, self.left_out = json.loads(state.pop('#paths').tobytes())
-      self.sum = exact_sum.ExactSum.from_state(state)
+    saved = tensors.read_with_digest(file) if file.exists() else None
+    if saved is not None:  # else it is not there, or damaged: summed anew
+      self.squares, self.moved, self.left_out = json.loads(saved.pop('#paths').tobytes())
+      self.sum = exact_sum.ExactSum.from_state(saved)
 
   def save(self):
     """Writes the sum to its file, for this process or a later one of this machine."""
     if self.squares or self.left_out:
       paths = json.dumps([self.squares, self.moved, self.left_out]).encode()
-      data = tensors.to_bytes(self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
-      files.write_file(self.file, hashlib.sha256(data).digest(), data)
+      tensors.write_with_digest(self.file, self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
 
   def add(self, path: str, weight: float, sent: Arrays):
     """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""

@@ -47,16 +47,15 @@ def begins_whole(island: Island, part: Part) -> bool:
 
 def task_name(island: Island, part: Part) -> tuple[str, int]:
   """Returns kind and number of the tasks of a piece."""
-  return (TRAIN, part.phase) if is_last(island, part) else (PIECE, _number(island, part))
+  if is_last(island, part):
+    return TRAIN, part.phase
+  return PIECE, part.phase * island.timetable.most_pieces + part.nth
 
 
 def fact_name(island: Island, part: Part) -> tuple[str, int]:
   """Returns kind and number of the facts of a piece."""
-  return (CHECKPOINT, part.phase) if is_last(island, part) else (PIECE, _number(island, part))
-
-
-def _number(island: Island, part: Part) -> int:
-  return part.phase * island.timetable.most_pieces + part.nth
+  kind, number = task_name(island, part)
+  return CHECKPOINT if kind == TRAIN else kind, number
 
 
 def part_of(island: Island, made: Task | Fact) -> Part:
@@ -64,6 +63,14 @@ def part_of(island: Island, made: Task | Fact) -> Part:
   if made.kind == PIECE:
     return Part(*divmod(made.number, island.timetable.most_pieces))
   return Part(made.number, len(of_phase(island, made.number)) - 1)
+
+
+def earlier_facts(island: Island, phase: int, paths: Sequence[str]) -> list[Fact]:
+  """Returns the facts of all pieces of a phase but the last, of these paths."""
+  most = island.timetable.most_pieces
+  if most == 1 or not paths:
+    return []
+  return island.registry.facts(PIECE, paths, at_least=phase * most, at_most=(phase + 1) * most - 1)
 
 
 def before(island: Island, part: Part) -> Part | None:

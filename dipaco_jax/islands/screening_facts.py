@@ -28,6 +28,7 @@ import numpy as np
 
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
+from dipaco_jax.islands import pieces
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
@@ -189,21 +190,13 @@ def resume(island: Island) -> int:
     modules -= {fact.key for fact in island.registry.facts('module', sorted(modules), phase + 1)}
     tasks += [NewTask('outer', module, phase + 1) for module in sorted(modules)]
     facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in ('checkpoint', 'excluded')]
-    pieces = [fact for fact in pieces_of(island, phase, blocking) if 'excluded' in fact.meta]
-    facts, tasks = facts + pieces, tasks + [NewTask(*fact[:3]) for fact in pieces]
+    without = [fact for fact in pieces.earlier_facts(island, phase, blocking) if 'excluded' in fact.meta]
+    facts, tasks = facts + without, tasks + [NewTask(*fact[:3]) for fact in without]
     if island.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
       again = f'; trained again: path {", ".join(blocking)}' if blocking else ''
       logging.warning('%s. The run is resumed%s', ended.meta['why'], again)
     number += 1
   return number
-
-
-def pieces_of(island: Island, phase: int, paths: Collection[str]) -> list[Fact]:
-  """Returns the facts of the earlier pieces of a phase, of these paths."""
-  most = island.timetable.most_pieces
-  if most == 1 or not paths:
-    return []
-  return island.registry.facts('piece', list(paths), at_least=phase * most, at_most=phase * most + most - 1)
 
 
 def to_withdraw(island: Island, ended: Fact) -> list[str]:
@@ -213,7 +206,7 @@ def to_withdraw(island: Island, ended: Fact) -> list[str]:
   paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}
 
   def is_free(path: str) -> bool:
-    counted = {level for fact in pieces_of(island, phase, [path]) for level in fact.meta['objects']}
+    counted = {level for fact in pieces.earlier_facts(island, phase, [path]) for level in fact.meta['objects']}
     modules = [module for level, module in island.modules_of(int(path)).items() if level not in counted]
     return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
 

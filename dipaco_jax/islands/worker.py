@@ -292,8 +292,6 @@ def write_objects(
 
 def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
   """Returns what the checkpoint of a phase notes in place of what was measured of its last piece alone."""
-  first = part.phase * island.timetable.most_pieces
-  facts = island.registry.facts(pieces.PIECE, [str(path)], at_least=first, at_most=first + part.nth) if part.nth else []
-  metas = [*(fact.meta for fact in facts), about]
+  metas = [*(fact.meta for fact in pieces.earlier_facts(island, part.phase, [str(path)])), about]
   found: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
   return found | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}

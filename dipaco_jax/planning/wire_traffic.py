@@ -10,12 +10,10 @@ with k = `checkpoint.state_every_phases`. The bytes are those of the arrays that
 names and shapes that objects contain too. When they travel is core/streaming.py's.
 """
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from dipaco_jax.core import compression, inner, modules, outer, settings as settings_lib, streaming
 from dipaco_jax.core.grid import Level
@@ -45,11 +43,12 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
   of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
   shared = {level: there for level, there in of_level.items() if layout.grid.paths_through(level) > 1}
   own = [there for level, there in of_level.items() if level not in shared]
-  sizes = {level.name: sum(x.size for x in shared.get(level, {}).values()) for level in layout.levels}
-  sent = {level.name: sum(packed_bytes(x.size, kind) for x in there.values()) for level, there in shared.items()}
+  sent = {
+    level.name: sum(compression.sent_bytes(x.shape, kind) for x in there.values()) for level, there in shared.items()
+  }
   outer_bytes = {l.name: _outer_bytes(s, there, kind, layout.grid.paths_through(l)) for l, there in shared.items()}
   return Traffic(
-    table=streaming.make_timetable(s, sizes),
+    table=streaming.make_timetable(s, layout.shared_sizes(shapes)),
     num_paths=layout.grid.num_paths,
     groups={level.name: _groups(layout, level) for level in shared},
     message=sent,
@@ -57,13 +56,6 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
     outer=outer_bytes,
     state=_state_bytes(s, shapes, shared.values(), own, kind),
   )
-
-
-@functools.cache
-def packed_bytes(size: int, kind: str) -> int:
-  """Returns the bytes in which `size` float32 numbers travel, by `kind` of compression.KINDS."""
-  x = jax.ShapeDtypeStruct((size,), jnp.float32)
-  return num_bytes(x if kind == 'none' else jax.eval_shape(functools.partial(compression.encode, kind=kind), x))
 
 
 def _state_bytes(
@@ -84,7 +76,7 @@ def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, 
   """
   state = jax.eval_shape(outer.make_optimizer(s.outer).init, dict(level))
   there = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
-  sent = sum(packed_bytes(x.size, kind) for x in level.values())
+  sent = sum(compression.sent_bytes(x.shape, kind) for x in level.values())
   return num_paths * sent + 2 * there + (sent if kind != 'none' else 0)
 
 

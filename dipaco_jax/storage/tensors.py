@@ -1,5 +1,6 @@
 """Arrays as bytes: safetensors, where equal arrays give equal bytes, and .npy."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,9 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax.storage import seals
+from dipaco_jax.storage import files, seals
+
+SHA256 = 32  # bytes of a digest
 
 DTYPES = {  # in safetensors' order
   'U64': np.uint64, 'I64': np.int64, 'F64': np.float64, 'F32': np.float32, 'U32': np.uint32, 'I32': np.int32,
@@ -41,6 +44,19 @@ def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
     for name, x in header.items()
     if name != '__metadata__'
   }
+
+
+def write_with_digest(file: Path, arrays: Mapping[str, np.ndarray]):
+  """Writes arrays behind the sha256 of their bytes, for this machine alone."""
+  data = to_bytes(arrays)
+  files.write_file(file, hashlib.sha256(data).digest(), data)
+
+
+def read_with_digest(file: Path) -> dict[str, np.ndarray] | None:
+  """Reads what `write_with_digest` wrote; None where it is damaged. Raises OSError where it cannot be read."""
+  found = files.read_file(file)
+  digest, data = found[:SHA256], found[SHA256:]
+  return from_bytes(data) if hashlib.sha256(data).digest() == digest else None
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray]:

@@ -89,13 +89,7 @@ class Job:
     `step` counts from the beginning of the phase. Paths that do not train count too, so that names do not depend on the
     schedule.
     """
-    turns = len(self.programs.placement.turns())
-    if phase == self.schedule.phases:  # the end
-      return phase * self.phase_updates
-    pieces = self.times.pieces(phase)
-    begin, end = (
-      (pieces[piece].begin, pieces[piece].end) if piece < len(pieces) else (self.schedule.steps_per_phase,) * 2
-    )
+    turns, (begin, end, *_) = len(self.programs.placement.turns()), self.times.pieces(phase)[piece]
     in_turn = math.prod(self.programs.placement.positions)
     return phase * self.phase_updates + in_turn * (turns * begin + turn * (end - begin) + max(0, step - begin))
 

@@ -185,8 +185,7 @@ class Programs:
 
   def left_names(self, levels: tuple[str, ...]) -> list[str]:
     """Returns the parameters of some levels of which a path keeps what left."""
-    kept = [level for level in levels if self.timetable.keeps and self.timetable.overlaps[level]]
-    return self._of(tuple(kept))
+    return self._of(self.timetable.kept(levels))
 
   @functools.cache  # noqa: B019
   def accumulate(self, levels: tuple[str, ...]):

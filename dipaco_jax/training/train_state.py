@@ -69,9 +69,8 @@ class State:
   # Parameters by turn, [m_a, ..., shape]: where outer gradients were lost, and between pieces of a phase.
   own: dict[int, Any] = dataclasses.field(default_factory=dict)
   residuals: dict[int, Any] = dataclasses.field(default_factory=dict)  # by turn, where compressed
-  left: dict[int, Any] = dataclasses.field(
-    default_factory=dict
-  )  # theta_o of streaming.py by turn, of what is on its way
+  # theta_o of streaming.py by turn, of what is on its way.
+  left: dict[int, Any] = dataclasses.field(default_factory=dict)
 
   def arrays(self) -> dict[str, Any]:
     """Returns the arrays of a checkpoint: nothing that `gather_path` and zeros make again."""

@@ -75,6 +75,9 @@ class Trainer:
     record = self.state.record
     return self.job.updates(record.phase, record.turn, record.step, record.piece)
 
+  def _piece(self, dispatch: Dispatch) -> streaming.Piece:
+    return self.job.times.pieces(dispatch.phase)[dispatch.piece]
+
   def has_news(self) -> bool:
     """Returns whether an exit now would lose updates, or leave other processes waiting."""
     return self.dispatched or processes.joined()
@@ -136,7 +139,7 @@ class Trainer:
     """Returns parameters and inner states of the paths in flight, before a piece of a phase."""
     job, programs, state = self.job, self.job.programs, self.state
     place, times = programs.placement.turns()[dispatch.turn], job.times
-    piece = times.pieces(dispatch.phase)[dispatch.piece]
+    piece = self._piece(dispatch)
     renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
     renewed &= piece.begin == 0
     own = state.own.pop(dispatch.turn, None)
@@ -166,7 +169,7 @@ class Trainer:
     """Adds the outer gradients that leave now to the sums; the turn's AdamW state waits, perhaps in host memory."""
     job, programs, state = self.job, self.job.programs, self.state
     place, params = programs.placement.turns()[dispatch.turn], state.params
-    piece = job.times.pieces(dispatch.phase)[dispatch.piece]
+    piece = self._piece(dispatch)
     ends_phase = piece.end == job.schedule.steps_per_phase
     if ends_phase and (holdout := job.evaluation.holdout) is not None:  # before the outer step, for the averaging gap
       self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
@@ -202,7 +205,7 @@ class Trainer:
     """Makes the outer step of the levels that have left."""
     job, state, programs = self.job, self.state, self.job.programs
     state.record.piece, state.record.turn, state.record.step = dispatch.piece + 1, 0, 0
-    if not (sent := job.times.pieces(dispatch.phase)[dispatch.piece].sent):
+    if not (sent := self._piece(dispatch).sent):
       return
     if dispatch.last_of_phase:
       self.journal.catch_up()
