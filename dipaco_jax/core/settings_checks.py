@@ -105,6 +105,8 @@ def _check_data(data: Any) -> None:
 
 def _check_streaming(s: Any) -> None:
   wire, tau = streaming.make_wire(s.outer, s.train), s.train.steps_per_phase
+  if -1 < s.outer.mix < 0:
+    raise InputError(f'config.outer.mix={s.outer.mix} should be 0 or more, or -1 for what config.outer.overlap says')
   if not wire.stream and s.outer.overlap_steps > 0:
     raise InputError(f"config.outer.overlap_steps={s.outer.overlap_steps} is for config.outer.stream='on'")
   if wire.stream and (s.outer.lost or s.train.paths_per_phase or s.train.schedule):
