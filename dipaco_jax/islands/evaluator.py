@@ -1,11 +1,9 @@
 """The evaluator: each path's loss on its shard's hold-out, version by version, and at the end the report [2.7, 3]."""
 
 import dataclasses
-import hashlib
-import math
 from typing import Any
 
-from dipaco_jax.islands import run_history
+from dipaco_jax.islands import inner_phase, own_levels, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
@@ -13,7 +11,7 @@ from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.pipeline import stage_records, stages, validate_stage
 from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import files, publishing
-from dipaco_jax.training import evaluation, metrics_log
+from dipaco_jax.training import metrics_log
 
 KINDS = ('evaluate', 'finish')
 
@@ -32,13 +30,8 @@ def holdout(island: Island, task: Task) -> list[Fact]:
   rows = validate_stage.holdout_rows(island.run, number)
   loss, num_targets = None, 0.0
   if rows.counts[path]:
-    loaded, programs = island.path_parameters(path, version), island.run.programs
-    params = evaluation.in_flight(programs, turn := programs.layout.grid.coordinates(path), lambda _: loaded)
-    ((_, nll, targets),) = evaluation.turn_losses(programs, turn, lambda _: params, rows)
-    loss = evaluation.to_compare(evaluation.mean(nll, targets))
-    num_targets = float(targets.sum())
-  meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf', 'targets': num_targets}
-  return [Fact('evaluation', task.key, version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)]
+    loss, num_targets = inner_phase.evaluate(island.run.programs, rows, path, island.path_parameters(path, version))
+  return [own_levels.evaluation_fact(path, version, loss, num_targets)]
 
 
 def finish(island: Island, task: Task) -> list[Fact]:
@@ -50,7 +43,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
   with island.hold_workdir():
     told = run_history.read(island)
     for version in sorted({own.settings.train.phases, *told.best_version}):
-      island.publish_version(version)
+      island.publish_version(version, [path for path, best in enumerate(told.best_version) if best == version])
     pointers = {'version': told.best_version, 'holdout_loss': told.best_loss}
     publishing.write_json(own.workdir / 'paths' / 'best.json', pointers)
     run_history.write_rows(island, own, told)

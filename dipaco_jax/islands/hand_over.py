@@ -1,25 +1,25 @@
 """The hand-over of a path's state: its holder publishes it for a worker that would have to repeat many phases [3].
 
-    ship (path, phase)    its holder, beside other tasks    state (path, phase): the inner state after it, an object
+    ship (path, phase)    its holder, beside other tasks    state (path, phase), if it has that (state_facts.py)
 
 Who finds that a replay would take long adds the task `ship`, which names the holder, and gives its own task back. The
-holder, if it lives, answers within a lease. After that any worker may answer that there is nothing to be had, so that
-who comes next replays.
+holder, if it lives, answers within a lease. After that any worker may do the task, without a fact: there is nothing to
+be had, and who comes next replays.
 """
 
 import contextlib
 import logging
 
-from dipaco_jax.islands import lineage, schedule
+from dipaco_jax.islands import lineage, state_facts
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.lineage import Found
-from dipaco_jax.islands.path_state import INNER
-from dipaco_jax.islands.registry import Fact, Lost, NewTask, Task
+from dipaco_jax.islands.registry import Lost, NewTask, Task
+from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.storage import retry
 
-SHIP, STATE = 'ship', 'state'  # kinds of the task and of its fact
+SHIP = 'ship'  # kind of the task
 WORTHWHILE = 4.0  # leases: as asking takes up to two, a shorter replay is begun at once
 LOOKS = 2  # in a lease, for what is asked of this holder
 
@@ -33,7 +33,7 @@ def ask(island: Island, task: Task, found: Found):
   holder = made.meta.get('holder')
   if not holder or (len(found.phases) - 1) * lineage.phase_s(island) < WORTHWHILE * island.registry.lease_s:
     return
-  if not island.registry.facts(STATE, [path], phase):
+  if not island.registry.facts(STATE, [path], phase) and not island.registry.is_done(SHIP, path, phase):
     island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
     raise Later(f'the state of path {path} is asked of its holder, {made.meta["worker"]}')
 
@@ -59,12 +59,9 @@ def answer(island: Island, held: HeldStates):
   try:
     [made] = island.registry.facts('checkpoint', [task.key], task.number)
     state = held.get(int(task.key), task.number, made.sha256)
-    name, sha256 = '', ''
-    if state is not None:
-      name, sha256 = island.write_object(f'paths/{task.number}/{task.key}-{INNER}', state)
-    fact = Fact(STATE, task.key, task.number, name, sha256, {'worker': island.name, 'checkpoint': made.sha256})
-    island.registry.complete(task, [fact])
-    schedule.schedule(island, [fact])
+    if state is not None and not island.registry.facts(STATE, [task.key], task.number):
+      state_facts.publish(island, made, state)
+    island.registry.complete(task, [])
   except Lost:
     pass
   finally:

@@ -4,6 +4,7 @@
       holder                              a random id, made with the slot; facts and tasks name it
       PATH-PHASE-DIGEST.state             a path's state after a phase; DIGEST begins that of the checkpoint's fact
       PATH-PHASE-stepN-DIGEST.state       within a phase: parameters too; DIGEST is that of what the phase began from
+      PATH-PHASE-DIGEST.aside             a path's state that is to be published, until it is (state_facts.py)
 
 A holder is a disk, not a process: a worker that is started again on its machine takes the first free slot, and finds
 what is there; on another disk it is a new holder. Each file begins with the sha256 of the rest, so one that is damaged
@@ -29,7 +30,8 @@ from dipaco_jax.storage import files, tensors
 
 HELD, LOCK, HOLDER = 'held', 'lock', 'holder'
 DIGITS = 16  # of a digest, in names
-NAME = re.compile(r'(\d+)-(\d+)-(?:step(\d+)-)?([0-9a-f]*)\.state')
+NAME = re.compile(r'(\d+)-(\d+)-(?:step(\d+)-)?([0-9a-f]*)')
+STATE, ASIDE = '.state', '.aside'
 MEMORY_SHARE = 0.25  # of this machine's memory, for all workers on it together
 MEMORY_LIMITS = '/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'  # of a container
 
@@ -45,7 +47,7 @@ class Key(NamedTuple):
   @property
   def file(self) -> str:
     step = '' if self.step is None else f'step{self.step}-'
-    return f'{self.path}-{self.phase}-{step}{self.digest[:DIGITS]}.state'
+    return f'{self.path}-{self.phase}-{step}{self.digest[:DIGITS]}{STATE}'
 
 
 class HeldStates:
@@ -54,6 +56,7 @@ class HeldStates:
   def __init__(self, folder: pathlib.Path | None = None, holder: str = '', memory_bytes: int = 1 << 62):
     self.folder, self.holder, self.memory_bytes = folder, holder, memory_bytes
     self.memory: collections.OrderedDict[Key, Arrays] = collections.OrderedDict()  # the least recently used first
+    self.put_aside: dict[Key, Arrays | None] = dict.fromkeys(self._names(ASIDE))  # None: the disk has it
     self.lock = threading.Lock()
 
   def put(self, key: Key, state: Arrays):
@@ -77,6 +80,31 @@ class HeldStates:
     if found is not None:
       self.forget(path, phase, but=key)
     return found
+
+  def set_aside(self, key: Key, state: Arrays):
+    """Keeps a path's state until `drop_aside`, whatever else is forgotten."""
+    with contextlib.suppress(OSError):
+      if self.folder:
+        tensors.write_with_digest(self.folder / _aside(key), state)
+        self.put_aside[_short(key)] = None
+        return
+    self.put_aside[_short(key)] = state
+
+  def aside(self) -> list[Key]:
+    """Returns what is kept aside, the oldest first."""
+    return sorted(self.put_aside, key=lambda key: (key.phase, key.path))
+
+  def read_aside(self, key: Key) -> Arrays | None:
+    """Returns a state that is kept aside, None where the disk has lost it."""
+    state = self.put_aside[key]
+    return self._read(_aside(key)) if state is None else state
+
+  def drop_aside(self, key: Key):
+    """Forgets a state that is kept aside."""
+    del self.put_aside[key]
+    with contextlib.suppress(OSError):
+      if self.folder:
+        (self.folder / _aside(key)).unlink(missing_ok=True)
 
   def put_piece(self, key: Key, state: Arrays):
     """Keeps a path's state after a piece of a phase, in memory alone, in place of those of earlier steps."""
@@ -127,10 +155,14 @@ class HeldStates:
 
   def names(self) -> list[Key]:
     """Returns the names of all states on disk."""
+    return self._names(STATE)
+
+  def _names(self, suffix: str) -> list[Key]:
     try:
-      found = [NAME.fullmatch(name) for name in os.listdir(self.folder)] if self.folder else []
+      names = os.listdir(self.folder) if self.folder else []
     except OSError:
       return []
+    found = [NAME.fullmatch(name.removesuffix(suffix)) for name in names if name.endswith(suffix)]
     return [Key(int(m[1]), int(m[2]), m[4], int(m[3]) if m[3] else None) for m in found if m]
 
   def _write(self, key: Key, state: Arrays) -> bool:
@@ -217,6 +249,10 @@ def _machine_memory() -> int:
     with contextlib.suppress(OSError, ValueError):
       limits.append(int(pathlib.Path(file).read_text()))
   return min(limits)
+
+
+def _aside(key: Key) -> str:
+  return key.file.removesuffix(STATE) + ASIDE
 
 
 def _short(key: Key) -> Key:

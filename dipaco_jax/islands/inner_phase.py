@@ -11,11 +11,12 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import path_state
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.path_state import PathState
+from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.training import evaluation, stopping
 from dipaco_jax.training.job import Dispatch, Job, load_batch
+from dipaco_jax.training.programs import Programs
 
 # After every dispatch: the steps of the phase so far, their metrics and, when a checkpoint is due, the state.
 Done = Callable[[int, dict[str, jax.Array], PathState | None], None]
@@ -31,19 +32,32 @@ class Start(NamedTuple):
   fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
   has_inner: bool
   is_replay: bool = False  # then nothing is measured
+  evaluates: bool = False  # whether `begins_with` is evaluated first
 
 
-def run(island: Island, hosts: Hosts, start: Start, state: PathState, done: Done) -> tuple[PathState, float | None]:
-  """Takes the inner steps of a phase from `start` on, on all hosts; returns the path's state, and its hold-out's loss.
+class Result(NamedTuple):
+  """What the inner steps have made."""
 
-  Only the first host has `state`, calls this and gets a meaningful result; the others `follow`.
+  state: PathState
+  loss: float | None  # on the hold-out at the end of the phase
+  evaluation: tuple[float | None, float] | None  # of what the phase begins with: nats a target, and how many targets
+
+
+def run(
+  island: Island, hosts: Hosts, start: Start, state: PathState, begins_with: Arrays, done: Done
+) -> Result:  # fmt: skip
+  """Takes the inner steps of a phase from `start` on, on all hosts.
+
+  Only the first host has `state`, calls this and gets a meaningful result; the others `follow`. `begins_with`: the
+  modules of the version that the phase begins with, where that is evaluated.
   """
   job = make_job(island, island.round_of(start.phase))
   with hosts.ending_together():
     hosts.broadcast(start._asdict())
-    found = inner_steps(island, job, start, broadcast_state(hosts, state), done)
+    evaluated = evaluate_first(job, start, hosts.share(begins_with)) if start.evaluates else None
+    found = inner_steps(job, start, broadcast_state(hosts, state), done, island.run.settings.checkpoint.every_steps)
     hosts.barrier()
-  return found
+  return Result(*found, evaluated)
 
 
 def follow(island: Island, hosts: Hosts):
@@ -55,22 +69,27 @@ def follow(island: Island, hosts: Hosts):
       with hosts.ending_together():
         start = Start(**message)
         job = make_job(island, island.round_of(start.phase))
-        inner_steps(island, job, start, broadcast_state(hosts, path_state.zeros(job, start.has_inner)), lambda *_: None)
+        zeros = path_state.zeros(job, start.has_inner)
+        if start.evaluates:
+          evaluate_first(job, start, hosts.share(zeros.params))
+        every = island.run.settings.checkpoint.every_steps
+        inner_steps(job, start, broadcast_state(hosts, zeros), lambda *_: None, every)
         hosts.barrier()
 
 
 def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
-  """Returns the first host's state, on all hosts of this worker."""
-  return path_state.from_arrays(hosts.share(state.to_arrays()), state.params)
+  """Returns the first host's parameters and inner state, on all hosts of this worker."""
+  return path_state.from_arrays(hosts.share(PathState(state.params, state.inner).to_arrays()), state.params)
 
 
-def inner_steps(island: Island, job: Job, start: Start, state: PathState, done: Done) -> tuple[PathState, float | None]:
-  """Takes the inner steps on this host."""
-  programs, every = job.programs, island.run.settings.checkpoint.every_steps
-  path, phase, step, end, fresh, *_ = start
+def inner_steps(
+  job: Job, start: Start, state: PathState, done: Done, every: int
+) -> tuple[PathState, float | None]:  # fmt: skip
+  """Takes the inner steps on this host; `done` gets the state after every so many steps."""
+  programs, (path, phase, step, end, fresh, *_) = job.programs, start
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
-  weights, turn = job.weights(phase), np.array(island.run.layout.grid.coordinates(path), np.int32)
+  weights, turn = job.weights(phase), np.array(programs.layout.grid.coordinates(path), np.int32)
   for dispatch, batch in prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end)):
     first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
@@ -87,6 +106,19 @@ def holdout_loss(job: Job, path: int, params) -> float | None:
   turn = job.programs.layout.grid.coordinates(path)
   found = next(evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout), None)
   return evaluation.finite_mean(*found[1:]) if found else None
+
+
+def evaluate(programs: Programs, rows: evaluation.Rows, path: int, params: Arrays) -> tuple[float | None, float]:
+  """Returns a path's loss on its hold-out, nats per target, None without one, and how many targets that has."""
+  loaded = evaluation.in_flight(programs, turn := programs.layout.grid.coordinates(path), lambda _: params)
+  found = next(evaluation.turn_losses(programs, turn, lambda _: loaded, rows), None)
+  return (evaluation.to_compare(evaluation.mean(*found[1:])), float(found[2].sum())) if found else (None, 0.0)
+
+
+def evaluate_first(job: Job, start: Start, params: Arrays) -> tuple[float | None, float]:
+  """Evaluates, on this host, what a phase begins with; see `evaluate`."""
+  assert job.evaluation.holdout
+  return evaluate(job.programs, job.evaluation.holdout, start.path, params)
 
 
 def remaining(job: Job, path: int, phase: int, step: int, end: int) -> Iterator[Dispatch]:

@@ -27,6 +27,8 @@ OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 TOKENIZER = 'tokenizer.model'
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata; in old objects, before its names
 DIFFERENCES = 'differences'  # of modules, in storage
+STATES = 'states'  # of paths, in storage
+OWN_LEVELS_STAY = 'own_levels_stay'  # in the fact of the config
 
 
 class Later(OSError):
@@ -57,10 +59,14 @@ class Island:
   def write_object(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
     """Publishes arrays; returns [name, sha256]. Equal arrays get equal names: what is written twice is one object."""
     data = tensors.to_bytes(arrays)
-    sha256 = hashlib.sha256(data).hexdigest()
-    name = f'{OBJECTS}/{name}-{sha256[:16]}.safetensors'
+    name, sha256 = self.object_name(name, data)
     self.storage.write(name, data, sha256)
     return [name, sha256]
+
+  def object_name(self, name: str, data: bytes | memoryview) -> tuple[str, str]:
+    """Returns the name and the sha256 of the object that `write_object` publishes."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    return f'{OBJECTS}/{name}-{sha256[:16]}.safetensors', sha256
 
   def read_object(self, name: str, sha256: str) -> dict[str, np.ndarray]:
     """Reads what `write_object` published; raises Gone."""
@@ -137,6 +143,10 @@ class Island:
     at = grid.coordinates(path)
     return {level.name: module_store.module_key(level, grid.module(level, at)) for level in self.layout.levels}
 
+  def own_modules(self, path: int) -> list[str]:
+    """Returns the keys of the modules that stay with a path."""
+    return [module for level, module in self.modules_of(path).items() if level in self.own]
+
   def paths_through(self, module: str) -> list[int]:
     """Returns the paths that go through a module."""
     grid, (level, fixed) = self.layout.grid, self.parse_module(module)
@@ -173,6 +183,24 @@ class Island:
     """When levels exchange."""
     return streaming.make_timetable(self.run.settings, self.layout.shared_sizes(self.shapes))
 
+  @property
+  def own(self) -> frozenset[str]:
+    """The levels that one path has alone, where they stay with it (own_levels.py)."""
+    return self._own()
+
+  @functools.lru_cache(64)  # noqa: B019 - and not a cached property: that would hold a lock while the database answers
+  def _own(self) -> frozenset[str]:
+    s = self.run.settings
+    is_old = any(OWN_LEVELS_STAY not in config.meta for config in self.registry.facts('config'))
+    if is_old or s.train.paths_per_phase or s.train.schedule:
+      return frozenset()
+    return frozenset(level.name for level in self.layout.levels if self.layout.grid.paths_through(level) == 1)
+
+  def has_own_objects(self, version: int) -> bool:
+    """Returns whether own modules of a version are objects: those of the ends of rounds, and of the run, are."""
+    s = self.run.settings
+    return not self.own or version == 0 or any(version == jobs.round_end(s, n) for n in range(s.rounds + 1))
+
   def kind(self, level: Level) -> str:
     """Returns how what paths exchange of a level is compressed, one of compression.KINDS."""
     return self.wire.compress if self.layout.grid.paths_through(level) > 1 else 'none'
@@ -197,9 +225,14 @@ class Island:
     s = self.run.settings
     return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
 
-  def publish_version(self, version: int):
-    """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone."""
-    facts = self.registry.facts('module', number=version)
+  def publish_version(self, version: int, chosen: Collection[int] = ()):
+    """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone.
+
+    Where own modules of the version are no objects, those of the `chosen` paths are there nevertheless.
+    """
+    facts, own = self.registry.facts('module', number=version), {m for path in chosen for m in self.own_modules(path)}
+    if not self.has_own_objects(version):
+      facts = [f for f in facts if f.key in own or self.parse_module(f.key)[0].name not in self.own]
     modules = ((*self.parse_module(fact.key), self.read_weights(fact)) for fact in facts)
     module_publishing.publish_module_files(self.run.workdir, version, modules)
 
@@ -213,14 +246,21 @@ def raising_gone(name: str) -> Iterator[None]:
     raise Gone(name, str(e)) from e
 
 
-def maker(name: str) -> tuple[str, str, int]:
-  """Returns the task (kind, key, number) that wrote an object or a directory, from its name."""
+def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:
+  """Returns the task (kind, key, number) that wrote an object or a directory, from its name.
+
+  `island`: one whose own modules may be meant, which a path's worker writes at the end of a round.
+  """
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
     path, _, number = parts[2].partition('-')[0].partition('.')  # 3, or 3.17 of an earlier piece of the phase
     return ('piece', path, int(number)) if number else ('train', path, int(parts[1]))
   if parts[0] in ('modules', DIFFERENCES, OUTER) and parts[1] != '0':
-    return 'outer', '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
+    module, version = '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
+    if island and module.partition('/')[0] in island.own:
+      end = next(v for v in itertools.count(version) if island.has_own_objects(v))
+      return 'train', str(island.paths_through(module)[0]), end - 1
+    return 'outer', module, version
   if parts[0] in ('routing', 'shards') and parts[1] != '0':
     return 'reroute', '', int(parts[1])
   return 'prepare', '', 0

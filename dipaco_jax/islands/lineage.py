@@ -1,7 +1,8 @@
 """Where a path's state comes from: it is held, published, or made again from modules, which are facts [3].
 
-A path's state (of AdamW) stays with the worker that trains it, its *holder* (held_states.py), and is an object of the
-path's checkpoint only after every k-th phase, k = `checkpoint.state_every_phases`. Who lacks the state of a path goes
+A path's state (of AdamW; with compression its residuals; modules that it has alone) stays with the worker that trains
+it, its *holder* (held_states.py), and is published only after every k-th phase, k = `checkpoint.state_every_phases`,
+behind all messages (state_facts.py). Who lacks the state of a path goes
 back to the last phase after which it is held or published, or to the base model, or to a phase from which the path was
 excluded, after which it begins with a fresh state; and repeats the phases since: a *replay*. Modules of those versions
 are facts, shards and order of the rows follow from the settings, so the state is the same, to the bit, on machines that
@@ -15,14 +16,14 @@ import hashlib
 import json
 import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax.islands import pieces
+from dipaco_jax.islands import path_state, pieces, state_facts
 from dipaco_jax.islands.held_states import HeldStates, Key
-from dipaco_jax.islands.island import Gone, Island
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays
 from dipaco_jax.islands.pieces import Part
@@ -52,15 +53,16 @@ def trained_before(island: Island, path: int, phase: int) -> int | None:
 
 
 def publishes_state(island: Island, path: int, phase: int) -> bool:
-  """Returns whether a path's state is an object of its checkpoint after a phase in which it is trained."""
+  """Returns whether a path's state is published after a phase in which it is trained."""
   before, every = trained_before(island, path, phase), island.run.settings.checkpoint.state_every_phases
   done = 0 if before is None else before + 1
-  return has_state(island) and (phase + 1) // every > done // every
+  is_last = phase + 1 == island.run.settings.train.phases
+  return has_state(island) and not is_last and (phase + 1) // every > done // every
 
 
 def has_state(island: Island) -> bool:
-  """Returns whether paths take anything along from phase to phase: AdamW state, or residuals."""
-  return island.run.settings.inner.keep_state or island.wire.compress != 'none'
+  """Returns whether paths take anything along from phase to phase: AdamW state, residuals, or modules of their own."""
+  return bool(island.run.settings.inner.keep_state or island.wire.compress != 'none' or island.own)
 
 
 def find(island: Island, held: HeldStates, task: Task) -> Found:
@@ -79,13 +81,17 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
       left = (part for part in parts if (part.phase, pieces.piece(island, part).end) > (phase, within[0]))
       return Found(tuple(left), {}, False, within)
     before, fresh = previous(island, path, phase)
-    if before is None or fresh:
+    if fresh and island.own:
+      before, state = before_exclusions(island, held, path, before)
+    else:
+      is_open = not island.timetable.begins_whole(phase)
+      state = None if before is None or fresh else read_after(island, held, path, before, is_open)
+    if before is None or (fresh and not island.own):
       return Found(parts, {}, fresh)
-    if island.timetable.begins_whole(phase):
-      if (carried := read_state(island, held, path, before)) is not None:
-        return Found(parts, carried, False)
-    elif (state := read_open(island, held, path, before)) is not None:
-      return Found(parts, {}, False, (0, state))
+    if state is not None:
+      is_whole = fresh or island.timetable.begins_whole(phase)
+      carried = path_state.own_alone(state) if fresh else state
+      return Found(parts, carried, fresh) if is_whole else Found(parts, {}, False, (0, state))
     parts = *(Part(before, index) for index in range(len(pieces.of_phase(island, before)))), *parts
 
 
@@ -99,6 +105,26 @@ def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
   if before is None:
     return None, False
   return before, bool(exclusions(island, path, before, not island.timetable.begins_whole(phase)))
+
+
+def before_exclusions(
+  island: Island, held: HeldStates, path: int, phase: int | None
+) -> tuple[int | None, Arrays | None]:  # fmt: skip
+  """Returns the last phase up to this one with a state of the path, or that left one, and that state if it is there.
+
+  Phases in which its worker has excluded the path leave its own modules as they were. Raises island.Gone.
+  """
+  while phase is not None:
+    state = read_after(island, held, path, phase, not island.timetable.is_closed(phase))
+    if state is not None or not exclusions(island, path, phase, is_open=True):
+      return phase, state
+    phase = trained_before(island, path, phase)
+  return None, None
+
+
+def read_after(island: Island, held: HeldStates, path: int, phase: int, is_open: bool) -> Arrays | None:
+  """Returns what is there of a path after a phase: what it takes along, or, after an open one, its whole state."""
+  return (read_open if is_open else read_state)(island, held, path, phase)
 
 
 def exclusions(island: Island, path: int, phase: int, is_open: bool) -> list[Fact]:
@@ -115,20 +141,9 @@ def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Array
   """Returns what a path takes along after a phase, None where it is neither held nor published. Raises island.Gone."""
   [made] = island.registry.facts('checkpoint', [str(path)], phase)
   inner = held.get(path, phase, made.sha256)
-  if inner is None and INNER in made.meta['objects']:
+  if inner is None and INNER in made.meta['objects']:  # by an earlier version of this program
     inner = island.read_object(*made.meta['objects'][INNER])
-  return read_shipped(island, made) if inner is None else inner
-
-
-def read_shipped(island: Island, made: Fact) -> Arrays | None:
-  """Returns the inner state that its holder has published because it was asked to (hand_over.py); None without one."""
-  for fact in island.registry.facts('state', [made.key], made.number):
-    if fact.uri and fact.meta['checkpoint'] == made.sha256:
-      try:
-        return island.read_object(fact.uri, fact.sha256)
-      except Gone as e:  # it was for another, or is damaged: no task makes it again
-        logging.warning('%s', e)
-  return None
+  return state_facts.read(island, made) if inner is None else inner
 
 
 def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
@@ -139,7 +154,7 @@ def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays
     return at_end[1]
   made = island.registry.facts('checkpoint', [str(path)], phase)
   found = held.get(path, phase, made[0].sha256) if made else None
-  return read_shipped(island, made[0]) if made and found is None else found
+  return state_facts.read(island, made[0]) if made and found is None else found
 
 
 def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
@@ -179,7 +194,8 @@ def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
     elif (before := trained_before(island, path, part.phase)) is not None:
       groups['checkpoint', before].append(str(path))
   for (kind, before), keys in groups.items():
-    excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)} if not part.nth else set()
+    is_anew = not part.nth and not island.own  # who was excluded begins with nothing
+    excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)} if is_anew else set()
     made = island.registry.facts(kind, keys, before)
     found |= {int(fact.key): fact.meta.get('holder', '') for fact in made if fact.key not in excluded}
   return found
@@ -203,18 +219,8 @@ def forget_moved(island: Island, held: HeldStates):
 def differing_levels(made: Fact, sent: Mapping[str, Sent]) -> list[str]:
   """Returns the levels of which a path sends what is not the object that its checkpoint's fact names."""
   digests = {level: hashlib.sha256(tensors.to_bytes(message.arrays)).hexdigest() for level, message in sent.items()}
-  return [name for name, found in digests.items() if found != made.meta['objects'][name][1]]
-
-
-def phases_to_replay(island: Island, path: int, phase: int, excluded: Sequence[int]) -> int:
-  """Returns the number of phases that a replay repeats for the state of a path after a phase; `excluded` are its own.
-
-  It follows from the settings alone: states that a machine holds, or that earlier versions published, are left out.
-  """
-  count, at = 0, phase if island.active_paths(phase)[path] else trained_before(island, path, phase)
-  while at is not None and at not in excluded and not publishes_state(island, path, at):
-    count, at = count + 1, trained_before(island, path, at)
-  return count if has_state(island) else 0
+  there = made.meta['objects']  # not of own levels, nor of a path that was excluded
+  return [name for name, found in digests.items() if name in there and found != there[name][1]]
 
 
 def costs(island: Island) -> dict[tuple[int, float], list[int]]:
@@ -223,12 +229,11 @@ def costs(island: Island) -> dict[tuple[int, float], list[int]]:
   Paths that cost nothing are left out.
   """
   registry, found = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
-  excluded = collections.defaultdict[str, list[int]](list)
-  for fact in registry.facts('excluded'):
-    excluded[fact.key].append(fact.number)
-  seconds = phase_s(island)
-  for key, phase in registry.newest('checkpoint').items():
-    phases = phases_to_replay(island, int(key), phase, excluded[key])
+  anew = {} if island.own else registry.newest('excluded')
+  published, seconds = registry.newest(state_facts.STATE), phase_s(island)
+  for key, phase in registry.newest('checkpoint').items() if has_state(island) else ():
+    since = max(published.get(key, -1), anew.get(key, -1)) + 1
+    phases = sum(bool(island.active_paths(t)[int(key)]) for t in range(since, phase + 1))
     if phases and phase + 1 < island.run.settings.train.phases:
       found[phases, phases * seconds].append(int(key))
   return dict(sorted(found.items(), reverse=True))

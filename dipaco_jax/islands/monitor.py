@@ -2,9 +2,9 @@
 
 Objects of a version or phase are deleted when all open tasks are at least GENERATIONS newer: the rest suffices to make
 any object of the newest versions again. Some are kept for longer: versions of modules that early stopping points at;
-the last published state of each path, however long ago it was drawn; and the weights from which the path was trained
-since, for a replay (lineage.py). When the run is finished, only the modules of the last version and of those that early
-stopping chose are left.
+the last published state of each path so far back, however long ago it was drawn; and the weights from which the path
+was trained since, for a replay (lineage.py). When the run is finished, only the modules of the last version and of
+those that early stopping chose are left.
 
 While the run trains, its page, written from facts, is where `report.html` will be. A path has one point for each phase.
 Paths proceed at different speeds: a phase that is not complete shows the paths that are done with it.
@@ -27,10 +27,11 @@ from dipaco_jax.islands import (
   screening_facts,
   worker,
 )
-from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, Island
+from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.pieces import PIECE
 from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
 
@@ -89,7 +90,8 @@ class Collector:
     self.next = 0  # the first version that was not collected yet
     # Collected versions of which something was kept, by kind of object.
     self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: []}
-    self.states: dict[int, str] = {}  # name of the last published state in a collected phase, by path
+    # Of earlier versions of this program: name of the last published state in a collected phase, by path.
+    self.states: dict[int, str] = {}
     self.published: dict[int, str] = {}  # the same, of the next phase to be collected; '': a path begins anew after it
     self.replayed_from = [0] * island.layout.grid.num_paths  # the first phase that a replay of a path would repeat
     self.pointers = run_history.Pointers(island)
@@ -102,6 +104,7 @@ class Collector:
         self.pointers.add(version)
         self._forget(f'{OBJECTS}/paths/{version - 1}', self._forget_states())
       self._mark_published(version)
+      self._note_states(version + 1)
       newer = list(self._newer())
       weights = module_weights.objects(self.island.registry, [*self._chosen(), *self._for_replays(), *newer])
       states = {fact.meta[OUTER][0] for fact in newer if OUTER in fact.meta}  # from which later ones are made
@@ -127,12 +130,29 @@ class Collector:
     keeps = lineage.has_state(self.island)
     closed, told = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
     excluded = {fact.key for fact in told if closed or 'executor' not in fact.meta}  # lineage.previous
+    excluded = set() if self.island.own else excluded  # who keeps its own modules
     self.published = {}
     for fact in self.island.registry.facts('checkpoint', number=phase):
       state, begins_anew = fact.meta['objects'].get(INNER), not keeps or fact.key in excluded
       if state or begins_anew:
         self.replayed_from[int(fact.key)] = phase + 1
+        if keeps:
+          self._forget_states_before(int(fact.key), phase)
         self.published[int(fact.key)] = '' if begins_anew else state[0]
+
+  def _note_states(self, end: int):
+    """Notes the states that were published since for phases below `end`, and deletes those before them."""
+    for key, phase in self.island.registry.newest(STATE, end).items():
+      if self.replayed_from[int(key)] <= phase:
+        self.replayed_from[int(key)] = phase + 1
+        self._forget_states_before(int(key), phase)
+
+  def _forget_states_before(self, path: int, phase: int):
+    """Deletes the states of a path that were published for earlier phases."""
+    folder = f'{OBJECTS}/{STATES}/{path}'
+    for name in self.island.storage.names(folder):
+      if int(name.removeprefix(f'{folder}/').partition('-')[0]) < phase:
+        self.island.storage.delete(name)
 
   def _forget_states(self) -> set[str]:
     """Deletes the states before those of the phase that is collected; returns the names of these."""

@@ -45,7 +45,7 @@ MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 m
 class Partial:
   """The sum of a module's contributions to a version so far: whose they are, and who was left out."""
 
-  def __init__(self, file: pathlib.Path, old: Arrays, state: Arrays, bounds: Bounds, kind: str):
+  def __init__(self, file: pathlib.Path | None, old: Arrays, state: Arrays, bounds: Bounds, kind: str):
     self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state`: of the outer optimizer
     self.kind = kind  # how contributions are compressed
     self.sum = exact_sum.ExactSum()
@@ -53,14 +53,14 @@ class Partial:
     self.moved: dict[str, float] = {}  # r of screening.py, by path
     self.left_out: dict[str, str] = {}  # why, by path
     self.started = time.time()
-    saved = tensors.read_with_digest(file) if file.exists() else None
+    saved = tensors.read_with_digest(file) if file and file.exists() else None
     if saved is not None:  # else it is not there, or damaged: summed anew
       self.squares, self.moved, self.left_out = json.loads(saved.pop('#paths').tobytes())
       self.sum = exact_sum.ExactSum.from_state(saved)
 
   def save(self):
     """Writes the sum to its file, for this process or a later one of this machine."""
-    if self.squares or self.left_out:
+    if self.file and (self.squares or self.left_out):
       paths = json.dumps([self.squares, self.moved, self.left_out]).encode()
       tensors.write_with_digest(self.file, self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
 
@@ -173,19 +173,27 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
   about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}
   if partial.squares:
-    name, sha256, figures = outer_step(island, task, partial)
+    new, state, figures = outer_step(island, task.key, task.number, partial)
+    name, sha256, written = write_version(island, task, partial, new, state)
+    figures |= written
   else:
     before = version_before(island, task)
     figures = {name: before.meta[name] for name in (OUTER, SINCE) if name in before.meta}
     name, sha256 = before.uri, before.sha256
-  partial.file.unlink(missing_ok=True)
+  if partial.file:
+    partial.file.unlink(missing_ok=True)
   out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
   made = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
   return [made, *(screening_facts.exclusion(island, *each) for each in out)]
 
 
-def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, dict[str, Any]]:
-  """Writes the next version; returns its object, sha256, and what the fact notes. The sum takes its arrays."""
+def outer_step(
+  island: Island, module: str, version: int, partial: Partial
+) -> tuple[Arrays, Arrays, dict[str, Any]]:  # fmt: skip
+  """Takes the outer step that makes a module's version; uses the sum up.
+
+  Returns the parameters, the state of the outer optimizer, and what the fact notes.
+  """
   s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
   mean, partial.sum = partial.sum.mean(), exact_sum.ExactSum()  # which frees the sum: it is twice as large
@@ -195,12 +203,11 @@ def outer_step(island: Island, task: Task, partial: Partial) -> tuple[str, str, 
   new, state, norm, is_sound = step(s.outer, master, state, mean, np.float32(factor))
   del mean, master  # as large as the module, of which writing makes a copy
   if not is_sound:
-    words = str(screening.module_too_large(screening.module_name(*island.parse_module(task.key))))
-    screening_facts.end(island, task.number - 1, words)
-  name, sha256, about = write_version(island, task, partial, new, state)
+    words = str(screening.module_too_large(screening.module_name(*island.parse_module(module))))
+    screening_facts.end(island, version - 1, words)
   # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
   squares = {'square_of_sum': (norm / factor * weight) ** 2, 'sum_of_squares': math.fsum(partial.squares.values())}
-  return name, sha256, {'norm': norm, 'paths': paths} | squares | about
+  return new, state, {'norm': norm, 'paths': paths} | squares
 
 
 def write_version(

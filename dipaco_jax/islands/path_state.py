@@ -12,7 +12,7 @@ from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
 
 INNER = 'inner'  # the AdamW state among a checkpoint's objects, and before its arrays' names
-RESIDUALS, EXCLUDED, LEFT = 'residuals', 'excluded', 'left'
+RESIDUALS, EXCLUDED, LEFT, OWN = 'residuals', 'excluded', 'left', 'own'
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,30 +25,36 @@ class PathState(NamedTuple):
   residuals: Arrays = {}  # by parameter; {} for zeros, or where nothing is compressed
   excluded: bool = False  # in this phase, from which on nothing that it sends counts
   left: Arrays = {}  # theta_o of core/streaming.py, by parameter, of what is on its way
+  own: Arrays = {}  # by place in `{OWN: ...}`: what own_levels.py keeps
 
   def to_arrays(self) -> Arrays:
     """Packs all for one object; `from_arrays` is the inverse."""
-    marks = {_place(EXCLUDED): np.ones((), bool)} if self.excluded else {}
+    marks = {place(EXCLUDED): np.ones((), bool)} if self.excluded else {}
     parts = {'params': self.params, LEFT: self.left}
-    whole = {_place(part, name): x for part, arrays in parts.items() for name, x in arrays.items()}
+    whole = {place(part, name): x for part, arrays in parts.items() for name, x in arrays.items()}
     return whole | self.carried() | marks
 
   def carried(self) -> Arrays:
     """Packs what a path takes along where it goes on from modules: all but the parameters."""
-    return self.inner | {_place(RESIDUALS, name): x for name, x in self.residuals.items()}
+    return self.inner | {place(RESIDUALS, name): x for name, x in self.residuals.items()} | self.own
 
 
 def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
   """Unpacks what `PathState.to_arrays` has packed; `names` are those of the parameters."""
-  return from_carried(arrays, {name: arrays[_place('params', name)] for name in names})
+  return from_carried(arrays, {name: arrays[place('params', name)] for name in names})
 
 
 def from_carried(arrays: Arrays, params: Arrays) -> PathState:
   """Unpacks what `PathState.carried` has packed, beside these parameters."""
-  residuals = {name: x for name in params if (x := arrays.get(_place(RESIDUALS, name))) is not None}
-  inner = {at: x for at, x in arrays.items() if at.startswith(_place(INNER))}
-  left = {name: x for name in params if (x := arrays.get(_place(LEFT, name))) is not None}
-  return PathState(params, inner, residuals, _place(EXCLUDED) in arrays, left)
+  residuals = {name: x for name in params if (x := arrays.get(place(RESIDUALS, name))) is not None}
+  inner = {at: x for at, x in arrays.items() if at.startswith(place(INNER))}
+  left = {name: x for name in params if (x := arrays.get(place(LEFT, name))) is not None}
+  return PathState(params, inner, residuals, place(EXCLUDED) in arrays, left, own_alone(arrays))
+
+
+def own_alone(arrays: Arrays) -> Arrays:
+  """Returns, of what a path takes along, the part that stays with a path that begins anew."""
+  return {at: x for at, x in arrays.items() if at.startswith(place(OWN))}
 
 
 def zeros(job: Job, has_inner: bool) -> PathState:
@@ -84,6 +90,6 @@ def to_host(programs: Programs, params: Any, inner: Any) -> PathState:
   return PathState({name: mesh.fetch(x)[first] for name, x in params.items()}, by_place)
 
 
-def _place(*names: str) -> str:
+def place(*names: str) -> str:
   """Returns the name that `jax.tree_util.keystr` gives an array in nested dicts."""
   return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))

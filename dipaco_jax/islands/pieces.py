@@ -107,12 +107,12 @@ def readers(island: Island, level: str, version: int) -> list[Part]:
 
 
 def needed(island: Island, path: int, part: Part, is_excluded: bool) -> dict[str, int]:
-  """Returns the modules that a path waits for before a piece, and their versions."""
-  modules = island.modules_of(path)
+  """Returns the modules that a path waits for before a piece, other than its own, and their versions."""
+  modules = {level: module for level, module in island.modules_of(path).items() if level not in island.own}
   if begins_whole(island, part) or (part.nth == 0 and is_excluded):
     return dict.fromkeys(modules.values(), part.phase)
-  found = piece(island, part)
-  return {modules[level]: island.timetable.version(level, part.phase, found.begin) for level in found.mixed}
+  found, version = piece(island, part), island.timetable.version
+  return {module: version(level, part.phase, found.begin) for level, module in modules.items() if level in found.mixed}
 
 
 def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True) -> list[int]:

@@ -239,9 +239,10 @@ class Registry:
       query = query.where(FACTS.c.number <= at_most)
     return [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
 
-  def newest(self, kind: str) -> dict[str, int]:
-    """Returns the highest number of the facts of a kind, by key."""
+  def newest(self, kind: str, below: int | None = None) -> dict[str, int]:
+    """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one."""
     query = sa.select(FACTS.c.key, sa.func.max(FACTS.c.number).label('number')).where(FACTS.c.kind == kind)
+    query = query if below is None else query.where(FACTS.c.number < below)
     return {row['key']: row['number'] for row in self._db.rows(query.group_by(FACTS.c.key))}
 
   def unscheduled(self, limit: int = 100) -> list[Fact]:
@@ -270,6 +271,11 @@ class Registry:
     """Returns whether, at one moment, all tasks are done and every fact has had its consequences."""
     [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled')))
     return not row['unsettled']
+
+  def is_done(self, kind: str, key: str, number: int) -> bool:
+    """Returns whether a task is done."""
+    named = (TASKS.c.kind == kind, TASKS.c.key == key, TASKS.c.number == number)
+    return bool(self._db.rows(sa.select(TASKS.c.id).where(*named, TASKS.c.state == 'done')))
 
   def lowest_open(self) -> dict[str, int]:
     """Returns by kind the lowest number of tasks that are not done, and of facts that may lack their consequences."""

@@ -131,7 +131,7 @@ class Role:
   def send_back(self, lease: Lease, error: OSError):
     """Releases a task that has to wait; what it misses is made again by the task that made it."""
     if isinstance(error, Gone):
-      self.island.registry.reopen(lease.task, *maker(error.name))
+      self.island.registry.reopen(lease.task, *maker(error.name, self.island))
     lease.release(str(error))
     self.claims.postponed = lease.task.kind
     self.claims.drop(lease)

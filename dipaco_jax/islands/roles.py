@@ -39,10 +39,11 @@ from dipaco_jax.islands import (
   outer_executor,
   registry_url,
   screening_facts,
+  state_facts,
   worker,
 )
 from dipaco_jax.islands.claims import Backup, Claims
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import OWN_LEVELS_STAY, Island
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Role
 from dipaco_jax.islands.worker_hosts import Hosts
@@ -122,8 +123,11 @@ def serve(
     Role(Claims(island, role, evaluator.KINDS), evaluator.perform).serve()
   else:
     kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
-    with held_states.slot(local) as held, hand_over.answering(island, held):
-      does = worker.Worker(held, hosts)
+    with contextlib.ExitStack() as stack:
+      held, line = stack.enter_context(held_states.slot(local)), state_facts.Line()
+      stack.enter_context(hand_over.answering(island, held))
+      stack.enter_context(state_facts.publishing(island, held, line))
+      does = worker.Worker(held, hosts, line)
       pool = Backup(island, kinds, held.holder) if is_backup else None
       Role(
         Claims(island, role, kinds, fetches=dict.fromkeys(worker.TRAIN, does.fetch), pool=pool, holder=held.holder),
@@ -195,7 +199,8 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   where the registry, this machine or the place has another run.
   """
   config = json.dumps(settings_lib.stated(settings), sort_keys=True)
-  about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), 'versions': run_report.versions()}
+  about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), OWN_LEVELS_STAY: True}
+  about['versions'] = run_report.versions()
   try:
     registry.put([Fact('config', '', 0, '', hashlib.sha256(config.encode()).hexdigest(), about)])
   except Conflict as e:

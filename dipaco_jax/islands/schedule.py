@@ -99,7 +99,7 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
   """Adds the tasks of paths that are at a version, to evaluate and train them; `rounds` have made their shards."""
   s = island.run.settings
   end = jobs.round_end(s, rounds)
-  if 0 < version <= end and s.train.early_stopping:
+  if 0 < version <= end and s.train.early_stopping and island.has_own_objects(version):  # else see own_levels.py
     island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
   if version < end:
     drawn = [path for path in paths if island.active_paths(version)[path]]
@@ -133,7 +133,7 @@ def _after_round(island: Island, number: int):
 def _after_pieces(island: Island, facts: Iterable[Fact]):
   """Wakes the outer tasks of the modules that paths have sent to, and adds the paths' next pieces."""
   for part, found in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
-    paths, sent = [int(fact.key) for fact in found], pieces.piece(island, part).sent
+    paths, sent = [int(fact.key) for fact in found], {*pieces.piece(island, part).sent} - island.own
     modules = sorted({module for path in paths for level, module in island.modules_of(path).items() if level in sent})
     island.registry.add_tasks(NewTask('outer', module, part.phase + 1, 'waiting') for module in modules)
     island.registry.wake('outer', modules, part.phase + 1)

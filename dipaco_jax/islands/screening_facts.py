@@ -187,9 +187,12 @@ def resume(island: Island) -> int:
     phase, blocking = ended.meta['phase'], to_withdraw(island, ended)
     tasks = [NewTask('train', path, phase) for path in blocking]
     modules = {module for path in blocking for module in island.modules_of(int(path)).values()}
+    modules -= {own for path in blocking for own in island.own_modules(int(path))}
     modules -= {fact.key for fact in island.registry.facts('module', sorted(modules), phase + 1)}
     tasks += [NewTask('outer', module, phase + 1) for module in sorted(modules)]
-    facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in ('checkpoint', 'excluded')]
+    kinds = 'checkpoint', 'excluded', 'state'
+    facts = [Fact(kind, path, phase, '', '', {}) for path in blocking for kind in kinds]
+    facts += [Fact('module', own, phase + 1, '', '', {}) for path in blocking for own in island.own_modules(int(path))]
     without = [fact for fact in pieces.earlier_facts(island, phase, blocking) if 'excluded' in fact.meta]
     facts, tasks = facts + without, tasks + [NewTask(*fact[:3]) for fact in without]
     if island.registry.withdraw(Fact('diverged', RESUMED, ended.number, '', '', {}), facts, tasks):
@@ -207,7 +210,7 @@ def to_withdraw(island: Island, ended: Fact) -> list[str]:
 
   def is_free(path: str) -> bool:
     counted = {level for fact in pieces.earlier_facts(island, phase, [path]) for level in fact.meta['objects']}
-    modules = [module for level, module in island.modules_of(int(path)).items() if level not in counted]
+    modules = [m for level, m in island.modules_of(int(path)).items() if level not in counted | island.own]
     return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
 
   return sorted(filter(is_free, paths), key=int)

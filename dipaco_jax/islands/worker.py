@@ -7,19 +7,17 @@ several hosts (`worker_hosts`): all of them train, and the first does the rest.
 import functools
 import logging
 import time
-from collections.abc import Collection
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from dipaco_jax.core import streaming
 from dipaco_jax.islands import (
   hand_over,
   inner_phase,
   lineage,
-  messages,
+  own_levels,
+  path_exchange,
   path_state,
   pieces,
   schedule,
@@ -36,6 +34,7 @@ from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
+from dipaco_jax.islands.state_facts import Line
 from dipaco_jax.islands.worker_hosts import Hosts
 
 TRAIN = ('train', 'piece')
@@ -58,13 +57,14 @@ class Trained(NamedTuple):
   sent: dict[str, Sent]  # by level, of those that leave after it
   state: PathState
   loss: float | None  # on the hold-out, at the end of the phase
+  evaluations: list[Fact]  # of the version that the phase began with, if this piece is where that is evaluated
 
 
 class Worker:
   """Does a worker's tasks of all kinds, with the states that it holds; of several hosts, the first has this."""
 
-  def __init__(self, held: HeldStates, hosts: Hosts | None = None):
-    self.held, self.hosts = held, hosts or Hosts()
+  def __init__(self, held: HeldStates, hosts: Hosts | None = None, line: Line | None = None):
+    self.held, self.hosts, self.line = held, hosts or Hosts(), line or Line()
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
     self.is_warm = False  # whether anything has been trained
 
@@ -83,7 +83,7 @@ class Worker:
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
     if self.at_work == (path, pieces.before(island, part)) and not pieces.begins_whole(island, part):
-      take_over(island, path, part)
+      path_exchange.take_over(island, path, part)
       return None
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
@@ -94,7 +94,7 @@ class Worker:
     if found.within:
       state = path_state.from_arrays(found.within[1], island.shapes)
     else:
-      state = path_state.from_carried(found.carried, island.path_parameters(path, first.phase))
+      state = path_exchange.whole(island, path, first.phase, found.carried)
     return Beginning(found.parts, found.within[0] if found.within else 0, state, found.fresh)
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
@@ -112,22 +112,25 @@ class Worker:
     judged = screening_facts.judge(island, path, part.phase, squares)
     if trained.state.excluded and 'excluded' not in judged:
       judged['excluded'] = screening_facts.EARLIER
-    state = trained.state._replace(excluded='excluded' in judged)
+    why, own_modules = judged.get('excluded'), list[Fact]()
+    state = trained.state._replace(excluded=bool(why))
+    if pieces.is_last(island, part):
+      state, own_modules = own_levels.take_step(island, path, part.phase, state, why)
     self.hold_piece(island, path, part, state)
     self.at_work = None
     if not state.excluded or not pieces.is_last(island, part):
       schedule.go_on(island, path, part, self.held.holder)
 
     def publish() -> list[Fact]:
-      why = judged.get('excluded')
-      objects = {} if why else write_objects(island, path, part, trained.sent, state)
+      with self.line.message():
+        objects = {} if why else write_objects(island, path, part, trained.sent, state)
+      own_levels.publish(island, path, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
       made = schedule.checkpoint_fact(path, number, objects, noted, kind)
-      if why:
-        return [made, screening_facts.exclusion(island, path, part.phase, why, island.name)]
+      excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
       self.hold(island, made, state)  # before the fact, which says that it is there
-      return [made]
+      return [made, *excluded, *own_modules, *trained.evaluations]
 
     return publish
 
@@ -147,13 +150,13 @@ class Worker:
     logging.warning('path %d: its state is not here, phases %d to %d are trained again', path, first, last)
     for i, part in enumerate(parts[:-1]):
       lease.about['replay'] = [part.phase + 1, first, last]
-      _, sent, state, _ = self.train_first(island, lease, beginning)
-      differing |= {part.phase} if self.hold_replayed(island, path, part, sent, state) else set()
-      state = after(island, part, state)
-      if pieces.begins_whole(island, parts[i + 1]):
-        state = state._replace(params=island.path_parameters(path, parts[i + 1].phase))
-      end = pieces.piece(island, part).end % island.timetable.tau
-      beginning = Beginning(parts[i + 1 :], end, state, fresh=False)
+      trained = self.train_first(island, lease, beginning)
+      state, own_modules = trained.state, list[Fact]()
+      if pieces.is_last(island, part):
+        state, own_modules = own_levels.take_step(island, path, part.phase, state, None)
+      is_other, state = self.hold_replayed(island, path, part, trained.sent, own_modules, state)
+      differing |= {part.phase} if is_other else set()
+      beginning = go_on(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
     del lease.about['replay']
     seconds, phases = time.monotonic() - began, sorted({part.phase for part in parts[:-1]})
     return beginning, {'replay': {'phases': phases, 'seconds': seconds, 'differing': sorted(differing)}}
@@ -173,7 +176,7 @@ class Worker:
       if self.hosts.is_alone:
         lease.check()  # other hosts would wait in vain for a process that ends here
       if kept and not lease.is_copy:
-        kept = kept._replace(residuals=state.residuals, excluded=state.excluded, left=state.left)
+        kept = state._replace(params=kept.params, inner=kept.inner)
         writer.submit(keep, after, kept.to_arrays())
 
     def keep(step: int, arrays: Arrays):
@@ -182,111 +185,91 @@ class Worker:
 
     state = beginning.state
     if beginning.step == piece.begin and not pieces.begins_whole(island, part):
-      state = mixed(island, path, part, state)
-    start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay)
+      state = path_exchange.mixed(island, path, part, state)
+    known = evaluations(island, path, phase) if (is_due := own_levels.evaluates(island, part)) else []
+    start = Start(
+      path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due and not known
+    )
+    begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
         writer.submit(schedule.go_on, island, path, part, self.held.holder)
-      trained, loss = inner_phase.run(island, self.hosts, start, state, done)
-    sent, residuals = send(island, path, part, trained.params, state.residuals)
-    left = state.left | of_levels(island, trained.params, island.timetable.left(piece.sent, phase))
-    return Trained(metrics, sent, trained._replace(residuals=residuals, excluded=state.excluded, left=left), loss)
+      found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
+    params, evaluated = found.state.params, known
+    if found.evaluation:
+      evaluated = [own_levels.evaluation_fact(path, phase, *found.evaluation)]
+    if evaluated:
+      state = own_levels.note_evaluation(island, evaluated[0], state)
+    sent, residuals = path_exchange.send(island, path, part, params, state)
+    left = state.left | path_exchange.of_levels(island, params, island.timetable.left(piece.sent, phase))
+    after = state._replace(params=params, inner=found.state.inner, residuals=residuals, left=left)
+    return Trained(metrics, sent, after, found.loss, evaluated)
 
   def hold_replayed(
-    self, island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState
-  ) -> bool:  # fmt: skip
-    """Holds the state after a piece that was trained again; returns whether it differs from what was published."""
+    self, island: Island, path: int, part: Part, sent: dict[str, Sent], own_modules: list[Fact], state: PathState
+  ) -> tuple[bool, PathState]:  # fmt: skip
+    """Holds the state after a piece that was trained again.
+
+    Returns whether it differs from what was published, and the state, which may have been excluded then.
+    """
     kind, number = pieces.fact_name(island, part)
     made = island.registry.facts(kind, [str(path)], number)
+    state = state._replace(excluded=state.excluded or any('excluded' in fact.meta for fact in made))
     self.hold_piece(island, path, part, state)
     if not made:  # its task is at work, or will be done again
-      return False
+      return False, state
     self.hold(island, made[0], state)
-    if levels := lineage.differing_levels(made[0], sent):
+    if levels := [*lineage.differing_levels(made[0], sent), *own_levels.differing(island, own_modules)]:
       there, here = made[0].meta.get('worker', 'another'), island.name
       words = f'{here} has made {", ".join(levels)} of path {path} otherwise than {there} did'
       logging.warning(
         'phase %d, trained again: %s; their machines or libraries compute otherwise', part.phase + 1, words
       )
-    return bool(levels)
+    return bool(levels), state
 
   def hold(self, island: Island, made: Fact, state: PathState):
     """Holds a path's state after the phase of this checkpoint."""
-    if made.kind == pieces.CHECKPOINT and (lineage.has_state(island) or not island.timetable.is_closed(made.number)):
-      self.held.put(Key(int(made.key), made.number, made.sha256), carried(island, made.number, state))
+    key, is_closed = Key(int(made.key), made.number, made.sha256), island.timetable.is_closed(made.number)
+    goes_on = island.own or not state.excluded  # else the path begins anew
+    if made.kind == pieces.CHECKPOINT and goes_on and (lineage.has_state(island) or not is_closed):
+      carried = path_exchange.carried(island, made.number, state)
+      self.held.put(key, carried)
+      if lineage.publishes_state(island, key.path, key.phase):
+        self.held.set_aside(key, carried)
 
   def hold_piece(self, island: Island, path: int, part: Part, state: PathState):
     """Holds a path's whole state after a piece, for the next one, where that does not begin from modules alone."""
     following = pieces.after(island, part)
     if following and not pieces.begins_whole(island, following):
       key = Key(path, part.phase, lineage.origin(island, path, part.phase), pieces.piece(island, part).end)
-      self.held.put_piece(key, after(island, part, state).to_arrays())
+      self.held.put_piece(key, path_exchange.after(island, part, state).to_arrays())
 
 
-def take_over(island: Island, path: int, part: Part) -> Arrays:
-  """Reads the parameters that a path takes over before a piece."""
-  found: Arrays = {}
-  piece = pieces.piece(island, part)
-  for level in piece.mixed:
-    version = island.timetable.version(level, part.phase, piece.begin)
-    found |= island.path_parameters(path, version, [level])
-  return found
+def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) -> Beginning:
+  """Returns where the training of these pieces begins after a path's state at the end of the one before."""
+  first = parts[0]
+  fresh = first.nth == 0 and lineage.previous(island, path, first.phase)[1]
+  if fresh or pieces.begins_whole(island, first):
+    carried = path_state.own_alone(state.own) if fresh else state.carried()
+    state = path_exchange.whole(island, path, first.phase, carried)
+  return Beginning(parts, pieces.piece(island, first).begin, state, fresh)
 
 
-def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
-  """Returns a path's state after it has taken new parameters over, before a piece."""
-  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # nothing of what was on its way is its own
-    before = island.timetable.left(island.timetable.places, part.phase - 1)
-    return state._replace(left=of_levels(island, state.params, before))
-  new, own, left = take_over(island, path, part), state.params, state.left
-  alphas = {n: island.timetable.mix(island.layout.owner[n].name) for n in new}
-  moved = {n: np.asarray(_taken(alphas[n], own[n], left.get(n), x)) for n, x in new.items()}
-  return state._replace(params=own | moved, left={name: x for name, x in left.items() if name not in new})
-
-
-def of_levels(island: Island, params: Arrays, levels: Collection[str]) -> Arrays:
-  """Returns the parameters of some levels."""
-  return {name: x for name, x in params.items() if island.layout.owner[name].name in levels}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _taken(alpha: float, own: jax.Array, left: jax.Array | None, new: jax.Array) -> jax.Array:
-  return streaming.taken(alpha, own, left, new)
-
-
-def after(island: Island, part: Part, state: PathState) -> PathState:
-  """Returns the state with which a path goes on after a piece."""
-  drops = pieces.is_last(island, part) and not island.run.settings.inner.keep_state
-  return state._replace(inner={}) if drops else state
-
-
-def carried(island: Island, phase: int, state: PathState) -> Arrays:
-  """Returns what a path takes along to its next phase."""
-  state = after(island, Part(phase, len(pieces.of_phase(island, phase)) - 1), state)
-  return state.carried() if island.timetable.is_closed(phase) else state.to_arrays()
-
-
-def send(island: Island, path: int, part: Part, params: Arrays, residuals: Arrays) -> tuple[dict[str, Sent], Arrays]:
-  """Returns what a path sends of each level that leaves after a piece, and its residuals then."""
-  sent, levels = {}, pieces.piece(island, part).sent
-  old = island.path_parameters(path, part.phase, levels)
-  for level in (level for level in island.layout.levels if level.name in levels):
-    new = {name: params[name] for name in island.layout.names(level)}
-    sent[level.name] = messages.send(island.kind(level), old, new, residuals)
-  return sent, residuals | {name: e for message in sent.values() for name, e in message.residuals.items()}
+def evaluations(island: Island, path: int, version: int) -> list[Fact]:
+  return island.registry.facts('evaluation', [str(path)], version)
 
 
 def write_objects(
   island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState
 ) -> dict[str, list[str]]:  # fmt: skip
-  """Writes an object for each level, so that an executor reads its own module's part only; and at times the state."""
+  """Writes an object for each level, so that an executor reads its own module's part only."""
   kind, number = pieces.fact_name(island, part)
   prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
-  objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in sent.items()}
-  there = island.registry.facts(kind, [str(path)], number)  # made before, maybe by an earlier version of this
-  publishes = pieces.is_last(island, part) and lineage.publishes_state(island, path, part.phase)
-  if publishes or any(INNER in made.meta['objects'] for made in there):
-    objects[INNER] = island.write_object(f'{prefix}-{INNER}', carried(island, part.phase, state))
+  shared = {level: message for level, message in sent.items() if level not in island.own}
+  objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
+  there = island.registry.facts(kind, [str(path)], number)
+  if any(INNER in made.meta['objects'] for made in there):  # by an earlier version of this program
+    objects[INNER] = island.write_object(f'{prefix}-{INNER}', path_exchange.carried(island, part.phase, state))
   return objects
 
 

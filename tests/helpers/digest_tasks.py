@@ -4,8 +4,10 @@ import hashlib
 
 import numpy as np
 
-from dipaco_jax.islands import island, lineage, path_state, run_history, schedule
+from dipaco_jax.islands import island, lineage, own_levels, path_state, pieces, run_history, schedule, state_facts
 from dipaco_jax.islands.held_states import HeldStates, Key
+from dipaco_jax.islands.own_levels import Own
+from dipaco_jax.islands.path_state import PathState
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import tensors
@@ -28,11 +30,19 @@ def the_round(of: island.Island, phase: int) -> str:
   return of.registry.facts(kind, number=number)[0].sha256
 
 
-def parameters(of: island.Island, path: int, version: int) -> dict[str, np.ndarray]:
-  """Of all modules; raises where one is not there."""
+def parameters(of: island.Island, path: int, version: int, own: Own | None = None) -> dict[str, np.ndarray]:
+  """Of all modules, the path's own ones maybe from its state; raises where one is not there."""
   facts = of.registry.facts('module', list(of.modules_of(path).values()), version)
   assert len(facts) == len(of.layout.levels), f'a module of path {path} is not of version {version}'
-  return digest(*(of.read_object(fact.uri, fact.sha256) for fact in facts))
+
+  def read(fact: Fact) -> dict[str, np.ndarray]:
+    weights = own.weights.get(fact.key) if own else None
+    if weights is None:
+      return of.read_object(fact.uri, fact.sha256)
+    assert fact.sha256 == sha256({'x': weights}), f'{fact.key} is not of version {version}'
+    return {'x': weights}
+
+  return digest(*map(read, facts))
 
 
 def held_by(of: island.Island) -> HeldStates:
@@ -43,22 +53,67 @@ def held_by(of: island.Island) -> HeldStates:
 def train(of: island.Island, task) -> list[Fact]:
   path, phase, held = int(task.key), task.number, held_by(of)
   found = lineage.find(of, held, task)
-  inner: dict = found.carried
+  state = found.carried
   for t in found.phases:
-    new = digest(path, t, the_round(of, t), parameters(of, path, t), inner)
-    inner = digest('inner', new)
+    own = begin_own(of, path, state)
+    loss, own = evaluate_own(of, path, t, own)
+    new = digest(path, t, the_round(of, t), parameters(of, path, t, own), state)
+    own = own._replace(weights={key: digest(x, key, new)['x'] for key, x in own.weights.items()})
+    state = digest('inner', new) | own.to_arrays()
     for before in of.registry.facts('checkpoint', [task.key], t) if t < phase else []:
       assert before.meta['objects']['low'][1] == sha256(digest('low', new)), 'a replay has made the same'
-      held.put(Key(path, t, before.sha256), inner)
-  prefix = f'paths/{phase}/{path}'
+      hold(of, held, Key(path, t, before.sha256), state)
   objects = {
-    level.name: of.write_object(f'{prefix}-{level.name}', digest(level.name, new)) for level in of.layout.levels
+    level.name: of.write_object(f'paths/{phase}/{path}-{level.name}', digest(level.name, new))
+    for level in of.layout.levels
+    if level.name not in of.own
   }
-  if lineage.publishes_state(of, path, phase):
-    objects[path_state.INNER] = of.write_object(f'{prefix}-{path_state.INNER}', inner)
   made = schedule.checkpoint_fact(path, phase, objects, {'holder': held.holder, 'replayed': len(found.phases) - 1})
-  held.put(Key(path, phase, made.sha256), inner)
-  return [made]
+  hold(of, held, Key(path, phase, made.sha256), state)
+  return [made, *own_modules(of, path, phase + 1, own), *loss]
+
+
+def hold(of: island.Island, held: HeldStates, key: Key, state: dict[str, np.ndarray]):
+  held.put(key, state)
+  if lineage.publishes_state(of, key.path, key.phase):
+    held.set_aside(key, state)
+
+
+def publish_states(of: island.Island):
+  """What a worker does in a thread."""
+  state_facts.publish_aside(of, held_by(of), state_facts.Line())
+
+
+# -- modules that stay with a path; here `Own` has them by key
+
+
+def begin_own(of: island.Island, path: int, state: dict[str, np.ndarray]) -> Own:
+  if path_state.own_alone(state):
+    return own_levels.from_arrays(state)
+  base = of.registry.facts('module', of.own_modules(path), 0)
+  return Own({fact.key: of.read_object(fact.uri, fact.sha256)['x'] for fact in base}, {}, {})
+
+
+def evaluate_own(of: island.Island, path: int, version: int, own: Own) -> tuple[list[Fact], Own]:
+  if not own_levels.evaluates(of, pieces.Part(version, 0)):
+    return [], own
+  found = of.registry.facts('evaluation', [str(path)], version)
+  found = found or [evaluation_fact(of, path, version, parameters(of, path, version, own))]
+  noted = own_levels.note_evaluation(of, found[0], PathState({}, {}, own=own.to_arrays()))
+  return found, own_levels.from_arrays(noted.own)
+
+
+def own_modules(of: island.Island, path: int, version: int, own: Own) -> list[Fact]:
+  """The facts of a version; with objects, and those of the best version, where others read them."""
+  made = []
+  for key, x in own.weights.items():
+    data = tensors.to_bytes({'x': x})
+    made.append(Fact('module', key, version, *of.object_name(f'modules/{version}/{key}', data), {}))
+    if of.has_own_objects(version):
+      of.storage.write(made[-1].uri, data, made[-1].sha256)
+  for fact in of.registry.facts('module', list(own.best), own.best_version) if of.has_own_objects(version) else ():
+    of.storage.write(fact.uri, tensors.to_bytes({'x': own.best[fact.key]}), fact.sha256)
+  return made
 
 
 def sha256(arrays: dict[str, np.ndarray]) -> str:
@@ -86,10 +141,13 @@ def module_fact(of: island.Island, task, new: dict[str, np.ndarray], about: dict
 
 
 def evaluation(of: island.Island, task) -> list[Fact]:
-  path, version = int(task.key), task.number
-  found = digest(the_round(of, version - 1), parameters(of, path, version))
+  return [evaluation_fact(of, int(task.key), task.number, parameters(of, int(task.key), task.number))]
+
+
+def evaluation_fact(of: island.Island, path: int, version: int, params: dict[str, np.ndarray]) -> Fact:
+  found = digest(the_round(of, version - 1), params)
   loss = int.from_bytes(found['x'].tobytes()[:2], 'big') / 2**16 + version / 4  # early versions are often the best
-  return [Fact('evaluation', task.key, version, '', repr(loss), {'loss': loss, 'targets': 1.0})]
+  return Fact('evaluation', str(path), version, '', repr(loss), {'loss': loss, 'targets': 1.0})
 
 
 def reroute(of: island.Island, task) -> list[Fact]:
@@ -106,8 +164,14 @@ def finish(of: island.Island, task) -> list[Fact]:
   for version in sorted({s.train.phases, *pointers.version}):
     facts = of.registry.facts('module', number=version)
     assert [fact.key for fact in facts] == sorted(of.all_modules())
-    found += [of.read_object(fact.uri, fact.sha256) for fact in facts]
+    found += [of.read_object(fact.uri, fact.sha256) for fact in facts if is_wanted(of, fact, pointers.version)]
   return [Fact('finished', '', 0, '', repr(digest(pointers.version, *found)), {'best': pointers.version})]
+
+
+def is_wanted(of: island.Island, fact: Fact, best: list[int]) -> bool:
+  """Whether a module of a chosen version is an object; own ones are where their path has chosen it."""
+  is_own = fact.key.partition('/')[0] in of.own and not of.has_own_objects(fact.number)
+  return not is_own or best[of.paths_through(fact.key)[0]] == fact.number
 
 
 PERFORM = {

@@ -27,6 +27,7 @@ from dipaco_jax.islands import (
   role_loop,
   roles,
   screening_facts,
+  state_facts,
   worker,
 )
 from dipaco_jax.islands.claims import Claims
@@ -220,14 +221,19 @@ class Machine:
     executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
     slot = contextlib.ExitStack()
     held = slot.enter_context(held_states.slot(made.run.workdir))
-    does = worker.Worker(held)
+    line = state_facts.Line()
+    does = worker.Worker(held, line=line)
     performs = {
       **dict.fromkeys(worker.KINDS, does.perform),
       **dict.fromkeys(evaluator.KINDS, evaluator.perform),
       **dict.fromkeys(outer_executor.KINDS, executor.perform),
     }
     try:
-      perform = lambda i, task, lease: performs[task.kind](i, task, lease)  # noqa: E731
+
+      def perform(i, task, lease):
+        state_facts.publish_aside(made, held, line)  # in a thread of a worker's
+        return performs[task.kind](i, task, lease)
+
       role_loop.Role(
         Claims(made, 'all', KINDS, fetches=dict.fromkeys(worker.TRAIN, does.fetch), holder=held.holder), perform
       ).serve()

@@ -36,6 +36,8 @@ CLOSED = {'checkpoint': dict(state_every_phases=2)}
 CONFIGS = {
   'plain': (None, {}),
   'own modules, sampled': (OWN_LEVELS, SAMPLED),
+  'own modules': (OWN_LEVELS, {'train': dict(phases=4)} | CLOSED),
+  'own modules, a round of re-sharding': (OWN_LEVELS, ROUNDS),
   'a round of re-sharding': (None, ROUNDS),
   'int8': (None, {'outer': dict(compress='int8', whole_every=2), 'train': dict(phases=4)}),
   'streaming': (None, {'outer': dict(stream='on', overlap_steps=2), 'train': dict(phases=3)} | CLOSED),
@@ -49,7 +51,10 @@ one_device, machine, prepared = island_fixtures.one_device, island_fixtures.mach
 
 @pytest.mark.on('sqlite,s3')
 @pytest.mark.parametrize(
-  'name', slow.but(CONFIGS, *(name for name in CONFIGS if name not in ('a round of re-sharding', 'thin, own modules')))
+  'name',
+  slow.but(
+    CONFIGS, *(name for name in CONFIGS if name not in ('own modules, a round of re-sharding', 'thin, own modules'))
+  ),
 )
 def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   levels, sections = CONFIGS[name]
@@ -77,6 +82,11 @@ def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
     small.assert_close(found, expected, tolerance + 2 * quantum)
     errors = np.concatenate([np.abs(found[name] - x).ravel() for name, x in expected.items()])
     assert np.quantile(errors, 0.9) <= tolerance + quantum / 100
+  told = run_history.read(made)
+  best = json.loads((run.workdir / 'paths' / 'best.json').read_text())
+  assert made.wire.compress != 'none' or told.best_version == best['version']
+  for version in {*told.best_version}:
+    made.publish_version(version, [path for path, chosen in enumerate(told.best_version) if chosen == version])
   check_rounds(made, run)
   one_process.close(made)
 

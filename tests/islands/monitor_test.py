@@ -4,7 +4,7 @@ import numpy as np
 import one_process
 import pytest
 
-from dipaco_jax.islands import island, monitor, run_history
+from dipaco_jax.islands import island, monitor, run_history, state_facts
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, NewTask
 
@@ -55,21 +55,28 @@ def test_the_frontier_is_the_lowest_phase_that_is_open(tasks, facts, expected, m
 class Objects:
   """A run's objects up to a version, and its evaluations, by which one version is the best."""
 
-  def __init__(self, made: island.Island, phases: int, best: int, published=range(99)):
+  def __init__(self, made: island.Island, phases: int, best: int, published=range(99), is_old: bool = False):
+    """States of some phases are published; `is_old`: as a part of the checkpoint."""
     self.made = made
     self.modules = [self.write_modules(version) for version in range(phases + 1)]
     self.paths, self.inner = [], []
     for phase in range(phases):
-      levels, inner = (
-        {key: made.write_object(f'paths/{phase}/{key}-{kind}', {'x': np.array([phase])}) for key in '0123'}
-        for kind in ('low', INNER)
-      )
-      named = {key: {'low': levels[key]} | ({INNER: inner[key]} if phase in published else {}) for key in '0123'}
-      made.registry.put([Fact('checkpoint', key, phase, '', '', {'objects': x}) for key, x in named.items()])
+      x, is_published = {'x': np.array([phase])}, phase in published
+      levels = {key: made.write_object(f'paths/{phase}/{key}-low', x) for key in '0123'}
+      named = {key: {'low': levels[key]} for key in '0123'}
+      if is_published and is_old:
+        named = {key: named[key] | {INNER: made.write_object(f'paths/{phase}/{key}-{INNER}', x)} for key in '0123'}
+      facts = [Fact('checkpoint', key, phase, '', '', {'objects': x}) for key, x in named.items()]
+      made.registry.put(facts)
+      for fact in facts if is_published and not is_old else ():
+        state_facts.publish(made, fact, x)
       losses = {'loss': abs(best - phase - 1) + 1.0, 'targets': 1.0}
       made.registry.put([Fact('evaluation', key, phase + 1, '', '', losses) for key in '0123'])
       self.paths.append({name for name, _ in levels.values()})
-      self.inner.append({name for name, _ in inner.values()})
+      states = made.registry.facts('state', number=phase)
+      self.inner.append(
+        {fact.meta['objects'][0][0] for fact in states} | {x[INNER][0] for x in named.values() if INNER in x}
+      )
 
   def write_modules(self, version: int) -> set[str]:
     x, keys = {'x': np.array([version])}, self.made.all_modules()
@@ -88,26 +95,29 @@ def test_what_is_of_use_is_kept(made):
   everything = objects.left() | objects.modules[0]
   assert everything - objects.left() == objects.modules[0]
   collector.collect(2)
-  assert everything - objects.left() == objects.modules[0] | objects.paths[0]
+  assert everything - objects.left() == objects.modules[0] | objects.paths[0] | objects.inner[0]
   collector.finish()
   assert objects.left() == objects.modules[1] | objects.modules[2]
 
 
-def test_the_inner_state_before_goes_with_the_next(made):
+@pytest.mark.parametrize('is_old', [False, True])
+def test_the_inner_state_before_goes_with_the_next(is_old, made):
   of = one_process.with_settings(made, train=dict(phases=4))
-  objects, collector = Objects(of, phases=4, best=4), monitor.Collector(of)
+  objects, collector = Objects(of, phases=4, best=4, is_old=is_old), monitor.Collector(of)
   collector.collect(3)
   left = objects.left()
-  assert not left & (objects.inner[0] | objects.paths[0] | objects.paths[1]) and objects.inner[1] <= left
+  last = 1 if is_old else 2  # one that is a part of a checkpoint goes with the objects of the phase of the next
+  assert not left & (objects.inner[last - 1] | objects.paths[0] | objects.paths[1]) and objects.inner[last] <= left
   assert objects.modules[2] <= left and not left & objects.modules[1]
   collector.collect(4)
-  assert not objects.left() & (objects.inner[1] | objects.modules[2]) and objects.inner[2] <= objects.left()
+  assert not objects.left() & (objects.inner[last] | objects.modules[2]) and objects.inner[last + 1] <= objects.left()
 
 
-def test_weights_for_a_replay_stay_until_the_next_published_state(made):
+@pytest.mark.parametrize('is_old', [False, True])
+def test_weights_for_a_replay_stay_until_the_next_published_state(is_old, made):
   """States are published after phases 0, 3 and 6; path 3 is excluded in phase 5, and begins anew."""
   of = one_process.with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=3))
-  objects, collector = Objects(of, phases=9, best=9, published=(0, 3, 6)), monitor.Collector(of)
+  objects, collector = Objects(of, phases=9, best=9, published=(0, 3, 6), is_old=is_old), monitor.Collector(of)
   of.registry.put([Fact('excluded', '3', 5, '', '', {'why': 'bad', 'worker': 'w'})])
   versions = lambda: [v for v, names in enumerate(objects.modules) if names <= objects.left()]  # noqa: E731
   collector.collect(3)
@@ -116,7 +126,8 @@ def test_weights_for_a_replay_stay_until_the_next_published_state(made):
   assert versions() == [*range(3, 10)], 'early stopping points at 3, a replay begins with phase 4'
   collector.collect(6)
   assert versions() == [4, 5, 6, 7, 8, 9], 'paths 0, 1 and 2 go on from the state of phase 3'
-  assert objects.inner[3] <= objects.left() and not objects.left() & objects.inner[0]
+  of_path_3 = {fact.meta['objects'][0][0] for fact in of.registry.facts('state', ['3'], 3)}
+  assert objects.inner[3] - of_path_3 <= objects.left() and not objects.left() & (objects.inner[0] | of_path_3)
   collector.collect(7)
   assert versions() == [6, 7, 8, 9], 'early stopping points at 6'
   collector.finish()
@@ -178,3 +189,17 @@ def test_a_phase_that_cannot_be_read_is_counted_once(made, monkeypatch):
   put_phase(made, 1)
   assert [row['phase'] for row in page.make_rows() if row['kind'] == 'phase'] == [1, 2]
   assert page.pointers.version == [1] * 4
+
+
+def test_a_state_that_is_published_late_ends_what_is_kept_for_it(made):
+  """And what a killed worker has left of one."""
+  of = one_process.with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=3))
+  objects, collector = Objects(of, phases=9, best=9, published=(0,)), monitor.Collector(of)
+  left = of.write_object('states/2/1-0', {'x': np.array(1)})[0]
+  collector.collect(6)
+  assert objects.inner[0] | {left} | objects.modules[1] <= objects.left()
+  for key in '0123':
+    state_facts.publish(of, of.registry.facts('checkpoint', [key], 3)[0], {'x': np.array(3)})
+  collector.collect(7)
+  assert not objects.left() & (objects.inner[0] | {left} | objects.modules[1] | objects.modules[3])
+  assert objects.modules[4] <= objects.left() and len(of.storage.names('objects/states')) == 4

@@ -18,7 +18,7 @@ import types
 import pytest
 import slow
 import sqlalchemy as sa
-from digest_tasks import PERFORM, held_by
+from digest_tasks import PERFORM, held_by, is_wanted, publish_states
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
@@ -50,6 +50,8 @@ RUNS = {
   'drawn': (SHARED, dict(train=dict(phases=6, paths_per_phase=1, early_stopping=False))),
   'drawn apart': (APART, dict(train=dict(phases=6, paths_per_phase=1))),
   'rounds': (SHARED, dict(train=dict(phases=5), routing=ROUNDS)),
+  'apart': (APART, dict(train=dict(phases=6), checkpoint=dict(state_every_phases=2))),
+  'apart, rounds': (APART, dict(train=dict(phases=5), routing=ROUNDS, checkpoint=dict(state_every_phases=3))),
   'drawn apart, rounds': (
     APART,
     dict(train=dict(phases=6, paths_per_phase=1), routing=ROUNDS, checkpoint=dict(state_every_phases=2)),
@@ -135,6 +137,7 @@ def serve(of: island.Island, kinds):
     release = functools.partial(of.registry.release, task, False)
     lease = types.SimpleNamespace(task=task, about={}, close=lambda: None, release=release)
     try:
+      publish_states(of)
       if facts := PERFORM[task.kind](of, task):
         of.registry.complete(task, facts)
         schedule.schedule(of, facts)
@@ -248,8 +251,10 @@ class World:
   def check(self, finished: Fact):
     """Nothing is open, and no object is left that nobody needs."""
     assert {state for states in self.facts.counts().values() for state in states} == {'done'}, self.facts.counts()
-    versions = {self.settings.train.phases, *finished.meta['best']}
-    kept = {fact.uri for fact in self.facts.facts('module') if fact.number in versions}
+    best, of = finished.meta['best'], self.island('end', lambda: None)
+    versions = {self.settings.train.phases, *best}
+    kept = {f.uri for f in self.facts.facts('module') if f.number in versions and is_wanted(of, f, best)}
+    of.registry.close()
     left = set(object_store.open_storage(str(self.place)).names(island.OBJECTS))
     assert left <= kept and (left == kept or self.counts['damaged'])
     self.counts['replayed'] += sum(fact.meta.get('replayed', 0) for fact in self.facts.facts('checkpoint'))

@@ -9,7 +9,7 @@ import pytest
 from one_process import with_settings
 from stopped_clock import Clock
 
-from dipaco_jax.islands import messages, phase_metrics, schedule, worker
+from dipaco_jax.islands import messages, phase_metrics, schedule, state_facts, worker
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
@@ -43,40 +43,56 @@ def write(made, of: PathState, phase: int) -> dict:
   return worker.write_objects(made, 3, Part(phase, 0), sent(made, of, phase), of)
 
 
-PUBLISHED = {  # keep_state, state_every_phases, phase -> whether the state is an object
-  (True, 2, 1): True,
-  (True, 2, 2): False,
-  (True, 1, 2): True,
-  (False, 2, 1): False,
-}
-
-
-@pytest.mark.parametrize('keep_state, every, phase', PUBLISHED)
-def test_a_checkpoint_has_an_object_for_each_level_and_at_times_the_inner_state(keep_state, every, phase, made):
-  of = with_settings(made, inner=dict(keep_state=keep_state), checkpoint=dict(state_every_phases=every))
-  objects = write(of, state(made), phase)
-  assert objects.keys() == {'ends', 'low', 'high'} | ({INNER} if PUBLISHED[keep_state, every, phase] else set())
+def test_a_checkpoint_has_an_object_for_each_level(made):
+  objects = write(made, state(made), 2)
+  assert objects.keys() == {'ends', 'low', 'high'}
   for level in made.layout.levels:
     assert made.read_object(*objects[level.name]).keys() == set(made.layout.names(level))
-  assert all(name.startswith(f'objects/paths/{phase}/3-') for name, _ in objects.values())
+  assert all(name.startswith('objects/paths/2/3-') for name, _ in objects.values())
 
 
 def test_a_checkpoint_of_before_is_made_again_with_its_state(made):
-  """Earlier versions of this program published it after every phase."""
-  of = with_settings(made, checkpoint=dict(state_every_phases=1))
-  fact = schedule.checkpoint_fact(3, 2, write(of, state(made), 2), {})
+  """Earlier versions of this program published it with the checkpoint."""
+  objects = write(made, state(made), 2)
+  objects[INNER] = made.write_object(f'paths/2/3-{INNER}', state(made).carried())
+  fact = schedule.checkpoint_fact(3, 2, objects, {})
   made.registry.put([fact])
   again = schedule.checkpoint_fact(3, 2, write(made, state(made), 2), {})
   assert again.sha256 == fact.sha256 and INNER in again.meta['objects']
+
+
+@pytest.mark.parametrize(
+  'keep_state, every, phase, excluded, expected',
+  [
+    (True, 2, 1, False, 1),
+    (True, 2, 2, False, 0),
+    (True, 1, 2, False, 1),
+    (False, 1, 2, False, 0),
+    (True, 2, 1, True, 0),
+  ],
+)
+def test_a_state_is_put_aside_for_publication_after_every_kth_phase(keep_state, every, phase, excluded, expected, made):
+  sections = dict(train=dict(phases=9), checkpoint=dict(state_every_phases=every))
+  of, does = with_settings(made, inner=dict(keep_state=keep_state), **sections), worker.Worker(HeldStates())
+  fact, kept = schedule.checkpoint_fact(3, phase, {}, {}), state(made)._replace(excluded=excluded)
+  does.hold(of, fact, kept)
+  assert len(does.held.aside()) == expected
+  state_facts.publish_aside(of, does.held, does.line)
+  assert len(does.held.aside()) == expected and not of.registry.facts('state'), 'its checkpoint is no fact yet'
+  of.registry.put([fact])
+  state_facts.publish_aside(of, does.held, does.line)
+  assert not does.held.aside() and len(of.registry.facts('state')) == expected
+  if expected:
+    np.testing.assert_equal(state_facts.read(of, fact), kept.carried())
 
 
 def test_a_replay_that_differs_is_held_and_told_with_both_machines(made, caplog):
   old = schedule.checkpoint_fact(3, 2, write(made, state(made), 2), {'worker': 'worker-7'})
   made.registry.put([old])
   does, replayed = worker.Worker(HeldStates()), state(made)
-  assert not does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), replayed) and not caplog.messages
+  assert not does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), [], replayed)[0] and not caplog.messages
   replayed.params['final_norm/scale'][3] += 1
-  assert does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), replayed)
+  assert does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), [], replayed)[0]
   assert 'phase 3, trained again: all has made ends of path 3 otherwise than worker-7 did' in caplog.text
   assert does.held.get(3, 2, old.sha256) == replayed.inner
 

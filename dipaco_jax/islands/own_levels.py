@@ -1,0 +1,180 @@
+"""Levels that one path has alone (path-specific): they take their outer steps where their path is trained [2.5, 2.7].
+
+Nobody else reads their modules until the end of a round or of the run, so they do not travel: their weights, the state
+of their outer optimizer, and the weights of the version to which early stopping points are part of the path's state
+(lineage.py). Their facts are as those of an outer executor, made in one transaction with the path's checkpoint; the
+objects that they name are written at the end of a round, and of the run, with those of the version that early stopping
+points at. For early stopping the worker evaluates the path at the versions in between, when it has all modules of one.
+
+Where paths are sampled, and in runs that an earlier version of this program began, such levels go to an executor as
+all others do.
+"""
+
+import hashlib
+import itertools
+import math
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dipaco_jax.islands import outer_executor, path_state, pieces, screening_facts
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.outer_executor import Partial
+from dipaco_jax.islands.path_state import OWN, Arrays, PathState
+from dipaco_jax.islands.pieces import Part
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.storage import tensors
+from dipaco_jax.training import evaluation
+
+WEIGHTS, OUTER, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'best', 'best_version', 'best_loss'
+
+
+class Own(NamedTuple):
+  """What a path keeps of its own levels."""
+
+  weights: Arrays  # m(v), by parameter
+  outer: Arrays  # the states of their outer optimizers, by (level, place); none before the first step
+  best: Arrays  # the weights of the version to which early stopping points, among those that were evaluated here
+  best_version: int = 0  # 0: none
+  best_loss: float | None = None
+
+  def to_arrays(self) -> Arrays:
+    """Packs all for `PathState.own`; `from_arrays` is the inverse."""
+    found = {WEIGHTS: self.weights, BEST: self.best}
+    arrays = {path_state.place(OWN, part, name): x for part, of_part in found.items() for name, x in of_part.items()}
+    loss = math.nan if self.best_loss is None else self.best_loss
+    about = {BEST_VERSION: np.array(self.best_version), BEST_LOSS: np.array(loss)}
+    return arrays | {path_state.place(OWN, name): x for name, x in about.items()} | self.outer
+
+  def outer_of(self, level: str) -> Arrays:
+    """Returns the state of a level's outer optimizer, as the executor has it."""
+    mark = path_state.place(OWN, OUTER, level)
+    return {at.removeprefix(mark): x for at, x in self.outer.items() if at.startswith(mark)}
+
+
+def from_arrays(arrays: Arrays) -> Own:
+  """Unpacks what `Own.to_arrays` has packed."""
+
+  def part(*names: str) -> Arrays:
+    mark = path_state.place(OWN, *names)
+    return {at.removeprefix(mark)[2:-2]: x for at, x in arrays.items() if at.startswith(mark)}
+
+  outer_mark = path_state.place(OWN, OUTER)
+  outer = {at: x for at, x in arrays.items() if at.startswith(outer_mark)}
+  version, loss = (arrays[path_state.place(OWN, name)].item() for name in (BEST_VERSION, BEST_LOSS))
+  return Own(part(WEIGHTS), outer, part(BEST), version, None if math.isnan(loss) else loss)
+
+
+def begin(island: Island, path: int, state: PathState) -> PathState:
+  """Returns a path's state with what it has of its own levels; those of the base model where it has taken no step."""
+  if state.own or not island.own:
+    return state
+  return state._replace(own=Own(island.path_parameters(path, 0, island.own), {}, {}).to_arrays())
+
+
+def weights(island: Island, state: PathState) -> Arrays:
+  """Returns the weights of a path's own modules, those of the version that the phase began with."""
+  return from_arrays(state.own).weights if island.own else {}
+
+
+# -- the outer step
+
+
+def take_step(
+  island: Island, path: int, phase: int, state: PathState, why: str | None
+) -> tuple[PathState, list[Fact]]:  # fmt: skip
+  """Takes the outer steps of a path's own modules after a phase, none where it is excluded, for which `why`.
+
+  Returns the state, and the facts of the modules' next version.
+  """
+  if not island.own:
+    return state, []
+  own, facts = from_arrays(state.own), list[Fact]()
+  for level, module in island.modules_of(path).items():
+    if level in island.own:
+      own, fact = _step(island, path, phase, own, state.params, level, module, why)
+      facts.append(fact)
+  return state._replace(own=own.to_arrays()), facts
+
+
+def _step(
+  island: Island, path: int, phase: int, own: Own, params: Arrays, level: str, module: str, why: str | None
+) -> tuple[Own, Fact]:  # fmt: skip
+  [before] = island.registry.facts('module', [module], phase)
+  names = island.layout.names(island.parse_module(module)[0])
+  old, new = ({name: x[name] for name in names} for x in (own.weights, params))
+  bounds = screening_facts.bounds(island, [before], phase)
+  partial = Partial(None, old, own.outer_of(level), bounds, 'none')
+  if why is None:
+    for name, weight in outer_executor.module_weights(island, module, phase).items():  # none where it has no text
+      partial.add(name, weight, new)
+  about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
+  about |= screening_facts.next_usual(island, module, bounds.usual[level], partial.moved.values())
+  if not partial.squares:
+    left_out = partial.left_out if why is None else {str(path): why}
+    about |= {'left_out': left_out} if left_out else {}
+    made = Fact('module', module, phase + 1, before.uri, before.sha256, about)
+  else:
+    stepped, outer, figures = outer_executor.outer_step(island, module, phase + 1, partial)
+    mark = path_state.place(OWN, OUTER, level)
+    others = {at: x for at, x in own.outer.items() if not at.startswith(mark)}
+    own = own._replace(weights=own.weights | stepped, outer=others | {mark + at: x for at, x in outer.items()})
+    name, sha256 = island.object_name(f'modules/{phase + 1}/{module}', tensors.to_bytes(stepped))
+    made = Fact('module', module, phase + 1, name, sha256, about | figures)
+  return own, made._replace(meta=made.meta | {'ended': time.time()})
+
+
+def differing(island: Island, made: list[Fact]) -> list[str]:
+  """Returns the levels of own modules that differ from what their facts tell."""
+  there = island.registry.facts('module', [fact.key for fact in made], made[0].number) if made else []
+  digests = {fact.key: fact.sha256 for fact in there}
+  return [fact.key.partition('/')[0] for fact in made if digests.get(fact.key, fact.sha256) != fact.sha256]
+
+
+def publish(island: Island, path: int, made: list[Fact], state: PathState):
+  """Writes the objects of a path's own modules, given the facts of their new version, where others will read them."""
+  if not made or not island.has_own_objects(made[0].number):
+    return
+  own = from_arrays(state.own)
+  best = island.registry.facts('module', [fact.key for fact in made], own.best_version) if own.best_version else []
+  for fact, source in itertools.chain(((fact, own.weights) for fact in made), ((fact, own.best) for fact in best)):
+    names = island.layout.names(island.parse_module(fact.key)[0])
+    island.storage.write(fact.uri, tensors.to_bytes({name: source[name] for name in names}), fact.sha256)
+
+
+# -- early stopping
+
+
+def evaluates(island: Island, part: Part) -> bool:
+  """Returns whether a path is evaluated before a piece: at the first that has all modules of the phase's version."""
+  if not island.own or not island.run.settings.train.early_stopping or part.phase == 0:
+    return False
+  if island.has_own_objects(part.phase):
+    return False
+  times, shared = island.timetable, [level.name for level in island.layout.levels if level.name not in island.own]
+
+  def has_all(nth: int) -> bool:
+    begin = pieces.of_phase(island, part.phase)[nth].begin
+    return all(times.version(level, part.phase, begin) >= part.phase for level in shared)
+
+  return has_all(part.nth) and (part.nth == 0 or not has_all(part.nth - 1))
+
+
+def evaluation_fact(path: int, version: int, loss: float | None, num_targets: float) -> Fact:
+  """Makes the fact of a path's loss on its hold-out: nats per target, None without a hold-out; and how many targets."""
+  meta = {'loss': loss if loss is None or math.isfinite(loss) else 'inf', 'targets': num_targets}
+  return Fact('evaluation', str(path), version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)
+
+
+def note_evaluation(island: Island, found: Fact, state: PathState) -> PathState:
+  """Returns a path's state after a version was evaluated, with the version's own weights if it is the best."""
+  own, version = from_arrays(state.own), found.number
+  loss = None if found.meta['loss'] is None else float(found.meta['loss'])
+  if version == 1 or island.round_of(version - 1) != island.round_of(version - 2):
+    own = own._replace(best={}, best_version=0, best_loss=None)  # a new round has other hold-outs
+  best_version, best_loss = [own.best_version], [own.best_loss]
+  evaluation.update_best(version, [loss], best_version, best_loss)
+  if best_version[0] == version:
+    own = own._replace(best=own.weights, best_version=version, best_loss=best_loss[0])
+  return state._replace(own=own.to_arrays())

@@ -1,0 +1,88 @@
+"""What a path takes over from modules before a piece of a phase, and what it sends and takes along after it.
+
+Its own levels (own_levels.py) take part in this without a message: what it takes over of them is in its state.
+"""
+
+import functools
+from collections.abc import Collection
+
+import jax
+import numpy as np
+
+from dipaco_jax.core import streaming
+from dipaco_jax.islands import messages, own_levels, path_state, pieces
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.messages import Sent
+from dipaco_jax.islands.path_state import Arrays, PathState
+from dipaco_jax.islands.pieces import Part
+
+
+def whole(island: Island, path: int, phase: int, carried: Arrays) -> PathState:
+  """Returns a path's state where a phase begins with the modules, and with what the path has taken along."""
+  state = own_levels.begin(island, path, path_state.from_carried(carried, island.shapes))
+  return state._replace(params=version(island, path, phase, state))
+
+
+def version(island: Island, path: int, phase: int, state: PathState) -> Arrays:
+  """Returns a path's parameters as all of its modules have them before a phase."""
+  shared = (level.name for level in island.layout.levels if level.name not in island.own)
+  found = island.path_parameters(path, phase, list(shared)) | own_levels.weights(island, state)
+  return dict(sorted(found.items()))
+
+
+def take_over(island: Island, path: int, part: Part) -> Arrays:
+  """Reads the parameters that a path takes over before a piece, of levels that it shares."""
+  found: Arrays = {}
+  piece = pieces.piece(island, part)
+  for level in (level for level in piece.mixed if level not in island.own):
+    version = island.timetable.version(level, part.phase, piece.begin)
+    found |= island.path_parameters(path, version, [level])
+  return found
+
+
+def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
+  """Returns a path's state after it has taken new parameters over, before a piece."""
+  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # nothing of what was on its way is its own
+    before = island.timetable.left(island.timetable.places, part.phase - 1)
+    return state._replace(left=of_levels(island, state.params, before))
+  own_weights = of_levels(island, own_levels.weights(island, state), pieces.piece(island, part).mixed)
+  new, own, left = take_over(island, path, part) | own_weights, state.params, state.left
+  alphas = {n: island.timetable.mix(island.layout.owner[n].name) for n in new}
+  moved = {n: np.asarray(_taken(alphas[n], own[n], left.get(n), x)) for n, x in new.items()}
+  return state._replace(params=own | moved, left={name: x for name, x in left.items() if name not in new})
+
+
+def of_levels(island: Island, params: Arrays, levels: Collection[str]) -> Arrays:
+  """Returns the parameters of some levels."""
+  return {name: x for name, x in params.items() if island.layout.owner[name].name in levels}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _taken(alpha: float, own: jax.Array, left: jax.Array | None, new: jax.Array) -> jax.Array:
+  return streaming.taken(alpha, own, left, new)
+
+
+def after(island: Island, part: Part, state: PathState) -> PathState:
+  """Returns the state with which a path goes on after a piece."""
+  drops = pieces.is_last(island, part) and not island.run.settings.inner.keep_state
+  return state._replace(inner={}) if drops else state
+
+
+def carried(island: Island, phase: int, state: PathState) -> Arrays:
+  """Returns what a path takes along to its next phase; its own modules alone where it begins anew."""
+  state = after(island, Part(phase, len(pieces.of_phase(island, phase)) - 1), state)
+  if state.excluded:
+    return path_state.own_alone(state.own)
+  return state.carried() if island.timetable.is_closed(phase) else state.to_arrays()
+
+
+def send(
+  island: Island, path: int, part: Part, params: Arrays, state: PathState
+) -> tuple[dict[str, Sent], Arrays]:  # fmt: skip
+  """Returns what a path sends of each level that leaves after a piece, its own ones too, and its residuals then."""
+  sent, levels, residuals = {}, pieces.piece(island, part).sent, state.residuals
+  old = island.path_parameters(path, part.phase, {*levels} - island.own) | own_levels.weights(island, state)
+  for level in (level for level in island.layout.levels if level.name in levels):
+    new = {name: params[name] for name in island.layout.names(level)}
+    sent[level.name] = messages.send(island.kind(level), old, new, residuals)
+  return sent, residuals | {name: e for message in sent.values() for name, e in message.residuals.items()}
