@@ -1,4 +1,4 @@
-"""Arrays of modules that a process keeps, in memory and on its machine's disk, by the objects that they follow from [3].
+"""Arrays of modules that a process keeps, in memory and on its machine's disk, by the objects they follow from [3].
 
     <place on this machine>/weights/<run>/OBJECT     for all processes of the machine, behind the sha256 of the bytes
 
@@ -133,7 +133,7 @@ def superseded(name: str, names: Iterable[str], versions: int) -> list[str]:
 
 
 def _subject(made: re.Match[str]) -> tuple[bool, str]:
-  """Returns what a name's versions are of: the outer state or the weights, which two kinds of objects have; a module."""
+  """Returns whether a name is of an outer state, or else of weights, which are in two kinds of objects; and whose."""
   return made[1] == 'outer', made[3]
 
 

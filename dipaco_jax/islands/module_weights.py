@@ -7,6 +7,7 @@ of the one before.
 """
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,9 +46,16 @@ class ModuleWeights:
 
   def __init__(self, kept: KeptArrays | None = None):
     self.kept = kept or KeptArrays()
+    self.reading = threading.Lock()  # of weights, one at a time: a thread finds what another was reading
 
   def read(self, island: Any, fact: Fact) -> Arrays:
     """Returns the weights of a module's version. Raises island.Gone."""
+    if (found := self.kept.get(fact.uri)) is not None:
+      return found
+    with self.reading:
+      return self._read(island, fact)
+
+  def _read(self, island: Any, fact: Fact) -> Arrays:
     if (found := self.kept.get(fact.uri)) is not None:
       return found
     kind = island.kind(island.parse_module(fact.key)[0])

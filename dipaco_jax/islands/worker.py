@@ -34,6 +34,7 @@ from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
+from dipaco_jax.islands.reading_ahead import ReadingAhead
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.worker_hosts import Hosts
@@ -66,6 +67,7 @@ class Worker:
   def __init__(self, held: HeldStates, hosts: Hosts | None = None):
     self.held, self.hosts = held, hosts or Hosts()
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
+    self.reader = futures.ThreadPoolExecutor(1)  # of what the next piece takes over
     self.is_warm = False  # whether anything has been trained
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
@@ -82,9 +84,10 @@ class Worker:
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
-    if self.at_work == (path, pieces.before(island, part)) and not pieces.begins_whole(island, part):
+    if not pieces.begins_whole(island, part):
       take_over(island, path, part)
-      return None
+      if self.at_work == (path, pieces.before(island, part)):
+        return None
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
     found = lineage.find(island, self.held, task)
@@ -164,12 +167,14 @@ class Worker:
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
-    self.is_warm = True
+    self.is_warm, ahead = True, ReadingAhead(island, path, part, self.reader)
 
     def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
       metrics.dispatched(after, found)
       if not is_replay:
-        lease.ahead((piece.end - after) / (piece.end - piece.begin))
+        left = (piece.end - after) / (piece.end - piece.begin)
+        lease.ahead(left)
+        ahead.look(left)
       if self.hosts.is_alone:
         lease.check()  # other hosts would wait in vain for a process that ends here
       if kept and not lease.is_copy:

@@ -133,7 +133,7 @@ def test_a_share_of_the_disk_is_used_and_what_was_used_last_stays(kept, monkeypa
   for module in range(2):
     kept.put(name(1, f'low/{module}'), arrays(module))
     written(kept)
-  for module, seconds in ((0, 100), (1, 50)):
+  for module, seconds in ((0, 50), (1, 100)):
     os.utime(kept._file(name(1, f'low/{module}')), (seconds, seconds))
   assert is_kept(again(kept), name(1, 'low/0'), 0)
   kept.put(name(1, 'low/2'), arrays(2))
