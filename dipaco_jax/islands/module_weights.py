@@ -9,6 +9,7 @@ of the one before.
 import itertools
 import threading
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any
 
 from dipaco_jax.islands import messages
@@ -46,6 +47,7 @@ class ModuleWeights:
 
   def __init__(self, kept: KeptArrays | None = None):
     self.kept = kept or KeptArrays()
+    self.reader = futures.ThreadPoolExecutor(1)  # for what will be needed
     self.reading = threading.Lock()  # of weights, one at a time: a thread finds what another was reading
 
   def read(self, island: Any, fact: Fact) -> Arrays:

@@ -17,8 +17,8 @@ SHARES = 0.75, 0.5, 0.25  # of a piece, that are left when there is a look, unle
 class ReadingAhead:
   """What the piece after one needs of modules; `look` is called while that one is trained."""
 
-  def __init__(self, island: Island, path: int, part: Part, reader: futures.Executor):
-    self.island, self.reader = island, reader
+  def __init__(self, island: Island, path: int, part: Part):
+    self.island = island
     following = pieces.after(island, part)
     takes_over = following is not None and not pieces.begins_whole(island, following)
     self.needed = pieces.needed(island, path, following, is_excluded=False) if following and takes_over else {}
@@ -26,11 +26,11 @@ class ReadingAhead:
     self.reading: futures.Future | None = None
 
   def look(self, left: float):
-    """Looks for modules that are not read yet, in the reader's thread, if it is time; `left`: a share of the piece."""
+    """Looks for modules that are not read yet, in another thread, if it is time; `left`: a share of the piece."""
     is_due = bool(self.shares) and left <= self.shares[0]
     self.shares = [share for share in self.shares if share < left]
     if is_due and self.needed and (self.reading is None or self.reading.done()):
-      self.reading = self.reader.submit(self._read)
+      self.reading = self.island.weights.reader.submit(self._read)
 
   def _read(self):
     try:

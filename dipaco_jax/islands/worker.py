@@ -67,7 +67,6 @@ class Worker:
   def __init__(self, held: HeldStates, hosts: Hosts | None = None):
     self.held, self.hosts = held, hosts or Hosts()
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
-    self.reader = futures.ThreadPoolExecutor(1)  # of what the next piece takes over
     self.is_warm = False  # whether anything has been trained
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
@@ -79,8 +78,7 @@ class Worker:
   def fetch(self, island: Island, task: Task) -> Beginning | None:
     """Reads what the training for a task begins with: a path's shard, parameters, and state.
 
-    None where it goes on from the piece that is being trained now; what that takes over is read all the same. Raises
-    Later.
+    None where it goes on from the piece that is being trained now; what it takes over is read. Raises Later.
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
@@ -167,7 +165,7 @@ class Worker:
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
-    self.is_warm, ahead = True, ReadingAhead(island, path, part, self.reader)
+    self.is_warm, ahead = True, ReadingAhead(island, path, part)
 
     def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
       metrics.dispatched(after, found)

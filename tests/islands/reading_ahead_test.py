@@ -23,8 +23,8 @@ PATH = 3
 class Scene:
   """A path that trains a piece of phase 1, after which it takes over one module."""
 
-  def __init__(self, made: island.Island, reader: futures.Executor):
-    self.made, self.reader = with_settings(made, outer=dict(wire='thin')), reader
+  def __init__(self, made: island.Island):
+    self.made = with_settings(made, outer=dict(wire='thin'))
     parts = [Part(1, nth) for nth in range(len(pieces.of_phase(self.made, 1)))]
     self.part, self.next = next(
       (part, after)
@@ -44,13 +44,13 @@ class Scene:
 
   def train(self, part: Part, at: float | None = None) -> list[float]:
     """Looks as a piece is trained; the module is there from `at`; returns what was left whenever it was asked for."""
-    ahead, asked = ReadingAhead(self.made, PATH, part, self.reader), []
+    ahead, asked = ReadingAhead(self.made, PATH, part), []
     for left in DISPATCHES:
       if left == at:
         self.publish()
       before = self.made.registry.asked
       ahead.look(left)
-      self.reader.submit(lambda: None).result()
+      self.made.weights.reader.submit(lambda: None).result()
       asked += [left] * (self.made.registry.asked - before)
     return asked
 
@@ -65,8 +65,7 @@ def scene(made, monkeypatch):
 
   monkeypatch.setattr(type(made.registry), 'asked', 0, raising=False)
   monkeypatch.setattr(type(made.registry), 'facts', counted)
-  with futures.ThreadPoolExecutor(1) as reader:
-    yield Scene(made, reader)
+  return Scene(made)
 
 
 def test_what_is_there_before_a_piece_ends_is_not_read_after_it(scene):
@@ -107,7 +106,7 @@ def test_a_task_that_asks_for_what_is_being_read_waits_for_it(scene, monkeypatch
     return read(self, *of)
 
   monkeypatch.setattr(type(scene.made.storage), 'read', slow)
-  ReadingAhead(scene.made, PATH, scene.part, scene.reader).look(0.5)
+  ReadingAhead(scene.made, PATH, scene.part).look(0.5)
   assert begun.wait(10)
   with futures.ThreadPoolExecutor(1) as fetcher:
     taken = fetcher.submit(worker.take_over, scene.made, PATH, scene.next)
