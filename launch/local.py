@@ -20,7 +20,7 @@ from typing import TextIO
 from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import errors, printable, settings
 from dipaco_jax.data import corpus
-from dipaco_jax.islands import held_states, registry, registry_url, roles, status_table
+from dipaco_jax.islands import held_states, kept_arrays, registry, registry_url, roles, status_table
 from dipaco_jax.pipeline import tokenize_stage
 from dipaco_jax.reports import headline
 from dipaco_jax.storage import object_store, remedies
@@ -185,6 +185,7 @@ def main() -> int:
     stop(running)
   if status == 0:
     held_states.remove_free(local)  # what workers held that were stopped here
+    kept_arrays.end(local)
   return status
 
 

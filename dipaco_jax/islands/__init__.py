@@ -4,9 +4,9 @@ Read `schedule` first: what is to be done, as facts and tasks in a `registry` (o
 `conversations`, which closes connections).
 An `island` is one process of the run. `role_loop` is how every role does tasks, which `claims` finds, each held by a
 `lease`; the roles are `worker`, which writes the paths' checkpoints (with `path_state`, `shared_stages` and
-`worker_hosts`), `outer_executor`, `evaluator` and `monitor`, and `roles` starts them, with the registry that
-`registry_url` finds. By `screening_facts` they exclude paths, and end a run that diverges; `run_history` and
-`status_table` show what they do.
+`worker_hosts`), `outer_executor`, `evaluator` and `monitor`, which read modules by `module_weights` and
+`kept_arrays`, and `roles` starts them, with the registry that `registry_url` finds. By `screening_facts` they exclude
+paths, and end a run that diverges; `run_history` and `status_table` show what they do.
 
 Imports from `core`, `models`, `storage`, `data`, `training`, `pipeline` and `reports`.
 """

@@ -194,7 +194,7 @@ def slot(place: pathlib.Path) -> Iterator[HeldStates]:
   try:
     files.tidy(folder)
     count = sum(1 for other in (place / HELD).iterdir() if other.name.isdecimal())
-    yield HeldStates(folder, _holder(folder / HOLDER), int(MEMORY_SHARE * _machine_memory() / count))
+    yield HeldStates(folder, _holder(folder / HOLDER), int(MEMORY_SHARE * machine_memory() / count))
   finally:
     os.close(handle)
 
@@ -242,7 +242,7 @@ def _holder(file: pathlib.Path) -> str:
   return made
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
   """Returns the bytes of memory of this machine, or container."""
   limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
   for file in MEMORY_LIMITS:

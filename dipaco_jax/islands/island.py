@@ -52,7 +52,7 @@ class Island:
   storage: storage_lib.Storage
   name: str  # of this process
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
-  weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read
+  weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read or made
 
   # -- objects
 
@@ -212,7 +212,7 @@ class Island:
   def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
     weights, state = unpack_module(self.weights.read(self, fact))
-    return weights, self.read_object(*fact.meta[OUTER]) if OUTER in fact.meta else state
+    return weights, self.weights.read_state(self, *fact.meta[OUTER]) if OUTER in fact.meta else state
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:

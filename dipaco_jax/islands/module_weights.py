@@ -6,18 +6,18 @@ object is `before` in the metadata. Every `outer.whole_every` versions there is 
 of the one before.
 """
 
-import collections
 import itertools
 import threading
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any
 
 from dipaco_jax.islands import messages
+from dipaco_jax.islands.kept_arrays import KeptArrays
 from dipaco_jax.islands.messages import Arrays
 from dipaco_jax.islands.registry import Fact, Registry
 
 BEFORE, SINCE, WHOLE = 'before', 'since', 'whole'
-MAX_BYTES = 2**31  # of weights that a process keeps, and at least the last
 
 
 def chain(registry: Registry, fact: Fact) -> list[Fact]:
@@ -43,47 +43,44 @@ def _whole(fact: Fact) -> Sequence[str]:
 
 
 class ModuleWeights:
-  """The weights that a process read last, for any number of threads; whoever reads them may not change them."""
+  """The weights and outer states that a process keeps, for any number of threads; nobody may change them."""
 
-  def __init__(self, max_bytes: int = MAX_BYTES):
-    self.max_bytes = max_bytes
-    self.kept: collections.OrderedDict[str, Arrays] = collections.OrderedDict()  # by object; least recently used first
-    self.lock = threading.Lock()
+  def __init__(self, kept: KeptArrays | None = None):
+    self.kept = kept or KeptArrays()
+    self.reader = futures.ThreadPoolExecutor(1)  # for what will be needed
+    self.reading = threading.Lock()  # of weights, one at a time: a thread finds what another was reading
 
   def read(self, island: Any, fact: Fact) -> Arrays:
     """Returns the weights of a module's version. Raises island.Gone."""
-    if (found := self.get(fact.uri)) is not None:
+    if (found := self.kept.get(fact.uri)) is not None:
+      return found
+    with self.reading:
+      return self._read(island, fact)
+
+  def _read(self, island: Any, fact: Fact) -> Arrays:
+    if (found := self.kept.get(fact.uri)) is not None:
       return found
     kind = island.kind(island.parse_module(fact.key)[0])
-    if (weights := self.get(fact.meta.get(BEFORE, ''))) is not None:
+    if (weights := self.kept.get(fact.meta.get(BEFORE, ''))) is not None:
       weights = messages.add(kind, weights, island.read_object(fact.uri, fact.sha256))
     else:
       weights = self._follow(island, chain(island.registry, fact), kind)
-    self.put(fact.uri, weights)
+    self.kept.put(fact.uri, weights)
     return weights
+
+  def read_state(self, island: Any, name: str, sha256: str) -> Arrays:
+    """Returns a module's outer state, from its object. Raises island.Gone."""
+    if (found := self.kept.get(name)) is None:
+      self.kept.put(name, found := island.read_object(name, sha256))
+    return found
 
   def _follow(self, island: Any, links: list[Fact], kind: str) -> Arrays:
     """Returns the weights at the end of a chain, from the last link that is kept, or its whole beginning."""
-    begin, weights = next(((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.get(link.uri))), (0, None))
+    found = ((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.kept.get(link.uri)))
+    begin, weights = next(found, (0, None))
     if weights is None:
       weights = island.read_object(*_whole(links[0]))
     for before, link in itertools.pairwise(links[begin:]):
       if link.uri != before.uri:
         weights = messages.add(kind, weights, island.read_object(link.uri, link.sha256))
     return weights
-
-  def get(self, name: str) -> Arrays | None:
-    """Returns the weights that follow from an object, if they are kept."""
-    with self.lock:
-      if name in self.kept:
-        self.kept.move_to_end(name)
-      return self.kept.get(name)
-
-  def put(self, name: str, weights: Arrays):
-    """Keeps weights, and forgets those that have not been asked for the longest."""
-    with self.lock:
-      self.kept[name] = weights
-      while (
-        len(self.kept) > 1 and sum(x.nbytes for arrays in self.kept.values() for x in arrays.values()) > self.max_bytes
-      ):
-        self.kept.popitem(last=False)

@@ -39,7 +39,7 @@ from dipaco_jax.storage import tensors
 KINDS = ('outer',)
 MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
 READERS = 2  # of contributions, beside the one that is being added
-MAX_IN_MEMORY = 4  # sums, each with its module and outer state: as large as 4 modules; and as many new versions
+MAX_IN_MEMORY = 4  # sums, each as large as 2 modules
 
 
 class Partial:
@@ -91,8 +91,6 @@ class Executor:
   def __init__(self, scratch: pathlib.Path):
     self.scratch = scratch
     self.partials: collections.OrderedDict[tuple[str, int], Partial] = collections.OrderedDict()
-    # Weights and outer state of the versions that it made last, by object, which need not be read for the next.
-    self.made: collections.OrderedDict[str, tuple[Arrays, Arrays]] = collections.OrderedDict()
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
     """Adds the contributions that are there; with the last one, returns what publishes the module's next version."""
@@ -130,14 +128,7 @@ class Executor:
       return None
     screening_facts.heed(island)  # or the sum might contain what was withdrawn since
     del self.partials[task.key, task.number]
-    return lambda: self.keep_made(publish(island, task, partial, left_out), partial)
-
-  def keep_made(self, facts: list[Fact], partial: Partial) -> list[Fact]:
-    """Keeps what the partial sum has become, the module's next version, in memory; returns its facts."""
-    self.made[facts[0].uri] = partial.old, partial.state
-    while len(self.made) > MAX_IN_MEMORY:
-      self.made.popitem(last=False)
-    return facts
+    return lambda: keep_made(island, publish(island, task, partial, left_out), partial)
 
   def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
     """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
@@ -150,7 +141,7 @@ class Executor:
     before = version_before(island, task)
     bounds = screening_facts.bounds(island, [before], task.number - 1)
     kind = island.kind(island.parse_module(task.key)[0])
-    return Partial(file, *(self.made.pop(before.uri, None) or island.read_module(before)), bounds, kind)
+    return Partial(file, *island.read_module(before), bounds, kind)
 
   def put_back(self, task: Task, partial: Partial):
     """Keeps a sum in memory, and moves the least recently used to its file."""
@@ -185,6 +176,15 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
   out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
   made = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
   return [made, *(screening_facts.exclusion(island, *each) for each in out)]
+
+
+def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]:
+  """Keeps what the partial sum has become, the module's next version, which need not be read; returns its facts."""
+  made, kept = facts[0], island.weights.kept
+  if OUTER in made.meta:
+    kept.put(made.meta[OUTER][0], partial.state)
+  kept.put(made.uri, partial.old if OUTER in made.meta else pack_module(partial.old, partial.state))
+  return facts
 
 
 def outer_step(

@@ -35,6 +35,7 @@ from dipaco_jax.islands import (
   hand_over,
   held_states,
   inner_phase,
+  kept_arrays,
   monitor,
   outer_executor,
   registry_url,
@@ -44,6 +45,7 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.claims import Backup, Claims
 from dipaco_jax.islands.island import OWN_LEVELS_STAY, Island
+from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Role
 from dipaco_jax.islands.worker_hosts import Hosts
@@ -94,13 +96,16 @@ def run_role(
   if not hosts.is_first:
     return inner_phase.follow(island, hosts)
   resumed = screening_facts.resume(island) if resumes else screening_facts.times_resumed(registry)
-  island = dataclasses.replace(island, resumed=resumed)
+  kept = kept_arrays.begin(storage, local, f'{run_id}-{resumed}')
+  island = dataclasses.replace(island, resumed=resumed, weights=ModuleWeights(kept))
   try:
     serve(island, role, share, is_backup, hosts, local, f'{run_id}-{resumed}')
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
+  kept.close()
+  kept_arrays.end(local)
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
   if role in ('worker', 'monitor'):
@@ -118,6 +123,8 @@ def serve(
   elif role == 'outer':
     executor = outer_executor.Executor(local / 'scratch' / number)
     keys = island.all_modules()[part_named(share)] if share else None
+    island.weights.kept.versions = 1  # an outer step needs the version before alone, and makes the next
+    island.weights.kept.memory_bytes = int(held_states.MEMORY_SHARE * held_states.machine_memory())
     Role(Claims(island, role, outer_executor.KINDS, keys), executor.perform).serve()
   elif role == 'evaluator':
     Role(Claims(island, role, evaluator.KINDS), evaluator.perform).serve()
@@ -127,7 +134,7 @@ def serve(
       held, line = stack.enter_context(held_states.slot(local)), state_facts.Line()
       stack.enter_context(hand_over.answering(island, held))
       stack.enter_context(state_facts.publishing(island, held, line))
-      does = worker.Worker(held, hosts, line)
+      does, island.weights.kept.memory_bytes = worker.Worker(held, hosts, line), held.memory_bytes
       pool = Backup(island, kinds, held.holder) if is_backup else None
       Role(
         Claims(island, role, kinds, fetches=dict.fromkeys(worker.TRAIN, does.fetch), pool=pool, holder=held.holder),

@@ -32,6 +32,7 @@ from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
+from dipaco_jax.islands.reading_ahead import ReadingAhead
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.state_facts import Line
@@ -77,14 +78,14 @@ class Worker:
   def fetch(self, island: Island, task: Task) -> Beginning | None:
     """Reads what the training for a task begins with: a path's shard, parameters, and state.
 
-    None where it goes on from the piece that is being trained now; what that takes over is read all the same. Raises
-    Later.
+    None where it goes on from the piece that is being trained now; what it takes over is read. Raises Later.
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
-    if self.at_work == (path, pieces.before(island, part)) and not pieces.begins_whole(island, part):
+    if not pieces.begins_whole(island, part):
       path_exchange.take_over(island, path, part)
-      return None
+      if self.at_work == (path, pieces.before(island, part)):
+        return None
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
     found = lineage.find(island, self.held, task)
@@ -167,12 +168,14 @@ class Worker:
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
-    self.is_warm = True
+    self.is_warm, ahead = True, ReadingAhead(island, path, part)
 
     def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
       metrics.dispatched(after, found)
       if not is_replay:
-        lease.ahead((piece.end - after) / (piece.end - piece.begin))
+        left = (piece.end - after) / (piece.end - piece.begin)
+        lease.ahead(left)
+        ahead.look(left)
       if self.hosts.is_alone:
         lease.check()  # other hosts would wait in vain for a process that ends here
       if kept and not lease.is_copy:

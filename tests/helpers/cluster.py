@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import claims, island, monitor, registry, role_loop, roles
+from dipaco_jax.islands import claims, island, module_weights, monitor, registry, role_loop, roles
 from dipaco_jax.pipeline import preflight
 from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
@@ -118,7 +118,9 @@ class Cluster:
     assert not [fact for fact in self.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
     best = json.loads(bytes(self.storage.fetch('paths/best.json')))['version']
     last = {self.settings.train.phases, *best}
-    kept = {fact.uri for fact in self.registry.facts('module') if fact.number in last}
+    kept = module_weights.objects(
+      self.registry, [fact for fact in self.registry.facts('module') if fact.number in last]
+    )
     assert set(self.storage.names(island.OBJECTS)) <= kept  # what was damaged since is not missed
     report = json.loads(bytes(self.storage.fetch('report.json')))
     assert report['modules_sha256'] == self.registry.facts('finished')[0].sha256

@@ -1,0 +1,159 @@
+"""Arrays of modules that a process keeps, in memory and on its machine's disk, by the objects they follow from [3].
+
+    <place on this machine>/weights/<run>/OBJECT     for all processes of the machine, behind the sha256 of the bytes
+
+A process that is started again reads nothing from storage that its machine has. Of each module the newest versions are
+kept. What is on disk is written in a thread, and may be lost at any time: a file that is damaged counts as absent, and
+a disk that fails or is full stops nobody. Where the place is the workdir itself, a folder, nothing is written: the
+objects are on that disk already.
+"""
+
+import collections
+import contextlib
+import logging
+import os
+import pathlib
+import re
+import shutil
+import threading
+import urllib.parse
+from collections.abc import Iterable
+from concurrent import futures
+
+from dipaco_jax.islands.messages import Arrays
+from dipaco_jax.storage import files, tensors
+from dipaco_jax.storage.object_store import Storage
+
+WEIGHTS = 'weights'  # the folder on this machine
+MEMORY_BYTES = 2**31  # that a process keeps, and at least the last arrays, unless its role says otherwise
+DISK_SHARE = 0.25  # of what is free or ours on the disk
+VERSIONS = 2  # of a module: that from which its paths go on, and the next
+NAME = re.compile(r'objects/(\w+)/(\d+)/(.+)-[0-9a-f]+\.safetensors')
+
+
+class KeptArrays:
+  """Arrays by their objects' names, for any number of threads, none of which may change them."""
+
+  def __init__(self, folder: pathlib.Path | None = None, memory_bytes: int = MEMORY_BYTES):
+    self.folder, self.memory_bytes = folder, memory_bytes
+    self.versions = VERSIONS  # of a module, in memory
+    self.memory: collections.OrderedDict[str, Arrays] = collections.OrderedDict()  # the least recently used first
+    self.unwritten = set[str]()  # of those in memory, which they do not leave until they are on disk
+    self.lock = threading.Lock()
+    self.writer = futures.ThreadPoolExecutor(1)
+
+  def get(self, name: str) -> Arrays | None:
+    """Returns the arrays of an object, None where they are not kept."""
+    with self.lock:
+      if name in self.memory:
+        self.memory.move_to_end(name)
+        return self.memory[name]
+    if (found := self._read(name)) is not None:
+      with self.lock:
+        self._remember(name, found)
+    return found
+
+  def put(self, name: str, arrays: Arrays):
+    """Keeps arrays, and forgets those of earlier versions of the module, and the least recently used."""
+    with self.lock:
+      if self.folder and name not in self.memory:
+        self.unwritten.add(name)
+        self.writer.submit(self._write, name)
+      self._remember(name, arrays)
+
+  def close(self):
+    """Ends the thread that writes, when all is written."""
+    self.writer.shutdown()
+
+  def _remember(self, name: str, arrays: Arrays):
+    self.memory[name] = arrays
+    self.memory.move_to_end(name)
+    for stale in superseded(name, self.memory, self.versions):
+      del self.memory[stale]
+    self._shrink()
+
+  def _shrink(self):
+    *others, _ = self.memory or ['']
+    useless = [name for name in others if name not in self.unwritten]
+    while useless and sum(x.nbytes for arrays in self.memory.values() for x in arrays.values()) > self.memory_bytes:
+      del self.memory[useless.pop(0)]
+
+  def _write(self, name: str):
+    """Writes arrays that are still in memory, unless another process has."""
+    with self.lock:
+      arrays = self.memory.get(name)
+    try:
+      if arrays is not None and not (file := self._file(name)).exists():
+        tensors.write_with_digest(file, arrays)
+        self._tidy(name)
+    except OSError as e:
+      logging.warning('%s is not on disk, and would be read again if this ends: %s', name, e)
+    finally:
+      with self.lock:
+        self.unwritten.discard(name)
+        self._shrink()
+
+  def _read(self, name: str) -> Arrays | None:
+    if not self.folder or not name:
+      return None
+    with contextlib.suppress(OSError):
+      if (found := tensors.read_with_digest(self._file(name))) is not None:
+        os.utime(self._file(name))  # it is of use
+        return found
+      self._file(name).unlink()  # to be written again
+    return None
+
+  def _file(self, name: str) -> pathlib.Path:
+    assert self.folder
+    return self.folder / urllib.parse.quote(name, safe='')
+
+  def _tidy(self, name: str):
+    """Removes earlier versions of a module, also such as were not written to the end, and what is too much."""
+    assert self.folder
+    there = {file: urllib.parse.unquote(files.written_as(file).name) for file in self.folder.iterdir()}
+    for stale in superseded(name, there.values(), VERSIONS):
+      for file in [file for file, of in there.items() if of == stale]:
+        del there[file]
+        file.unlink(missing_ok=True)
+    used = {file: found for file in there if (found := _stat(file))}
+    most = DISK_SHARE * (shutil.disk_usage(self.folder).free + sum(found.st_size for found in used.values()))
+    for file in sorted(used, key=lambda file: used[file].st_mtime):
+      if sum(found.st_size for found in used.values()) > most:
+        del used[file]
+        file.unlink(missing_ok=True)
+
+
+def superseded(name: str, names: Iterable[str], versions: int) -> list[str]:
+  """Returns those names of the same module that are of `versions` versions before, or more."""
+  if not (made := NAME.fullmatch(name)):
+    return []
+  found = [(other, NAME.fullmatch(other)) for other in {*names}]
+  last = int(made[2]) - versions
+  return [other for other, of in found if of and _subject(of) == _subject(made) and int(of[2]) <= last]
+
+
+def _subject(made: re.Match[str]) -> tuple[bool, str]:
+  """Returns whether a name is of an outer state, or else of weights, which are in two kinds of objects; and whose."""
+  return made[1] == 'outer', made[3]
+
+
+def _stat(file: pathlib.Path) -> os.stat_result | None:
+  with contextlib.suppress(FileNotFoundError):  # another process was quicker
+    return file.stat()
+  return None
+
+
+def begin(storage: Storage, place: pathlib.Path, run: str) -> KeptArrays:
+  """Returns what this machine keeps of a run; that of others goes."""
+  here = storage.local_path('here')
+  if here is not None and here.parent == place:
+    return KeptArrays()
+  for other in (place / WEIGHTS).glob('*'):
+    if other.name != run:
+      shutil.rmtree(other, ignore_errors=True)
+  return KeptArrays(place / WEIGHTS / run)
+
+
+def end(place: pathlib.Path):
+  """Removes all that is kept on this machine's disk, when the run is finished."""
+  shutil.rmtree(place / WEIGHTS, ignore_errors=True)
