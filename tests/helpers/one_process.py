@@ -31,7 +31,7 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import figures, training_figures
+from dipaco_jax.reports import figures, island_figures
 from dipaco_jax.storage import object_store
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
@@ -166,7 +166,7 @@ def one_device() -> Iterator[None]:
       patch.setattr(role_loop, name, seconds)
     patch.setattr(claims, 'ASK_AGAIN_S', 0.0)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
-    patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': training_figures.timeline}})
+    patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': island_figures.timeline}})
     yield
 
 
