@@ -6,7 +6,7 @@ An `island` is one process of the run. `role_loop` is how every role does tasks,
 `lease`; the roles are `worker`, which writes the paths' checkpoints (with `path_state`, `shared_stages` and
 `worker_hosts`), `outer_executor`, `evaluator` and `monitor`, and `roles` starts them, with the registry that
 `registry_url` finds. By `screening_facts` they exclude paths, and end a run that diverges; `run_history` and
-`status_table` show what they do.
+`status_table` show what they do, and `run_costs` and `wire_status` what it costs, as `role_costs` has noted.
 
-Imports from `core`, `models`, `storage`, `data`, `training`, `pipeline` and `reports`.
+Imports from `core`, `models`, `storage`, `data`, `training`, `planning`, `pipeline` and `reports`.
 """

@@ -26,7 +26,8 @@ def lines(island: Island) -> list[str]:
 def measured_step_s(island: Island) -> float:
   """Returns the mean seconds of an inner step in the newest phases; 0 where none is timed."""
   newest = max(island.registry.newest('checkpoint').values(), default=0)
-  metas = [fact.meta for fact in island.registry.facts('checkpoint', at_least=newest - RECENT + 1)]
+  recent = island.registry.facts('checkpoint', at_least=newest - RECENT + 1)
+  metas = [fact.meta for fact in recent if 'timed_s' in fact.meta]
   return math.fsum(meta['timed_s'] for meta in metas) / max(1, sum(meta['timed_steps'] for meta in metas))
 
 
