@@ -69,8 +69,8 @@ def bytes_by_phase(run: Run) -> Picture | None:
   }
   series['plain DiLoCo'] = np.full(len(found), plain / 2 / 1e6)
   words = (
-    'Of all processes of a role together. Plain DiLoCo: each path reads and sends its parameters in float32, once a '
-    'phase; the line is either of the two.'
+    'Of all processes of a role together. With plain DiLoCo, which sends parameters in float32 once a phase, workers '
+    'would read as much as its line shows, and write as much.'
   )
   phases = np.arange(1, len(found) + 1)
   return Picture(curve_plots.by_phase('Bytes by phase', 'MB', phases, series, [*series], from_zero=True), words)
@@ -110,8 +110,8 @@ def utilization(run: Run) -> Picture | None:
     return None
   times, shares = np.array(found, float).T
   words = (
-    f'Of all workers, from the first step of training on; {run.report["utilization"]:.0%} in all. It is low at first '
-    'while processes start and compile, and at the end while the last paths are waited for.'
+    f'Of all workers that were there, from the first step of training on; {run.report["utilization"]:.0%} in all. It is '
+    'low while processes start and compile, and while they wait.'
   )
   return Picture(curve_plots.over_time('Time in inner steps', '% of the workers’ time', times, 100 * shares), words)  # noqa: RUF001
 
