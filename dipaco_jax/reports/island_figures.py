@@ -110,8 +110,8 @@ def utilization(run: Run) -> Picture | None:
     return None
   times, shares = np.array(found, float).T
   words = (
-    f'Of all workers that were there, from the first step of training on; {run.report["utilization"]:.0%} in all. It is '
-    'low while processes start and compile, and while they wait.'
+    f'Of all workers that were there, from the first step of training on; {run.report["utilization"]:.0%} in all. It '
+    'is low while processes start and compile, and while they wait.'
   )
   return Picture(curve_plots.over_time('Time in inner steps', '% of the workers’ time', times, 100 * shares), words)  # noqa: RUF001
 
