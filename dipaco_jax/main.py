@@ -23,6 +23,7 @@ import dipaco_jax
 from dipaco_jax.command_line import command, config_file, usage
 from dipaco_jax.core import errors, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import time_use
 from dipaco_jax.training import display, processes, stopping
 
 FLAGS = flags.FLAGS
@@ -212,6 +213,7 @@ def compile_only(settings: settings_lib.Settings):
 
 def run_role(settings: settings_lib.Settings):
   command.quiet()
+  time_use.begin()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
     from dipaco_jax.pipeline import preflight

@@ -74,7 +74,7 @@ def _now(facts: Any) -> list[str]:
   """Returns lines on what paths wait for, and what replays would cost, in a registry that knows the config."""
   import jax
 
-  from dipaco_jax.islands import island, lineage, schedule
+  from dipaco_jax.islands import island, lineage, schedule, wire_status
   from dipaco_jax.pipeline import run
   from dipaco_jax.storage import object_store
 
@@ -89,6 +89,7 @@ def _now(facts: Any) -> list[str]:
         f'without its worker, {n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again: {_paths(paths)}'
         for (n, s), paths in lineage.costs(here).items()
       ]
+      lines += wire_status.lines(here)
   return lines
 
 

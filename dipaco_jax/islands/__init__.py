@@ -6,7 +6,9 @@ An `island` is one process of the run. `role_loop` is how every role does tasks,
 `lease`; the roles are `worker`, which writes the paths' checkpoints (with `path_state`, `shared_stages` and
 `worker_hosts`), `outer_executor`, `evaluator` and `monitor`, which read modules by `module_weights` and
 `kept_arrays`, and `roles` starts them, with the registry that `registry_url` finds. By `screening_facts` they exclude
-paths, and end a run that diverges; `run_history` and `status_table` show what they do.
+paths, and end a run that diverges; `run_history` and `status_table` show what they do, and `run_costs` and
+`wire_status` what it costs, as `role_costs` has noted. A path's own levels are `own_levels`, what it exchanges
+`path_exchange`, and the states that are published `state_facts`.
 
-Imports from `core`, `models`, `storage`, `data`, `training`, `pipeline` and `reports`.
+Imports from `core`, `models`, `storage`, `data`, `training`, `planning`, `pipeline` and `reports`.
 """

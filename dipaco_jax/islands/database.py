@@ -17,7 +17,7 @@ from sqlalchemy.sql.expression import FunctionElement
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands.conversations import Conversations
-from dipaco_jax.storage import retry
+from dipaco_jax.storage import retry, time_use
 
 T = TypeVar('T')
 Row = dict[str, Any]
@@ -171,7 +171,8 @@ class Database:
 
     longest_wait_s = self._conversations.longest_wait_s()
     try:
-      return retry.call('the registry does not answer', transaction, is_transient, self._patience_s, longest_wait_s)
+      with time_use.doing(time_use.DATABASE):
+        return retry.call('the registry does not answer', transaction, is_transient, self._patience_s, longest_wait_s)
     except sa.exc.OperationalError as e:
       if is_refused(e):
         words = retry.first_line(e)

@@ -14,6 +14,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
+from dipaco_jax.storage import time_use
 from dipaco_jax.training import evaluation, stopping
 from dipaco_jax.training.job import Dispatch, Job, load_batch
 from dipaco_jax.training.programs import Programs
@@ -90,12 +91,17 @@ def inner_steps(
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
   weights, turn = job.weights(phase), np.array(programs.layout.grid.coordinates(path), np.int32)
-  for dispatch, batch in prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end)):
-    first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
-    params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
-    is_due = after < end and after // every > dispatch.step // every
-    done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
-  loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
+  batches = prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end))
+  with time_use.doing(time_use.INNER):
+    for dispatch, batch in batches:
+      first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
+      with time_use.doing(time_use.INNER, first='step'):
+        params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
+      is_due = after < end and after // every > dispatch.step // every
+      done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
+    jax.block_until_ready(params)  # so that what follows is not taken for inner steps
+  with time_use.doing(time_use.OTHER, first='hold-out'):
+    loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
   return path_state.to_host(programs, params, inner), loss
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Task
+from dipaco_jax.storage import time_use
 
 SIGN_OF_LIFE_S = 20.0
 RENEWED = 0.4  # a lease is renewed when so much of it is over: the rest is for a database that is full or away
@@ -44,7 +45,9 @@ class Lease:
     """Returns what was fetched for the task; only once, as it would stay in memory. Raises the error of the fetch."""
     fetch, self.fetch = self.fetch, None
     assert fetch
-    found, self.began = fetch.result(), time.monotonic()
+    with time_use.doing(time_use.STORAGE, first='fetch'):
+      found = fetch.result()
+    self.began = time.monotonic()
     return found
 
   def release(self, error: str = ''):
@@ -82,6 +85,8 @@ class Lease:
         registry.beat(self.island.name, self.role, self.about | moved(self.island))
 
 
-def moved(island: Island) -> dict[str, int]:
-  """Returns the bytes that this process has read from and written to storage."""
-  return {'bytes_in': island.storage.bytes_in, 'bytes_out': island.storage.bytes_out}
+def moved(island: Island) -> dict[str, float]:
+  """Returns the bytes that this process has read from and written to storage, and for how many seconds it did."""
+  there = island.storage
+  seconds = {'reading_s': there.reading.read(), 'writing_s': there.writing.read()}
+  return {'bytes_in': there.bytes_in, 'bytes_out': there.bytes_out} | seconds

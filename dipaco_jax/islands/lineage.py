@@ -240,8 +240,11 @@ def costs(island: Island) -> dict[tuple[int, float], list[int]]:
 
 
 def phase_s(island: Island) -> float:
-  """Returns about how many seconds a path's phase takes, 0 while none is done."""
-  return statistics.median(island.registry.durations('train', RECENT) or [0.0])
+  """Returns about how many seconds a path's phase takes, with all its pieces; 0 while none is done."""
+  earlier = island.timetable.most_pieces - 1  # of unequal length: their mean counts, over as many phases
+  pieces_s = island.registry.durations(pieces.PIECE, RECENT * earlier) if earlier else []
+  last_s = statistics.median(island.registry.durations('train', RECENT) or [0.0])
+  return last_s + (earlier * statistics.fmean(pieces_s) if pieces_s else 0.0)
 
 
 def is_finite(arrays: Arrays) -> bool:

@@ -22,6 +22,7 @@ from dipaco_jax.islands import (
   lineage,
   module_weights,
   outer_executor,
+  pieces,
   run_history,
   schedule,
   screening_facts,
@@ -193,7 +194,7 @@ class LivePage:
     self.island, self.every_s = island, every_s
     self.pointers = run_history.Pointers(island)
     self.rows: list[dict[str, Any]] = []  # of complete phases
-    self.replays: dict[tuple[str, int], float] = {}  # seconds, by path and phase of the task that they came before
+    self.replays: dict[tuple[str, str, int], float] = {}  # seconds, by the task that they came before
     self.phases = 0  # that are complete
     self.next, self.failed = time.monotonic() + every_s, False
 
@@ -246,7 +247,8 @@ class LivePage:
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
     """Yields a row of steps for each path's checkpoint of a phase; notes replays."""
-    self.replays |= run_history.replays(facts)
+    earlier = pieces.earlier_facts(self.island, facts[0].number, [fact.key for fact in facts]) if facts else []
+    self.replays |= run_history.replays([*facts, *earlier])
     s = self.island.run.settings
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T

@@ -19,7 +19,8 @@ from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
 from dipaco_jax.islands.registry import Fact, Lost, Task
-from dipaco_jax.storage import seals
+from dipaco_jax.islands.role_costs import RoleCosts
+from dipaco_jax.storage import seals, time_use
 from dipaco_jax.training import stopping
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # of a role that finds nothing to do; it waits a third of its idle time
@@ -45,13 +46,16 @@ class Role:
     self.idle_attempts = 0  # in a row: they found no task
     self.beat_interval, self.divergence_interval = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
     self.idle_check_interval = Interval(LOOK_AROUND_S)
-    self.reported_bytes = moved(self.island)  # up to our last fact
+    self.costs = RoleCosts(self.island, claims.role)
+    self.idle_cause = time_use.STAGES  # what it waits for, until the run is prepared
 
   def serve(self):
     """Does tasks until the run is finished; raises Diverged where it cannot go on."""
+    self.costs.clock.switch(time_use.OTHER)
     with self.handing_over():
       while True:
-        with self.island.registry.conversation():
+        asking = self.idle_cause if self.idle_attempts else time_use.DATABASE
+        with time_use.doing(asking), self.island.registry.conversation():
           if self.divergence_interval.is_due():
             screening_facts.heed(self.island)
           lease = self.claims.next()
@@ -81,23 +85,19 @@ class Role:
   def conclude(self, lease: Lease, publish: Publish):
     """Commits a task's facts, and schedules what they make possible."""
     with self.failing(lease):
-      facts = self.with_bytes(publish())
+      facts = self.costs.note(publish())
       self.island.registry.complete(lease.task, facts)
+      self.costs.settle()
       self.claims.drop(lease)
       schedule.schedule(self.island, facts)
       self.failures, self.done = 0, self.done + 1
-
-  def with_bytes(self, facts: Sequence[Fact]) -> list[Fact]:
-    """Returns the facts; the first notes the bytes moved since our last one, for sums that go on too."""
-    before, self.reported_bytes = self.reported_bytes, moved(self.island)
-    since = {name: count - before[name] for name, count in self.reported_bytes.items()}
-    return [facts[0]._replace(meta=facts[0].meta | since | {'role': self.claims.role}), *facts[1:]]
 
   def settle(self):
     """Waits for the publication before; raises its error where there were too many."""
     if self.publication:
       publication, self.publication = self.publication, None
-      publication.result()
+      with time_use.doing(time_use.STORAGE):
+        publication.result()
 
   @contextlib.contextmanager
   def failing(self, lease: Lease) -> Iterator[None]:
@@ -112,7 +112,8 @@ class Role:
       if isinstance(e, seals.Damaged):
         self.island.distrust(e)
       self.send_back(lease, e)
-      time.sleep(random.uniform(0.5, 1.5))
+      with time_use.doing(time_use.WAITING):
+        time.sleep(random.uniform(0.5, 1.5))
     except Diverged as e:
       screening_facts.tell(self.island, str(e))
       lease.release()
@@ -143,6 +144,8 @@ class Role:
       self.island.registry.beat(self.island.name, self.claims.role, about)
     if schedule.is_finished(self.island):
       return True
+    if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
+      self.idle_cause = time_use.WAITING
     if self.idle_check_interval.is_due():
       schedule.advance(self.island)
     return False
@@ -151,7 +154,8 @@ class Role:
     """Waits before it asks again: for longer the longer there was nothing to do, up to a third of a lease."""
     self.idle_attempts = min(self.idle_attempts + 1, 100)  # or its power would overflow after some hours
     longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, SHORTEST_WAIT_S * 1.5**self.idle_attempts)
-    time.sleep(longest_s * random.uniform(0.7, 1.3))
+    with time_use.doing(self.idle_cause):
+      time.sleep(longest_s * random.uniform(0.7, 1.3))
 
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:
@@ -167,6 +171,7 @@ class Role:
 
     with stopping.listening() as signals, stopping.closing(CLOSE_S) as opened:
       opened.enter_context(signals.answered(give_back))
+      opened.callback(time_use.end)
       opened.callback(self.claims.release_all)  # the next task, where this one has failed
       opened.callback(self.claims.fetcher.shutdown, cancel_futures=True)
       opened.callback(self.publisher.shutdown)

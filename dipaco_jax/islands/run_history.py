@@ -7,13 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import averaging_gap, outer
+from dipaco_jax.islands import pieces, run_costs
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation, train_state as state_lib
+from dipaco_jax.training.job import Job
 
-FIRST_PHASE = {'train': 1, 'outer': 0, 'evaluate': 0}  # the report's phase, counted from 1, of a task with number 0
+FIRST_PHASE = {
+  'train': 1,
+  pieces.PIECE: 1,
+  'outer': 0,
+  'evaluate': 0,
+}  # the report's phase, counted from 1, of a task with number 0
 TIMELINE_TASKS = 20_000  # of each kind; a picture shows no more
 
 
@@ -82,8 +89,7 @@ def holdout_losses(island: Island, version: int) -> tuple[list[float | None], li
 
 def write_rows(island: Island, run: run_lib.Run, told: History):
   """Writes what training leaves in the workdir: its rows, as SPMD writes them, and the timeline of tasks."""
-  checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
-  publishing.write_json(run.workdir / 'timeline.json', timeline(island, replays(checkpoints)))
+  publishing.write_json(run.workdir / 'timeline.json', timeline(island, replays(trained(island, told))))
   job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):
@@ -92,7 +98,7 @@ def write_rows(island: Island, run: run_lib.Run, told: History):
       rate = fact.meta['timed_steps'] * job.data.batch_size * run.settings.model.seq_len / seconds or None
       for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
         run.metrics.write(
-          'step', 'train', job.updates(phase, int(fact.key), after), phase=phase,
+          'step', 'train', job.updates(phase, int(fact.key), after, piece_of(job, phase, after)), phase=phase,
           step=job.schedule.global_step(phase, after),
           paths=[int(fact.key)], paths_in_phase=len(found.checkpoints), loss=[loss], grad_norm=[norm],
           learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
@@ -137,47 +143,49 @@ def busy_seconds(facts: Sequence[Fact]) -> float:
   return math.fsum(seconds)
 
 
-def replays(checkpoints: Iterable[Fact]) -> dict[tuple[str, int], float]:
-  """Returns the seconds for which workers repeated earlier phases before a task, by the task's path and phase."""
-  return {fact[1:3]: fact.meta['replay']['seconds'] for fact in checkpoints if 'replay' in fact.meta}
+def piece_of(job: Job, phase: int, after: int) -> int:
+  """Returns the piece of a phase to which the step belongs that ends after so many steps."""
+  return next(i for i, piece in enumerate(job.times.pieces(phase)) if after <= piece.end)
 
 
-def timeline(island: Island, replayed: Mapping[tuple[str, int], float]) -> dict[str, Any]:
+def trained(island: Island, told: History) -> list[Fact]:
+  """Returns the facts of all tasks of training: checkpoints, and the earlier pieces of their phases."""
+  found = [fact for phase in told.phases for fact in phase.checkpoints]
+  return found + (island.registry.facts(pieces.PIECE) if island.timetable.most_pieces > 1 else [])
+
+
+def replays(facts: Iterable[Fact]) -> dict[tuple[str, str, int], float]:
+  """Returns the seconds for which workers repeated earlier phases before a task of training, by the task's name."""
+  kinds = {pieces.CHECKPOINT: pieces.TRAIN}
+  named = ((kinds.get(fact.kind, fact.kind), fact.key, fact.number, fact.meta) for fact in facts)
+  return {(kind, key, number): meta['replay']['seconds'] for kind, key, number, meta in named if 'replay' in meta}
+
+
+def timeline(island: Island, replayed: Mapping[tuple[str, str, int], float]) -> dict[str, Any]:
   """Returns the tasks that are done, each [owner, kind, phase, start, end], in seconds since the first began.
 
-  A task that a replay came before is two: of the kind 'replay', and its own.
+  A task that a replay came before is two: of the kind 'replay', and its own. Pieces of a phase are training too.
 
   Times are the database's: machines' clocks differ, and a picture would show a phase before what it needs.
   """
   found = []
   for kind, first in FIRST_PHASE.items():
     for task in island.registry.tasks('done', kind, TIMELINE_TASKS):
-      owner, phase, begun, ended = task['owner'], task['number'] + first, task['claimed'], task['ended']
-      if kind == 'train' and (seconds := replayed.get((task['key'], task['number']))):
+      owner, number, begun, ended = task['owner'], task['number'], task['claimed'], task['ended']
+      phase = (number // island.timetable.most_pieces if kind == pieces.PIECE else number) + first
+      if seconds := replayed.get((kind, task['key'], number)):
         before, begun = begun, min(begun + seconds, ended)
         found.append((owner, 'replay', phase, before, begun))
-      found.append((owner, kind, phase, begun, ended))
+      found.append((owner, pieces.TRAIN if kind == pieces.PIECE else kind, phase, begun, ended))
   begin = min((task[3] for task in found), default=0.0)
   return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in found]}
-
-
-def bytes_by_role(island: Island) -> dict[str, dict[str, int]]:
-  """Returns the bytes read from and written to storage, {role: {'in', 'out'}}, as facts have them.
-
-  A killed process counts up to its last fact. Traffic with the database is not included.
-  """
-  found: dict[str, dict[str, int]] = {}
-  for kind in ('prepared', 'checkpoint', 'piece', 'module', 'evaluation', 'round'):
-    for meta in (fact.meta for fact in island.registry.facts(kind) if 'role' in fact.meta):
-      sums = found.setdefault(meta['role'], {'in': 0, 'out': 0})
-      sums['in'], sums['out'] = sums['in'] + meta['bytes_in'], sums['out'] + meta['bytes_out']
-  return found
 
 
 def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
   """Returns the figures of the training stage for the report; tokens/s are those of all workers together."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
-  checkpoints = [fact for phase in told.phases for fact in phase.checkpoints]
+  made = trained(island, told)
+  checkpoints = [fact for fact in made if fact.kind == pieces.CHECKPOINT]
   tokens = len(checkpoints) * s.train.steps_per_phase * s.train.batch_size * s.model.seq_len
   outer_s = math.fsum(busy_seconds(phase.modules) for phase in told.phases)
   inner_s, workers = busy_seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
@@ -190,7 +198,7 @@ def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
     'busy_s': inner_s + outer_s,
     'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
-    'replay_s': math.fsum(replays(checkpoints).values()),
-    'island_bytes': bytes_by_role(island),
+    'replay_s': math.fsum(replays(made).values()),
+    **run_costs.figures(island),
     'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
   }

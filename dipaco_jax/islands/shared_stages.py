@@ -7,11 +7,12 @@ from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.pipeline import jobs, resharding_round, stage_records, stages
-from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.storage import object_store as storage_lib, time_use
 
 TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
 
 
+@time_use.doing(time_use.STAGES)
 def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   """Makes text, base model, routing and shards; every module of version 0 is its part of the base model."""
   run = island.run
@@ -39,6 +40,7 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   return lambda: [prepared, *modules]
 
 
+@time_use.doing(time_use.STAGES)
 def reshard(island: Island, task: Task, lease: Lease) -> Publish:
   """Shards the text anew for a round, from all paths at the version that ended the round before [2.4.2]."""
   run, number = island.run, task.number

@@ -37,6 +37,7 @@ from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.state_facts import Line
 from dipaco_jax.islands.worker_hosts import Hosts
+from dipaco_jax.storage import time_use
 
 TRAIN = ('train', 'piece')
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
@@ -141,6 +142,7 @@ class Worker:
     assert found
     return found
 
+  @time_use.doing(time_use.REPLAY)
   def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
     """Repeats the pieces before the task's own; returns where that begins, and what its checkpoint notes of this."""
     path, parts, began = int(lease.task.key), beginning.parts, time.monotonic()

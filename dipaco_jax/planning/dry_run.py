@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from dipaco_jax.core import grid as grid_lib, modules, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.planning import hlo, roofline
+from dipaco_jax.planning import hlo, roofline, wire_needs
 from dipaco_jax.planning.topology import Topology
 from dipaco_jax.training import mesh, programs
 from dipaco_jax.training.performance import GIB
@@ -48,9 +48,11 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   try:
     compiled = compile_all(made)
   except DoesNotFit as e:
-    return found | {'fits': False, 'hbm_bytes_per_chip': e.needed} | {'what_fits': find_fitting_options(s, topology)}
+    found |= {'fits': False, 'hbm_bytes_per_chip': e.needed} | wire_needs.estimate(s, ())
+    return found | {'what_fits': find_fitting_options(s, topology)}
   sent = traffic(made, compiled, topology)
   found |= memory_use(made, compiled) | sent | roofline.estimate_times(made, compiled['steps'], topology, sent)
+  found |= slices_traffic(s, found, topology) | wire_needs.estimate(s, (found['step_s_low'], found['step_s_high']))
   found['fits'] = fits(found, topology)
   return found if found['fits'] else found | {'what_fits': find_fitting_options(s, topology)}
 
@@ -222,6 +224,13 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
   return found | {'inner_grid_collectives': crossing, 'outer_bytes_per_chip': sent}
 
 
+def slices_traffic(s: settings_lib.Settings, found: dict[str, Any], topology: Topology) -> dict[str, float]:
+  """Returns the bytes that all chips send to other slices in a phase; {} where there is one slice."""
+  inner, outer = (found[f'{name}_collective_bytes']['dcn'] for name in ('steps', 'outer'))
+  per_chip = s.train.steps_per_phase * found['paths_in_turn'] * inner + outer
+  return {'slices_bytes_per_phase': found['chips'] * per_chip} if topology.slices > 1 else {}
+
+
 # -- what would fit
 
 
@@ -266,17 +275,20 @@ def to_text(found: dict[str, Any]) -> str:
   if not found['fits']:
     lines.append(f'what would fit: {found["what_fits"] or "a topology with more chips, so that a path has more"}')
   if 'step_s_low' not in found:
-    return '\n'.join(lines)
+    return '\n'.join([*lines, *wire_needs.to_text(found)])
   links = {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}
   for name, words in (('steps', 'an inner step'), ('outer', 'an outer step')):
     counts, sizes = found[f'{name}_collectives'], found[f'{name}_collective_bytes']
     sent = ', '.join(f'{counts[link]} {links[link]}, {size / 1e6:,.1f} MB' for link, size in sizes.items())
     lines.append(f'collectives    of {words}: {sent}')
+  if (between := found.get('slices_bytes_per_phase')) is not None:
+    lines.append(f'between slices {between / 1e6:,.1f} MB a phase, of all chips together, as float32')
   lines += [
     f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3g} to '
     f'{found["step_s_high"]:.3g} s',
     f'MFU            {found["mfu_low"]:.0%} to {found["mfu_high"]:.0%}; at least {found["tokens_per_s"]:,.0f} tokens/s',
     f'outer step     {found["outer_bytes_per_chip"] / 1e6:,.1f} MB a chip, {found["outer_s"]:.3f} s',
     f'whole run      {found["hours_low"]:,.1f} to {found["hours"]:,.1f} hours; {found["chip_hours"]:,.0f} chip hours',
+    *wire_needs.to_text(found),
   ]
   return '\n'.join(lines)

@@ -65,7 +65,10 @@ def perplexity_curves(
 
 
 @styled
-def by_phase(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], names: Sequence[str]):
+def by_phase(
+  title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], names: Sequence[str],
+  from_zero: bool = False,
+):  # fmt: skip
   """Draws a curve over phases for each name that has one."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
@@ -75,7 +78,21 @@ def by_phase(title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, n
       ax.plot(phases, series[name], color=colour, lw=1.8, ls=STRIPES[i % 4], marker='o' if len(phases) < 3 else None)
       ends.append((series[name][-1], plot_style.short(name, 20), colour))
   ax.margins(x=0.03, y=0.1)
+  if from_zero:
+    ax.set_ylim(bottom=0)
   _finish(ax, [e for e in ends if np.isfinite(e[0])], title, ylabel, 'phase')
+  return figure
+
+
+@styled
+def over_time(title: str, ylabel: str, seconds: np.ndarray, shares: np.ndarray):
+  """Draws percentages of stretches of time, each up to `seconds`."""
+  figure, ax = plot_style.axes(HALF, HEIGHT)
+  scale, unit = plot_style.time_unit(seconds[-1])
+  ax.step([0, *(seconds / scale)], [shares[0], *shares], where='pre', color=BLUE, lw=2)
+  ax.set(xlim=(0, None), ylim=(0, 100))
+  _finish(ax, [], title, ylabel, unit)
+  plot_style.numbers(ax.xaxis)
   return figure
 
 

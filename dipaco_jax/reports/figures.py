@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from dipaco_jax.reports import path_figures, plot_style, training_figures
+from dipaco_jax.reports import island_figures, path_figures, plot_style, training_figures
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run
 
@@ -31,7 +31,14 @@ SECTIONS: dict[str, dict[str, Callable[[Run], Picture | None]]] = {  # None: the
   },
   'The grid': {'grid': path_figures.distance_from_base, 'siblings': path_figures.distance_from_siblings},
   'Cost': {'time_by_stage': training_figures.time_by_stage, 'bytes_sent': training_figures.bytes_sent},
-  'Islands': {'timeline': training_figures.timeline, 'island_bytes': training_figures.island_bytes},
+  'Islands': {
+    'utilization': island_figures.utilization,
+    'worker_seconds': island_figures.worker_seconds,
+    'bytes_by_phase': island_figures.bytes_by_phase,
+    'bytes_beside_others': island_figures.bytes_beside,
+    'island_bytes': island_figures.island_bytes,
+    'timeline': island_figures.timeline,
+  },
 }
 
 

@@ -141,6 +141,12 @@ def numbers(axis, whole: bool = False, ticks: int = 5):
   axis.set_major_formatter(formatter)
 
 
+def time_unit(span_s: float) -> tuple[int, str]:
+  """Returns the seconds of the unit in which an axis of so many seconds is labelled, and its name."""
+  units = ((3600, 'hours'), (60, 'minutes'), (1, 'seconds'))
+  return next((seconds, name) for seconds, name in units if span_s >= 5 * seconds or seconds == 1)
+
+
 def path_ticks(ax, labels: Sequence[str], order: str = ''):
   """Names the paths under an axis; where there is no room, says how many there are, and in which order."""
   few = len(labels) <= NAMED

@@ -22,7 +22,8 @@ EVALUATE = (
 TRAIN = (
   'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
   'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
-  'goodput modules_sha256 island_bytes replay_s device num_devices dtype'
+  'goodput modules_sha256 island_bytes island_bytes_by_phase island_mbits diloco_bytes_per_phase worker_seconds '
+  'utilization utilization_over_time replay_s device num_devices dtype'
 ).split()
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 

@@ -71,7 +71,7 @@ def draw(found: dict[str, list[Task]]):
   """Draws the rows, the first on top; bars show their phase where there is room."""
   figure, ax = plot_style.axes(plot_style.WIDE, 1.3 + 0.3 * len(found))
   span = max(row[-1].end for row in found.values())
-  scale, unit = next((s, u) for s, u in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds')) if span >= 5 * s or s == 1)
+  scale, unit = plot_style.time_unit(span)
   for y, row in enumerate(reversed(found.values())):
     colours = [KIND_COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
     wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dipaco_jax.core import averaging_gap
-from dipaco_jax.reports import category_plots, curve_plots, path_figures, timeline_plot
+from dipaco_jax.reports import category_plots, curve_plots, path_figures
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.palette import BLUE, ORANGE
@@ -136,34 +136,3 @@ def bytes_sent(run: Run) -> Picture | None:
     f'synchronously, exchanging gradients at every step, would have sent {synchronous / sent:,.0f} times as much.'
   )
   return Picture(category_plots.bars('Bytes between paths', rows), words)
-
-
-def timeline(run: Run) -> Picture | None:
-  """Draws the tasks of each worker of an islands run."""
-  if not run.tasks:
-    return None
-  rows = timeline_plot.rows(run.tasks)
-  words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
-  shared = next((level.name for level in run.levels if not level.axes), None)
-  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
-  if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
-    words += f' At one moment, {phases} different phases were trained.'
-  if seconds := sum(task.end - task.start for task in run.tasks if task.kind == timeline_plot.REPLAY):
-    words += f' Replays, phases that were trained again as the holder of a state was gone, took {duration(seconds)}.'
-  shown = timeline_plot.shown(rows)
-  if hidden := len(rows) - len(shown):
-    words += f' Rows that are not shown: {hidden}.'
-  return Picture(timeline_plot.draw(shown), words)
-
-
-def island_bytes(run: Run) -> Picture | None:
-  """Draws the bytes that each role has read and written."""
-  moved = run.report['island_bytes']
-  if not moved:
-    return None
-  rows = [
-    (role, [(m['in'], BLUE), (m['out'], ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
-    for role, m in sorted(moved.items())
-  ]
-  words = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
-  return Picture(category_plots.bars('Bytes by role', rows), words)

@@ -1,8 +1,9 @@
 """Bytes that are published whole or not at all, on disks and in buckets.
 
 Read in this order: `files` (write aside, sync, rename), `publishing` (the same with checksums), `seals` (checks them)
-and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock` and
-`retry`; `object_store` (where islands exchange objects) on its two `backends`, and `remote_files` (text in buckets).
+and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock`,
+`retry` and `time_use` (seconds by cause); `object_store` (where islands exchange objects) on its two `backends`, and
+`remote_files` (text in buckets).
 
 Imports from `core`.
 """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import files, lock, publishing, retry
+from dipaco_jax.storage import files, lock, publishing, retry, time_use
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
 PATIENCE_S = 600
@@ -38,12 +38,14 @@ class Storage:
   def __init__(self, url: str, backend: Folder | Bucket, patience_s: float):
     self.url, self.backend, self.patience_s = url, backend, patience_s
     self.bytes_in = self.bytes_out = 0
+    self.reading, self.writing = time_use.Busy(), time_use.Busy()
     self.lock = threading.Lock()
     self.verified_trees: set[tuple[str, str]] = set()  # (prefix, sha256) of those on this machine
 
   def write(self, name: str, data: files.Data, sha256: str = '') -> str:
     """Publishes an object, which a disk syncs before it is seen; returns its sha256, computed unless it is given."""
-    self.retry(name, lambda: self.backend.put(checked_name(name), data))
+    with self.writing:
+      self.retry(name, lambda: self.backend.put(checked_name(name), data))
     with self.lock:
       self.bytes_out += len(data)
     return sha256 or hashlib.sha256(data).hexdigest()
@@ -58,7 +60,8 @@ class Storage:
   def fetch(self, name: str) -> memoryview:
     """Returns an object's bytes without comparing their sha256, for objects that have a seal inside. Raises Missing."""
     try:
-      data = self.retry(name, lambda: self.backend.get(checked_name(name)))
+      with self.reading:
+        data = self.retry(name, lambda: self.backend.get(checked_name(name)))
     except FileNotFoundError as e:
       raise Missing(f'{self.url_of(name)} is missing') from e
     with self.lock:
@@ -152,7 +155,8 @@ class Storage:
     Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object.
     """
     try:
-      return retry.call(self.url_of(name), action, self.backend.is_transient, self.patience_s)
+      with time_use.doing(time_use.STORAGE):
+        return retry.call(self.url_of(name), action, self.backend.is_transient, self.patience_s)
     except (ValueError, FileNotFoundError):
       raise
     except Exception as e:

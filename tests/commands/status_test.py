@@ -215,3 +215,18 @@ def test_an_islands_run_says_what_replays_would_cost(tmp_path):
   tasks.put([registry.Fact('config', '', 0, '', '', {'config': config}), *facts])
   lines = [line for line in ask(f'--workdir={tmp_path}').stdout.splitlines() if line.startswith('without')]
   assert lines == ['without its worker, 2 phases again: path 5', 'without its worker, 1 phase again: path 0, 3']
+
+
+def test_an_islands_run_says_which_line_it_takes(tmp_path):
+  from dipaco_jax.islands import registry
+
+  config = synthetic.make(tmp_path, stages=3).to_dict()
+  (tmp_path / 'report.json').unlink(missing_ok=True)
+  tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
+  tasks.put([registry.Fact('config', '', 0, '', '', {'config': config})])
+  tasks.put([registry.Fact('checkpoint', '0', 0, '', '', {'timed_s': 5.0, 'timed_steps': 10})])
+  tasks.beat('worker-0', 'worker', {'bytes_in': 10**6, 'reading_s': 1.0, 'bytes_out': 10**6, 'writing_s': 2.0})
+  asked = ask(f'--workdir={tmp_path}')
+  assert asked.stdout.splitlines()[-1].startswith('line of each worker for 95% in inner steps: '), asked.stderr
+  assert '(16 paths each, 0.5 s a step' in asked.stdout
+  assert asked.stdout.endswith('so far theirs did 8 Mbit/s reading and 4 Mbit/s writing\n')

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import math
 import os
 import pathlib
 import shutil
@@ -19,6 +20,7 @@ from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import (
   claims,
   evaluator,
+  hand_over,
   held_states,
   island,
   monitor,
@@ -32,7 +34,7 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.reports import figures, training_figures
+from dipaco_jax.reports import figures, island_figures
 from dipaco_jax.storage import object_store
 
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
@@ -167,7 +169,7 @@ def one_device() -> Iterator[None]:
       patch.setattr(role_loop, name, seconds)
     patch.setattr(claims, 'ASK_AGAIN_S', 0.0)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
-    patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': training_figures.timeline}})
+    patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': island_figures.timeline}})
     yield
 
 
@@ -220,6 +222,8 @@ class Machine:
     made, before = self.island(place, workdir), set(threading.enumerate())
     executor = outer_executor.Executor(made.run.workdir / 'scratch' / str(made.resumed))
     slot = contextlib.ExitStack()
+    # Nobody would answer; on a busy machine a replay might take long enough to ask for its state.
+    slot.enter_context(pytest.MonkeyPatch.context()).setattr(hand_over, 'WORTHWHILE', math.inf)
     held = slot.enter_context(held_states.slot(made.run.workdir))
     line = state_facts.Line()
     does = worker.Worker(held, line=line)

@@ -14,7 +14,7 @@ import repository
 import sqlalchemy
 
 from dipaco_jax.core import settings
-from dipaco_jax.islands import claims, registry as registry_lib, role_loop, run_history
+from dipaco_jax.islands import claims, registry as registry_lib, role_loop
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.registry import Fact, NewTask
@@ -160,21 +160,6 @@ def test_a_task_is_given_back_that_was_just_claimed(island, tmp_path):
   assert done.returncode == 128 + signal.SIGTERM
   assert island.registry.counts() == {'train': {'ready': 4}}
   assert island.registry.tasks()[0]['attempts'] == 1
-
-
-def test_a_fact_tells_of_the_bytes_since_the_one_before(island):
-  role = role_loop.Role(Claims(island, 'worker', ['train']), lambda *_: None)
-  island.storage.write('a', b'12345')
-  island.storage.fetch('a')
-  first, other = role.with_bytes([Fact('checkpoint', '0', 0, '', '', {'x': 1}), Fact('checkpoint', '1', 0, '', '', {})])
-  assert first.meta == {'x': 1, 'role': 'worker', 'bytes_in': 5, 'bytes_out': 5} and other.meta == {}
-  island.storage.write('b', b'123')
-  (second,) = role.with_bytes([Fact('checkpoint', '2', 0, '', '', {})])
-  island.registry.put(
-    [first, other, second, Fact('module', 'm', 1, '', '', {'role': 'outer', 'bytes_in': 7, 'bytes_out': 0})]
-  )
-  found = run_history.bytes_by_role(island)
-  assert found == {'worker': {'in': 5, 'out': 8}, 'outer': {'in': 7, 'out': 0}}
 
 
 class Clock:

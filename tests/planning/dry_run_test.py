@@ -33,7 +33,21 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
   json.dumps(metrics_log.plain(found))
-  assert 'fits' in dry_run.to_text(found)
+  text = dry_run.to_text(found)
+  assert 'fits' in text and 'as islands' in text and 'line needed' in text and 'between slices' not in text
+  own = sum(
+    4 * math.prod(made.shapes[name].shape) for name, level in made.layout.owner.items() if sent[level.axes] == 0
+  )
+  assert found['island_sent_bytes_per_phase'] == parameters - own and len(found['island_line_mbits']) == 2
+
+
+def test_between_slices_go_inner_and_outer_steps_of_all_chips():
+  s = small.on_2x2()
+  inner, outer = {'dcn': 2.0}, {'dcn': 100.0}
+  found = {'chips': 8, 'paths_in_turn': 3, 'steps_collective_bytes': inner, 'outer_collective_bytes': outer}
+  expected = 8 * (3 * 2 * s.train.steps_per_phase + 100)
+  assert dry_run.slices_traffic(s, found, here(4, slices=2)) == {'slices_bytes_per_phase': expected}
+  assert dry_run.slices_traffic(s, found, here(4)) == {}
 
 
 @pytest.mark.slow
@@ -43,6 +57,8 @@ def test_collectives_cross_what_lies_between_their_devices():
   assert found['steps_collectives']['data'] > 0 and found['inner_grid_collectives'] == 0
   found = dry_run.estimate(s, here(8, slices=2))
   assert found['steps_collectives']['dcn'] == 0 and found['outer_collectives']['dcn'] > 0
+  assert found['slices_bytes_per_phase'] == 8 * found['outer_collective_bytes']['dcn'] > 0
+  assert f'{found["slices_bytes_per_phase"] / 1e6:,.1f} MB a phase' in dry_run.to_text(found)
 
 
 def test_what_does_not_fit_is_answered_with_what_would():

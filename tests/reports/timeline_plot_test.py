@@ -9,7 +9,7 @@ import synthetic
 from dipaco_jax.islands import registry as registry_lib, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.reports import run_data, run_report, timeline_plot, training_figures
+from dipaco_jax.reports import island_figures, run_data, run_report, timeline_plot
 from dipaco_jax.reports.timeline_plot import Task
 from dipaco_jax.storage import object_store as storage_lib
 
@@ -96,5 +96,5 @@ def test_the_caption_says_what_waits_for_all(tmp_path):
   (tmp_path / 'timeline.json').write_text(json.dumps({'tasks': [Task('w', 'train', 1, 0, 2)]}))
   run = run_data.read_run(tmp_path, run_report.make_report(tmp_path))
   shared = [level.name for level in run.levels if not level.axes]
-  caption = training_figures.timeline(run).caption
+  caption = island_figures.timeline(run).caption
   assert shared and f'{shared[0]} is a module of all paths' in caption and 'different phases' not in caption

@@ -1,0 +1,40 @@
+"""What a process moves and what it spends its time on, as its facts note it for the report (run_costs.py).
+
+A fact notes what came since the last fact of its process: bytes, the seconds in which they travelled, and in `seconds`
+those of the loop of the role, by cause (storage/time_use.py), up to the moment `until`. They tile the time of a process
+from its start to its last fact; what a process that is killed did since is known to nobody.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.lease import moved
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.storage import time_use
+
+
+class RoleCosts:
+  """Bytes and seconds of one process, of the thread that makes this, since its last fact."""
+
+  def __init__(self, island: Island, role: str):
+    self.island, self.role, self.clock = island, role, time_use.begin()
+    self.told: tuple[Mapping[str, float], ...] = moved(island), dict.fromkeys(time_use.CAUSES, 0.0)
+    self.telling = self.told
+
+  def note(self, facts: Sequence[Fact]) -> list[Fact]:
+    """Returns the facts; the first notes what came since those that were last told, for sums that go on too."""
+    self.telling = moved(self.island), self.clock.read()
+    since, spent = map(_difference, self.told, self.telling)
+    seconds = {cause: round(s, 4) for cause, s in spent.items() if s}
+    noted: dict[str, Any] = since | {'role': self.role, 'seconds': seconds, 'until': time.time()}
+    return [facts[0]._replace(meta=facts[0].meta | noted), *facts[1:]]
+
+  def settle(self):
+    """Counts from the last `note` on, whose facts are in the registry."""
+    self.told = self.telling
+
+
+def _difference(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+  return {name: value - before[name] for name, value in now.items()}

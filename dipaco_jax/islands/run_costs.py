@@ -1,0 +1,148 @@
+"""What an islands run has cost, by the facts (role_costs.py): bytes by phase, and what workers spent their time on.
+
+Facts of earlier versions of this program do not tell all of it: what they lack is None, or left out of the report.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dipaco_jax.islands import pieces
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.storage import time_use
+
+WORKERS_FACTS = 'prepared', 'round', 'checkpoint', pieces.PIECE
+KINDS = (*WORKERS_FACTS, 'module', 'evaluation')  # of facts that note what their process has moved
+STRETCHES = 60  # of time, at most, whose utilization is told
+SHARED = time_use.STAGES  # is no part of training: text, base model, shards
+
+
+class Spell(NamedTuple):
+  """The time of a worker between two of its facts."""
+
+  end: float  # seconds since 1970
+  seconds: dict[str, float]  # by cause
+
+  @property
+  def begin(self) -> float:
+    return self.end - math.fsum(self.seconds.values())
+
+
+def figures(island: Island) -> dict[str, Any]:
+  """Returns what the run has cost, for the report; None for what its facts do not tell."""
+  facts = {kind: island.registry.facts(kind) for kind in KINDS}
+  s, n = island.run.settings, sum(math.prod(x.shape) for x in island.shapes.values())
+  taking_part = sum(int(island.active_paths(phase).sum()) for phase in range(s.train.phases)) / s.train.phases
+  spells = read_spells([fact for kind in WORKERS_FACTS for fact in facts[kind]])
+  return {
+    'island_bytes': sum_by_role(found for of_kind in facts.values() for found in of_kind),
+    'island_bytes_by_phase': bytes_by_phase(island, facts),
+    'diloco_bytes_per_phase': round(2 * 4 * n * taking_part),  # float32, up and down
+    'island_mbits': speeds(found for of_kind in facts.values() for found in of_kind),
+    'worker_seconds': sum_by_cause(spells),
+    'utilization': utilization(spells),
+    'utilization_over_time': utilization_over_time(spells),
+  }
+
+
+# -- bytes
+
+
+def sum_by_role(facts: Iterable[Fact]) -> dict[str, dict[str, int]]:
+  """Returns the bytes read from and written to storage, {role: {'in', 'out'}}, as facts have them.
+
+  A killed process counts up to its last fact. Traffic with the database is not included.
+  """
+  found: dict[str, dict[str, int]] = {}
+  for meta in (fact.meta for fact in facts if 'role' in fact.meta):
+    sums = found.setdefault(meta['role'], {'in': 0, 'out': 0})
+    sums['in'], sums['out'] = sums['in'] + meta['bytes_in'], sums['out'] + meta['bytes_out']
+  return found
+
+
+def bytes_by_phase(island: Island, facts: dict[str, list[Fact]]) -> list[dict[str, dict[str, int]]]:
+  """Returns `sum_by_role` of each phase of training: of its paths, and of the outer steps and evaluations after it."""
+  by_phase: list[list[Fact]] = [[] for _ in range(island.run.settings.train.phases)]
+  for fact in (fact for of_kind in facts.values() for fact in of_kind):
+    if (phase := phase_of(island, fact)) is not None:
+      by_phase[phase].append(fact)
+  return [sum_by_role(found) for found in by_phase]
+
+
+def phase_of(island: Island, fact: Fact) -> int | None:
+  """Returns the phase whose bytes a fact notes; None for the run's preparation."""
+  if fact.kind in ('checkpoint', pieces.PIECE):
+    return pieces.part_of(island, fact).phase
+  if fact.kind == 'round':
+    return jobs.round_end(island.run.settings, fact.number - 1) - 1
+  return fact.number - 1 if fact.kind in ('module', 'evaluation') and fact.number else None
+
+
+def speeds(facts: Iterable[Fact]) -> dict[str, dict[str, float | None]]:
+  """Returns {role: {'in', 'out'}}: Mbit/s of a process while it read and wrote; None where that is not noted."""
+  sums: dict[str, dict[str, list[float]]] = {}
+  for meta in (fact.meta for fact in facts if 'reading_s' in fact.meta):
+    of_role = sums.setdefault(meta['role'], {'in': [0.0, 0.0], 'out': [0.0, 0.0]})
+    for way, seconds in (('in', 'reading_s'), ('out', 'writing_s')):
+      of_role[way][0] += meta[f'bytes_{way}']
+      of_role[way][1] += meta[seconds]
+  return {role: {way: mbits(*moved) for way, moved in of_role.items()} for role, of_role in sums.items()}
+
+
+def mbits(num_bytes: float, seconds: float) -> float | None:
+  """Returns Mbit/s, None where nothing was moved."""
+  return num_bytes * 8 / 1e6 / seconds if num_bytes and seconds else None
+
+
+# -- time
+
+
+def read_spells(facts: Iterable[Fact]) -> list[Spell]:
+  """Returns the spells of all workers; [] where facts of training do not tell them."""
+  facts = list(facts)
+  if any('seconds' not in fact.meta for fact in facts if fact.kind == 'checkpoint'):
+    return []
+  return [Spell(fact.meta['until'], fact.meta['seconds']) for fact in facts if 'seconds' in fact.meta]
+
+
+def sum_by_cause(spells: Sequence[Spell]) -> dict[str, float] | None:
+  """Returns the seconds of all workers together, by cause; None without spells."""
+  found = {c: math.fsum(spell.seconds.get(c, 0.0) for spell in spells) for c in time_use.CAUSES}
+  return {cause: round(seconds, 3) for cause, seconds in found.items()} if spells else None
+
+
+def utilization(spells: Sequence[Spell]) -> float | None:
+  """Returns the share of the workers' time that was spent in inner steps; stages that all share do not count."""
+  found = sum_by_cause(spells) or {}
+  of_training = math.fsum(seconds for cause, seconds in found.items() if cause != SHARED)
+  return found[time_use.INNER] / of_training if of_training else None
+
+
+def utilization_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] | None:
+  """Returns `utilization` of stretches of time: (seconds at the end, since training began; share).
+
+  A spell's start, and the stages that all share, are taken to come first in it; inner steps are spread over the rest.
+  """
+  parts = [(_training_from(spell), spell) for spell in spells if spell.seconds.get(time_use.INNER)]
+  if not parts:
+    return None
+  begin, end = min(start for start, _ in parts), max(spell.end for _, spell in parts)
+  longest = max(spell.end - start for start, spell in parts)
+  count = max(1, min(STRETCHES, int((end - begin) / max(longest, 1e-9))))  # none shorter than a spell
+  width, inner, whole = (end - begin) / count, [0.0] * count, [0.0] * count
+  for spell in spells:
+    start = _training_from(spell)
+    share = spell.seconds.get(time_use.INNER, 0.0) / max(spell.end - start, 1e-9)
+    present = spell.begin + spell.seconds.get(SHARED, 0.0)
+    for i in range(count):
+      left, right = begin + i * width, begin + (i + 1) * width
+      inner[i] += share * max(0.0, min(right, spell.end) - max(left, start))
+      whole[i] += max(0.0, min(right, spell.end) - max(left, present))
+  times = ((i + 1) * width for i in range(count))
+  return [(round(t, 3), round(a / b, 4)) for t, a, b in zip(times, inner, whole, strict=True) if b]
+
+
+def _training_from(spell: Spell) -> float:
+  return spell.begin + math.fsum(spell.seconds.get(cause, 0.0) for cause in (SHARED, time_use.START))

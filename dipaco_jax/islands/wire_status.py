@@ -1,0 +1,41 @@
+"""The line that the workers of a running islands run need, for `status`: by what their facts have measured."""
+
+import math
+
+from dipaco_jax.islands import run_costs
+from dipaco_jax.islands.island import Island
+from dipaco_jax.planning import wire_needs
+
+RECENT = 2  # phases, whose steps tell how long a step takes
+SILENT_S = 60  # a worker that is silent for longer does not count
+
+
+def lines(island: Island) -> list[str]:
+  """Returns a line for people; [] before a step is timed, or where paths exchange nothing."""
+  newest = max(island.registry.newest('checkpoint').values(), default=0)
+  step_s, traffic = measured_step_s(island, newest), wire_needs.make_traffic(island.run.settings)
+  workers = [r['about'] for r in island.registry.roles() if r['role'] == 'worker' and r['silent_s'] < SILENT_S]
+  if not step_s or not traffic.groups or not workers:
+    return []
+  paths = math.ceil(island.active_paths(newest).sum() / len(workers))
+  needed = wire_needs.speed(wire_needs.line_bytes_per_s(traffic, step_s, paths) * 8 / 1e6)
+  each = f'{paths} path{"s" * (paths > 1)} each, {step_s:.3g} s a step, latency not counted'
+  return [f'line of each worker for {wire_needs.TARGET:.0%} in inner steps: {needed} each way ({each}){done(workers)}']
+
+
+def measured_step_s(island: Island, newest: int) -> float:
+  """Returns the mean seconds of an inner step in the phases up to the newest; 0 where none is timed."""
+  recent = island.registry.facts('checkpoint', at_least=newest - RECENT + 1)
+  metas = [fact.meta for fact in recent if 'timed_s' in fact.meta]
+  return math.fsum(meta['timed_s'] for meta in metas) / max(1, sum(meta['timed_steps'] for meta in metas))
+
+
+def done(workers: list[dict]) -> str:
+  """Says what the lines of workers did while they read and wrote; '' where that is not known."""
+  found = []
+  for way, seconds, verb in (('in', 'reading_s', 'reading'), ('out', 'writing_s', 'writing')):
+    told = [about for about in workers if seconds in about]
+    moved = (math.fsum(about[name] for about in told) for name in (f'bytes_{way}', seconds))
+    if (speed := run_costs.mbits(*moved)) is not None:
+      found.append(f'{wire_needs.speed(speed)} {verb}')
+  return f'; so far theirs did {" and ".join(found)}' if found else ''

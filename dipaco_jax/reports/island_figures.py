@@ -1,0 +1,134 @@
+"""Pictures of an islands run: who did what when, the bytes of roles, and what workers spent their time on."""
+
+import numpy as np
+
+from dipaco_jax.reports import category_plots, curve_plots, timeline_plot
+from dipaco_jax.reports.amounts import size
+from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
+from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.reports.run_data import Run
+from dipaco_jax.training.display import duration
+
+WORKER, EXECUTOR = 'worker', 'outer'  # roles
+# By cause, in the order of the picture: what it is called, and what a caption adds.
+CAUSES = {
+  'inner': 'inner steps',
+  'waiting': 'waiting for modules',
+  'storage': 'storage',
+  'database': 'database',
+  'replay': 'replay',
+  'start': 'start',
+  'other': 'other work',
+}
+MEANT = (
+  'Waiting for modules: for other paths, or for the outer executor. Storage: reading and writing that training could '
+  'not go on beside. Start: of the process, its first reading, compilation. Other work: compression, hold-outs, disks.'
+)
+
+
+def timeline(run: Run) -> Picture | None:
+  """Draws the tasks of each worker of an islands run."""
+  if not run.tasks:
+    return None
+  rows = timeline_plot.rows(run.tasks)
+  words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
+  shared = next((level.name for level in run.levels if not level.axes), None)
+  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
+  if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
+    words += f' At one moment, {phases} different phases were trained.'
+  if seconds := sum(task.end - task.start for task in run.tasks if task.kind == timeline_plot.REPLAY):
+    words += f' Replays, phases that were trained again as the holder of a state was gone, took {duration(seconds)}.'
+  shown = timeline_plot.shown(rows)
+  if hidden := len(rows) - len(shown):
+    words += f' Rows that are not shown: {hidden}.'
+  return Picture(timeline_plot.draw(shown), words)
+
+
+def island_bytes(run: Run) -> Picture | None:
+  """Draws the bytes that each role has read and written."""
+  moved = run.report['island_bytes']
+  if not moved:
+    return None
+  rows = [
+    (role, [(m['in'], BLUE), (m['out'], ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
+    for role, m in sorted(moved.items())
+  ]
+  words = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
+  return Picture(category_plots.bars('Bytes by role', rows), words)
+
+
+def bytes_by_phase(run: Run) -> Picture | None:
+  """Draws the bytes that workers and executors read and write in each phase, beside those of plain DiLoCo."""
+  found, plain = run.report['island_bytes_by_phase'], run.report['diloco_bytes_per_phase']
+  if not found or len(found) < 2 or not plain:
+    return None
+  series = {
+    f'{words} {way}': np.array([phase.get(role, {}).get(which, 0) for phase in found]) / 1e6
+    for role, words in ((WORKER, 'workers'), (EXECUTOR, 'executors'))
+    for which, way in (('in', 'read'), ('out', 'write'))
+  }
+  series['plain DiLoCo'] = np.full(len(found), plain / 2 / 1e6)
+  words = (
+    'Of all processes of a role together. With plain DiLoCo, which sends parameters in float32 once a phase, workers '
+    'would read as much as its line shows, and write as much.'
+  )
+  phases = np.arange(1, len(found) + 1)
+  return Picture(curve_plots.by_phase('Bytes by phase', 'MB', phases, series, [*series], from_zero=True), words)
+
+
+def bytes_beside(run: Run) -> Picture | None:
+  """Draws what workers move in a phase, beside plain DiLoCo and data-parallel training of the same model."""
+  r = run.report
+  found, plain, every_step = (
+    r[name] for name in ('island_bytes_by_phase', 'diloco_bytes_per_phase', 'synchronous_bytes_per_phase')
+  )
+  if not found or not plain or not every_step:
+    return None
+  ours = [sum(phase.get(WORKER, {}).get(way, 0) for phase in found) / len(found) for way in ('in', 'out')]
+  if not sum(ours):
+    return None
+  rows = [
+    (name, [(each[0], BLUE), (each[1], ORANGE)], size(sum(each)))
+    for name, each in (('this run', ours), ('plain DiLoCo', [plain / 2] * 2), ('data-parallel', [every_step / 2] * 2))
+  ]
+  words = (
+    'Of all workers in a phase, on average: read and, striped, written. Plain DiLoCo would exchange parameters in '
+    f'float32 once a phase, {plain / sum(ours):,.1f} times as many bytes; data-parallel training gradients in float32 '
+    f'at each of the {run.settings.train.steps_per_phase:,} steps, {every_step / sum(ours):,.0f} times as many.'
+  )
+  if speed := (r['island_mbits'] or {}).get(WORKER):
+    ways = (('in', 'reading'), ('out', 'writing'))
+    told = [f'{speed[way]:,.3g} Mbit/s while {verb}' for way, verb in ways if speed[way]]
+    words += f' A worker moved {" and ".join(told)}.' if told else ''
+  return Picture(category_plots.bars('Bytes of a phase', rows), words)
+
+
+def utilization(run: Run) -> Picture | None:
+  """Draws the share of the workers' time that was spent in inner steps, over time."""
+  found = run.report['utilization_over_time']
+  if not found or len(found) < 2:
+    return None
+  times, shares = np.array(found, float).T
+  words = (
+    f'Of all workers that were there, from the first step of training on; {run.report["utilization"]:.0%} in all. It '
+    'is low while processes start and compile, and while they wait.'
+  )
+  return Picture(curve_plots.over_time('Time in inner steps', '% of the workers’ time', times, 100 * shares), words)  # noqa: RUF001
+
+
+def worker_seconds(run: Run) -> Picture | None:
+  """Draws what the workers' time was spent on, and what it was lost to."""
+  found = run.report['worker_seconds']
+  whole = sum(found.get(cause, 0.0) for cause in CAUSES) if found else 0.0
+  if not whole:
+    return None
+  rows = [
+    (
+      words,
+      [(s, BLUE if cause == 'inner' else GREY if cause == 'other' else ORANGE)],
+      f'{duration(s)}, {s / whole:.1%}',
+    )
+    for cause, words in CAUSES.items()
+    if (s := found.get(cause, 0.0)) or cause == 'inner'
+  ]
+  return Picture(category_plots.bars('The workers’ time by cause', rows), f'{duration(whole)} of all workers. {MEANT}')  # noqa: RUF001
