@@ -236,12 +236,16 @@ class Machine:
 
       def perform(i, task, lease):
         state_facts.publish_aside(made, held, line)  # in a thread of a worker's
-        return performs[task.kind](i, task, lease)
+        publish = performs[task.kind](i, task, lease)
+        state_facts.publish_aside(made, held, line)  # what a replay has made
+        return publish
 
       role_loop.Role(
         Claims(made, 'all', KINDS, fetches=dict.fromkeys(worker.TRAIN, does.fetch), holder=held.holder), perform
       ).serve()
     finally:
+      for pool in (made.weights.reader, made.weights.kept.writer):
+        pool.shutdown(wait=False, cancel_futures=True)
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):
           thread.join(10)
