@@ -29,13 +29,13 @@ def ask(island: Island, task: Task, found: Found):
   if len(found.phases) == 1 or found.parts[-1].nth or found.within or task.owner != island.name:
     return  # there is little to repeat, or, within a phase, no state that a fact knows
   phase, path = found.phases[-2], task.key
-  [made] = island.registry.facts('checkpoint', [path], phase)
-  holder = made.meta.get('holder')
+  made = island.registry.facts('checkpoint', [path], phase)  # none while its task is at work, or done again
+  holder = made[0].meta.get('holder') if made else None
   if not holder or (len(found.phases) - 1) * lineage.phase_s(island) < WORTHWHILE * island.registry.lease_s:
     return
   if not island.registry.facts(STATE, [path], phase) and not island.registry.is_done(SHIP, path, phase):
     island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
-    raise Later(f'the state of path {path} is asked of its holder, {made.meta["worker"]}')
+    raise Later(f'the state of path {path} is asked of its holder, {made[0].meta["worker"]}')
 
 
 def answering(island: Island, held: HeldStates) -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@ all others do.
 
 import hashlib
 import itertools
+import json
 import math
 import time
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from dipaco_jax.islands.registry import Fact
 from dipaco_jax.storage import tensors
 from dipaco_jax.training import evaluation
 
-WEIGHTS, OUTER, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'best', 'best_version', 'best_loss'
+WEIGHTS, OUTER, FACTS, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'facts', 'best', 'best_version', 'best_loss'
 
 
 class Own(NamedTuple):
@@ -35,6 +36,8 @@ class Own(NamedTuple):
 
   weights: Arrays  # m(v), by parameter
   outer: Arrays  # the states of their outer optimizers, by (level, place); none before the first step
+  # Of the modules' facts, which may not be there yet when a path goes on: uri, sha256 and the usual r, by key.
+  facts: dict[str, list[Any]]
   best: Arrays  # the weights of the version to which early stopping points, among those that were evaluated here
   best_version: int = 0  # 0: none
   best_loss: float | None = None
@@ -44,7 +47,8 @@ class Own(NamedTuple):
     found = {WEIGHTS: self.weights, BEST: self.best}
     arrays = {path_state.place(OWN, part, name): x for part, of_part in found.items() for name, x in of_part.items()}
     loss = math.nan if self.best_loss is None else self.best_loss
-    about = {BEST_VERSION: np.array(self.best_version), BEST_LOSS: np.array(loss)}
+    facts = np.frombuffer(json.dumps(self.facts, sort_keys=True).encode(), np.uint8)
+    about = {FACTS: facts, BEST_VERSION: np.array(self.best_version), BEST_LOSS: np.array(loss)}
     return arrays | {path_state.place(OWN, name): x for name, x in about.items()} | self.outer
 
   def outer_of(self, level: str) -> Arrays:
@@ -63,19 +67,35 @@ def from_arrays(arrays: Arrays) -> Own:
   outer_mark = path_state.place(OWN, OUTER)
   outer = {at: x for at, x in arrays.items() if at.startswith(outer_mark)}
   version, loss = (arrays[path_state.place(OWN, name)].item() for name in (BEST_VERSION, BEST_LOSS))
-  return Own(part(WEIGHTS), outer, part(BEST), version, None if math.isnan(loss) else loss)
+  facts = json.loads(arrays[path_state.place(OWN, FACTS)].tobytes())
+  return Own(part(WEIGHTS), outer, facts, part(BEST), version, None if math.isnan(loss) else loss)
 
 
 def begin(island: Island, path: int, state: PathState) -> PathState:
   """Returns a path's state with what it has of its own levels; those of the base model where it has taken no step."""
   if state.own or not island.own:
     return state
-  return state._replace(own=Own(island.path_parameters(path, 0, island.own), {}, {}).to_arrays())
+  base = island.registry.facts('module', island.own_modules(path), 0)
+  noted = {fact.key: _noted(fact) for fact in base}
+  return state._replace(own=Own(island.path_parameters(path, 0, island.own), {}, noted, {}).to_arrays())
 
 
 def weights(island: Island, state: PathState) -> Arrays:
   """Returns the weights of a path's own modules, those of the version that the phase began with."""
   return from_arrays(state.own).weights if island.own else {}
+
+
+def facts(island: Island, phase: int, state: PathState) -> list[Fact]:
+  """Returns the facts of a path's own modules before a phase, with what the outer step needs of them."""
+  found = from_arrays(state.own).facts if island.own else {}
+  return [
+    Fact('module', key, phase, uri, sha256, {} if usual is None else {'usual': usual})
+    for key, (uri, sha256, usual) in found.items()
+  ]
+
+
+def _noted(fact: Fact) -> list[Any]:
+  return [fact.uri, fact.sha256, fact.meta.get('usual')]
 
 
 # -- the outer step
@@ -90,18 +110,18 @@ def take_step(
   """
   if not island.own:
     return state, []
-  own, facts = from_arrays(state.own), list[Fact]()
-  for level, module in island.modules_of(path).items():
-    if level in island.own:
-      own, fact = _step(island, path, phase, own, state.params, level, module, why)
-      facts.append(fact)
-  return state._replace(own=own.to_arrays()), facts
+  own, made = from_arrays(state.own), list[Fact]()
+  for before in facts(island, phase, state):
+    own, fact = _step(island, path, before, own, state.params, why)
+    made.append(fact)
+  own = own._replace(facts={fact.key: _noted(fact) for fact in made})
+  return state._replace(own=own.to_arrays()), made
 
 
 def _step(
-  island: Island, path: int, phase: int, own: Own, params: Arrays, level: str, module: str, why: str | None
+  island: Island, path: int, before: Fact, own: Own, params: Arrays, why: str | None
 ) -> tuple[Own, Fact]:  # fmt: skip
-  [before] = island.registry.facts('module', [module], phase)
+  module, phase, level = before.key, before.number, before.key.partition('/')[0]
   names = island.layout.names(island.parse_module(module)[0])
   old, new = ({name: x[name] for name in names} for x in (own.weights, params))
   bounds = screening_facts.bounds(island, [before], phase)

@@ -96,15 +96,18 @@ def first_step(island: Island, phase: int) -> int:
 # -- a path
 
 
-def judge(island: Island, path: int, phase: int, squares: Mapping[str, float]) -> dict[str, Any]:
+def judge(
+  island: Island, path: int, phase: int, squares: Mapping[str, float], own: Iterable[Fact] = ()
+) -> dict[str, Any]:  # fmt: skip
   """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part.
 
-  `squares`: |d|^2 of what it sends, by level; maybe of some levels only.
+  `squares`: |d|^2 of what it sends, by level; maybe of some levels only. `own`: the facts of the modules that stay with
+  it, as it knows them.
   """
   if not squares:
     return {'moved': {}}
-  named = [module for level, module in island.modules_of(path).items() if level in squares]
-  modules = island.registry.facts('module', named, phase)
+  named = [module for level, module in island.modules_of(path).items() if level in squares and level not in island.own]
+  modules = [*island.registry.facts('module', named, phase), *own]
   limits = bounds(island, modules, phase)
   moved = {level: math.sqrt(x) / limits.rates[level] if math.isfinite(x) else math.nan for level, x in squares.items()}
   why = limits.why(moved)

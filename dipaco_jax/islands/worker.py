@@ -111,7 +111,8 @@ class Worker:
     about = trained.metrics.close() | replay | {'holdout_loss': trained.loss, 'worker': island.name, 'from_step': step}
     about |= {'started': started, 'ended': ended, 'busy_s': ended - started, 'holder': self.held.holder}
     squares = {level: message.square for level, message in trained.sent.items()}
-    judged = screening_facts.judge(island, path, part.phase, squares)
+    own_facts = own_levels.facts(island, part.phase, trained.state)
+    judged = screening_facts.judge(island, path, part.phase, squares, own_facts)
     if trained.state.excluded and 'excluded' not in judged:
       judged['excluded'] = screening_facts.EARLIER
     why, own_modules = judged.get('excluded'), list[Fact]()

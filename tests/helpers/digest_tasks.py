@@ -91,7 +91,7 @@ def begin_own(of: island.Island, path: int, state: dict[str, np.ndarray]) -> Own
   if path_state.own_alone(state):
     return own_levels.from_arrays(state)
   base = of.registry.facts('module', of.own_modules(path), 0)
-  return Own({fact.key: of.read_object(fact.uri, fact.sha256)['x'] for fact in base}, {}, {})
+  return Own({fact.key: of.read_object(fact.uri, fact.sha256)['x'] for fact in base}, {}, {}, {})
 
 
 def evaluate_own(of: island.Island, path: int, version: int, own: Own) -> tuple[list[Fact], Own]:

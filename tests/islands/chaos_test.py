@@ -1,7 +1,7 @@
 """Faults of every kind, drawn by a seed, upon all roles of an islands run: it ends with the bits of an undisturbed one.
 
 `pytest tests/islands/chaos_test.py -n0 -s --chaos_s=1800` goes on for half an hour, run after run, each on another
-database and place of objects; `--chaos_on=sqlite,s3` keeps to one.
+database and place of objects; `--chaos_on=sqlite,s3` keeps to one, `--chaos_wire=thin` is over a thin line.
 """
 
 import collections
@@ -36,6 +36,7 @@ PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
 FAILING = 0.02  # of a folder's reads and writes, with EIO
 LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
+OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 ON = ('postgresql,folder', 'sqlite,s3', 'postgresql,s3', 'sqlite,folder')
 
 
@@ -160,11 +161,13 @@ def disk(place: pathlib.Path):
 
 
 @pytest.fixture(scope='module')
-def config(tmp_path_factory) -> settings_lib.Settings:
+def config(tmp_path_factory, request) -> settings_lib.Settings:
   found: dict = {}
   exec(tiny_run.write_config(tmp_path_factory.mktemp('config')).read_text(), found)
   values = found['get_config']()
   values.checkpoint.state_every_phases = 2
+  if (wire := request.config.getoption('--chaos_wire')) != 'lan':
+    values.outer.wire, values.levels = wire, OWN_LEVELS
   return settings_lib.from_dict(values.to_dict())
 
 

@@ -13,9 +13,10 @@ import pytest
 import slow
 import tiny_run
 from backends import NAMES, Backend, small_disk
+from digest_tasks import is_wanted
 from one_process import Faults, Machine, changed, close
 
-from dipaco_jax.islands import database, island, monitor, registry, shared_stages
+from dipaco_jax.islands import database, island, module_weights, monitor, registry, shared_stages
 from dipaco_jax.storage import files, module_store, object_store
 from dipaco_jax.training import stopping
 
@@ -23,6 +24,7 @@ pytestmark = [
   pytest.mark.usefixtures('one_device'),
   pytest.mark.filterwarnings('ignore::ResourceWarning'),  # what is killed closes no files
 ]
+OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 ROUNDS = {'routing': dict(method='discriminative', rounds=1, phases_per_round=1)}
 
 
@@ -57,6 +59,26 @@ def draw_points(passed: list[str], everything: bool) -> list[list[str]]:
 
 @pytest.mark.on('postgresql,s3')  # --islands_on=all: on others
 def test_a_run_killed_at_any_point_ends_with_the_same_bits(machine, backend, prepared, undisturbed, tmp_path, request):
+  kill_at_points(machine, backend, prepared, undisturbed, tmp_path, request)
+
+
+@pytest.mark.slow
+@pytest.mark.on('postgresql,s3')
+def test_a_run_over_a_thin_line_killed_at_any_point_ends_with_the_same_bits(
+  machine, backend, prepared, tmp_path, request
+):  # fmt: skip
+  """With pieces, compressed messages and versions, and a level that each path has alone."""
+  sections = {'train': dict(phases=3), 'checkpoint': dict(state_every_phases=2)}
+  settings = changed(machine.settings, OWN_LEVELS, outer=dict(wire='thin', whole_every=2), **sections)
+  thin = machine.begin(prepared, tmp_path / 'prepared', settings)
+  thin.to_the_end(tmp_path / 'prepared', Faults(), end=one_process.PREPARED)
+  faults = Faults()
+  outcome = finish(thin, tmp_path / 'prepared', tmp_path / 'alone', faults)
+  assert any('objects/states/' in point for point in faults.passed)
+  kill_at_points(thin, backend, tmp_path / 'prepared', (outcome, faults.passed), tmp_path, request)
+
+
+def kill_at_points(machine, backend, prepared, undisturbed, tmp_path, request):
   expected, passed = undisturbed
   machine, faults = machine.other(backend=backend), Faults()
   if backend.name != NAMES[0]:
@@ -80,9 +102,10 @@ def check_clean(machine: Machine, place: pathlib.Path):
   monitor.watch(made)
   assert {state for states in made.registry.counts().values() for state in states} == {'done'}
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
-  last = {machine.settings.train.phases, *module_store.best_versions(place)}
-  kept = {f.uri for f in made.registry.facts('module') if f.number in last}
-  assert set(made.storage.names(island.OBJECTS)) == kept
+  best = module_store.best_versions(place)
+  last = {machine.settings.train.phases, *best}
+  facts = [f for f in made.registry.facts('module') if f.number in last and is_wanted(made, f, best)]
+  assert set(made.storage.names(island.OBJECTS)) == module_weights.objects(made.registry, facts)
   assert made.storage.exists('evaluation/excerpts.json')
   close(made)
   assert not [f for f in place.rglob('*') if files.ASIDE.fullmatch(f.name) and 'checkpoints' not in f.parts]
