@@ -21,7 +21,7 @@ from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
-PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
+PROCESSES.set_forkserver_preload([roles.__name__])  # one that cannot be imported would be passed over in silence
 LONGEST_S = 600  # of a run, after its last fault
 
 

@@ -28,12 +28,13 @@ def assert_same(found, expected):
 @pytest.mark.parametrize('devices, every', slow.but([(1, 13), (4, 3)], (1, 13)))
 def test_stopped_again_and_again(devices, every, tmp_path):
   """After some dispatches; what is logged is that of the undisturbed run, once."""
-  expected = small.train(make_job(devices), tmp_path / 'whole')
+  job = make_job(devices)
+  expected = small.train(job, tmp_path / 'whole')
   state, stops = None, 0
   while state is None:
     left = iter(range(every))
     try:
-      state = small.train(make_job(devices), tmp_path / 'stopped', stop=lambda left=left: next(left, 0) == every - 1)
+      state = small.train(job, tmp_path / 'stopped', stop=lambda left=left: next(left, 0) == every - 1)
     except training_loop.Stopped:
       stops += 1
   assert stops >= 3
@@ -49,7 +50,7 @@ def test_stopped_again_and_again(devices, every, tmp_path):
 def test_other_positions_after_a_closed_phase(tmp_path):
   """From 4 devices to one: it goes on from the end of the last phase, residuals included."""
   job = make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1))
-  expected = small.train(make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1)), tmp_path / 'whole')
+  expected = small.train(job, tmp_path / 'whole')
   count = iter(range(100))
   with pytest.raises(training_loop.Stopped):
     small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 6)
@@ -88,7 +89,8 @@ def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
 @pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
 def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
   """Path 2 turns bad at step 11, in phase 1: it is named once, takes no part until phase 2, and is well again then."""
-  job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8))
+  rarely = dict(every_steps=64, state_every_phases=2)
+  job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8), checkpoint=rarely)
   job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], 11, 'nan')
   state = small.train(job, tmp_path)
   rows = [row for row in metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
