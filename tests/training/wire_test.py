@@ -1,5 +1,7 @@
 """Compression and streaming in one job: stopped anywhere, on slices that share a path's states, and with a bad path."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -25,11 +27,22 @@ def assert_same(found, expected):
   jax.tree.map(np.testing.assert_array_equal, small.fetched(found.residuals), small.fetched(expected.residuals))
 
 
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+  """By devices: a job, the state at its end, and its workdir."""
+
+  @functools.cache
+  def of(devices):
+    job, workdir = make_job(devices), tmp_path_factory.mktemp('whole')
+    return job, small.train(job, workdir), workdir
+
+  return of
+
+
 @pytest.mark.parametrize('devices, every', slow.but([(1, 13), (4, 3)], (1, 13)))
-def test_stopped_again_and_again(devices, every, tmp_path):
+def test_stopped_again_and_again(devices, every, undisturbed, tmp_path):
   """After some dispatches; what is logged is that of the undisturbed run, once."""
-  job = make_job(devices)
-  expected = small.train(job, tmp_path / 'whole')
+  job, expected, whole = undisturbed(devices)
   state, stops = None, 0
   while state is None:
     left = iter(range(every))
@@ -41,20 +54,20 @@ def test_stopped_again_and_again(devices, every, tmp_path):
   assert_same(state, expected)
   names = 'kind', 'step', 'loss', 'loss_by_path', 'outer_gradient_norm'
   told = [
-    [[row.get(name) for name in names] for row in metrics_log.read_rows(tmp_path / folder)]
-    for folder in ('whole', 'stopped')
+    [[row.get(name) for name in names] for row in metrics_log.read_rows(workdir)]
+    for workdir in (whole, tmp_path / 'stopped')
   ]
   assert told[0] == told[1] and any(row[0] == 'phase' for row in told[0])
 
 
-def test_other_positions_after_a_closed_phase(tmp_path):
+def test_other_positions_after_a_closed_phase(undisturbed, tmp_path, caplog):
   """From 4 devices to one: it goes on from the end of the last phase, residuals included."""
-  job = make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1))
-  expected = small.train(job, tmp_path / 'whole')
+  job, expected, _ = undisturbed(4)
   count = iter(range(100))
   with pytest.raises(training_loop.Stopped):
-    small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 6)
-  state = small.train(make_job(1, checkpoint=dict(every_steps=8, state_every_phases=1)), tmp_path / 'moved')
+    small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 9)
+  state = small.train(make_job(1), tmp_path / 'moved')
+  assert 'it goes on from the end of a phase' in caplog.text
   for level, params in small.fetched(expected.modules).items():
     for name, x in params.items():
       errors = np.abs(small.fetched(state.modules)[level][name] - x)
