@@ -101,11 +101,14 @@ def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
 
 @pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
 def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
-  """Path 2 turns bad at step 11, in phase 1: it is named once, takes no part until phase 2, and is well again then."""
+  """Path 2 turns bad in phases 1 and 3: it is named, takes no part until the next phase, and is well again then."""
   rarely = dict(every_steps=64, state_every_phases=2)
   job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8), checkpoint=rarely)
-  job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], 11, 'nan')
+  for step in (11, 27):
+    job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], step, 'nan')
   state = small.train(job, tmp_path)
   rows = [row for row in metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
-  assert [[*row.get('excluded', {})] for row in rows] == [[], ['2'], [], []]
+  assert [[*row.get('excluded', {})] for row in rows] == [[], ['2'], [], ['2']]
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(small.fetched((state.modules, state.residuals))))
+  nothing_left = [all(not x.any() for x in jax.tree.leaves(small.fetched(state.residuals[path]))) for path in range(4)]
+  assert nothing_left == [False, False, True, False]
