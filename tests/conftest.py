@@ -3,9 +3,10 @@
 import fcntl
 import os
 
+import quick_xla
+
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
-os.environ['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'  # halves the time to compile; tests compute little
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {quick_xla.on(8)}'
 os.environ['LOKY_MAX_CPU_COUNT'] = '1'  # scikit-learn asks lscpu, which a bare machine may lack, and warns
 
 import jax  # after the environment, which it reads once

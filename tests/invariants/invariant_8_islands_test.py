@@ -12,6 +12,7 @@ import island_fixtures
 import numpy as np
 import one_process
 import pytest
+import quick_xla
 import safetensors.numpy
 import slow
 import small
@@ -168,10 +169,9 @@ def test_three_workers_as_one_process(tmp_path):
   file = tiny_run.write_config(tmp_path)
   shorter = file.read_text().replace('phases=4', 'phases=2')
   file.write_text(shorter.replace('  c.grid', '  c.evaluate.control = True\n  c.grid'))
-  flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   env = os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': flags,
+    'XLA_FLAGS': quick_xla.on(1),
     'PYTHONPATH': f'{HELPERS}:{ROOT}',
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   }
