@@ -89,7 +89,8 @@ def of_main(machine: Machine, folder: pathlib.Path):
   place.mkdir()
   names = 'sequences', 'base', 'features', 'stages', island.TOKENIZER, 'routing/0', 'shards/0'
   one_process.copy(made.run.workdir, place, *names)
-  run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place))
+  rarely = changed(made.run.settings, checkpoint=dict(every_steps=24))
+  run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place), settings=rarely)
   run.__dict__.update(machine.programs)
   stages.run_all(run, 'train')
   run.metrics.close()
