@@ -3,9 +3,10 @@
 import fcntl
 import os
 
+import quick_xla
+
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
-os.environ['XLA_FLAGS'] += ' --xla_backend_optimization_level=0'  # halves the time to compile; tests compute little
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {quick_xla.on(8)}'
 os.environ['LOKY_MAX_CPU_COUNT'] = '1'  # scikit-learn asks lscpu, which a bare machine may lack, and warns
 
 import jax  # after the environment, which it reads once
@@ -73,7 +74,7 @@ def pytest_configure(config):
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
   jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 @pytest.fixture(scope='session')

@@ -19,7 +19,7 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -80,11 +80,17 @@ def as_float32(x: float) -> jax.Array:
 def rates(island: Island, level: str, phase: int) -> float:
   """Returns the sum of the learning rates of the steps that a level's outer gradients of a phase are of."""
   s = island.run.settings
-  rate = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
   times = island.timetable
   end = times.tau if times.is_closed(phase) else times.places[level]
   count = times.steps_since(level, phase)
-  return float(screening.sum_of_rates(rate, np.int32(first_step(island, phase) + end - count), count))
+  summed = _sum_of_rates(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  return float(summed(np.int32(first_step(island, phase) + end - count), count))
+
+
+@functools.lru_cache(8)  # a new function would compile anew in every phase
+def _sum_of_rates(*schedule: Any) -> Callable[[np.int32, int], jax.Array]:
+  rate = inner.make_optimizer(*schedule).learning_rate
+  return jax.jit(functools.partial(screening.sum_of_rates, rate), static_argnums=1)
 
 
 def first_step(island: Island, phase: int) -> int:

@@ -8,6 +8,7 @@ import sys
 import fake_cloud
 import made_run
 import pytest
+import quick_xla
 from repository import ROOT
 
 from dipaco_jax.inference import trained_run
@@ -17,7 +18,7 @@ from dipaco_jax.inference.request import Request
 
 def start(*options: str) -> subprocess.Popen:
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': path}
+  env = os.environ | {'XLA_FLAGS': quick_xla.FLAGS, 'PYTHONPATH': path}
   command = [sys.executable, '-c', fake_cloud.LISTENING, sys.executable, '-m', 'dipaco_jax.generate', *options]
   pipe = subprocess.PIPE
   return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -6,6 +6,7 @@ import sys
 
 import parsed_page
 import pytest
+import quick_xla
 import tiny_run
 from repository import ROOT
 
@@ -16,7 +17,7 @@ from dipaco_jax.reports import excerpt_views
 
 def run(*options: str, given: bytes = b'', status: int = 0) -> tuple[str, str]:
   """Returns what the command prints and what it logs."""
-  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(ROOT)}
+  env = os.environ | {'XLA_FLAGS': quick_xla.FLAGS, 'PYTHONPATH': str(ROOT)}
   command = [sys.executable, '-m', 'dipaco_jax.inspect', *options]
   done = subprocess.run(command, env=env, input=given, capture_output=True, timeout=tiny_run.PATIENCE_S)
   assert done.returncode == status, done.stderr.decode()

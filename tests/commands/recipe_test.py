@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import quick_xla
 import tiny_run
 
 from dipaco_jax import recipe
@@ -83,7 +84,7 @@ def test_a_copy_has_the_shape_of_the_whole_run():
 
 def start(*options: str) -> subprocess.CompletedProcess:
   folder = str(pathlib.Path(recipe.__file__).parent.parent)
-  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': folder}
+  env = os.environ | {'XLA_FLAGS': quick_xla.FLAGS, 'PYTHONPATH': folder}
   command = [sys.executable, '-m', 'dipaco_jax.recipe', *options]
   return subprocess.run(command, env=env, capture_output=True, text=True, timeout=4 * tiny_run.PATIENCE_S)
 

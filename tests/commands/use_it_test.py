@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import quick_xla
 from repository import ROOT
 
 PAGES = [(ROOT / 'docs' / f'{name}.md').read_text() for name in ('trained_runs', 'serving')]
@@ -38,7 +39,7 @@ def test_every_command_of_the_readme_runs(folder, command):
   words = shlex.split(command)
   assert words[:2] == ['python', '-m'], f'{command}: add it to this test'
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': path}
+  env = os.environ | {'XLA_FLAGS': quick_xla.FLAGS, 'PYTHONPATH': path}
   done = subprocess.run([sys.executable, *words[1:]], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
   assert done.returncode == 0 and (done.stdout or done.stderr), done.stderr
 

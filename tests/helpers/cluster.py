@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import quick_xla
+
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import claims, island, module_weights, monitor, registry, role_loop, roles
@@ -21,7 +23,7 @@ from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
-PROCESSES.set_forkserver_preload(['dipaco_jax.roles', 'dipaco_jax.main'])
+PROCESSES.set_forkserver_preload([roles.__name__])  # one that cannot be imported would be passed over in silence
 LONGEST_S = 600  # of a run, after its last fault
 
 
@@ -43,7 +45,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   tempfile.tempdir = None  # what is kept of the environment before
   for method in ('put', 'get'):
     setattr(backends.Folder, method, failing_at_times(getattr(backends.Folder, method), more.failing))
-  os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+  os.environ['XLA_FLAGS'] = quick_xla.on(1)
   role_loop.LOOK_AROUND_S, role_loop.LONGEST_WAIT_S, monitor.PAUSE_S = 1.0, 0.5, 0.5  # short tasks, short waits
   claims.LOOK_S = 0.5
   command.quiet()

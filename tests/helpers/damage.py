@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import quick_xla
 import tiny_run
 
 from dipaco_jax import main
@@ -322,7 +323,7 @@ if __name__ == '__main__':
     args.config, args.workdir = tiny_run.write_config(made), made / 'run'
     tiny_run.run(args.config, args.workdir, DECAY, own_cache=True)
   os.environ['JAX_PLATFORMS'] = 'cpu'
-  os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+  os.environ['XLA_FLAGS'] = quick_xla.on(1)
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(args.workdir / 'cache'))
   found = [case for case in cases(args.workdir) if args.only in str(case)]
   wanted = args.damages.split(',') if args.damages else [case.damage.__name__ for case in found]

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 
+import quick_xla
 import repository
 import tiny_run
 
 
 def start(folder: pathlib.Path, *options: str, script: str = 'methods.py') -> subprocess.Popen:
   """A script in a session of its own, with its runs; one device: the tests' eight share its cores."""
-  env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+  env = os.environ | {'XLA_FLAGS': quick_xla.FLAGS}
   places = {'data': folder / 'text.jsonl', 'workdir': folder / 'runs', 'results': folder / 'results'}
   flags = [f'--{name}={place}' for name, place in places.items()]
   command = [sys.executable, str(repository.ROOT / 'experiments' / script), '--size=test', *flags, *options]

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import modules, outer, settings as settings_lib
-from dipaco_jax.models import transformer
+from dipaco_jax.models import loss, transformer
 from dipaco_jax.training import job as job_lib, mesh, metrics_log, programs, training_loop
 
 EPS = float(np.finfo('f').eps)
@@ -58,6 +58,17 @@ def base(made: transformer.Transformer, seed: int = 0) -> dict[str, np.ndarray]:
     name: (1 if 'scale' in name else 0) + rng.normal(0, 0.25, x.shape).astype('f')
     for name, x in sorted(transformer.shapes(made).items())
   }
+
+
+@functools.cache
+def mean_loss(made: transformer.Transformer, prefix_tokens: int):
+  """(params, tokens, segments) -> nats a target; one function for a model, so that it is compiled once."""
+
+  def of(params, tokens, segments):
+    nll, count = loss.path_loss(made, prefix_tokens, params, tokens, segments)
+    return nll / count
+
+  return of
 
 
 def batch(path: int, step: int, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:

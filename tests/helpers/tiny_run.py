@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+import quick_xla
 import repository
 
 RARELY = '--config.checkpoint.every_steps=24'  # checkpoints: where nothing is stopped
@@ -53,9 +54,8 @@ def start(
   config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1, own_cache: bool = False
 ) -> subprocess.Popen:
   """The command, in a process of its own; what XLA compiles is kept in its workdir, or for all tests."""
-  flags = f'--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0'
   path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
-  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags, 'PYTHONPATH': path}
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(devices), 'PYTHONPATH': path}
   if own_cache:
     env.pop('JAX_COMPILATION_CACHE_DIR', None)
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={config}', f'--workdir={workdir}', *options]

@@ -1,13 +1,14 @@
 """The naive twin: Algorithm 1 of DiPaCo as it is written, the oracle that the product is held against [2.5, 2.7].
 
-Loops over paths and modules, nothing stacked, nothing compiled, every equation by hand in float64; only the loss and
-its gradient come from outside. It shares no code with the product but the grid, which has a brute force of its own.
+Loops over paths and modules, nothing stacked, nothing compiled but the loss with its gradient, which come from outside;
+every equation by hand in float64. It shares no code with the product but the grid, which has a brute force of its own.
 
 `modules` is {(level name, coordinates on the level's axes): {parameter name: array}}; paths are indices.
 """
 
 import bisect
 import fractions
+import functools
 import math
 
 import jax
@@ -72,6 +73,11 @@ def adamw(params, state, grads, rate, inner):
   return params, new
 
 
+@functools.cache
+def with_gradient(loss_fn):
+  return jax.jit(jax.value_and_grad(loss_fn))
+
+
 def inner_phase(params, opt_state, batches, first_step, loss_fn, inner, total_steps, pretrain_steps):
   """tau inner steps of one path: (new params, new opt_state, [loss before each step]).
 
@@ -90,7 +96,7 @@ def inner_phase(params, opt_state, batches, first_step, loss_fn, inner, total_st
   losses = []
   for s, (tokens, segments) in enumerate(batches, first_step):
     rounded = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
-    loss, grads = jax.value_and_grad(loss_fn)(rounded, tokens, segments)
+    loss, grads = with_gradient(loss_fn)(rounded, tokens, segments)
     losses.append(float(loss))
     grads = clip({name: np.asarray(g, np.float64) for name, g in grads.items()}, inner.clip_norm)
     rate = learning_rate(s, inner, total_steps, pretrain_steps)

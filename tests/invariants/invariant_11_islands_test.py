@@ -9,6 +9,7 @@ import sys
 
 import one_process
 import pytest
+import quick_xla
 import safetensors.numpy
 import small
 import tiny_run
@@ -112,8 +113,7 @@ def test_all_roles_end_with_the_status_of_main_and_the_same_command_goes_on(tmp_
   run = lambda *how: subprocess.run(  # noqa: E731
     [sys.executable, *how, *options], capture_output=True, text=True, timeout=2 * tiny_run.PATIENCE_S, env=env
   )
-  flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
-  env = os.environ | {'XLA_FLAGS': flags, 'PYTHONPATH': str(ROOT)}
+  env = os.environ | {'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': str(ROOT)}
   ended = run('-c', POISONED, str(python))
   why = f'train diverged in phase 1: path {PATH} was excluded in 1 phases in a row, more than '
   why += 'config.outer.max_excluded=0'

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -14,7 +13,6 @@ from poison import poisoned
 
 from dipaco_jax.core import inner as inner_lib, outer
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.models import loss
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 
@@ -39,15 +37,11 @@ def by_twin(job, excluded):
   """Modules of the naive twin, without these paths in these phases."""
   made, s = job.programs, job.programs.settings
 
-  def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
-    return nll / count
-
   layout, paths = made.layout, made.layout.grid.num_paths
   lost = lambda phase: np.flatnonzero(outer.lost_paths(s.outer.lost, (paths,), s.seed, phase)).tolist()  # noqa: E731
   return twin.train(
     job.base, None, small.batch, [range(paths)] * s.train.phases, [1.0 + path for path in range(paths)], layout.grid,
-    layout.levels, layout.owner, jax.jit(mean_loss), s, 16, lost, excluded,
+    layout.levels, layout.owner, small.mean_loss(made.model, s.routing.prefix_tokens), s, 16, lost, excluded,
   )[0]  # fmt: skip
 
 

@@ -6,8 +6,6 @@ import pytest
 import slow
 import small
 
-from dipaco_jax.models import loss
-
 PHASES = 6
 
 
@@ -23,11 +21,7 @@ def test_paths_are_one_batch_in_parts(devices, tmp_path):
   job = small.make_job(made)
   found = small.fetched(small.train(job, tmp_path).modules)['all']
 
-  def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
-    return nll / count
-
-  gradient, params = jax.jit(jax.grad(mean_loss)), job.base
+  gradient, params = jax.jit(jax.grad(small.mean_loss(made.model, s.routing.prefix_tokens))), job.base
   for step in range(PHASES):
     rate = 0.1 * min(1, (step + 1) / 3) * (0.05 + 0.95 * (1 + np.cos(np.pi * step / 16)) / 2)
     grads = gradient(params, *(np.concatenate(x) for x in zip(*(small.batch(p, step) for p in range(4)), strict=True)))

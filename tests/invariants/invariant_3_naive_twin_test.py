@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -11,7 +10,6 @@ import small
 import twin
 
 from dipaco_jax.core import fields, inner as inner_lib, outer, settings
-from dipaco_jax.models import loss
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
 FLAT = (('all', '.*', ('a', 'b')),)
@@ -70,17 +68,13 @@ def test_twin(case, devices, tmp_path):
   ours, theirs = base_state(job.base) if s.pretrain.steps else (None, None)
   state = small.train(dataclasses.replace(job, base_state=theirs), tmp_path)
 
-  def mean_loss(params, tokens, segments):
-    nll, count = loss.path_loss(made.model, s.routing.prefix_tokens, params, tokens, segments)
-    return nll / count
-
   layout, paths = made.layout, made.layout.grid.num_paths
   active = [
     np.flatnonzero(outer.active_paths(s.train, paths, s.seed, phase)).tolist() for phase in range(s.train.phases)
   ]
   modules, _, states, history = twin.train(
     job.base, ours, small.batch, active, [1.0 + path for path in range(paths)], layout.grid, layout.levels,
-    layout.owner, jax.jit(mean_loss), s, 16,
+    layout.owner, small.mean_loss(made.model, s.routing.prefix_tokens), s, 16,
     lambda phase: np.flatnonzero(outer.lost_paths(s.outer.lost, (paths,), s.seed, phase)).tolist(),
   )  # fmt: skip
   # A step errs by the rounding of a parameter (below 2), and of a direction that is a sum over the rows' targets;

@@ -97,7 +97,7 @@ def test_statistics_of_the_outer_step_agree(name):
     )
 
 
-@pytest.mark.parametrize('name', slow.but(PLACEMENTS, 'two devices'))
+@pytest.mark.parametrize('name', slow.but(PLACEMENTS, 'two devices', 'two devices inside a path'))
 def test_published_modules_are_whole_and_those_of_the_state(name):
   made, modules, _, _, workdir = trained(name)
   for path, (a, b) in enumerate(np.ndindex(4, 2)):

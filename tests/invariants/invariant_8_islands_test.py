@@ -12,6 +12,7 @@ import island_fixtures
 import numpy as np
 import one_process
 import pytest
+import quick_xla
 import safetensors.numpy
 import slow
 import small
@@ -98,7 +99,8 @@ def of_main(machine: Machine, folder: pathlib.Path):
   place.mkdir()
   names = 'sequences', 'base', 'features', 'stages', island.TOKENIZER, 'routing/0', 'shards/0'
   one_process.copy(made.run.workdir, place, *names)
-  run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place))
+  rarely = changed(made.run.settings, checkpoint=dict(every_steps=24))
+  run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place), settings=rarely)
   run.__dict__.update(machine.programs)
   stages.run_all(run, 'train')
   run.metrics.close()
@@ -178,10 +180,9 @@ def test_three_workers_as_one_process(tmp_path):
   file = tiny_run.write_config(tmp_path)
   shorter = file.read_text().replace('phases=4', 'phases=2')
   file.write_text(shorter.replace('  c.grid', '  c.evaluate.control = True\n  c.grid'))
-  flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
   env = os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': flags,
+    'XLA_FLAGS': quick_xla.on(1),
     'PYTHONPATH': f'{HELPERS}:{ROOT}',
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
   }

@@ -31,6 +31,7 @@ from dipaco_jax.islands.registry_schema import FACTS, TASKS
 
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')
 LEASE_S = 4.0
+ALONE = 'worker-0', 'outer-0', 'evaluator-0', 'monitor-0'  # in the undisturbed run
 PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
 PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
@@ -207,7 +208,8 @@ class Chosen:
         stack.enter_context(disk(place))
       env = object_server.environment(f'http://127.0.0.1:{wire.port}') if wire else {}
       more = More(LEASE_S, 0.0 if seed is None else FAILING, env)
-      cluster = Cluster(self.config, where, url, self.folder / f'machines-{seed}', NAMES, more)
+      names = ALONE if seed is None else NAMES
+      cluster = Cluster(self.config, where, url, self.folder / f'machines-{seed}', names, more)
       stack.callback(cluster.kill)
       chaos = Chaos(cluster, server, wire, random.Random(seed)) if seed is not None else None
       counts = befall(cluster, chaos, until)

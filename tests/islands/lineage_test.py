@@ -1,6 +1,7 @@
 """Where a path's state comes from; and that whoever lacks it makes the same again [3]."""
 
 import contextlib
+import math
 import pathlib
 import threading
 
@@ -17,6 +18,7 @@ from dipaco_jax.islands import lineage, monitor, registry, schedule, screening_f
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.models import transformer
 
 made = one_process.made
 EVERY = 3  # phases from one publication to the next
@@ -174,7 +176,7 @@ POISONED = 'noise', 12 + 3 * 6 + 1  # in the fourth phase
 
 def begin(name: str, machine, prepared, place: pathlib.Path) -> one_process.Machine:  # noqa: F811
   """A machine and a place for a run of a name."""
-  sections = {'train': dict(phases=6), 'checkpoint': dict(state_every_phases=EVERY, every_steps=2)} | RUNS[name]
+  sections = {'train': dict(phases=5), 'checkpoint': dict(state_every_phases=EVERY, every_steps=2)} | RUNS[name]
   settings = changed(machine.settings, **sections)
   if 'inner' in sections:  # its base is another
     return one_process.Machine(settings, {})
@@ -217,6 +219,22 @@ def replays(place: pathlib.Path) -> list[list[int]]:
   return [each['phases'] for each in told if each]
 
 
+def check_bytes(made):
+  """A phase sends 4 bytes a parameter, and 8 with the state; it reads 4, what paths share once for all of them."""
+  facts = made.registry.facts('checkpoint')
+  one_process.close(made)
+  assert len({fact.meta['holder'] for fact in facts}) == 1
+  sizes = {name: math.prod(x.shape) for name, x in transformer.shapes(made.run.model).items()}
+  states = sum(INNER in fact.meta['objects'] for fact in facts) / len(facts)
+  sent = sum(fact.meta['bytes_out'] for fact in facts) / len(facts) / sum(sizes.values())
+  assert 0 < states < 0.5
+  assert 1 <= sent / (4 + 8 * states) < 1.1
+  names = {level.name: made.layout.names(level) for level in made.layout.levels}
+  once = 4 * sum(sizes[name] for module in made.all_modules() for name in names[module.partition('/')[0]])
+  read = sum(fact.meta['bytes_in'] for fact in facts if fact.number)  # the first phase reads shards and base as well
+  assert 0 < read < 1.1 * once * max(fact.number for fact in facts)
+
+
 @pytest.mark.usefixtures('one_device')
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.parametrize(
@@ -227,8 +245,11 @@ def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, 
   alone = begin(name, machine, prepared, tmp_path / 'one')
   alone.to_the_end(tmp_path / 'one', Faults(), end=one_process.TRAINED)
   assert not replays(tmp_path / 'one')
+  if name == 'plain':
+    check_bytes(alone.island(tmp_path / 'one'))
   place = tmp_path / 'run'
   other = begin(name, machine, prepared, place)
+  other.programs = alone.programs
   ends = [f'after complete train {path} {phase}' for path in range(4) for phase in range(7)]
   faults = Faults([*ends, *(f'after complete piece {path} {n}' for path in range(4) for n in range(0, 24, 5))])
   with Watch(other.island(place)):

@@ -10,6 +10,7 @@ from dipaco_jax.core import screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import island, messages, registry, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.training import performance
 
 made = one_process.made
 # -- a path
@@ -122,3 +123,12 @@ def test_a_resumed_run_trains_again_what_blocked_it(made):
     made.registry.heartbeat(claimed)
   with pytest.raises(Diverged, match='low/0 has none'):
     screening_facts.heed(made)  # a process that began before
+
+
+def test_sums_of_learning_rates_are_compiled_once(made):
+  screening_facts._sum_of_rates.cache_clear()
+  level, counts = made.layout.levels[0].name, performance.count_compilations()
+  found = [screening_facts.rates(made, level, phase) for phase in range(2)]
+  first = counts.copy()
+  found += [screening_facts.rates(made, level, phase) for phase in range(2, 5)]
+  assert len({*found}) == 5 and counts == first and first

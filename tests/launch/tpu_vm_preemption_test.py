@@ -10,6 +10,7 @@ import sys
 import fake_cloud
 import ports
 import pytest
+import quick_xla
 import slow
 import tiny_run
 from fake_cloud import PROGRAM, RUN, TPU, ended, wait_for
@@ -179,7 +180,7 @@ def test_stop_ends_the_run_elsewhere(cloud):
 @pytest.mark.slow
 def test_the_program_itself_goes_on_where_it_was(cloud):
   cloud.put('program', f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-  cloud.env |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0', 'FAKE_HOSTS': '1'}
+  cloud.env |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.FLAGS, 'FAKE_HOSTS': '1'}
   cloud.installed()
   workdir = cloud.folder / 'run'
   alone = [f'--coordinator=localhost:{ports.free_port()}', '--num_processes=1', '--process_id=0']

@@ -65,7 +65,7 @@ def test_utilization_of_a_case():
 
 
 def test_the_table():
-  done = run('--parameters=50e6', '--step_s=0.1')
+  done = run('--parameters=50e6', '--step_s=0.5', '--tau=20')
   rows = {row['case']: row['gbits'] for row in json.loads(done.stdout.splitlines()[-1])['rows']}
   assert len(rows) == len(wire.table_cases()) and all(lines == sorted(lines) for lines in rows.values())
   plain, lan, thin = (rows[name] for name in ('plain DiLoCo', 'diloco, lan', 'diloco, thin'))

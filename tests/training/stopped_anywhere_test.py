@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import quick_xla
 import repository
 import small
 import tiny_run
@@ -72,7 +73,7 @@ def start(config: pathlib.Path, workdir: pathlib.Path, after: str = '', *options
   """The command in a process group of its own, as a shell's pipeline starts it."""
   command = f'{sys.executable} -m dipaco_jax.main --config={config} --workdir={workdir} {" ".join(options)}'
   env = os.environ | {'PYTHONPATH': str(repository.ROOT), 'JAX_PLATFORMS': 'cpu'}
-  env['XLA_FLAGS'] = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+  env['XLA_FLAGS'] = quick_xla.on(1)
   env.pop('JAX_COMPILATION_CACHE_DIR', None)
   line = f'set -o pipefail; {command} {after}' if after else f'exec {command}'
   pipe = subprocess.PIPE

@@ -1,5 +1,7 @@
 """Compression and streaming in one job: stopped anywhere, on slices that share a path's states, and with a bad path."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -25,35 +27,47 @@ def assert_same(found, expected):
   jax.tree.map(np.testing.assert_array_equal, small.fetched(found.residuals), small.fetched(expected.residuals))
 
 
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+  """By devices: a job, the state at its end, and its workdir."""
+
+  @functools.cache
+  def of(devices):
+    job, workdir = make_job(devices), tmp_path_factory.mktemp('whole')
+    return job, small.train(job, workdir), workdir
+
+  return of
+
+
 @pytest.mark.parametrize('devices, every', slow.but([(1, 13), (4, 3)], (1, 13)))
-def test_stopped_again_and_again(devices, every, tmp_path):
+def test_stopped_again_and_again(devices, every, undisturbed, tmp_path):
   """After some dispatches; what is logged is that of the undisturbed run, once."""
-  expected = small.train(make_job(devices), tmp_path / 'whole')
+  job, expected, whole = undisturbed(devices)
   state, stops = None, 0
   while state is None:
     left = iter(range(every))
     try:
-      state = small.train(make_job(devices), tmp_path / 'stopped', stop=lambda left=left: next(left, 0) == every - 1)
+      state = small.train(job, tmp_path / 'stopped', stop=lambda left=left: next(left, 0) == every - 1)
     except training_loop.Stopped:
       stops += 1
   assert stops >= 3
   assert_same(state, expected)
   names = 'kind', 'step', 'loss', 'loss_by_path', 'outer_gradient_norm'
   told = [
-    [[row.get(name) for name in names] for row in metrics_log.read_rows(tmp_path / folder)]
-    for folder in ('whole', 'stopped')
+    [[row.get(name) for name in names] for row in metrics_log.read_rows(workdir)]
+    for workdir in (whole, tmp_path / 'stopped')
   ]
   assert told[0] == told[1] and any(row[0] == 'phase' for row in told[0])
 
 
-def test_other_positions_after_a_closed_phase(tmp_path):
+def test_other_positions_after_a_closed_phase(undisturbed, tmp_path, caplog):
   """From 4 devices to one: it goes on from the end of the last phase, residuals included."""
-  job = make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1))
-  expected = small.train(make_job(4, checkpoint=dict(every_steps=8, state_every_phases=1)), tmp_path / 'whole')
+  job, expected, _ = undisturbed(4)
   count = iter(range(100))
   with pytest.raises(training_loop.Stopped):
-    small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 6)
-  state = small.train(make_job(1, checkpoint=dict(every_steps=8, state_every_phases=1)), tmp_path / 'moved')
+    small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 9)
+  state = small.train(make_job(1), tmp_path / 'moved')
+  assert 'it goes on from the end of a phase' in caplog.text
   for level, params in small.fetched(expected.modules).items():
     for name, x in params.items():
       errors = np.abs(small.fetched(state.modules)[level][name] - x)
@@ -87,10 +101,14 @@ def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
 
 @pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
 def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
-  """Path 2 turns bad at step 11, in phase 1: it is named once, takes no part until phase 2, and is well again then."""
-  job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8))
-  job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], 11, 'nan')
+  """Path 2 turns bad in phases 1 and 3: it is named, takes no part until the next phase, and is well again then."""
+  rarely = dict(every_steps=64, state_every_phases=2)
+  job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8), checkpoint=rarely)
+  for step in (11, 27):
+    job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], step, 'nan')
   state = small.train(job, tmp_path)
   rows = [row for row in metrics_log.read_rows(tmp_path) if row['kind'] == 'phase']
-  assert [[*row.get('excluded', {})] for row in rows] == [[], ['2'], [], []]
+  assert [[*row.get('excluded', {})] for row in rows] == [[], ['2'], [], ['2']]
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(small.fetched((state.modules, state.residuals))))
+  nothing_left = [all(not x.any() for x in jax.tree.leaves(small.fetched(state.residuals[path]))) for path in range(4)]
+  assert nothing_left == [False, False, True, False]

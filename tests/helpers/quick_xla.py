@@ -1,0 +1,26 @@
+"""Flags for XLA with which it compiles quickly for processors: tests compile much, and compute little."""
+
+import importlib.util
+import mmap
+import pathlib
+
+QUICK = ('--xla_backend_optimization_level=0', '--xla_cpu_use_fusion_emitters=false')  # each halves the time, or so
+
+
+def is_known(flag: str) -> bool:
+  """Whether the XLA that is installed has such a flag: it ends the process at one that it doesn't know."""
+  found = importlib.util.find_spec('jaxlib')
+  assert found and found.origin
+  for library in pathlib.Path(found.origin).parent.glob('*.so*'):
+    with open(library, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as code:
+      if code.find(flag.strip('-').partition('=')[0].encode()) >= 0:
+        return True
+  return False
+
+
+FLAGS = ' '.join(flag for flag in QUICK if is_known(flag))
+
+
+def on(devices: int) -> str:
+  """These flags, and so many fake devices."""
+  return f'--xla_force_host_platform_device_count={devices} {FLAGS}'
