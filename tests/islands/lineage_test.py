@@ -221,11 +221,11 @@ def replays(place: pathlib.Path) -> list[list[int]]:
 
 def check_bytes(made):
   """A phase sends 4 bytes a parameter, and 8 with the state; it reads 4, what paths share once for all of them."""
-  facts = made.registry.facts('checkpoint')
+  facts, published = made.registry.facts('checkpoint'), made.registry.facts('state')
   one_process.close(made)
   assert len({fact.meta['holder'] for fact in facts}) == 1
   sizes = {name: math.prod(x.shape) for name, x in transformer.shapes(made.run.model).items()}
-  states = sum(INNER in fact.meta['objects'] for fact in facts) / len(facts)
+  states = len(published) / len(facts)
   sent = sum(fact.meta['bytes_out'] for fact in facts) / len(facts) / sum(sizes.values())
   assert 0 < states < 0.5
   assert 1 <= sent / (4 + 8 * states) < 1.1
