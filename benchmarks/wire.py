@@ -9,10 +9,10 @@ steps. Eight workers, a path each, beside a storage that is never slow, train
     diloco    one level that all share, as configs/c4_diloco_64.py
     dipaco    2x4 paths, as configs/c4_8paths.py: half of the blocks along each axis, all else shared
 
-of a transformer of so many parameters, with `outer.wire` as named. Further rows are what changes would give:
+of a transformer of so many parameters, with `outer.wire` as named. Further rows are what changes give, or would give:
 
     cut in 8          every level of blocks is eight levels, with places of their own
-    state behind      a path's state goes up whenever the line is free, and not before the fact of its piece
+    state with        a path's state goes up before the fact of its piece, and not whenever the line is free
     facts by level    a message counts from a fact of its own, not from that of its piece
     every 64 phases   states are published so often
 
@@ -65,7 +65,7 @@ flags.DEFINE_float('publications', 1.0, 'of a worker that may be on their way wh
 flags.DEFINE_enum('grid', '', ('', *GRIDS), "with --mbits; '': diloco")
 flags.DEFINE_enum('wire', 'thin', WIRES, 'with --mbits: outer.wire')
 flags.DEFINE_integer('cut', 1, 'with --mbits: levels instead of each level of blocks')
-flags.DEFINE_enum('state', 'with', wire_simulation.STATES, "with --mbits: when states travel, against a piece's fact")
+flags.DEFINE_enum('state', 'behind', wire_simulation.STATES, "with --mbits: when states travel, against a piece's fact")
 flags.DEFINE_bool('by_level', False, 'with --mbits: a fact follows each message')
 
 
@@ -75,14 +75,14 @@ class Case(NamedTuple):
   grid: str  # of GRIDS, or 'data-parallel', or 'plain DiLoCo'
   wire: str
   cut: int = 1
-  state: str = wire_simulation.WITH
+  state: str = wire_simulation.BEHIND
   by_level: bool = False
   state_every: int = 0  # phases; 0: what the flag says
 
   def __str__(self) -> str:
     words = [self.grid, self.wire] if self.wire else [self.grid]
     words += [f'cut in {self.cut}'] if self.cut > 1 else []
-    words += [f'state {self.state}'] if self.state != wire_simulation.WITH else []
+    words += [f'state {self.state}'] if self.state != wire_simulation.BEHIND else []
     words += ['facts by level'] if self.by_level else []
     return ', '.join(words + ([f'every {self.state_every} phases'] if self.state_every else []))
 
@@ -91,10 +91,9 @@ def table_cases() -> list[Case]:
   """Returns the rows of the table."""
   cases = [Case('data-parallel', ''), Case('plain DiLoCo', '')]
   for grid, cut in zip(GRIDS, (8, 4), strict=True):
-    behind = Case(grid, 'thin', cut, wire_simulation.BEHIND)
-    cases += [Case(grid, wire) for wire in WIRES] + [Case(grid, 'thin', state=wire_simulation.BEHIND)]
-    cases += [Case(grid, 'thin', cut), behind, behind._replace(by_level=True)]
-    cases.append(behind._replace(by_level=True, state_every=64))
+    fine = Case(grid, 'thin', cut)
+    cases += [Case(grid, wire) for wire in WIRES] + [Case(grid, 'thin', state=wire_simulation.WITH)]
+    cases += [fine, fine._replace(by_level=True), fine._replace(by_level=True, state_every=64)]
   return cases
 
 

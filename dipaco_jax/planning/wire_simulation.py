@@ -11,7 +11,7 @@ up as down, both at once. What it follows:
     outer step    of a module, begins with the fact of the last path that shares it, beside the storage
     down          a version goes to each path of the module from the moment that it is there, one after another
 
-A path's state is among the objects of the piece that ends every k-th phase (`Conditions.state`). Rounds, evaluation,
+A path's state goes up after every k-th phase, whenever the line is free (`Conditions.state`). Rounds, evaluation,
 replays, paths that are sampled, and workers that come and go are not simulated; nor is the time that roles take to ask
 the database again, beyond its latency.
 """
@@ -42,7 +42,7 @@ class Conditions(NamedTuple):
   latency_s: float = 0.0  # of each call to the database or the storage
   outer_bytes_per_s: float = math.inf  # at which an outer step reads and writes
   paths_per_worker: int = 1
-  state: str = WITH  # its object comes before the piece's fact, AFTER it, or BEHIND all else, whenever the line is free
+  state: str = BEHIND  # all else, whenever the line is free; or its object comes WITH the piece's fact, or AFTER it
   by_level: bool = False  # a fact follows each message
   publications: float = 1  # of a worker, that may be on their way when it begins a piece
 

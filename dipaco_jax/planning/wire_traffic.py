@@ -4,13 +4,14 @@ For a path with the parameters n, of which several paths share the levels l:
 
     message       of a path to the outer step of a module     parameters of l, or Q(Delta + e), see core/compression.py
     version       of a module, as paths read it               parameters of l, or Q(M(v) - m(v-1))
-    state         of a path, after every k-th phase           AdamW state; residuals e; levels that are the path's own
+    state         of a path, after every k-th phase           AdamW state; residuals e; levels that are the path's own,
+                                                              and of the version that early stopping points at
 
 with k = `checkpoint.state_every_phases`. The bytes are those of the arrays that these functions make, without the
 names and shapes that objects contain too. When they travel is core/streaming.py's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -59,13 +60,14 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
 
 
 def _state_bytes(
-  s: settings_lib.Settings, shapes: Mapping[str, Any], shared: Iterable[Any], own: Iterable[Any], kind: str
+  s: settings_lib.Settings, shapes: Mapping[str, Any], shared: Iterable[Any], own: Sequence[Any], kind: str
 ) -> int:
   """Returns the bytes of a path's state; `shared` and `own` are the shapes of levels."""
   adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   kept = [jax.eval_shape(adamw.init, dict(shapes))] if s.inner.keep_state else []
   kept += [jax.eval_shape(compression.first_residual, level) for level in shared if kind != 'none']
   kept += [(level, jax.eval_shape(outer.make_optimizer(s.outer).init, level)) for level in own]
+  kept += list(own) if s.train.early_stopping else []  # of the version that it points at
   return num_bytes(kept)
 
 
