@@ -19,7 +19,9 @@ from dipaco_jax.islands.registry import Conflict, Fact
 from dipaco_jax.storage import retry
 
 STATE = 'state'  # kind of the facts
-PART_BYTES = 2**23  # of a part, 3 s at 20 Mbit/s, or of one array: so long does a message that comes then share the line
+PART_BYTES = (
+  2**23
+)  # of a part, 3 s at 20 Mbit/s, or of one array: so long does a message that comes then share the line
 LOOK_S = 1.0  # between looks for what is to be published; they read memory alone
 
 

@@ -145,7 +145,7 @@ class Worker:
         own_levels.publish(island, path, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
-      made = schedule.checkpoint_fact(path, number, objects, noted, kind)
+      made = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
       excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
       self.hold(island, made, state)  # before the fact, which says that it is there
       return [made, *excluded, *own_modules, *trained.evaluations]

@@ -6,7 +6,7 @@ import pytest
 from one_process import with_settings
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import lineage, own_levels, path_exchange, path_state, screening_facts
+from dipaco_jax.islands import lineage, own_levels, path_exchange, path_state, schedule, screening_facts
 from dipaco_jax.islands.own_levels import Own
 from dipaco_jax.islands.path_state import PathState
 from dipaco_jax.islands.registry import Fact
@@ -53,3 +53,10 @@ def test_a_path_without_shared_levels_is_not_excluded_for_ever(made, monkeypatch
     of.registry.put([screening_facts.exclusion(of, 3, phase, 'bad', 'w')])
   with pytest.raises(Diverged, match='3 phases in a row'):
     own_levels.take_step(of, 3, 6, state, 'bad')
+
+
+def test_the_checkpoint_of_a_path_without_shared_levels_tells_what_its_modules_became():
+  """By it a held state is known: one of a worker that has excluded the path is not that of another that has not."""
+  before, stepped = (Fact('module', 'all/0-0', 1, 'm', x * 64, {}) for x in 'ab')
+  made = [schedule.checkpoint_fact(0, 0, {}, {}, own_modules=[fact]).sha256 for fact in (before, stepped)]
+  assert made[0] != made[1] and schedule.checkpoint_fact(0, 0, {}, {}).sha256 not in made

@@ -23,6 +23,7 @@ def checkpoint(made) -> Fact:
 def test_nothing_is_left_that_is_written_after_the_end_of_the_run(made, checkpoint, monkeypatch):
   """Whoever finishes the run has tidied up by then."""
   monkeypatch.setattr(state_facts, 'PART_BYTES', 4)
+
   def finish():
     if written := made.storage.names(STATES):
       assert len(written) == 1
