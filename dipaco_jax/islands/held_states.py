@@ -82,13 +82,15 @@ class HeldStates:
     return found
 
   def set_aside(self, key: Key, state: Arrays):
-    """Keeps a path's state until `drop_aside`, whatever else is forgotten."""
+    """Keeps a path's state until `drop_aside`, whatever else is forgotten; in place of those of earlier phases."""
+    on_disk = False
     with contextlib.suppress(OSError):
       if self.folder:
         tensors.write_with_digest(self.folder / _aside(key), state)
-        self.put_aside[_short(key)] = None
-        return
-    self.put_aside[_short(key)] = state
+        on_disk = True
+    self.put_aside[_short(key)] = None if on_disk else state
+    for older in [k for k in self.aside() if k.path == key.path and k.phase < key.phase]:
+      self.drop_aside(older)
 
   def aside(self) -> list[Key]:
     """Returns what is kept aside, the oldest first."""
@@ -96,12 +98,12 @@ class HeldStates:
 
   def read_aside(self, key: Key) -> Arrays | None:
     """Returns a state that is kept aside, None where the disk has lost it."""
-    state = self.put_aside[key]
+    state = self.put_aside.get(key)
     return self._read(_aside(key)) if state is None else state
 
   def drop_aside(self, key: Key):
     """Forgets a state that is kept aside."""
-    del self.put_aside[key]
+    self.put_aside.pop(key, None)
     with contextlib.suppress(OSError):
       if self.folder:
         (self.folder / _aside(key)).unlink(missing_ok=True)

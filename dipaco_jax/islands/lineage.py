@@ -2,11 +2,10 @@
 
 A path's state (of AdamW; with compression its residuals; modules that it has alone) stays with the worker that trains
 it, its *holder* (held_states.py), and is published only after every k-th phase, k = `checkpoint.state_every_phases`,
-behind all messages (state_facts.py). Who lacks the state of a path goes
-back to the last phase after which it is held or published, or to the base model, or to a phase from which the path was
-excluded, after which it begins with a fresh state; and repeats the phases since: a *replay*. Modules of those versions
-are facts, shards and order of the rows follow from the settings, so the state is the same, to the bit, on machines that
-compute alike.
+behind all messages (state_facts.py). Who lacks the state of a path goes back to the last phase after which it is held
+or published, or to the base model, or to a phase from which the path was excluded, after which it begins with a fresh
+state, but with its own modules; and repeats the phases since: a *replay*. Modules of those versions are facts, shards
+and order of the rows follow from the settings, so the state is the same, to the bit, on machines that compute alike.
 
 With sampled paths, the state is published after the first phase of the path that completes a k-th.
 """

@@ -40,15 +40,16 @@ class Own(NamedTuple):
   facts: dict[str, list[Any]]
   best: Arrays  # the weights of the version to which early stopping points, among those that were evaluated here
   best_version: int = 0  # 0: none
-  best_loss: float | None = None
+  best_loss: float | None = None  # None: not finite, or of no hold-out
 
   def to_arrays(self) -> Arrays:
     """Packs all for `PathState.own`; `from_arrays` is the inverse."""
     found = {WEIGHTS: self.weights, BEST: self.best}
     arrays = {path_state.place(OWN, part, name): x for part, of_part in found.items() for name, x in of_part.items()}
-    loss = math.nan if self.best_loss is None else self.best_loss
     facts = np.frombuffer(json.dumps(self.facts, sort_keys=True).encode(), np.uint8)
-    about = {FACTS: facts, BEST_VERSION: np.array(self.best_version), BEST_LOSS: np.array(loss)}
+    about = {FACTS: facts, BEST_VERSION: np.array(self.best_version)}
+    if self.best_loss is not None and math.isfinite(self.best_loss):  # any finite loss is better than all else
+      about[BEST_LOSS] = np.array(self.best_loss)
     return arrays | {path_state.place(OWN, name): x for name, x in about.items()} | self.outer
 
   def outer_of(self, level: str) -> Arrays:
@@ -66,9 +67,10 @@ def from_arrays(arrays: Arrays) -> Own:
 
   outer_mark = path_state.place(OWN, OUTER)
   outer = {at: x for at, x in arrays.items() if at.startswith(outer_mark)}
-  version, loss = (arrays[path_state.place(OWN, name)].item() for name in (BEST_VERSION, BEST_LOSS))
+  version, loss = (arrays.get(path_state.place(OWN, name)) for name in (BEST_VERSION, BEST_LOSS))
+  assert version is not None
   facts = json.loads(arrays[path_state.place(OWN, FACTS)].tobytes())
-  return Own(part(WEIGHTS), outer, facts, part(BEST), version, None if math.isnan(loss) else loss)
+  return Own(part(WEIGHTS), outer, facts, part(BEST), version.item(), None if loss is None else loss.item())
 
 
 def begin(island: Island, path: int, state: PathState) -> PathState:
@@ -106,10 +108,14 @@ def take_step(
 ) -> tuple[PathState, list[Fact]]:  # fmt: skip
   """Takes the outer steps of a path's own modules after a phase, none where it is excluded, for which `why`.
 
-  Returns the state, and the facts of the modules' next version.
+  Returns the state, and the facts of the modules' next version. Raises Diverged where the path has nothing else, and
+  is excluded too often.
   """
   if not island.own:
     return state, []
+  if why and len(island.own) == len(island.layout.levels):  # else executors see to it
+    everyone = outer_executor.path_weights(island, phase)
+    screening_facts.check(island, island.own_modules(path)[0], phase, everyone, [str(path)])
   own, made = from_arrays(state.own), list[Fact]()
   for before in facts(island, phase, state):
     own, fact = _step(island, path, before, own, state.params, why)
@@ -179,6 +185,22 @@ def evaluates(island: Island, part: Part) -> bool:
     return all(times.version(level, part.phase, begin) >= part.phase for level in shared)
 
   return has_all(part.nth) and (part.nth == 0 or not has_all(part.nth - 1))
+
+
+def note_left_out(island: Island, path: int, phase: int, state: PathState) -> PathState:
+  """Notes, before a phase, the evaluations in the phases right before it from which the path's worker excluded it.
+
+  A replay leaves these phases out; the path's own modules are the same in all of them.
+  """
+  if not island.own or not island.run.settings.train.early_stopping:
+    return state
+  told = island.registry.facts('excluded', [str(path)], at_most=phase - 1)
+  excluded = {fact.number for fact in told if 'executor' not in fact.meta}
+  left_out = list(itertools.takewhile(excluded.__contains__, reversed(range(phase))))
+  if left_out:
+    for found in island.registry.facts('evaluation', [str(path)], at_least=left_out[-1], at_most=phase - 1):
+      state = state if island.has_own_objects(found.number) else note_evaluation(island, found, state)
+  return state
 
 
 def evaluation_fact(path: int, version: int, loss: float | None, num_targets: float) -> Fact:

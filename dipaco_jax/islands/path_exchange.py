@@ -20,6 +20,7 @@ from dipaco_jax.islands.pieces import Part
 def whole(island: Island, path: int, phase: int, carried: Arrays) -> PathState:
   """Returns a path's state where a phase begins with the modules, and with what the path has taken along."""
   state = own_levels.begin(island, path, path_state.from_carried(carried, island.shapes))
+  state = own_levels.note_left_out(island, path, phase, state)
   return state._replace(params=version(island, path, phase, state))
 
 

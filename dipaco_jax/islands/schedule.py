@@ -6,11 +6,13 @@ complete when its facts are inserted:
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
     train (path, phase)         worker            checkpoint (path, phase): parameters after tau steps, who holds the
-                                                  AdamW state, and at times that state
+                                                  AdamW state; modules that the path has alone, and its evaluation
+                                                  by them (own_levels.py)
     outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: the text is sharded anew
-    ship (path, phase)          its holder        state (path, phase): the AdamW state, for another (hand_over.py)
+    ship (path, phase)          its holder        state (path, phase): the AdamW state, for another (hand_over.py);
+                                                  at times without a task (state_facts.py)
     finish                      evaluator         finished: published, evaluated, reported
 
 A checkpoint is several objects, which `worker.write_objects` writes and the fact's metadata name. Two more kinds of
@@ -45,10 +47,15 @@ CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version 
 
 
 def checkpoint_fact(
-  path: int, number: int, objects: dict[str, list[str]], about: dict[str, Any], kind: str = 'checkpoint'
-) -> Fact:
-  """Makes the fact of a path's checkpoint, or piece; its digest covers all objects, {} of an excluded path."""
-  digest = hashlib.sha256(json.dumps(sorted(objects.items())).encode()).hexdigest()
+  path: int, number: int, objects: dict[str, list[str]], about: dict[str, Any], kind: str = 'checkpoint',
+  own_modules: Sequence[Fact] = (),
+) -> Fact:  # fmt: skip
+  """Makes the fact of a path's checkpoint, or piece; its digest covers all objects, {} of an excluded path.
+
+  And the path's own modules: where it has no others, the digest would not tell what they have become.
+  """
+  made = [*sorted(objects.items()), *([fact.key, fact.sha256] for fact in own_modules)]
+  digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
   return Fact(kind, str(path), number, '', digest, about | {'objects': objects})
 
 

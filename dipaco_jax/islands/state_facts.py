@@ -1,7 +1,7 @@
 """States of paths that are published: facts `state (path, phase)`, each of several objects [3].
 
 Their uploads may take many phases, and are behind all messages on the line: a state is written in parts, and none is
-begun while a message is on its way.
+begun while a message is on its way. Of each path, the newest state alone waits for the line.
 """
 
 import contextlib
@@ -19,7 +19,9 @@ from dipaco_jax.islands.registry import Conflict, Fact
 from dipaco_jax.storage import retry
 
 STATE = 'state'  # kind of the facts
-PART_BYTES = 2**23  # of a part: 3 s at 20 Mbit/s, for which a message that comes then shares the line
+PART_BYTES = (
+  2**23
+)  # of a part, 3 s at 20 Mbit/s, or of one array: so long does a message that comes then share the line
 LOOK_S = 1.0  # between looks for what is to be published; they read memory alone
 
 
@@ -48,11 +50,17 @@ class Line:
 
 
 def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] = lambda: None):
-  """Publishes what a path takes along after the phase of this checkpoint; calls `wait` before each part."""
+  """Publishes what a path takes along after the phase of this checkpoint; calls `wait` before each part.
+
+  Stops at the end of the run.
+  """
   objects = []
   for i, part in enumerate(in_parts(state)):
     wait()
     objects.append(island.write_object(f'{STATES}/{made.key}/{made.number}-{i}', part))
+    if island.registry.facts('finished'):  # the monitor has maybe looked for what is left over before this was there
+      island.storage.delete(objects[-1][0])
+      return
   digest = hashlib.sha256(json.dumps(objects).encode()).hexdigest()
   about = {'worker': island.name, 'checkpoint': made.sha256, 'objects': objects}
   fact = Fact(STATE, made.key, made.number, '', digest, about)

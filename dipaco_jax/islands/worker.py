@@ -4,9 +4,11 @@ AdamW state stays with the worker that trains the path, its holder; who lacks it
 several hosts (`worker_hosts`): all of them train, and the first does the rest.
 """
 
+import contextlib
 import functools
 import logging
 import time
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.inner_phase import Start
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import Gone, Island, Later
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
@@ -92,12 +94,26 @@ class Worker:
     found = lineage.find(island, self.held, task)
     hand_over.ask(island, task, found)
     first = found.parts[0]
-    inner_phase.make_job(island, island.round_of(first.phase))
-    if found.within:
-      state = path_state.from_arrays(found.within[1], island.shapes)
-    else:
-      state = path_exchange.whole(island, path, first.phase, found.carried)
+    with self.looking_again(island, task, first):
+      inner_phase.make_job(island, island.round_of(first.phase))
+      if found.within:
+        state = path_state.from_arrays(found.within[1], island.shapes)
+      else:
+        state = path_exchange.whole(island, path, first.phase, found.carried)
     return Beginning(found.parts, found.within[0] if found.within else 0, state, found.fresh)
+
+  @contextlib.contextmanager
+  def looking_again(self, island: Island, task: Task, first: Part) -> Iterator[None]:
+    """Raises Later instead of Gone where a newer state than that before `first` is there by now.
+
+    A state may be published late, and the modules that led to it are deleted then: nobody has to make them again.
+    """
+    try:
+      yield
+    except Gone as e:
+      if lineage.find(island, self.held, task).parts[0] > first:
+        raise Later(f'a newer state of path {task.key} is there by now: {e}') from e
+      raise
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
     """Trains a piece of a path's phase, or the rest of what was begun on this machine."""
@@ -127,10 +143,10 @@ class Worker:
     def publish() -> list[Fact]:
       with self.line.message():
         objects = {} if why else write_objects(island, path, part, trained.sent, state)
-      own_levels.publish(island, path, own_modules, state)
+        own_levels.publish(island, path, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
-      made = schedule.checkpoint_fact(path, number, objects, noted, kind)
+      made = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
       excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
       self.hold(island, made, state)  # before the fact, which says that it is there
       return [made, *excluded, *own_modules, *trained.evaluations]
@@ -154,13 +170,14 @@ class Worker:
     logging.warning('path %d: its state is not here, phases %d to %d are trained again', path, first, last)
     for i, part in enumerate(parts[:-1]):
       lease.about['replay'] = [part.phase + 1, first, last]
-      trained = self.train_first(island, lease, beginning)
-      state, own_modules = trained.state, list[Fact]()
-      if pieces.is_last(island, part):
-        state, own_modules = own_levels.take_step(island, path, part.phase, state, None)
-      is_other, state = self.hold_replayed(island, path, part, trained.sent, own_modules, state)
-      differing |= {part.phase} if is_other else set()
-      beginning = go_on(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
+      with self.looking_again(island, lease.task, part):
+        trained = self.train_first(island, lease, beginning)
+        state, own_modules = trained.state, list[Fact]()
+        if pieces.is_last(island, part):
+          state, own_modules = own_levels.take_step(island, path, part.phase, state, None)
+        is_other, state = self.hold_replayed(island, path, part, trained.sent, own_modules, state)
+        differing |= {part.phase} if is_other else set()
+        beginning = go_on(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
     del lease.about['replay']
     seconds, phases = time.monotonic() - began, sorted({part.phase for part in parts[:-1]})
     return beginning, {'replay': {'phases': phases, 'seconds': seconds, 'differing': sorted(differing)}}

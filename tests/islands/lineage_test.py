@@ -4,6 +4,7 @@ import contextlib
 import math
 import pathlib
 import threading
+import types
 
 import numpy as np
 import one_process
@@ -14,8 +15,19 @@ import tiny_run
 from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import Faults, changed, with_settings
 
-from dipaco_jax.islands import lineage, monitor, registry, schedule, screening_facts, state_facts
+from dipaco_jax.islands import (
+  inner_phase,
+  lineage,
+  monitor,
+  path_exchange,
+  registry,
+  schedule,
+  screening_facts,
+  state_facts,
+  worker,
+)
 from dipaco_jax.islands.held_states import HeldStates, Key
+from dipaco_jax.islands.island import Gone, Later
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.models import transformer
@@ -153,6 +165,32 @@ def test_what_an_earlier_version_published_within_a_phase_counts(damage, made, c
     assert found.phases == (6, 7, 8) and not found.within and 'the phase is trained from its start' in caplog.text
   else:
     assert found.phases == (8,) and found.within[0] == 4
+
+
+@pytest.mark.parametrize('begins', ['fetch', 'replay'])
+@pytest.mark.parametrize('is_late', [True, False])
+def test_what_a_late_state_has_made_useless_is_not_made_again(begins, is_late, made, monkeypatch):
+  """The monitor deletes modules as soon as a newer state is published, maybe while a replay is at work."""
+  scene, does = Scene(made, published=(2,)), worker.Worker(HeldStates())
+  task = Task(0, 'train', '3', 8, 1, 'all', 0, None)
+
+  def gone(*_):
+    if is_late:
+      [checkpoint] = scene.made.registry.facts('checkpoint', ['3'], 5)
+      state_facts.publish(scene.made, checkpoint, state(5))
+    raise Gone('objects/modules/4/low/0-0.safetensors', 'it is missing')
+
+  monkeypatch.setattr(inner_phase, 'make_job', lambda *_: None)
+  monkeypatch.setattr(path_exchange, 'whole', gone)
+  monkeypatch.setattr(worker.Worker, 'train_first', gone)
+  with pytest.raises(Later) as told:
+    if begins == 'fetch':
+      does.fetch(scene.made, task)
+    else:
+      lease = types.SimpleNamespace(task=task, about={})
+      does.replay(scene.made, lease, worker.Beginning(scene.find(does.held).parts, 0, None, False))
+  assert isinstance(told.value, Gone) != is_late
+  assert not is_late or scene.find(does.held).phases == (6, 7, 8)
 
 
 # -- to the same bits
