@@ -43,7 +43,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
   with island.hold_workdir():
     told = run_history.read(island)
     for version in sorted({own.settings.train.phases, *told.best_version}):
-      island.publish_version(version, [path for path, best in enumerate(told.best_version) if best == version])
+      island.publish_version(version, told.best_version)
     pointers = {'version': told.best_version, 'holdout_loss': told.best_loss}
     publishing.write_json(own.workdir / 'paths' / 'best.json', pointers)
     run_history.write_rows(island, own, told)

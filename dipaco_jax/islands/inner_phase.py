@@ -117,7 +117,7 @@ def holdout_loss(job: Job, path: int, params) -> float | None:
 def evaluate(programs: Programs, rows: evaluation.Rows, path: int, params: Arrays) -> tuple[float | None, float]:
   """Returns a path's loss on its hold-out, nats per target, None without one, and how many targets that has."""
   loaded = evaluation.in_flight(programs, turn := programs.layout.grid.coordinates(path), lambda _: params)
-  found = next(evaluation.turn_losses(programs, turn, lambda _: loaded, rows), None)
+  found = next(iter(evaluation.turn_losses(programs, turn, lambda _: loaded, rows)), None)
   return (evaluation.to_compare(evaluation.mean(*found[1:])), float(found[2].sum())) if found else (None, 0.0)
 
 

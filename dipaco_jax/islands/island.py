@@ -225,14 +225,17 @@ class Island:
     s = self.run.settings
     return next(n for n in range(s.rounds + 1) if phase < jobs.round_end(s, n))
 
-  def publish_version(self, version: int, chosen: Collection[int] = ()):
-    """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone.
+  def is_chosen(self, module: Fact, best_version: Sequence[int]) -> bool:
+    """Returns whether a module of a chosen version is one of a path that points at it; own ones need not be.
 
-    Where own modules of the version are no objects, those of the `chosen` paths are there nevertheless.
+    `best_version`: where early stopping points, by path. At the ends of rounds, and of the run, all modules count.
     """
-    facts, own = self.registry.facts('module', number=version), {m for path in chosen for m in self.own_modules(path)}
-    if not self.has_own_objects(version):
-      facts = [f for f in facts if f.key in own or self.parse_module(f.key)[0].name not in self.own]
+    is_own = module.key.partition('/')[0] in self.own and not self.has_own_objects(module.number)
+    return not is_own or best_version[self.paths_through(module.key)[0]] == module.number
+
+  def publish_version(self, version: int, best_version: Sequence[int] = ()):
+    """Writes `modules/<version>/` in the workdir, as SPMD does: weights alone; see `is_chosen`."""
+    facts = [f for f in self.registry.facts('module', number=version) if self.is_chosen(f, best_version)]
     modules = ((*self.parse_module(fact.key), self.read_weights(fact)) for fact in facts)
     module_publishing.publish_module_files(self.run.workdir, version, modules)
 

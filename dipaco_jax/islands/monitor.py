@@ -166,8 +166,9 @@ class Collector:
 
   def _chosen(self) -> list[Fact]:
     """Returns the facts of the modules that early stopping points at."""
-    versions = {*self.pointers.version} - {0}
-    return [fact for version in versions for fact in self.island.registry.facts('module', number=version)]
+    best = self.pointers.version
+    facts = (fact for version in {*best} - {0} for fact in self.island.registry.facts('module', number=version))
+    return [fact for fact in facts if self.island.is_chosen(fact, best)]
 
   def _for_replays(self) -> list[Fact]:
     """Returns the facts of collected modules that a path would need to repeat the phases since its published state."""

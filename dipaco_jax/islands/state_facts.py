@@ -19,9 +19,8 @@ from dipaco_jax.islands.registry import Conflict, Fact
 from dipaco_jax.storage import retry
 
 STATE = 'state'  # kind of the facts
-PART_BYTES = (
-  2**23
-)  # of a part, 3 s at 20 Mbit/s, or of one array: so long does a message that comes then share the line
+# Of a part, 3 s at 20 Mbit/s, or of one array: for so long a message that comes then shares the line.
+PART_BYTES = 2**23
 LOOK_S = 1.0  # between looks for what is to be published; they read memory alone
 
 

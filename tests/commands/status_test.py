@@ -212,6 +212,7 @@ def test_an_islands_run_says_what_replays_would_cost(tmp_path):
   facts = [
     registry.Fact('checkpoint', path, phase, '', '', {}) for path, phase in (('0', 0), ('3', 3), ('5', 4), ('7', 5))
   ]
+  facts += [registry.Fact('state', path, phase, '', '', {}) for path, phase in (('3', 2), ('5', 2), ('7', 5))]
   tasks.put([registry.Fact('config', '', 0, '', '', {'config': config}), *facts])
   lines = [line for line in ask(f'--workdir={tmp_path}').stdout.splitlines() if line.startswith('without')]
   assert lines == ['without its worker, 2 phases again: path 5', 'without its worker, 1 phase again: path 0, 3']

@@ -164,14 +164,8 @@ def finish(of: island.Island, task) -> list[Fact]:
   for version in sorted({s.train.phases, *pointers.version}):
     facts = of.registry.facts('module', number=version)
     assert [fact.key for fact in facts] == sorted(of.all_modules())
-    found += [of.read_object(fact.uri, fact.sha256) for fact in facts if is_wanted(of, fact, pointers.version)]
+    found += [of.read_object(fact.uri, fact.sha256) for fact in facts if of.is_chosen(fact, pointers.version)]
   return [Fact('finished', '', 0, '', repr(digest(pointers.version, *found)), {'best': pointers.version})]
-
-
-def is_wanted(of: island.Island, fact: Fact, best: list[int]) -> bool:
-  """Whether a module of a chosen version is an object; own ones are where their path has chosen it."""
-  is_own = fact.key.partition('/')[0] in of.own and not of.has_own_objects(fact.number)
-  return not is_own or best[of.paths_through(fact.key)[0]] == fact.number
 
 
 PERFORM = {

@@ -18,7 +18,7 @@ import types
 import pytest
 import slow
 import sqlalchemy as sa
-from digest_tasks import PERFORM, held_by, is_wanted, publish_states
+from digest_tasks import PERFORM, held_by, publish_states
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
@@ -253,7 +253,7 @@ class World:
     assert {state for states in self.facts.counts().values() for state in states} == {'done'}, self.facts.counts()
     best, of = finished.meta['best'], self.island('end', lambda: None)
     versions = {self.settings.train.phases, *best}
-    kept = {f.uri for f in self.facts.facts('module') if f.number in versions and is_wanted(of, f, best)}
+    kept = {f.uri for f in self.facts.facts('module') if f.number in versions and of.is_chosen(f, best)}
     of.registry.close()
     left = set(object_store.open_storage(str(self.place)).names(island.OBJECTS))
     assert left <= kept and (left == kept or self.counts['damaged'])

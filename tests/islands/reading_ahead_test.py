@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 from one_process import with_settings
 
-from dipaco_jax.islands import island, pieces, worker
+from dipaco_jax.islands import island, path_exchange, pieces
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
 from dipaco_jax.islands.registry import Fact
@@ -71,7 +71,7 @@ def scene(made, monkeypatch):
 def test_what_is_there_before_a_piece_ends_is_not_read_after_it(scene):
   assert scene.train(scene.part, at=0.6) == [0.7, 0.5], 'then there is nothing to look for'
   before = scene.made.storage.bytes_in
-  found = worker.take_over(scene.made, PATH, scene.next)
+  found = path_exchange.take_over(scene.made, PATH, scene.next)
   assert found and all((x == 7).all() for x in found.values()) and scene.made.storage.bytes_in == before > 0
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_left_to_the_task(scene, caplog):
   tiny_run.flip_a_bit(scene.made.run.workdir / name)
   assert scene.train(scene.part) == [0.7, 0.5, 0.2] and 'were not read ahead' in caplog.text
   with pytest.raises(island.Gone, match='is corrupt'):
-    worker.take_over(scene.made, PATH, scene.next)
+    path_exchange.take_over(scene.made, PATH, scene.next)
 
 
 def test_a_task_that_asks_for_what_is_being_read_waits_for_it(scene, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_task_that_asks_for_what_is_being_read_waits_for_it(scene, monkeypatch
   ReadingAhead(scene.made, PATH, scene.part).look(0.5)
   assert begun.wait(10)
   with futures.ThreadPoolExecutor(1) as fetcher:
-    taken = fetcher.submit(worker.take_over, scene.made, PATH, scene.next)
+    taken = fetcher.submit(path_exchange.take_over, scene.made, PATH, scene.next)
     with contextlib.suppress(futures.TimeoutError):
       taken.result(0.5)
     go.set()

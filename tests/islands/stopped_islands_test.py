@@ -13,7 +13,6 @@ import pytest
 import slow
 import tiny_run
 from backends import NAMES, Backend, small_disk
-from digest_tasks import is_wanted
 from one_process import Faults, Machine, changed, close
 
 from dipaco_jax.islands import database, island, module_weights, monitor, registry, shared_stages
@@ -104,7 +103,7 @@ def check_clean(machine: Machine, place: pathlib.Path):
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
   best = module_store.best_versions(place)
   last = {machine.settings.train.phases, *best}
-  facts = [f for f in made.registry.facts('module') if f.number in last and is_wanted(made, f, best)]
+  facts = [f for f in made.registry.facts('module') if f.number in last and made.is_chosen(f, best)]
   assert set(made.storage.names(island.OBJECTS)) == module_weights.objects(made.registry, facts)
   assert made.storage.exists('evaluation/excerpts.json')
   close(made)

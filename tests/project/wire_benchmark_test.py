@@ -53,7 +53,7 @@ def test_levels_are_cut(case, count, low):
 
 
 def test_utilization_of_a_case():
-  flags = '--parameters=50e6 --step_s=0.5 --mbits=10,100,10000 --grid=dipaco --wire=lan --tau=20'.split()
+  flags = '--parameters=50e6 --step_s=0.5 --mbits=10,100,10000 --grid=dipaco --wire=lan --tau=20 --state=with'.split()
   done = run(*flags)
   (row,) = json.loads(done.stdout.splitlines()[-1])['rows']
   shares = list(row['utilization'].values())
@@ -61,7 +61,7 @@ def test_utilization_of_a_case():
   wall_s = 20 * 0.5 + (4 + 4 + state) * row['parameters'] * 8 / 100e6
   assert shares == sorted(shares) and shares[1] == pytest.approx(20 * 0.5 / wall_s, rel=1e-5)
   assert row['up'] == pytest.approx(4.5, rel=1e-5) and row['down'] == 4
-  assert f'{shares[1]:.1%}' in done.stdout.splitlines()[2] and '| dipaco, lan | 50 M |' in done.stdout
+  assert f'{shares[1]:.1%}' in done.stdout.splitlines()[2] and '| dipaco, lan, state with | 50 M |' in done.stdout
 
 
 def test_the_table():
