@@ -61,7 +61,7 @@ def test_a_path_without_a_hold_out_has_no_loss(prepared):
 
 def test_a_loss_that_is_not_finite_is_worse_than_any(prepared, monkeypatch):
   nan = [(0, np.full(ROWS, np.nan), np.ones(ROWS))]
-  monkeypatch.setattr(evaluation, 'turn_losses', lambda *args: nan)
+  monkeypatch.setattr(evaluation, 'turn_losses', lambda *args: iter(nan))
   fact = holdout(prepared, 0)
   assert fact.meta['loss'] == 'inf', 'JSON has no infinity'
   prepared.registry.put([fact])
