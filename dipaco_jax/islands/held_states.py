@@ -86,11 +86,23 @@ class HeldStates:
     on_disk = False
     with contextlib.suppress(OSError):
       if self.folder:
-        tensors.write_with_digest(self.folder / _aside(key), state)
+        if not self._link(key):
+          tensors.write_with_digest(self.folder / _aside(key), state)
         on_disk = True
     self.put_aside[_short(key)] = None if on_disk else state
     for older in [k for k in self.aside() if k.path == key.path and k.phase < key.phase]:
       self.drop_aside(older)
+
+  def _link(self, key: Key) -> bool:
+    """Gives a state that is on disk the name by which it is kept aside; returns whether it is there."""
+    assert self.folder
+    try:
+      os.link(self.folder / key.file, self.folder / _aside(key))
+    except FileExistsError:
+      return True
+    except OSError:
+      return False  # it is not there; or the disk has no links
+    return True
 
   def aside(self) -> list[Key]:
     """Returns what is kept aside, the oldest first."""

@@ -6,22 +6,23 @@ begun while a message is on its way. Of each path, the newest state alone waits 
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import STATES, Gone, Island
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import Conflict, Fact
-from dipaco_jax.storage import retry
+from dipaco_jax.storage import retry, tensors
 
 STATE = 'state'  # kind of the facts
-# Of a part, 3 s at 20 Mbit/s, or of one array: for so long a message that comes then shares the line.
-PART_BYTES = 2**23
-LOOK_S = 1.0  # between looks for what is to be published; they read memory alone
+PART_BYTES = 2**23  # of a part: 3 s at 20 Mbit/s, for which a message that comes then shares the line
+BYTES = 'bytes'  # name of the one array of a part
+LOOK_S, LOOK_AGAIN_S = 1.0, 20.0  # between looks for what is to be published; after an error
 
 
 class Line:
@@ -68,11 +69,16 @@ def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] 
 
 
 def in_parts(state: Arrays) -> Iterator[Arrays]:
-  """Splits a state into parts of about PART_BYTES, by whole arrays."""
-  sizes = itertools.accumulate(x.nbytes for x in state.values())
-  ends = (max(0, size - 1) // PART_BYTES for size in sizes)
-  for _, group in itertools.groupby(zip(ends, state.items(), strict=True), lambda pair: pair[0]):
-    yield dict(item for _, item in group)
+  """Cuts the bytes of a state into parts of PART_BYTES."""
+  data = np.frombuffer(tensors.to_bytes(state), np.uint8)
+  return ({BYTES: data[begin : begin + PART_BYTES]} for begin in range(0, data.size, PART_BYTES))
+
+
+def whole(parts: Sequence[Arrays]) -> Arrays:
+  """Returns the state of these parts, or of the one object that an earlier version of this program wrote."""
+  if BYTES not in parts[0]:
+    return parts[0]
+  return tensors.from_bytes(np.concatenate([part[BYTES] for part in parts]).data)
 
 
 def read(island: Island, made: Fact) -> Arrays | None:
@@ -81,7 +87,7 @@ def read(island: Island, made: Fact) -> Arrays | None:
     objects = fact.meta.get('objects', [[fact.uri, fact.sha256]] if fact.uri else [])
     if objects and fact.meta['checkpoint'] == made.sha256:
       try:
-        return {name: x for each in objects for name, x in island.read_object(*each).items()}
+        return whole([island.read_object(*each) for each in objects])
       except Gone as e:  # no task makes it again
         logging.warning('%s', e)
   return None
@@ -96,9 +102,14 @@ def publishing(island: Island, held: HeldStates, line: Line) -> Iterator[None]:
       publish_aside(island, held, line)
     except Exception as e:
       logging.warning('a state was not published, and will be tried again: %s', e)
+      over.wait(LOOK_AGAIN_S)
 
+  over = threading.Event()
   with retry.every(LOOK_S, look):
-    yield
+    try:
+      yield
+    finally:
+      over.set()
 
 
 def publish_aside(island: Island, held: HeldStates, line: Line):
