@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.core import inner, screening
@@ -45,7 +44,7 @@ class Bounds(NamedTuple):
   def why(self, moved: Mapping[str, float]) -> str:
     """Says why a path with these r, by level, takes no part; '' if it does take part."""
     f = as_float32(self.exclude_above)
-    plausible = (screening.is_plausible(as_float32(r), as_float32(self.usual[level]), f) for level, r in moved.items())
+    plausible = (_is_plausible(as_float32(r), as_float32(self.usual[level]), f) for level, r in moved.items())
     return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
 
 
@@ -66,14 +65,19 @@ def first_usual(island: Island, module: str) -> float:
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
   """Returns the metadata that notes h of the next version, from h of this one and r of the paths that took part."""
   first = first_usual(island, module)
-  found = float(screening.next_usual(as_float32(usual), as_float32(math.fsum(moved)), jnp.asarray(len(moved)), first))
+  found = float(_next_usual(as_float32(usual), as_float32(math.fsum(moved)), np.int32(len(moved)), first))
   return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
 
 
-def as_float32(x: float) -> jax.Array:
+# Compiled: one operation at a time, they would take longer than a short inner step.
+_is_plausible = jax.jit(screening.is_plausible)
+_next_usual = jax.jit(screening.next_usual, static_argnums=3)
+
+
+def as_float32(x: float) -> np.float32:
   """Rounds to float32, as one job does."""
   with np.errstate(over='ignore'):
-    return jnp.asarray(np.float32(x))
+    return np.float32(x)
 
 
 @functools.lru_cache(32)
