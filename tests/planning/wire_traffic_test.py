@@ -34,7 +34,8 @@ def test_bytes_are_those_of_arrays(kind):
   shared = {n: x for n, x in base.items() if n not in own}
   adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).init(base)
   residual = {} if kind == 'none' else compression.first_residual(shared)
-  state = adamw, residual, own, outer.make_optimizer(s.outer).init(own)
+  chosen = own if s.train.early_stopping else {}
+  state = adamw, residual, own, chosen, outer.make_optimizer(s.outer).init(own)
   assert found.state == sum(np.asarray(x).nbytes for x in jax.tree.leaves(state))
   [low] = (level for level in layout.levels if level.name == 'low')
   there = 4 * sum(base[n].size for n in layout.names(low))  # M; as many of momentum, and of m where it is another
