@@ -85,4 +85,4 @@ def test_workers_killed_in_every_phase_and_their_disks_removed(workers, config, 
   replayed = [fact.meta['replay'] for fact in made if 'replay' in fact.meta]
   print(f'{workers} workers: {[told["phases"] for told in replayed]}')
   assert not any(told['differing'] for told in replayed) and len(replayed) >= (PHASES - 1) // 2
-  assert all(len(told['phases']) < EVERY for told in replayed)
+  assert all(len(told['phases']) < 2 * EVERY for told in replayed)  # a disk may be lost before its state is published
