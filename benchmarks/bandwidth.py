@@ -217,8 +217,8 @@ def tell(db: registry.Registry, tau: int, began: float) -> dict:
     raise InputError('no worker has done two tasks with the same limit: raise --phases')
   step_s = math.fsum(meta['timed_s'] for meta in counted) / sum(meta['timed_steps'] for meta in counted)
   sent = [fact.meta for kind in ('checkpoint', 'piece') for fact in db.facts(kind) if fact.meta['ended'] > began]
-  modules = [fact.meta for fact in db.facts('module') if fact.meta.get('ended', 0) > began]
-  modules = [meta for meta in modules if 'bytes_in' in meta]  # made by executors
+  made = (fact.meta for fact in db.facts('module') if fact.meta.get('ended', 0) > began)
+  modules = [meta for meta in made if 'bytes_in' in meta]  # made by executors
 
   def mean(metas: list[dict], name: str) -> float:
     return math.fsum(meta[name] for meta in metas) / len(metas)

@@ -56,7 +56,7 @@ class HeldStates:
   def __init__(self, folder: pathlib.Path | None = None, holder: str = '', memory_bytes: int = 1 << 62):
     self.folder, self.holder, self.memory_bytes = folder, holder, memory_bytes
     self.memory: collections.OrderedDict[Key, Arrays] = collections.OrderedDict()  # the least recently used first
-    self.put_aside: dict[Key, Arrays | None] = dict.fromkeys(self._names(ASIDE))  # None: the disk has it
+    self.kept_aside: dict[Key, Arrays | None] = dict.fromkeys(self._names(ASIDE))  # None: the disk has it
     self.lock = threading.Lock()
 
   def put(self, key: Key, state: Arrays):
@@ -68,7 +68,7 @@ class HeldStates:
   def _remember(self, key: Key, state: Arrays):
     self.memory[_short(key)] = state
     self.memory.move_to_end(_short(key))
-    while len(self.memory) > 1 and sum(map(_num_bytes, self.memory.values())) > self.memory_bytes:
+    while len(self.memory) > 1 and sum(map(tensors.num_bytes, self.memory.values())) > self.memory_bytes:
       self.memory.popitem(last=False)
 
   def get(self, path: int, phase: int, digest: str) -> Arrays | None:
@@ -89,7 +89,7 @@ class HeldStates:
         if not self._link(key):
           tensors.write_with_digest(self.folder / _aside(key), state)
         on_disk = True
-    self.put_aside[_short(key)] = None if on_disk else state
+    self.kept_aside[_short(key)] = None if on_disk else state
     for older in [k for k in self.aside() if k.path == key.path and k.phase < key.phase]:
       self.drop_aside(older)
 
@@ -106,16 +106,16 @@ class HeldStates:
 
   def aside(self) -> list[Key]:
     """Returns what is kept aside, the oldest first."""
-    return sorted(self.put_aside, key=lambda key: (key.phase, key.path))
+    return sorted(self.kept_aside, key=lambda key: (key.phase, key.path))
 
   def read_aside(self, key: Key) -> Arrays | None:
     """Returns a state that is kept aside, None where the disk has lost it."""
-    state = self.put_aside.get(key)
+    state = self.kept_aside.get(key)
     return self._read(_aside(key)) if state is None else state
 
   def drop_aside(self, key: Key):
     """Forgets a state that is kept aside."""
-    self.put_aside.pop(key, None)
+    self.kept_aside.pop(key, None)
     with contextlib.suppress(OSError):
       if self.folder:
         (self.folder / _aside(key)).unlink(missing_ok=True)
@@ -271,7 +271,3 @@ def _aside(key: Key) -> str:
 
 def _short(key: Key) -> Key:
   return key._replace(digest=key.digest[:DIGITS])
-
-
-def _num_bytes(state: Arrays) -> int:
-  return sum(x.nbytes for x in state.values())

@@ -143,6 +143,10 @@ class Island:
     at = grid.coordinates(path)
     return {level.name: module_store.module_key(level, grid.module(level, at)) for level in self.layout.levels}
 
+  def shared_modules(self, path: int) -> dict[str, str]:
+    """Returns the keys of the modules that a path goes through and that do not stay with it, by level."""
+    return {level: module for level, module in self.modules_of(path).items() if level not in self.own}
+
   def own_modules(self, path: int) -> list[str]:
     """Returns the keys of the modules that stay with a path."""
     return [module for level, module in self.modules_of(path).items() if level in self.own]
@@ -195,6 +199,11 @@ class Island:
     if is_old or s.train.paths_per_phase or s.train.schedule:
       return frozenset()
     return frozenset(level.name for level in self.layout.levels if self.layout.grid.paths_through(level) == 1)
+
+  @property
+  def shared_levels(self) -> list[str]:
+    """The other levels."""
+    return [level.name for level in self.layout.levels if level.name not in self.own]
 
   def has_own_objects(self, version: int) -> bool:
     """Returns whether own modules of a version are objects: those of the ends of rounds, and of the run, are."""

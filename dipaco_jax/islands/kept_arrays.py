@@ -75,7 +75,7 @@ class KeptArrays:
   def _shrink(self):
     *others, _ = self.memory or ['']
     useless = [name for name in others if name not in self.unwritten]
-    while useless and sum(x.nbytes for arrays in self.memory.values() for x in arrays.values()) > self.memory_bytes:
+    while useless and sum(map(tensors.num_bytes, self.memory.values())) > self.memory_bytes:
       del self.memory[useless.pop(0)]
 
   def _write(self, name: str):

@@ -82,10 +82,11 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
     before, fresh = previous(island, path, phase)
     if fresh and island.own:
       before, state = before_exclusions(island, held, path, before)
+    elif before is not None and not fresh:
+      state = read_after(island, held, path, before, not island.timetable.begins_whole(phase))
     else:
-      is_open = not island.timetable.begins_whole(phase)
-      state = None if before is None or fresh else read_after(island, held, path, before, is_open)
-    if before is None or (fresh and not island.own):
+      before, state = None, None
+    if before is None:
       return Found(parts, {}, fresh)
     if state is not None:
       is_whole = fresh or island.timetable.begins_whole(phase)

@@ -31,7 +31,7 @@ from dipaco_jax.islands import (
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.pieces import PIECE
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.registry import SILENT_S, Fact
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
@@ -40,7 +40,6 @@ PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
 ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': evaluator.KINDS}
 PAGE_S = 60.0  # between pages of the run so far
-SILENT_S = 60  # a role that is silent for longer counts as gone
 
 
 def watch(island: Island):
@@ -66,7 +65,7 @@ def frontier(island: Island) -> int:
   before = {'train': 0, PIECE: 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
   lowest = island.registry.lowest_open()
   if PIECE in lowest:
-    lowest[PIECE] //= island.timetable.most_pieces
+    lowest[PIECE] = pieces.phase_of(island, PIECE, lowest[PIECE])
   return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 

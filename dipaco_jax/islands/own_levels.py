@@ -12,65 +12,18 @@ all others do.
 
 import hashlib
 import itertools
-import json
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from dipaco_jax.islands import outer_executor, path_state, pieces, screening_facts
+from dipaco_jax.islands import outer_executor, pieces, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.outer_executor import Partial
-from dipaco_jax.islands.path_state import OWN, Arrays, PathState
+from dipaco_jax.islands.path_state import Arrays, Own, PathState
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.storage import tensors
 from dipaco_jax.training import evaluation
-
-WEIGHTS, OUTER, FACTS, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'facts', 'best', 'best_version', 'best_loss'
-
-
-class Own(NamedTuple):
-  """What a path keeps of its own levels."""
-
-  weights: Arrays  # m(v), by parameter
-  outer: Arrays  # the states of their outer optimizers, by (level, place); none before the first step
-  # Of the modules' facts, which may not be there yet when a path goes on: uri, sha256 and the usual r, by key.
-  facts: dict[str, list[Any]]
-  best: Arrays  # the weights of the version to which early stopping points, among those that were evaluated here
-  best_version: int = 0  # 0: none
-  best_loss: float | None = None  # None: not finite, or of no hold-out
-
-  def to_arrays(self) -> Arrays:
-    """Packs all for `PathState.own`; `from_arrays` is the inverse."""
-    found = {WEIGHTS: self.weights, BEST: self.best}
-    arrays = {path_state.place(OWN, part, name): x for part, of_part in found.items() for name, x in of_part.items()}
-    facts = np.frombuffer(json.dumps(self.facts, sort_keys=True).encode(), np.uint8)
-    about = {FACTS: facts, BEST_VERSION: np.array(self.best_version)}
-    if self.best_loss is not None and math.isfinite(self.best_loss):  # any finite loss is better than all else
-      about[BEST_LOSS] = np.array(self.best_loss)
-    return arrays | {path_state.place(OWN, name): x for name, x in about.items()} | self.outer
-
-  def outer_of(self, level: str) -> Arrays:
-    """Returns the state of a level's outer optimizer, as the executor has it."""
-    mark = path_state.place(OWN, OUTER, level)
-    return {at.removeprefix(mark): x for at, x in self.outer.items() if at.startswith(mark)}
-
-
-def from_arrays(arrays: Arrays) -> Own:
-  """Unpacks what `Own.to_arrays` has packed."""
-
-  def part(*names: str) -> Arrays:
-    mark = path_state.place(OWN, *names)
-    return {at.removeprefix(mark)[2:-2]: x for at, x in arrays.items() if at.startswith(mark)}
-
-  outer_mark = path_state.place(OWN, OUTER)
-  outer = {at: x for at, x in arrays.items() if at.startswith(outer_mark)}
-  version, loss = (arrays.get(path_state.place(OWN, name)) for name in (BEST_VERSION, BEST_LOSS))
-  assert version is not None
-  facts = json.loads(arrays[path_state.place(OWN, FACTS)].tobytes())
-  return Own(part(WEIGHTS), outer, facts, part(BEST), version.item(), None if loss is None else loss.item())
 
 
 def begin(island: Island, path: int, state: PathState) -> PathState:
@@ -79,17 +32,17 @@ def begin(island: Island, path: int, state: PathState) -> PathState:
     return state
   base = island.registry.facts('module', island.own_modules(path), 0)
   noted = {fact.key: _noted(fact) for fact in base}
-  return state._replace(own=Own(island.path_parameters(path, 0, island.own), {}, noted, {}).to_arrays())
+  return state._replace(own=Own(island.path_parameters(path, 0, island.own), {}, noted, {}))
 
 
-def weights(island: Island, state: PathState) -> Arrays:
+def weights(state: PathState) -> Arrays:
   """Returns the weights of a path's own modules, those of the version that the phase began with."""
-  return from_arrays(state.own).weights if island.own else {}
+  return state.own.weights if state.own else {}
 
 
-def facts(island: Island, phase: int, state: PathState) -> list[Fact]:
+def facts(phase: int, state: PathState) -> list[Fact]:
   """Returns the facts of a path's own modules before a phase, with what the outer step needs of them."""
-  found = from_arrays(state.own).facts if island.own else {}
+  found = state.own.facts if state.own else {}
   return [
     Fact('module', key, phase, uri, sha256, {} if usual is None else {'usual': usual})
     for key, (uri, sha256, usual) in found.items()
@@ -111,17 +64,17 @@ def take_step(
   Returns the state, and the facts of the modules' next version. Raises Diverged where the path has nothing else, and
   is excluded too often.
   """
-  if not island.own:
+  if state.own is None:
     return state, []
   if why and len(island.own) == len(island.layout.levels):  # else executors see to it
     everyone = outer_executor.path_weights(island, phase)
     screening_facts.check(island, island.own_modules(path)[0], phase, everyone, [str(path)])
-  own, made = from_arrays(state.own), list[Fact]()
-  for before in facts(island, phase, state):
+  own, made = state.own, list[Fact]()
+  for before in facts(phase, state):
     own, fact = _step(island, path, before, own, state.params, why)
     made.append(fact)
   own = own._replace(facts={fact.key: _noted(fact) for fact in made})
-  return state._replace(own=own.to_arrays()), made
+  return state._replace(own=own), made
 
 
 def _step(
@@ -131,7 +84,7 @@ def _step(
   names = island.layout.names(island.parse_module(module)[0])
   old, new = ({name: x[name] for name in names} for x in (own.weights, params))
   bounds = screening_facts.bounds(island, [before], phase)
-  partial = Partial(None, old, own.outer_of(level), bounds, 'none')
+  partial = Partial(None, old, own.outer.get(level, {}), bounds, 'none')
   if why is None:
     for name, weight in outer_executor.module_weights(island, module, phase).items():  # none where it has no text
       partial.add(name, weight, new)
@@ -143,9 +96,7 @@ def _step(
     made = Fact('module', module, phase + 1, before.uri, before.sha256, about)
   else:
     stepped, outer, figures = outer_executor.outer_step(island, module, phase + 1, partial)
-    mark = path_state.place(OWN, OUTER, level)
-    others = {at: x for at, x in own.outer.items() if not at.startswith(mark)}
-    own = own._replace(weights=own.weights | stepped, outer=others | {mark + at: x for at, x in outer.items()})
+    own = own._replace(weights=own.weights | stepped, outer=own.outer | {level: outer})
     name, sha256 = island.object_name(f'modules/{phase + 1}/{module}', tensors.to_bytes(stepped))
     made = Fact('module', module, phase + 1, name, sha256, about | figures)
   return own, made._replace(meta=made.meta | {'ended': time.time()})
@@ -158,11 +109,11 @@ def differing(island: Island, made: list[Fact]) -> list[str]:
   return [fact.key.partition('/')[0] for fact in made if digests.get(fact.key, fact.sha256) != fact.sha256]
 
 
-def publish(island: Island, path: int, made: list[Fact], state: PathState):
+def publish(island: Island, made: list[Fact], state: PathState):
   """Writes the objects of a path's own modules, given the facts of their new version, where others will read them."""
-  if not made or not island.has_own_objects(made[0].number):
+  own = state.own
+  if own is None or not made or not island.has_own_objects(made[0].number):
     return
-  own = from_arrays(state.own)
   best = island.registry.facts('module', [fact.key for fact in made], own.best_version) if own.best_version else []
   for fact, source in itertools.chain(((fact, own.weights) for fact in made), ((fact, own.best) for fact in best)):
     names = island.layout.names(island.parse_module(fact.key)[0])
@@ -178,7 +129,7 @@ def evaluates(island: Island, part: Part) -> bool:
     return False
   if island.has_own_objects(part.phase):
     return False
-  times, shared = island.timetable, [level.name for level in island.layout.levels if level.name not in island.own]
+  times, shared = island.timetable, island.shared_levels
 
   def has_all(nth: int) -> bool:
     begin = pieces.of_phase(island, part.phase)[nth].begin
@@ -211,7 +162,8 @@ def evaluation_fact(path: int, version: int, loss: float | None, num_targets: fl
 
 def note_evaluation(island: Island, found: Fact, state: PathState) -> PathState:
   """Returns a path's state after a version was evaluated, with the version's own weights if it is the best."""
-  own, version = from_arrays(state.own), found.number
+  own, version = state.own, found.number
+  assert own
   loss = None if found.meta['loss'] is None else float(found.meta['loss'])
   if version == 1 or island.round_of(version - 1) != island.round_of(version - 2):
     own = own._replace(best={}, best_version=0, best_loss=None)  # a new round has other hold-outs
@@ -219,4 +171,4 @@ def note_evaluation(island: Island, found: Fact, state: PathState) -> PathState:
   evaluation.update_best(version, [loss], best_version, best_loss)
   if best_version[0] == version:
     own = own._replace(best=own.weights, best_version=version, best_loss=best_loss[0])
-  return state._replace(own=own.to_arrays())
+  return state._replace(own=own)

@@ -26,8 +26,7 @@ def whole(island: Island, path: int, phase: int, carried: Arrays) -> PathState:
 
 def version(island: Island, path: int, phase: int, state: PathState) -> Arrays:
   """Returns a path's parameters as all of its modules have them before a phase."""
-  shared = (level.name for level in island.layout.levels if level.name not in island.own)
-  found = island.path_parameters(path, phase, list(shared)) | own_levels.weights(island, state)
+  found = island.path_parameters(path, phase, island.shared_levels) | own_levels.weights(state)
   return dict(sorted(found.items()))
 
 
@@ -35,7 +34,7 @@ def take_over(island: Island, path: int, part: Part) -> Arrays:
   """Reads the parameters that a path takes over before a piece, of levels that it shares."""
   found: Arrays = {}
   piece = pieces.piece(island, part)
-  for level in (level for level in piece.mixed if level not in island.own):
+  for level in {*piece.mixed} - island.own:
     version = island.timetable.version(level, part.phase, piece.begin)
     found |= island.path_parameters(path, version, [level])
   return found
@@ -46,7 +45,7 @@ def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
   if part.nth == 0 and pieces.excluded_before(island, [path], part):  # nothing of what was on its way is its own
     before = island.timetable.left(island.timetable.places, part.phase - 1)
     return state._replace(left=of_levels(island, state.params, before))
-  own_weights = of_levels(island, own_levels.weights(island, state), pieces.piece(island, part).mixed)
+  own_weights = of_levels(island, own_levels.weights(state), pieces.piece(island, part).mixed)
   new, own, left = take_over(island, path, part) | own_weights, state.params, state.left
   alphas = {n: island.timetable.mix(island.layout.owner[n].name) for n in new}
   moved = {n: np.asarray(_taken(alphas[n], own[n], left.get(n), x)) for n, x in new.items()}
@@ -73,7 +72,7 @@ def carried(island: Island, phase: int, state: PathState) -> Arrays:
   """Returns what a path takes along to its next phase; its own modules alone where it begins anew."""
   state = after(island, Part(phase, len(pieces.of_phase(island, phase)) - 1), state)
   if state.excluded:
-    return path_state.own_alone(state.own)
+    return state.own_arrays()
   return state.carried() if island.timetable.is_closed(phase) else state.to_arrays()
 
 
@@ -82,7 +81,7 @@ def send(
 ) -> tuple[dict[str, Sent], Arrays]:  # fmt: skip
   """Returns what a path sends of each level that leaves after a piece, its own ones too, and its residuals then."""
   sent, levels, residuals = {}, pieces.piece(island, part).sent, state.residuals
-  old = island.path_parameters(path, part.phase, {*levels} - island.own) | own_levels.weights(island, state)
+  old = island.path_parameters(path, part.phase, {*levels} - island.own) | own_levels.weights(state)
   for level in (level for level in island.layout.levels if level.name in levels):
     new = {name: params[name] for name in island.layout.names(level)}
     sent[level.name] = messages.send(island.kind(level), old, new, residuals)

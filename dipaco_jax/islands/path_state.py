@@ -1,5 +1,7 @@
 """A path's parameters and inner state on the host: as devices take them, and as storage has them."""
 
+import json
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,8 +15,32 @@ from dipaco_jax.training.programs import Programs
 
 INNER = 'inner'  # the AdamW state among a checkpoint's objects, and before its arrays' names
 RESIDUALS, EXCLUDED, LEFT, OWN = 'residuals', 'excluded', 'left', 'own'
+WEIGHTS, OUTER, FACTS, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'facts', 'best', 'best_version', 'best_loss'
 
 Arrays = dict[str, np.ndarray]
+
+
+class Own(NamedTuple):
+  """What a path keeps of the levels that it has alone (own_levels.py)."""
+
+  weights: Arrays  # m(v), by parameter
+  outer: dict[str, Arrays]  # the states of their outer optimizers, by level; none before the first step
+  # Of the modules' facts, which may not be there yet when a path goes on: uri, sha256 and the usual r, by key.
+  facts: dict[str, list[Any]]
+  best: Arrays  # the weights of the version to which early stopping points, among those that were evaluated here
+  best_version: int = 0  # 0: none
+  best_loss: float | None = None  # None: not finite, or of no hold-out
+
+  def to_arrays(self) -> Arrays:
+    """Packs all for one object, by place in `{OWN: ...}`; `own_from_arrays` is the inverse."""
+    found = {WEIGHTS: self.weights, BEST: self.best}
+    arrays = {place(OWN, part, name): x for part, of_part in found.items() for name, x in of_part.items()}
+    arrays |= {place(OWN, OUTER, level) + at: x for level, state in self.outer.items() for at, x in state.items()}
+    arrays[place(OWN, FACTS)] = np.frombuffer(json.dumps(self.facts, sort_keys=True).encode(), np.uint8)
+    arrays[place(OWN, BEST_VERSION)] = np.array(self.best_version)
+    if self.best_loss is not None and math.isfinite(self.best_loss):  # any finite loss is better than all else
+      arrays[place(OWN, BEST_LOSS)] = np.array(self.best_loss)
+    return arrays
 
 
 class PathState(NamedTuple):
@@ -25,7 +51,7 @@ class PathState(NamedTuple):
   residuals: Arrays = {}  # by parameter; {} for zeros, or where nothing is compressed
   excluded: bool = False  # in this phase, from which on nothing that it sends counts
   left: Arrays = {}  # theta_o of core/streaming.py, by parameter, of what is on its way
-  own: Arrays = {}  # by place in `{OWN: ...}`: what own_levels.py keeps
+  own: Own | None = None  # None where levels of one path alone do not stay with it
 
   def to_arrays(self) -> Arrays:
     """Packs all for one object; `from_arrays` is the inverse."""
@@ -36,7 +62,11 @@ class PathState(NamedTuple):
 
   def carried(self) -> Arrays:
     """Packs what a path takes along where it goes on from modules: all but the parameters."""
-    return self.inner | {place(RESIDUALS, name): x for name, x in self.residuals.items()} | self.own
+    return self.inner | {place(RESIDUALS, name): x for name, x in self.residuals.items()} | self.own_arrays()
+
+  def own_arrays(self) -> Arrays:
+    """Packs what a path takes along where it begins anew."""
+    return self.own.to_arrays() if self.own else {}
 
 
 def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
@@ -49,7 +79,27 @@ def from_carried(arrays: Arrays, params: Arrays) -> PathState:
   residuals = {name: x for name in params if (x := arrays.get(place(RESIDUALS, name))) is not None}
   inner = {at: x for at, x in arrays.items() if at.startswith(place(INNER))}
   left = {name: x for name in params if (x := arrays.get(place(LEFT, name))) is not None}
-  return PathState(params, inner, residuals, place(EXCLUDED) in arrays, left, own_alone(arrays))
+  return PathState(params, inner, residuals, place(EXCLUDED) in arrays, left, own_from_arrays(arrays))
+
+
+def own_from_arrays(arrays: Arrays) -> Own | None:
+  """Unpacks what `Own.to_arrays` has packed, maybe beside others; None where it is not there."""
+  if place(OWN, FACTS) not in arrays:
+    return None
+
+  def part(*names: str) -> Arrays:
+    mark = place(OWN, *names)
+    return {at.removeprefix(mark): x for at, x in arrays.items() if at.startswith(mark)}
+
+  def named(*names: str) -> Arrays:
+    return {at[2:-2]: x for at, x in part(*names).items()}
+
+  facts = json.loads(arrays[place(OWN, FACTS)].tobytes())
+  levels = (key.partition('/')[0] for key in facts)
+  outer = {level: state for level in levels if (state := part(OUTER, level))}
+  loss = arrays.get(place(OWN, BEST_LOSS))
+  version = arrays[place(OWN, BEST_VERSION)].item()
+  return Own(named(WEIGHTS), outer, facts, named(BEST), version, None if loss is None else loss.item())
 
 
 def own_alone(arrays: Arrays) -> Arrays:

@@ -65,6 +65,11 @@ def part_of(island: Island, made: Task | Fact) -> Part:
   return Part(made.number, len(of_phase(island, made.number)) - 1)
 
 
+def phase_of(island: Island, kind: str, number: int) -> int:
+  """Returns the phase of a task or a fact of training, from its kind and number."""
+  return number // island.timetable.most_pieces if kind == PIECE else number
+
+
 def earlier_facts(island: Island, phase: int, paths: Sequence[str]) -> list[Fact]:
   """Returns the facts of all pieces of a phase but the last, of these paths."""
   most = island.timetable.most_pieces
@@ -108,7 +113,7 @@ def readers(island: Island, level: str, version: int) -> list[Part]:
 
 def needed(island: Island, path: int, part: Part, is_excluded: bool) -> dict[str, int]:
   """Returns the modules that a path waits for before a piece, other than its own, and their versions."""
-  modules = {level: module for level, module in island.modules_of(path).items() if level not in island.own}
+  modules = island.shared_modules(path)
   if begins_whole(island, part) or (part.nth == 0 and is_excluded):
     return dict.fromkeys(modules.values(), part.phase)
   found, version = piece(island, part), island.timetable.version

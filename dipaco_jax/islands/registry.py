@@ -31,6 +31,7 @@ from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.storage import retry
 
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
+SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 
 

@@ -105,13 +105,18 @@ def run_role(
     raise
   hosts.broadcast({})
   kept.close()
+  tidy(role, local)
+  if registry.facts('finished')[0].meta['perplexity'] is None:
+    raise Diverged(errors.NO_PERPLEXITY)
+
+
+def tidy(role: str, local: pathlib.Path):
+  """Removes what the run has left on this machine, when it is finished."""
   kept_arrays.end(local)
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
   if role in ('worker', 'monitor'):
     held_states.remove_free(local)  # what this worker held, and those that are gone
-  if registry.facts('finished')[0].meta['perplexity'] is None:
-    raise Diverged(errors.NO_PERPLEXITY)
 
 
 def serve(

@@ -74,7 +74,7 @@ def bytes_by_phase(island: Island, facts: dict[str, list[Fact]]) -> list[dict[st
 def phase_of(island: Island, fact: Fact) -> int | None:
   """Returns the phase whose bytes a fact notes; None for the run's preparation."""
   if fact.kind in ('checkpoint', pieces.PIECE):
-    return pieces.part_of(island, fact).phase
+    return pieces.phase_of(island, fact.kind, fact.number)
   if fact.kind == 'round':
     return jobs.round_end(island.run.settings, fact.number - 1) - 1
   return fact.number - 1 if fact.kind in ('module', 'evaluation') and fact.number else None

@@ -15,12 +15,8 @@ from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation, train_state as state_lib
 from dipaco_jax.training.job import Job
 
-FIRST_PHASE = {
-  'train': 1,
-  pieces.PIECE: 1,
-  'outer': 0,
-  'evaluate': 0,
-}  # the report's phase, counted from 1, of a task with number 0
+# The report's phase, counted from 1, of a task with number 0.
+FIRST_PHASE = {pieces.TRAIN: 1, pieces.PIECE: 1, 'outer': 0, 'evaluate': 0}
 TIMELINE_TASKS = 20_000  # of each kind; a picture shows no more
 
 
@@ -172,7 +168,7 @@ def timeline(island: Island, replayed: Mapping[tuple[str, str, int], float]) -> 
   for kind, first in FIRST_PHASE.items():
     for task in island.registry.tasks('done', kind, TIMELINE_TASKS):
       owner, number, begun, ended = task['owner'], task['number'], task['claimed'], task['ended']
-      phase = (number // island.timetable.most_pieces if kind == pieces.PIECE else number) + first
+      phase = pieces.phase_of(island, kind, number) + first
       if seconds := replayed.get((kind, task['key'], number)):
         before, begun = begun, min(begun + seconds, ended)
         found.append((owner, 'replay', phase, before, begun))

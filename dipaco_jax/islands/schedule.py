@@ -140,8 +140,9 @@ def _after_round(island: Island, number: int):
 def _after_pieces(island: Island, facts: Iterable[Fact]):
   """Wakes the outer tasks of the modules that paths have sent to, and adds the paths' next pieces."""
   for part, found in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
-    paths, sent = [int(fact.key) for fact in found], {*pieces.piece(island, part).sent} - island.own
-    modules = sorted({module for path in paths for level, module in island.modules_of(path).items() if level in sent})
+    paths, sent = [int(fact.key) for fact in found], pieces.piece(island, part).sent
+    named = (found for path in paths for found in island.shared_modules(path).items())
+    modules = sorted({module for level, module in named if level in sent})
     island.registry.add_tasks(NewTask('outer', module, part.phase + 1, 'waiting') for module in modules)
     island.registry.wake('outer', modules, part.phase + 1)
     following = pieces.after(island, part)

@@ -116,7 +116,7 @@ def judge(
   """
   if not squares:
     return {'moved': {}}
-  named = [module for level, module in island.modules_of(path).items() if level in squares and level not in island.own]
+  named = [module for level, module in island.shared_modules(path).items() if level in squares]
   modules = [*island.registry.facts('module', named, phase), *own]
   limits = bounds(island, modules, phase)
   moved = {level: math.sqrt(x) / limits.rates[level] if math.isfinite(x) else math.nan for level, x in squares.items()}
@@ -199,8 +199,7 @@ def resume(island: Island) -> int:
   for ended in island.registry.facts('diverged', [''])[number:]:
     phase, blocking = ended.meta['phase'], to_withdraw(island, ended)
     tasks = [NewTask('train', path, phase) for path in blocking]
-    modules = {module for path in blocking for module in island.modules_of(int(path)).values()}
-    modules -= {own for path in blocking for own in island.own_modules(int(path))}
+    modules = {module for path in blocking for module in island.shared_modules(int(path)).values()}
     modules -= {fact.key for fact in island.registry.facts('module', sorted(modules), phase + 1)}
     tasks += [NewTask('outer', module, phase + 1) for module in sorted(modules)]
     kinds = 'checkpoint', 'excluded', 'state'
@@ -223,7 +222,7 @@ def to_withdraw(island: Island, ended: Fact) -> list[str]:
 
   def is_free(path: str) -> bool:
     counted = {level for fact in pieces.earlier_facts(island, phase, [path]) for level in fact.meta['objects']}
-    modules = [m for level, m in island.modules_of(int(path)).items() if level not in counted | island.own]
+    modules = [module for level, module in island.shared_modules(int(path)).items() if level not in counted]
     return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
 
   return sorted(filter(is_free, paths), key=int)

@@ -50,10 +50,12 @@ class Line:
 
 
 def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] = lambda: None):
-  """Publishes what a path takes along after the phase of this checkpoint; calls `wait` before each part.
+  """Publishes what a path takes along after the phase of this checkpoint, unless that is there.
 
-  Stops at the end of the run.
+  Calls `wait` before each part, and stops at the end of the run.
   """
+  if island.registry.facts(STATE, [made.key], made.number):
+    return
   objects = []
   for i, part in enumerate(in_parts(state)):
     wait()
@@ -64,7 +66,10 @@ def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] 
   digest = hashlib.sha256(json.dumps(objects).encode()).hexdigest()
   about = {'worker': island.name, 'checkpoint': made.sha256, 'objects': objects}
   fact = Fact(STATE, made.key, made.number, '', digest, about)
-  island.registry.put([fact])
+  try:
+    island.registry.put([fact])
+  except Conflict as e:
+    logging.warning('path %s: another has published another state: %s', made.key, e)
   island.registry.mark_scheduled([fact])  # nothing follows from it
 
 
@@ -118,11 +123,6 @@ def publish_aside(island: Island, held: HeldStates, line: Line):
     made = island.registry.facts('checkpoint', [str(key.path)], key.phase)
     if not made:
       continue  # its fact is on its way
-    if made[0].sha256.startswith(key.digest) and not island.registry.facts(STATE, [str(key.path)], key.phase):
-      state = held.read_aside(key)
-      try:
-        if state is not None:
-          publish(island, made[0], state, line.wait_behind)
-      except Conflict as e:
-        logging.warning('path %d: another has published another state: %s', key.path, e)
+    if made[0].sha256.startswith(key.digest) and (state := held.read_aside(key)) is not None:
+      publish(island, made[0], state, line.wait_behind)
     held.drop_aside(key)

@@ -4,10 +4,10 @@ import math
 
 from dipaco_jax.islands import run_costs
 from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.registry import SILENT_S
 from dipaco_jax.planning import wire_needs
 
 RECENT = 2  # phases, whose steps tell how long a step takes
-SILENT_S = 60  # a worker that is silent for longer does not count
 
 
 def lines(island: Island) -> list[str]:

@@ -127,8 +127,7 @@ class Worker:
     about = trained.metrics.close() | replay | {'holdout_loss': trained.loss, 'worker': island.name, 'from_step': step}
     about |= {'started': started, 'ended': ended, 'busy_s': ended - started, 'holder': self.held.holder}
     squares = {level: message.square for level, message in trained.sent.items()}
-    own_facts = own_levels.facts(island, part.phase, trained.state)
-    judged = screening_facts.judge(island, path, part.phase, squares, own_facts)
+    judged = screening_facts.judge(island, path, part.phase, squares, own_levels.facts(part.phase, trained.state))
     if trained.state.excluded and 'excluded' not in judged:
       judged['excluded'] = screening_facts.EARLIER
     why, own_modules = judged.get('excluded'), list[Fact]()
@@ -143,7 +142,7 @@ class Worker:
     def publish() -> list[Fact]:
       with self.line.message():
         objects = {} if why else write_objects(island, path, part, trained.sent, state)
-        own_levels.publish(island, path, own_modules, state)
+        own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
       made = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
@@ -209,20 +208,20 @@ class Worker:
     state = beginning.state
     if beginning.step == piece.begin and not pieces.begins_whole(island, part):
       state = path_exchange.mixed(island, path, part, state)
-    known = evaluations(island, path, phase) if (is_due := own_levels.evaluates(island, part)) else []
-    start = Start(
-      path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due and not known
-    )
+    is_due = own_levels.evaluates(island, part)
+    evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due else []  # in an earlier attempt
+    is_due &= not evaluated
+    start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)
     begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
         writer.submit(schedule.go_on, island, path, part, self.held.holder)
       found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
-    params, evaluated = found.state.params, known
+    params = found.state.params
     if found.evaluation:
       evaluated = [own_levels.evaluation_fact(path, phase, *found.evaluation)]
-    if evaluated:
-      state = own_levels.note_evaluation(island, evaluated[0], state)
+    for fact in evaluated:
+      state = own_levels.note_evaluation(island, fact, state)
     sent, residuals = path_exchange.send(island, path, part, params, state)
     left = state.left | path_exchange.of_levels(island, params, island.timetable.left(piece.sent, phase))
     after = state._replace(params=params, inner=found.state.inner, residuals=residuals, left=left)
@@ -273,13 +272,9 @@ def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) 
   first = parts[0]
   fresh = first.nth == 0 and lineage.previous(island, path, first.phase)[1]
   if fresh or pieces.begins_whole(island, first):
-    carried = path_state.own_alone(state.own) if fresh else state.carried()
+    carried = state.own_arrays() if fresh else state.carried()
     state = path_exchange.whole(island, path, first.phase, carried)
   return Beginning(parts, pieces.piece(island, first).begin, state, fresh)
-
-
-def evaluations(island: Island, path: int, version: int) -> list[Fact]:
-  return island.registry.facts('evaluation', [str(path)], version)
 
 
 def write_objects(

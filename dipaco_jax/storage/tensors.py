@@ -46,6 +46,11 @@ def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
   }
 
 
+def num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+  """Returns the bytes of all arrays in memory."""
+  return sum(x.nbytes for x in arrays.values())
+
+
 def write_with_digest(file: Path, arrays: Mapping[str, np.ndarray]):
   """Writes arrays behind the sha256 of their bytes, for this machine alone."""
   data = to_bytes(arrays)

@@ -104,7 +104,7 @@ class Specs:
 
   @property
   def compress(self) -> str:
-    """How what paths exchange is compressed, one of compression.KINDS."""
+    """The compression of what paths exchange, one of compression.KINDS."""
     return streaming.make_wire(self.settings.outer, self.settings.train).compress
 
   @functools.cached_property

@@ -6,8 +6,7 @@ import numpy as np
 
 from dipaco_jax.islands import island, lineage, own_levels, path_state, pieces, run_history, schedule, state_facts
 from dipaco_jax.islands.held_states import HeldStates, Key
-from dipaco_jax.islands.own_levels import Own
-from dipaco_jax.islands.path_state import PathState
+from dipaco_jax.islands.path_state import Own, PathState
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import tensors
@@ -88,8 +87,8 @@ def publish_states(of: island.Island):
 
 
 def begin_own(of: island.Island, path: int, state: dict[str, np.ndarray]) -> Own:
-  if path_state.own_alone(state):
-    return own_levels.from_arrays(state)
+  if (own := path_state.own_from_arrays(state)) is not None:
+    return own
   base = of.registry.facts('module', of.own_modules(path), 0)
   return Own({fact.key: of.read_object(fact.uri, fact.sha256)['x'] for fact in base}, {}, {}, {})
 
@@ -99,8 +98,8 @@ def evaluate_own(of: island.Island, path: int, version: int, own: Own) -> tuple[
     return [], own
   found = of.registry.facts('evaluation', [str(path)], version)
   found = found or [evaluation_fact(of, path, version, parameters(of, path, version, own))]
-  noted = own_levels.note_evaluation(of, found[0], PathState({}, {}, own=own.to_arrays()))
-  return found, own_levels.from_arrays(noted.own)
+  noted = own_levels.note_evaluation(of, found[0], PathState({}, {}, own=own))
+  return found, noted.own
 
 
 def own_modules(of: island.Island, path: int, version: int, own: Own) -> list[Fact]:

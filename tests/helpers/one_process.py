@@ -40,6 +40,7 @@ from dipaco_jax.storage import object_store
 KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
 LEASE_S = 0.5
 PREPARED, TRAINED = 'after claim train 0 0', 'after claim finish  0'
+OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 OURS = '(_renew)', '(note)', 'ThreadPoolExecutor'  # threads that a process of a role starts
 
 

@@ -18,7 +18,7 @@ import slow
 import small
 import tiny_run
 from backends import Backend
-from one_process import Faults, Machine, changed
+from one_process import OWN_LEVELS, Faults, Machine, changed
 from repository import HELPERS, ROOT
 
 from dipaco_jax.islands import island, monitor, registry, run_history
@@ -31,7 +31,6 @@ ROUNDS = {
   'routing': dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=1),
   'train': dict(phases=2),
 }
-OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 SAMPLED = {'train': dict(phases=4, paths_per_phase=2)}
 CLOSED = {'checkpoint': dict(state_every_phases=2)}
 CONFIGS = {

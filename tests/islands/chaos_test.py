@@ -37,7 +37,6 @@ PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
 FAILING = 0.02  # of a folder's reads and writes, with EIO
 LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
-OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 ON = ('postgresql,folder', 'sqlite,s3', 'postgresql,s3', 'sqlite,folder')
 
 
@@ -168,7 +167,7 @@ def config(tmp_path_factory, request) -> settings_lib.Settings:
   values = found['get_config']()
   values.checkpoint.state_every_phases = 2
   if (wire := request.config.getoption('--chaos_wire')) != 'lan':
-    values.outer.wire, values.levels = wire, OWN_LEVELS
+    values.outer.wire, values.levels = wire, one_process.OWN_LEVELS
   return settings_lib.from_dict(values.to_dict())
 
 

@@ -13,7 +13,7 @@ import pytest
 import slow
 import tiny_run
 from island_fixtures import machine, one_device, prepared  # noqa: F401
-from one_process import Faults, changed, with_settings
+from one_process import OWN_LEVELS, Faults, changed, with_settings
 
 from dipaco_jax.islands import (
   inner_phase,
@@ -195,7 +195,6 @@ def test_what_a_late_state_has_made_useless_is_not_made_again(begins, is_late, m
 
 # -- to the same bits
 
-OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 RUNS = {
   'plain': {},
   'sampled': {'train': dict(phases=7, paths_per_phase=2)},

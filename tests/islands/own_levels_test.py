@@ -7,8 +7,7 @@ from one_process import with_settings
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import lineage, own_levels, path_exchange, path_state, schedule, screening_facts
-from dipaco_jax.islands.own_levels import Own
-from dipaco_jax.islands.path_state import PathState
+from dipaco_jax.islands.path_state import Own, PathState
 from dipaco_jax.islands.registry import Fact
 
 made = one_process.made
@@ -24,9 +23,9 @@ def weights(of, x: float) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize('loss', [None, np.inf])
 def test_a_state_without_a_finite_loss_is_kept_within_a_phase(loss, made):
   of = with_settings(made, levels=OWN)
-  arrays = PathState({}, {}, own=Own(weights(of, 1.0), {}, {}, {}, 0, loss).to_arrays()).to_arrays()
+  arrays = PathState({}, {}, own=Own(weights(of, 1.0), {}, {}, {}, 0, loss)).to_arrays()
   assert lineage.is_finite(arrays)
-  found = own_levels.from_arrays(path_state.own_alone(arrays))
+  found = path_state.own_from_arrays(path_state.own_alone(arrays))
   assert found.best_loss is None and not found.best_version and {*found.weights} == {*weights(of, 1.0)}
 
 
@@ -35,10 +34,10 @@ def test_a_replay_knows_the_losses_of_phases_that_it_leaves_out(made):
   of.registry.put([own_levels.evaluation_fact(3, v, loss, 1.0) for v, loss in ((5, 0.5), (6, 2.0), (7, 1.0))])
   of.registry.put([screening_facts.exclusion(of, 3, t, 'bad', 'w') for t in (6, 7)])
   carried = Own(weights(of, 6.0), {}, {}, weights(of, 3.0), 3, 1.5).to_arrays()  # after phase 5: it had noted version 5
-  found = own_levels.from_arrays(path_exchange.whole(of, 3, 8, carried).own)
+  found = path_exchange.whole(of, 3, 8, carried).own
   assert found.best_version == 7 and found.best_loss == 1.0
   assert all((x == 6.0).all() for x in found.best.values())
-  before = own_levels.from_arrays(path_exchange.whole(of, 3, 6, carried).own)
+  before = path_exchange.whole(of, 3, 6, carried).own
   assert before.best_version == 3
 
 
@@ -46,8 +45,8 @@ def test_a_path_without_shared_levels_is_not_excluded_for_ever(made, monkeypatch
   of = with_settings(made, levels=APART, train=dict(phases=9), outer=dict(max_excluded=2))
   monkeypatch.setattr(own_levels.outer_executor, 'path_weights', lambda *_: np.ones(4))
   of.registry.put([Fact('module', key, v, 'm', 'c' * 64, {}) for key in of.all_modules() for v in range(9)])
-  state = PathState({}, {}, own=Own(weights(of, 1.0), {}, {}, {}).to_arrays())
-  state = state._replace(params=own_levels.weights(of, state))
+  state = PathState({}, {}, own=Own(weights(of, 1.0), {}, {}, {}))
+  state = state._replace(params=own_levels.weights(state))
   for phase in (4, 5):
     own_levels.take_step(of, 3, phase, state, 'bad')
     of.registry.put([screening_facts.exclusion(of, 3, phase, 'bad', 'w')])

@@ -13,7 +13,7 @@ import pytest
 import slow
 import tiny_run
 from backends import NAMES, Backend, small_disk
-from one_process import Faults, Machine, changed, close
+from one_process import OWN_LEVELS, Faults, Machine, changed, close
 
 from dipaco_jax.islands import database, island, module_weights, monitor, registry, shared_stages
 from dipaco_jax.storage import files, module_store, object_store
@@ -23,7 +23,6 @@ pytestmark = [
   pytest.mark.usefixtures('one_device'),
   pytest.mark.filterwarnings('ignore::ResourceWarning'),  # what is killed closes no files
 ]
-OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
 ROUNDS = {'routing': dict(method='discriminative', rounds=1, phases_per_round=1)}
 
 
