@@ -21,7 +21,8 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
 from dipaco_jax.islands.registry import Row, Task
 
-ASK_AGAIN_S, ASK_LATER_S = 1.0, 10.0  # for a next task, where there was none; and where there was none for long
+# For a next task, where there was none, after this share of a task's time; and where there was none for long.
+ASK_AGAIN, LONGEST_ASK_AGAIN_S, ASK_LATER_S = 0.1, 1.0, 10.0
 MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
 LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
 STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
@@ -106,7 +107,7 @@ class Claims:
     self.claiming = threading.Lock()  # held from a claim until its lease is in `leases`
     self.fetcher = futures.ThreadPoolExecutor(1)
     self.ahead: futures.Future[Lease | None] | None = None  # the claim of the next task
-    self.asking = Interval(ASK_AGAIN_S)
+    self.asking = Interval(LONGEST_ASK_AGAIN_S)
     # How long the last task that is fetched took: to fetch, and then; unknown at first: nothing is claimed ahead.
     self.fetch_s, self.work_s = 0.0, math.inf
     self.last_busy = time.monotonic()
@@ -159,7 +160,8 @@ class Claims:
       return  # an idle worker could begin it sooner
     was_none = self.ahead is not None and self.ahead.done() and self.ahead.result() is None
     if (self.ahead is None or was_none) and self.asking.is_due():
-      self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else ASK_AGAIN_S
+      first_s = min(LONGEST_ASK_AGAIN_S, ASK_AGAIN * self.work_s)
+      self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else first_s
       self.ahead = self.fetcher.submit(self.claim_of, [*self.fetches])
 
   def drop(self, lease: Lease):

@@ -53,6 +53,7 @@ class Island:
   name: str  # of this process
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
   weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read or made
+  exclusions: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
 
   # -- objects
 

@@ -11,6 +11,7 @@ With sampled paths, the state is published after the first phase of the path tha
 """
 
 import collections
+import functools
 import hashlib
 import json
 import logging
@@ -167,6 +168,7 @@ def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
     return None
 
 
+@functools.lru_cache(1024)
 def origin(island: Island, path: int, phase: int) -> str:
   """Returns a digest of what a path's phase begins from: who goes on within it has begun from the same.
 
@@ -174,7 +176,7 @@ def origin(island: Island, path: int, phase: int) -> str:
   """
   first, again = phase, []
   while not island.timetable.begins_whole(first):
-    again += [bool(exclusions(island, path, first - 1, is_open=True))]
+    again += [bool(pieces.excluded_before(island, [path], Part(first, 0)))]
     first -= 1
   before, fresh = previous(island, path, first)
   facts = island.registry.facts('module', sorted(island.modules_of(path).values()), first)

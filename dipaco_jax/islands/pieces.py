@@ -17,6 +17,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask, Task
 
 PIECE, TRAIN, CHECKPOINT = 'piece', 'train', 'checkpoint'
+KNOWN = 10_000  # exclusions that a process remembers
 
 
 class Part(NamedTuple):
@@ -145,11 +146,22 @@ def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True
 
 
 def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int]:
-  """Returns which paths their workers have excluded in the phase before, where that makes a difference to a piece."""
+  """Returns which paths their workers have excluded in the phase before, where that makes a difference to a piece.
+
+  Of paths that have trained that phase: what is found of them holds for good, and is not asked for again.
+  """
   if part.nth or part.phase == 0 or begins_whole(island, part):
     return set()
-  facts = island.registry.facts('excluded', list(map(str, paths)), part.phase - 1)
-  return {int(fact.key) for fact in facts if 'executor' not in fact.meta}
+  phase, known = part.phase - 1, island.exclusions
+  found = {path: known.get((path, phase)) for path in paths}
+  if unknown := [path for path, is_excluded in found.items() if is_excluded is None]:
+    if len(known) > KNOWN:
+      known.clear()
+    facts = island.registry.facts('excluded', list(map(str, unknown)), phase)
+    by_worker = {int(fact.key) for fact in facts if 'executor' not in fact.meta}
+    found |= {path: path in by_worker for path in unknown}
+    known.update(((path, phase), path in by_worker) for path in unknown)
+  return {path for path, is_excluded in found.items() if is_excluded}
 
 
 def tasks(island: Island, paths: Iterable[int], part: Part, holders: dict[int, str]) -> Iterator[NewTask]:

@@ -27,6 +27,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.islands import registry_schema as schema
 from dipaco_jax.islands.database import Among, Database, Now, Row
+from dipaco_jax.islands.known_facts import KnownFacts
 from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.storage import retry
 
@@ -98,6 +99,7 @@ class Registry:
       patience_s: how long every call waits for a database that is away, before it raises its error.
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s)
+    self._known = KnownFacts()
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
       self._db.transact(schema.prepare)
@@ -178,16 +180,18 @@ class Registry:
     earlier attempt of this call. Else raises Lost, or, for other facts under these names, Conflict, and writes nothing.
     """
 
-    def work(connection: sa.Connection):
+    def work(connection: sa.Connection) -> bool:
       if connection.execute(schema.COMPLETE, _claimed(task)).rowcount:
-        self._insert_facts(connection, facts)
-      elif facts:
+        return self._insert_facts(connection, facts)
+      if facts:
         if not all(_content(connection, fact) == (fact.uri, fact.sha256) for fact in facts):
           raise Lost(f'{task} is no longer ours, and its facts are not there')
       elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
         raise Lost(f'{task} is no longer ours')
+      return False
 
-    self._db.transact(work)
+    if self._db.transact(work):
+      self._known.add(facts)
 
   def reopen(self, task: Task, kind: str, key: str, number: int):
     """Makes a task that is done ready again, as `task` misses what it made. Its facts stay; it makes the same again.
@@ -198,13 +202,18 @@ class Registry:
 
   def put(self, facts: Sequence[Fact]):
     """Inserts facts without a task, or raises Conflict and inserts none where others exist under these names."""
-    self._db.transact(lambda connection: self._insert_facts(connection, facts))
+    if self._db.transact(lambda connection: self._insert_facts(connection, facts)):
+      self._known.add(facts)
 
-  def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]):
-    for fact in sorted(facts, key=lambda fact: fact[:3]):  # in one order, or two could wait for each other
-      inserted = connection.execute(self._new_fact, _row(fact)).rowcount
-      if not inserted and (there := _content(connection, fact)) != (fact.uri, fact.sha256):
+  def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]) -> bool:
+    """Inserts facts, or raises Conflict; returns whether all were new. The database answers once."""
+    in_order = sorted(facts, key=lambda fact: fact[:3])  # or two that insert could wait for each other
+    if not in_order or connection.execute(self._new_fact, list(map(_row, in_order))).rowcount == len(in_order):
+      return True
+    for fact in in_order:
+      if (there := _content(connection, fact)) != (fact.uri, fact.sha256):
         raise Conflict(f'{fact} cannot replace the fact that is there: {there}')
+    return False
 
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
     """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.
@@ -222,6 +231,7 @@ class Registry:
       connection.execute(schema.DISOWN)
       return True
 
+    self._known.clear()
     return self._db.transact(work)
 
   def facts(
@@ -229,6 +239,11 @@ class Registry:
     at_most: int | None = None,
   ) -> list[Fact]:  # fmt: skip
     """Returns the facts of a kind, by number, then key; only those of these keys and these numbers, if given."""
+    known: list[Fact] = []
+    if is_named := keys is not None and number is not None:
+      known, keys = self._known.find(kind, keys, number)
+      if not keys:
+        return sorted(known, key=lambda fact: fact.key)
     query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
     if keys is not None:
       query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
@@ -238,7 +253,11 @@ class Registry:
       query = query.where(FACTS.c.number >= at_least)
     if at_most is not None:
       query = query.where(FACTS.c.number <= at_most)
-    return [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+    found = [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+    if is_named:
+      self._known.add(found)
+      found = sorted(known + found, key=lambda fact: fact.key)
+    return found
 
   def newest(self, kind: str, below: int | None = None) -> dict[str, int]:
     """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one."""

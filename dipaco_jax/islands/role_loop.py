@@ -4,8 +4,10 @@ Roles meet in the database and in storage only. One may be killed at any point: 
 run out, and at once where it could still hand them back (SIGTERM).
 """
 
+import collections
 import contextlib
 import logging
+import math
 import os
 import random
 import threading
@@ -23,10 +25,13 @@ from dipaco_jax.islands.role_costs import RoleCosts
 from dipaco_jax.storage import seals, time_use
 from dipaco_jax.training import stopping
 
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # of a role that finds nothing to do; it waits a third of its idle time
+# A role that finds nothing to do asks again after this share of what its last task took, or of its idle time.
+OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 10.0
 LOOK_AROUND_S = 10.0  # a role that finds nothing to do looks for what was abandoned
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
+WAITING = 2  # publications of a role, one of them at work
 FAILURES = 3  # in a row, after which this role ends
 
 Publish = Callable[[], Sequence[Fact]]
@@ -40,10 +45,10 @@ class Role:
   def __init__(self, claims: Claims, perform: Perform):
     self.island, self.claims, self.perform = claims.island, claims, perform
     self.publisher = futures.ThreadPoolExecutor(1)
-    self.publication: futures.Future | None = None
+    self.publications = collections.deque[futures.Future]()
     self.failures = 0  # in a row
     self.done = 0
-    self.idle_attempts = 0  # in a row: they found no task
+    self.idle_since: float | None = None  # None: the last attempt found a task
     self.beat_interval, self.divergence_interval = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
     self.idle_check_interval = Interval(LOOK_AROUND_S)
     self.costs = RoleCosts(self.island, claims.role)
@@ -54,31 +59,31 @@ class Role:
     self.costs.clock.switch(time_use.OTHER)
     with self.handing_over():
       while True:
-        asking = self.idle_cause if self.idle_attempts else time_use.DATABASE
+        asking = self.idle_cause if self.idle_since else time_use.DATABASE
         with time_use.doing(asking), self.island.registry.conversation():
           if self.divergence_interval.is_due():
             screening_facts.heed(self.island)
           lease = self.claims.next()
-          if not lease and not self.publication and self.is_finished_when_idle():
+          if not lease and not self.publications and self.is_finished_when_idle():
             return
         if lease:
-          self.idle_attempts = 0
+          self.idle_since = None
           self.work(lease)
-        elif self.publication:
-          self.settle()  # what it makes possible may be for us
+        elif self.publications:
+          self.settle(len(self.publications) - 1)  # what it makes possible may be for us
         else:
           self.wait()
 
   def work(self, lease: Lease):
-    """Does a task; its publication goes on in another thread, one at a time."""
+    """Does a task; its publication goes on in another thread, one at a time, while one more may wait."""
     lease.is_at_work = True
     with self.failing(lease):
       publish = self.perform(self.island, lease.task, lease)
       if lease.began:
         self.claims.work_s = time.monotonic() - lease.began
-      self.settle()
+      self.settle(WAITING - 1)
       if publish:
-        self.publication = self.publisher.submit(self.conclude, lease, publish)
+        self.publications.append(self.publisher.submit(self.conclude, lease, publish))
       else:
         self.claims.drop(lease)
 
@@ -92,12 +97,11 @@ class Role:
       schedule.schedule(self.island, facts)
       self.failures, self.done = 0, self.done + 1
 
-  def settle(self):
-    """Waits for the publication before; raises its error where there were too many."""
-    if self.publication:
-      publication, self.publication = self.publication, None
+  def settle(self, but: int = 0):
+    """Waits for all publications `but` the last ones; raises an error of theirs where there were too many."""
+    while len(self.publications) > but:
       with time_use.doing(time_use.STORAGE):
-        publication.result()
+        self.publications.popleft().result()
 
   @contextlib.contextmanager
   def failing(self, lease: Lease) -> Iterator[None]:
@@ -151,9 +155,12 @@ class Role:
     return False
 
   def wait(self):
-    """Waits before it asks again: for longer the longer there was nothing to do, up to a third of a lease."""
-    self.idle_attempts = min(self.idle_attempts + 1, 100)  # or its power would overflow after some hours
-    longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, SHORTEST_WAIT_S * 1.5**self.idle_attempts)
+    """Waits before it asks again: what comes now is begun late by a share of the time between tasks, at most."""
+    now = time.monotonic()
+    self.idle_since = self.idle_since or now
+    task_s = self.claims.work_s if math.isfinite(self.claims.work_s) else 0.0
+    wait_s = max(SHORTEST_WAIT_S, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
+    longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, wait_s)
     with time_use.doing(self.idle_cause):
       time.sleep(longest_s * random.uniform(0.7, 1.3))
 

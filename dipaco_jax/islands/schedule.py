@@ -74,7 +74,7 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
   """Adds the tasks of paths whose modules are all there, and carries modules that no path trains over."""
   s, carried = island.run.settings, []
   for version, found in itertools.groupby(facts, lambda fact: fact.number):
-    group = list(found)
+    group = [fact for fact in found if _makes_possible(island, fact)]
     paths = sorted({path for fact in group for path in island.paths_through(fact.key)})
     rounds = len(island.registry.facts('round')) if s.rounds else 0
     _after_paths(island, _with_modules(island, paths, version), version, rounds)
@@ -88,6 +88,12 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
       ]
   if carried:
     island.registry.put(carried)
+
+
+def _makes_possible(island: Island, module: Fact) -> bool:
+  """Returns whether tasks may wait for a module: not for those that stay with their path, unless that begins whole."""
+  is_own, version = module.key.partition('/')[0] in island.own, module.number
+  return not is_own or island.has_own_objects(version) or island.timetable.begins_whole(version)
 
 
 def _with_modules(island: Island, paths: Sequence[int], version: int) -> list[int]:

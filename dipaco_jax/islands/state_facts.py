@@ -20,7 +20,8 @@ from dipaco_jax.islands.registry import Conflict, Fact
 from dipaco_jax.storage import retry, tensors
 
 STATE = 'state'  # kind of the facts
-PART_BYTES = 2**23  # of a part: 3 s at 20 Mbit/s, for which a message that comes then shares the line
+# A message that comes while a part is on its way shares the line with it: parts are small beside messages.
+PARTS, SMALLEST_PART, LARGEST_PART = 64, 2**18, 2**23  # how many, unless they are smaller or larger than these bytes
 BYTES = 'bytes'  # name of the one array of a part
 LOOK_S, LOOK_AGAIN_S = 1.0, 20.0  # between looks for what is to be published; after an error
 
@@ -74,9 +75,10 @@ def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] 
 
 
 def in_parts(state: Arrays) -> Iterator[Arrays]:
-  """Cuts the bytes of a state into parts of PART_BYTES."""
+  """Cuts the bytes of a state into parts."""
   data = np.frombuffer(tensors.to_bytes(state), np.uint8)
-  return ({BYTES: data[begin : begin + PART_BYTES]} for begin in range(0, data.size, PART_BYTES))
+  size = min(max(-(-data.size // PARTS), SMALLEST_PART), LARGEST_PART)
+  return ({BYTES: data[begin : begin + size]} for begin in range(0, data.size, size))
 
 
 def whole(parts: Sequence[Arrays]) -> Arrays:

@@ -69,6 +69,7 @@ class Worker:
 
   def __init__(self, held: HeldStates, hosts: Hosts | None = None, line: Line | None = None):
     self.held, self.hosts, self.line = held, hosts or Hosts(), line or Line()
+    self.scheduler = futures.ThreadPoolExecutor(1)  # of what may be trained before this is published
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
     self.is_warm = False  # whether anything has been trained
 
@@ -135,13 +136,13 @@ class Worker:
     if pieces.is_last(island, part):
       state, own_modules = own_levels.take_step(island, path, part.phase, state, why)
     self.hold_piece(island, path, part, state)
-    self.at_work = None
+    self.at_work, is_first = None, lease.task.fence == 1
     if not state.excluded or not pieces.is_last(island, part):
-      schedule.go_on(island, path, part, self.held.holder)
+      self.scheduler.submit(schedule.go_on, island, path, part, self.held.holder)
 
     def publish() -> list[Fact]:
       with self.line.message():
-        objects = {} if why else write_objects(island, path, part, trained.sent, state)
+        objects = {} if why else write_objects(island, path, part, trained.sent, state, is_first)
         own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
@@ -208,14 +209,14 @@ class Worker:
     state = beginning.state
     if beginning.step == piece.begin and not pieces.begins_whole(island, part):
       state = path_exchange.mixed(island, path, part, state)
-    is_due = own_levels.evaluates(island, part)
-    evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due else []  # in an earlier attempt
+    is_due, is_first = own_levels.evaluates(island, part), lease.task.fence == 1 and not is_replay
+    evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
     start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)
     begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
-        writer.submit(schedule.go_on, island, path, part, self.held.holder)
+        self.scheduler.submit(schedule.go_on, island, path, part, self.held.holder)
       found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
     params = found.state.params
     if found.evaluation:
@@ -278,14 +279,17 @@ def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) 
 
 
 def write_objects(
-  island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState
+  island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState, is_first: bool = False
 ) -> dict[str, list[str]]:  # fmt: skip
-  """Writes an object for each level, so that an executor reads its own module's part only."""
+  """Writes an object for each level, so that an executor reads its own module's part only.
+
+  `is_first`: whether nobody can have done this task before.
+  """
   kind, number = pieces.fact_name(island, part)
   prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
   shared = {level: message for level, message in sent.items() if level not in island.own}
   objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
-  there = island.registry.facts(kind, [str(path)], number)
+  there = [] if is_first else island.registry.facts(kind, [str(path)], number)
   if any(INNER in made.meta['objects'] for made in there):  # by an earlier version of this program
     objects[INNER] = island.write_object(f'{prefix}-{INNER}', path_exchange.carried(island, part.phase, state))
   return objects
@@ -293,6 +297,9 @@ def write_objects(
 
 def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
   """Returns what the checkpoint of a phase notes in place of what was measured of its last piece alone."""
-  metas = [*(fact.meta for fact in pieces.earlier_facts(island, part.phase, [str(path)])), about]
+  numbers = (pieces.fact_name(island, Part(part.phase, nth))[1] for nth in range(part.nth))
+  metas = [fact.meta for number in numbers for fact in island.registry.facts(pieces.PIECE, [str(path)], number)] + [
+    about
+  ]
   found: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
   return found | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}

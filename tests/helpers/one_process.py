@@ -168,7 +168,7 @@ def one_device() -> Iterator[None]:
     waits = {'SHORTEST_WAIT_S': 0.02, 'LONGEST_WAIT_S': 0.1, 'LOOK_AROUND_S': 0.1}
     for name, seconds in waits.items():
       patch.setattr(role_loop, name, seconds)
-    patch.setattr(claims, 'ASK_AGAIN_S', 0.0)
+    patch.setattr(claims, 'LONGEST_ASK_AGAIN_S', 0.0)
     patch.setattr(monitor, 'PAUSE_S', 0.05)
     patch.setattr(figures, 'SECTIONS', {'Islands': {'timeline': island_figures.timeline}})
     yield
@@ -247,7 +247,7 @@ class Machine:
         Claims(made, 'all', KINDS, fetches=dict.fromkeys(worker.TRAIN, does.fetch), holder=held.holder), perform
       ).serve()
     finally:
-      for pool in (made.weights.reader, made.weights.kept.writer):
+      for pool in (made.weights.reader, made.weights.kept.writer, does.scheduler):
         pool.shutdown(wait=False, cancel_futures=True)
       for thread in set(threading.enumerate()) - before:
         if any(words in thread.name for words in OURS):

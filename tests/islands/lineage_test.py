@@ -1,6 +1,7 @@
 """Where a path's state comes from; and that whoever lacks it makes the same again [3]."""
 
 import contextlib
+import dataclasses
 import math
 import pathlib
 import threading
@@ -16,6 +17,7 @@ from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import OWN_LEVELS, Faults, changed, with_settings
 
 from dipaco_jax.islands import (
+  database,
   inner_phase,
   lineage,
   monitor,
@@ -138,6 +140,7 @@ def test_within_a_phase_it_goes_on_from_the_same_beginning_alone(made, tmp_path)
   found = scene.find(held)
   assert found.phases == (7, 8) and found.within[0] == 4
   scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
+  scene.made = dataclasses.replace(scene.made)  # a process that begins later: nothing changes for one that has begun
   assert told(scene.find(held)) == ((7, 8), {}, True) and scene.find(held).within is None
 
 
@@ -272,6 +275,32 @@ def check_bytes(made):
   assert 0 < read < 1.1 * once * max(fact.number for fact in facts)
 
 
+@contextlib.contextmanager
+def counting_answers():
+  """Counts, by task, the answers of the database that training waits for in the block."""
+  waited: dict[str, int] = {}
+  train, run = worker.Worker.train, database.Database._run
+  here = threading.local()
+
+  def counted(self, island, task, lease):
+    here.task = task.words
+    waited[here.task] = 0
+    try:
+      return train(self, island, task, lease)
+    finally:
+      here.task = None
+
+  def answered(self, *args):
+    if task := getattr(here, 'task', None):
+      waited[task] += 1
+    return run(self, *args)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(worker.Worker, 'train', counted)
+    patch.setattr(database.Database, '_run', answered)
+    yield waited
+
+
 @pytest.mark.usefixtures('one_device')
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.parametrize(
@@ -280,8 +309,11 @@ def check_bytes(made):
 def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, prepared, tmp_path):  # noqa: F811
   """A monitor collects beside it, and nothing that it has deleted is missed."""
   alone = begin(name, machine, prepared, tmp_path / 'one')
-  alone.to_the_end(tmp_path / 'one', Faults(), end=one_process.TRAINED)
+  with counting_answers() as waited:
+    alone.to_the_end(tmp_path / 'one', Faults(), end=one_process.TRAINED)
   assert not replays(tmp_path / 'one')
+  if name == 'thin':  # far from the database, each of them would take as long as some inner steps
+    assert len(waited) > 40 and sum(waited.values()) < 10, waited
   if name == 'plain':
     check_bytes(alone.island(tmp_path / 'one'))
   place = tmp_path / 'run'

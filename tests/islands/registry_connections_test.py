@@ -172,7 +172,7 @@ def test_who_finds_no_next_task_asks_ever_more_rarely(tmp_path, monkeypatch):
     if found.ahead is not before:
       assert found.ahead.result() is None
       asked.append(now)
-  assert len(asked) < 16 and asked[-1] - asked[-2] == claims.ASK_LATER_S
+  assert len(asked) < 20 and asked[-1] - asked[-2] == claims.ASK_LATER_S
   found.drop(lease)
   made.registry.close()
 
@@ -180,8 +180,9 @@ def test_who_finds_no_next_task_asks_ever_more_rarely(tmp_path, monkeypatch):
 def test_an_idle_role_waits_no_longer_than_a_third_of_a_lease_however_long(tmp_path, monkeypatch):
   made = island(f'sqlite:///{tmp_path}/registry.db', tmp_path, 'worker-0', 6)
   role, slept = role_loop.Role(Claims(made, 'worker', ['train']), lambda *_: None), []
-  monkeypatch.setattr(role_loop, 'time', types.SimpleNamespace(sleep=slept.append))
-  for _ in range(5000):
+  clock = types.SimpleNamespace(sleep=slept.append, monotonic=lambda: 1 + sum(slept))
+  monkeypatch.setattr(role_loop, 'time', clock)
+  for _ in range(500):
     role.wait()
   assert slept[0] < 0.2 and 2 < max(slept) < 2.6 and min(slept[-100:]) > 1.4
   made.registry.close()

@@ -1,5 +1,6 @@
 """A role at work: the next task is claimed and fetched meanwhile, and both are given back when it ends."""
 
+import itertools
 import pathlib
 import random
 import signal
@@ -79,7 +80,7 @@ class Work:
 
 @pytest.mark.parametrize('fails', ['', '2'])
 def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, island, monkeypatch):
-  monkeypatch.setattr(claims, 'ASK_AGAIN_S', 0.0)
+  monkeypatch.setattr(claims, 'LONGEST_ASK_AGAIN_S', 0.0)
   work = Work(fails)
   role_loop.Role(Claims(island, 'worker', ['train'], fetches={'train': work.fetch}), work.perform).serve()
   assert work.fetched == ['0', '1', '2', '3', *fails]  # what came back is behind the others
@@ -201,3 +202,21 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, island, monkeypatch):
     sqlalchemy.event.remove(sqlalchemy.Engine, 'before_cursor_execute', count)
   print(f'{len(asked) / clock.now:.2f} queries a second')
   assert 0.2 < len(asked) / clock.now < 1
+
+
+@pytest.mark.parametrize(('task_s', 'late_s'), [(1.0, 0.05), (100.0, 5.0)])
+@pytest.mark.parametrize('idle_s', [0.2, 2, 20, 200])
+def test_what_comes_is_begun_late_by_a_share_of_the_time_between_tasks(island, monkeypatch, task_s, idle_s, late_s):
+  """And a role that has nothing to do for hours asks every ten seconds."""
+  now, asked = [1000.0], [1000.0]
+  clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+  monkeypatch.setattr(role_loop, 'time', clock)
+  monkeypatch.setattr(island.registry, 'lease_s', 300)
+  role = role_loop.Role(Claims(island, 'outer', ['outer']), lambda *_: None)
+  role.claims.work_s = task_s
+  while now[0] - asked[0] < idle_s:
+    role.wait()
+    asked.append(now[0])
+  waits = [b - a for a, b in itertools.pairwise(asked)]
+  assert max(waits) <= 1.3 * min(10, max(late_s, 0.1 * idle_s)) and len(waits) < 90
+  assert idle_s < 150 or min(waits[-2:]) > 6

@@ -22,7 +22,7 @@ def checkpoint(made) -> Fact:
 
 def test_nothing_is_left_that_is_written_after_the_end_of_the_run(made, checkpoint, monkeypatch):
   """Whoever finishes the run has tidied up by then."""
-  monkeypatch.setattr(state_facts, 'PART_BYTES', 4)
+  monkeypatch.setattr(state_facts, 'SMALLEST_PART', 4)
 
   def finish():
     if written := made.storage.names(STATES):
@@ -50,3 +50,11 @@ def test_a_state_that_another_overtakes_on_its_way_is_published(made, checkpoint
   state_facts.publish_aside(made, held, line)
   assert [fact.number for fact in made.registry.facts(STATE)] == [2]
   assert [key.phase for key in held.aside()] == [5]
+
+
+@pytest.mark.parametrize(('num_bytes', 'count', 'size'), [(8, 1, 2**18), (2**22, 17, 2**18), (2**25, 64, 2**19)])
+def test_parts_of_a_state_are_small_beside_messages(num_bytes, count, size):
+  state = {'x': np.arange(num_bytes, dtype=np.uint8)}
+  parts = [part[state_facts.BYTES] for part in state_facts.in_parts(state)]
+  assert len(parts) == count and all(part.nbytes <= size + 2 for part in parts)
+  np.testing.assert_array_equal(state_facts.whole([{state_facts.BYTES: part} for part in parts])['x'], state['x'])

@@ -1,0 +1,38 @@
+"""Facts that a process has read or made: they never change, so nobody has to ask for them again."""
+
+import collections
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LIMIT = 2_000  # facts; one of a checkpoint has some kilobytes of metadata
+
+
+class KnownFacts:
+  """The facts that were asked for last, for any number of threads; that a fact is not there is never known."""
+
+  def __init__(self, limit: int = LIMIT):
+    self.limit = limit
+    self._facts: collections.OrderedDict[tuple[str, str, int], Any] = collections.OrderedDict()
+    self._lock = threading.Lock()
+
+  def find(self, kind: str, keys: Sequence[str], number: int) -> tuple[list[Any], list[str]]:
+    """Returns the facts of these names that are known, and the keys of the others."""
+    with self._lock:
+      known = {key: self._facts[kind, key, number] for key in keys if (kind, key, number) in self._facts}
+      for key in known:
+        self._facts.move_to_end((kind, key, number))
+    return list(known.values()), [key for key in keys if key not in known]
+
+  def add(self, facts: Iterable[Any]):
+    """Notes facts that are in the registry."""
+    with self._lock:
+      for fact in facts:
+        self._facts[fact[:3]] = fact
+      while len(self._facts) > self.limit:
+        self._facts.popitem(last=False)
+
+  def clear(self):
+    """Forgets all, as facts are withdrawn."""
+    with self._lock:
+      self._facts.clear()
