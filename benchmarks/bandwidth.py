@@ -3,8 +3,9 @@
     sudo python benchmarks/bandwidth.py [--limits=1000,100,20 --taus=10,50,150 --workers=2 --outer_wire=thin]
 
 Every worker lives in a network namespace of its own; between it and the storage, an S3 server, is a line of so many
-Mbit/s each way (tc tbf). Outer executors are beside the storage. One run for each tau: a first phase, which compiles
-and does not count, then some phases with every limit. Prints a table in Markdown and, as the last line, a JSON object.
+Mbit/s each way (tc tbf). Outer executors are beside the storage. One run for each tau: some phases with every limit,
+and two that do not count, a first, which compiles, and a last, which publishes all. Prints a table in Markdown and, as
+the last line, a JSON object.
 Needs Linux, root, iproute2 and moto[server]; where one is missing it says which, and ends with status 3.
 """
 
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+import sqlalchemy as sa
 from absl import app, flags
 
 from dipaco_jax.core.errors import InputError
@@ -31,11 +33,21 @@ LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each work
 TAUS = flags.DEFINE_list('taus', ['10', '50', '150'], 'inner steps in a phase')
 WORKERS = flags.DEFINE_integer('workers', 2, 'each behind a line of its own')
 PHASES = flags.DEFINE_integer('phases', 2, 'with each limit, of each of the four paths')
+HOLDOUT_ROWS = flags.DEFINE_integer(
+  'holdout_rows', 512, 'most rows on which a path is evaluated twice in a phase; 0: all that there are'
+)
 WIRE = flags.DEFINE_enum('outer_wire', 'lan', ['lan', 'wan', 'thin'], 'config.outer.wire')
 OWN = flags.DEFINE_bool('own', True, "whether half of the blocks are each path alone's; else all modules are shared")
 WIDTH = flags.DEFINE_integer('width', 128, 'D, a multiple of 32; the model has 4 layers')
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 4, 'B, rows of 64 tokens in a step')
-URL = flags.DEFINE_string('url', '', 'of PostgreSQL, as its superuser: every measurement has a database there')
+URL = flags.DEFINE_string(
+  'url', '', 'of PostgreSQL, as its superuser, by a Unix socket: every measurement has a database there'
+)
+ROUND_TRIP_MS = flags.DEFINE_float(
+  'round_trip_ms',
+  0.0,
+  'milliseconds, of each round trip between workers and storage, or the database, which needs --url',
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 PORT = 5000  # in a namespace of its own
@@ -60,6 +72,7 @@ def get_config():
   c.model.update(seq_len=64, width={width}, num_heads={width} // 32, mlp_dim={width} * 8 // 3)
   c.pretrain.update(steps=4, batch_size=4)
   c.train.update(phases={phases}, steps_per_phase={tau}, batch_size={batch_size}, steps_per_dispatch=5)
+  c.train.max_holdout_rows = {holdout_rows}
   c.checkpoint.every_steps = 1_000_000
   c.levels = {levels!r}
   c.outer.wire = {wire!r}
@@ -83,6 +96,7 @@ class Lines:
     ip('-n', self.hub, 'link', 'set', 'lo', 'up')
     for i, name in enumerate(self.names):
       ip('netns', 'add', name)
+      ip('-n', name, 'link', 'set', 'lo', 'up')
       ip('-n', self.hub, 'link', 'add', f'to{i}', 'type', 'veth', 'peer', 'name', 'out', 'netns', name)
       for namespace, device, last in ((self.hub, f'to{i}', 1), (name, 'out', 2)):
         ip('-n', namespace, 'address', 'add', f'10.77.{i}.{last}/30', 'dev', device)
@@ -159,8 +173,6 @@ def database(folder: pathlib.Path, name: str) -> Iterator[str]:
   if not URL.value:
     yield f'sqlite:///{folder}/{name}.db'
     return
-  import sqlalchemy as sa
-
   engine = sa.create_engine(sa.make_url(URL.value).set(drivername='postgresql+psycopg'), isolation_level='AUTOCOMMIT')
   with engine.connect() as connection:
     connection.execute(sa.text(f'CREATE DATABASE {name}'))
@@ -172,17 +184,21 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
   """A row for each limit, from one run."""
   name = f'bandwidth_{os.getpid()}_{tau}'
   config = folder / f'{name}.py'
-  tiny, phases = str(ROOT / 'configs' / 'tiny.py'), 1 + len(limits) * PHASES.value
+  tiny, phases = str(ROOT / 'configs' / 'tiny.py'), 2 + len(limits) * PHASES.value
   size = dict(width=WIDTH.value, batch_size=BATCH_SIZE.value, phases=phases, tau=tau)
+  size |= dict(holdout_rows=HOLDOUT_ROWS.value)
   config.write_text(CONFIG.format(tiny=tiny, levels=LEVELS[OWN.value], wire=WIRE.value, **size))
   lines.limit(0)
   rows = []
   with database(folder, name) as url, processes() as running:
     db = registry.Registry(url)
+    far_url = delayed(lines, folder, name, url, running) if ROUND_TRIP_MS.value else url
     for namespace, role, address in lines.roles():
       own = folder / f'{name}-{namespace}'
       own.mkdir()
-      command = ['-m', 'dipaco_jax.main', f'--config={config}', f'--workdir=s3://bucket/{name}', f'--registry={url}']
+      is_far = role == 'worker' and ROUND_TRIP_MS.value
+      address, near = ('127.0.0.1', far_url) if is_far else (address, url)
+      command = ['-m', 'dipaco_jax.main', f'--config={config}', f'--workdir=s3://bucket/{name}', f'--registry={near}']
       command += [f'--role={role}', f'--name={namespace}']
       cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(folder / 'cache'))
       env = {'AWS_ENDPOINT_URL': f'http://{address}:{PORT}', 'TMPDIR': str(own), 'JAX_COMPILATION_CACHE_DIR': cache}
@@ -195,6 +211,19 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
       rows.append({'mbit': mbit, 'tau': tau} | tell(db, tau, began))
     db.close()
   return rows
+
+
+def delayed(lines: Lines, folder: pathlib.Path, name: str, url: str, running: list[subprocess.Popen]) -> str:
+  """Starts relays between workers and what is far from them; the URL of the database through one."""
+  relay, milliseconds = str(ROOT / 'benchmarks' / 'relay.py'), str(ROUND_TRIP_MS.value)
+  for namespace, role, address in lines.roles():
+    if role == 'worker':
+      running.append(start(namespace, [relay, str(PORT), f'{address}:{PORT}', milliseconds]))
+  parsed, far = sa.make_url(url), folder / f'{name}-far'
+  far.mkdir()
+  file = f'.s.PGSQL.{parsed.port or 5432}'
+  running.append(start(lines.hub, [relay, str(far / file), f'{parsed.query["host"]}/{file}', milliseconds]))
+  return parsed.set(query={'host': str(far)}).render_as_string(hide_password=False)
 
 
 def wait(db: registry.Registry, running: list[subprocess.Popen], tasks: int):
@@ -253,6 +282,11 @@ def table(rows: list[dict]) -> str:
 
 
 def main(_):
+  if ROUND_TRIP_MS.value and 'host' not in (sa.make_url(URL.value).query if URL.value else {}):
+    app.usage(
+      detailed_error='--round_trip_ms needs --url=postgresql://USER@/?host=FOLDER, a database with a Unix socket',
+      exitcode=2,
+    )
   if words := missing():
     print(words, file=sys.stderr)
     sys.exit(3)
@@ -275,6 +309,8 @@ def main(_):
         'own': OWN.value,
         'workers': WORKERS.value,
         'phases': PHASES.value,
+        'holdout_rows': HOLDOUT_ROWS.value,
+        'round_trip_ms': ROUND_TRIP_MS.value,
         'cores': cores,
         'load': load,
       }
