@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
+from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
 from dipaco_jax.islands.registry import Row, Task
@@ -119,6 +120,7 @@ class Claims:
     lease = (ahead.result() if ahead else None) or self.claim()
     if lease:
       self.last_busy = time.monotonic()
+      self.asking.seconds = self.first_ask_s
     return lease
 
   def claim(self) -> Lease | None:
@@ -143,6 +145,8 @@ class Claims:
       if not task:
         return None
       lease = self.leases[task.id] = Lease(self.island, self.role, task)
+    if self.island.registry.diverged > self.island.resumed:  # facts that are known here may have been withdrawn
+      screening_facts.heed(self.island)
     if task.kind in self.fetches:
       lease.fetch, lease.ahead = self.fetcher.submit(self.fetch, task), self.claim_ahead
     return lease
@@ -160,14 +164,19 @@ class Claims:
       return  # an idle worker could begin it sooner
     was_none = self.ahead is not None and self.ahead.done() and self.ahead.result() is None
     if (self.ahead is None or was_none) and self.asking.is_due():
-      first_s = min(LONGEST_ASK_AGAIN_S, ASK_AGAIN * self.work_s)
-      self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else first_s
+      self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else self.first_ask_s
       self.ahead = self.fetcher.submit(self.claim_of, [*self.fetches])
+
+  @property
+  def first_ask_s(self) -> float:
+    """Seconds after which it is asked for a next task again."""
+    return min(LONGEST_ASK_AGAIN_S, ASK_AGAIN * self.work_s)
 
   def drop(self, lease: Lease):
     """Ends a lease; the task is done, released or lost."""
     lease.close()
-    self.leases.pop(lease.task.id, None)
+    if self.leases.get(lease.task.id) is lease:  # else it was lost, and this process has claimed the task again
+      del self.leases[lease.task.id]
 
   def release_all(self):
     """Gives back all tasks, at once."""

@@ -100,6 +100,7 @@ class Registry:
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s)
     self._known = KnownFacts()
+    self.diverged = 0  # how often the run has diverged, as the last claim told
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
       self._db.transact(schema.prepare)
@@ -141,9 +142,12 @@ class Registry:
     held = {'holder_': holder} if holder else {}
     statement = schema.claim(tuple(kinds), keys is not None, bool(holder))
     with self.conversation():
-      if rows := self._db.returned(statement, parameters | among | held):
-        self._db.linger()
-    return next((Task(**_with_progress(row)) for row in rows), None)
+      rows = self._db.returned(statement, parameters | among | held)
+      if not rows:
+        return None
+      self._db.linger()
+    self.diverged = rows[0].pop('diverged')
+    return Task(**_with_progress(rows[0]))
 
   def heartbeat(self, task: Task, progress: dict | None = None) -> int:
     """Renews the lease from now, and notes `progress`, if given, for a next owner; raises Lost.
@@ -231,8 +235,9 @@ class Registry:
       connection.execute(schema.DISOWN)
       return True
 
+    is_done = self._db.transact(work)
     self._known.clear()
-    return self._db.transact(work)
+    return is_done
 
   def facts(
     self, kind: str, keys: Sequence[str] | None = None, number: int | None = None, at_least: int = 0,

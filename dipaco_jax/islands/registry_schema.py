@@ -195,4 +195,9 @@ def claim(kinds: tuple[str, ...], keyed: bool, is_held: bool) -> sa.Executable:
   taken = first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery()
   values = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
   counts = dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)
-  return sa.update(TASKS).where(TASKS.c.id == taken).values(**values, **counts).returning(*CLAIMED)
+  return (
+    sa.update(TASKS)
+    .where(TASKS.c.id == taken)
+    .values(**values, **counts)
+    .returning(*CLAIMED, DIVERGED.label('diverged'))
+  )

@@ -69,8 +69,6 @@ class Role:
         if lease:
           self.idle_since = None
           self.work(lease)
-        elif self.publications:
-          self.settle(len(self.publications) - 1)  # what it makes possible may be for us
         else:
           self.wait()
 
@@ -155,14 +153,23 @@ class Role:
     return False
 
   def wait(self):
-    """Waits before it asks again: what comes now is begun late by a share of the time between tasks, at most."""
+    """Waits before it asks again: what comes now is begun late by a share of the time between tasks, at most.
+
+    Less where a publication ends meanwhile: what it makes possible may be for us.
+    """
     now = time.monotonic()
     self.idle_since = self.idle_since or now
     task_s = self.claims.work_s if math.isfinite(self.claims.work_s) else 0.0
     wait_s = max(SHORTEST_WAIT_S, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
     longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, wait_s)
-    with time_use.doing(self.idle_cause):
-      time.sleep(longest_s * random.uniform(0.7, 1.3))
+    longest_s *= random.uniform(0.7, 1.3)
+    if self.publications:
+      with time_use.doing(time_use.STORAGE):
+        futures.wait([self.publications[0]], longest_s)
+      self.settle(sum(not each.done() for each in self.publications))
+    else:
+      with time_use.doing(self.idle_cause):
+        time.sleep(longest_s)
 
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import STATES, Gone, Island
 from dipaco_jax.islands.path_state import Arrays
@@ -57,6 +58,7 @@ def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] 
   """
   if island.registry.facts(STATE, [made.key], made.number):
     return
+  screening_facts.heed(island)  # or the checkpoint may have been withdrawn
   objects = []
   for i, part in enumerate(in_parts(state)):
     wait()

@@ -138,7 +138,7 @@ class Worker:
     self.hold_piece(island, path, part, state)
     self.at_work, is_first = None, lease.task.fence == 1
     if not state.excluded or not pieces.is_last(island, part):
-      self.scheduler.submit(schedule.go_on, island, path, part, self.held.holder)
+      self.scheduler.submit(self.go_on, island, path, part)
 
     def publish() -> list[Fact]:
       with self.line.message():
@@ -152,6 +152,13 @@ class Worker:
       return [made, *excluded, *own_modules, *trained.evaluations]
 
     return publish
+
+  def go_on(self, island: Island, path: int, part: Part):
+    """Schedules what may be trained before a piece is published; what is published schedules it too."""
+    try:
+      schedule.go_on(island, path, part, self.held.holder)
+    except Exception as e:
+      logging.warning('path %d goes on only when its last piece is published: %s', path, e)
 
   def fetch_here(self, island: Island, task: Task) -> Beginning:
     """Fetches, now that the piece before is trained; or was given up."""
@@ -216,7 +223,7 @@ class Worker:
     begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
-        self.scheduler.submit(schedule.go_on, island, path, part, self.held.holder)
+        self.scheduler.submit(self.go_on, island, path, part)
       found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
     params = found.state.params
     if found.evaluation:

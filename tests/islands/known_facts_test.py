@@ -57,10 +57,13 @@ def test_what_another_has_put_otherwise_is_not_taken_for_known(registries):
 
 
 def test_nothing_is_known_of_what_was_withdrawn(registries):
-  us, _ = registries
-  us.put([module('a', 1)])
+  us, them = registries
+  for each in registries:
+    each.put([module('a', 1), Fact('diverged', '', 0, '', '', {})])
   assert us.withdraw(Fact('diverged', 'resumed', 0, '', '', {}), [module('a', 1)], [])
   assert not us.facts('module', ['a'], 1)
+  us.add_tasks([NewTask('outer', 'a', 1)])
+  assert them.claim('w', ['outer']) and them.diverged == 1, 'so that it ends before it does anything'
 
 
 def test_the_facts_that_were_asked_for_last_stay_known():

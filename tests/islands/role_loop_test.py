@@ -220,3 +220,36 @@ def test_what_comes_is_begun_late_by_a_share_of_the_time_between_tasks(island, m
   waits = [b - a for a, b in itertools.pairwise(asked)]
   assert max(waits) <= 1.3 * min(10, max(late_s, 0.1 * idle_s)) and len(waits) < 90
   assert idle_s < 150 or min(waits[-2:]) > 6
+
+
+def test_a_task_that_comes_during_a_publication_is_begun_during_it(tmp_path):
+  """Its path may train on while what it has made travels."""
+  made, begun, waited = make(tmp_path), threading.Event(), []
+  for task in TASKS[1:]:
+    made.registry.complete(made.registry.claim('other', ['train'], [task.key]), [])
+
+  def perform(island, task, lease):
+    if task.number:
+      begun.set()
+      return lambda: [Fact('finished', '', 0, '', '', {})]
+
+    def publish():
+      made.registry.add_tasks([NewTask('train', '0', 1)])
+      waited.append(begun.wait(10))
+      return [Fact('checkpoint', '0', 0, '', '', {'objects': {}})]
+
+    return publish
+
+  role_loop.Role(Claims(made, 'worker', ['train']), perform).serve()
+  assert waited == [True]
+  made.registry.close()
+
+
+def test_a_lease_that_was_lost_does_not_take_the_next_one_on_its_task_along(island):
+  found = Claims(island, 'worker', ['train'])
+  first = found.claim()
+  island.registry.release(first.task)
+  second = found.claim_of(['train'], [first.task.key])
+  found.drop(first)
+  assert found.leases == {second.task.id: second}
+  found.drop(second)
