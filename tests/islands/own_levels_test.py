@@ -59,3 +59,11 @@ def test_the_checkpoint_of_a_path_without_shared_levels_tells_what_its_modules_b
   before, stepped = (Fact('module', 'all/0-0', 1, 'm', x * 64, {}) for x in 'ab')
   made = [schedule.checkpoint_fact(0, 0, {}, {}, own_modules=[fact]).sha256 for fact in (before, stepped)]
   assert made[0] != made[1] and schedule.checkpoint_fact(0, 0, {}, {}).sha256 not in made
+
+
+def test_of_a_version_between_ends_of_rounds_only_the_own_modules_that_are_pointed_at_are_objects(made):
+  of = with_settings(made, levels=OWN, train=dict(phases=9))
+  best = [0, 5, 9, 5]  # by path
+  for version, expected in ((5, {'own/0-1', 'own/1-1'}), (4, set()), (9, {'own/0-0', 'own/0-1', 'own/1-0', 'own/1-1'})):
+    facts = [Fact('module', key, version, 'm', 'c' * 64, {}) for key in of.all_modules()]
+    assert {fact.key for fact in facts if of.is_chosen(fact, best)} == expected | {'shared/shared'}
