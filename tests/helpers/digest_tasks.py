@@ -60,16 +60,18 @@ def train(of: island.Island, task) -> list[Fact]:
     own = own._replace(weights={key: digest(x, key, new)['x'] for key, x in own.weights.items()})
     state = digest('inner', new) | own.to_arrays()
     for before in of.registry.facts('checkpoint', [task.key], t) if t < phase else []:
-      assert before.meta['objects']['low'][1] == sha256(digest('low', new)), 'a replay has made the same'
+      for level, (_, there) in before.meta['objects'].items():
+        assert there == sha256(digest(level, new)), 'a replay has made the same'
       hold(of, held, Key(path, t, before.sha256), state)
   objects = {
     level.name: of.write_object(f'paths/{phase}/{path}-{level.name}', digest(level.name, new))
     for level in of.layout.levels
     if level.name not in of.own
   }
-  made = schedule.checkpoint_fact(path, phase, objects, {'holder': held.holder, 'replayed': len(found.phases) - 1})
+  modules, about = own_modules(of, path, phase + 1, own), {'holder': held.holder, 'replayed': len(found.phases) - 1}
+  made = schedule.checkpoint_fact(path, phase, objects, about, own_modules=modules)
   hold(of, held, Key(path, phase, made.sha256), state)
-  return [made, *own_modules(of, path, phase + 1, own), *loss]
+  return [made, *modules, *loss]
 
 
 def hold(of: island.Island, held: HeldStates, key: Key, state: dict[str, np.ndarray]):

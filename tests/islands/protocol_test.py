@@ -43,6 +43,7 @@ FAULTS = {'killed': 0.05, 'expired': 0.1, 'damaged': 0.02, 'disk_lost': 0.02}  #
 FAULTY_TURNS, MOST_TURNS = 600, 20_000
 SHARED = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('b',)))
 APART = (('low', 'embed|final|block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
+ALONE = (('all', '.*', ('a', 'b')),)
 ROUNDS = dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=2)
 RUNS = {
   'all paths': (SHARED, dict(train=dict(phases=4), checkpoint=dict(state_every_phases=1))),
@@ -51,6 +52,7 @@ RUNS = {
   'drawn apart': (APART, dict(train=dict(phases=6, paths_per_phase=1))),
   'rounds': (SHARED, dict(train=dict(phases=5), routing=ROUNDS)),
   'apart': (APART, dict(train=dict(phases=6), checkpoint=dict(state_every_phases=2))),
+  'alone': (ALONE, dict(train=dict(phases=4), checkpoint=dict(state_every_phases=2))),
   'apart, rounds': (APART, dict(train=dict(phases=5), routing=ROUNDS, checkpoint=dict(state_every_phases=3))),
   'drawn apart, rounds': (
     APART,

@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 from one_process import with_settings
 
-from dipaco_jax.islands import island, path_exchange, pieces
+from dipaco_jax.islands import island, path_exchange, pieces, screening_facts
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
 from dipaco_jax.islands.registry import Fact
@@ -114,3 +114,14 @@ def test_a_task_that_asks_for_what_is_being_read_waits_for_it(scene, monkeypatch
       taken.result(0.5)
     go.set()
     assert taken.result(10) and names == [name]
+
+
+def test_who_was_excluded_before_an_open_phase_is_asked_for_once(scene):
+  of, part = scene.made, Part(1, 0)
+  facts = [screening_facts.exclusion(of, 3, 0, 'bad', 'w'), screening_facts.exclusion(of, 1, 0, 'bad', 'w', 'executor')]
+  of.registry.put(facts)
+  before = of.registry.asked
+  assert [pieces.excluded_before(of, paths, part) for paths in ([3, 1], [1], [3])] == [{3}, set(), {3}]
+  assert of.registry.asked == before + 1
+  assert pieces.excluded_before(of, [2, 3], part) == {3} and of.registry.asked == before + 2
+  assert not pieces.excluded_before(of, [3], Part(1, 1))
