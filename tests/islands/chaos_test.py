@@ -256,8 +256,8 @@ def test_a_backup_completes_a_stragglers_task(config, expected, tmp_path):
     late.cluster.end()
     late.cluster.check()
     assert 'modules ' + tiny_run.modules_sha256(tmp_path / 'run') == expected
-    (made,) = late.cluster.registry.facts('checkpoint', [late.task['key']], late.task['number'])
-    assert made.meta['worker'] == 'backup-0'
+    made = [late.cluster.registry.facts('checkpoint', [task['key']], task['number']) for task in late.tasks]
+    assert 'backup-0' in {fact.meta['worker'] for [fact] in made}
 
 
 class Stopped:
@@ -267,19 +267,19 @@ class Stopped:
     place.mkdir()
     url = f'sqlite:///{place}.db'
     self.cluster = Cluster(config, str(place), url, place.parent / 'machines', LATE, More(lease_s=60))
-    self.task: dict = {}
+    self.tasks: list[dict] = []
 
   def stop(self):
     """It holds a task then, and no transaction."""
     registry, until = self.cluster.registry, time.monotonic() + LONGEST_S
-    while not self.task:
+    while not self.tasks:
       assert time.monotonic() < until
       time.sleep(0.02)
       if registry.counts().get('train', {}).get('done', 0) >= 2 and self.held():
         self.cluster.signal(LATE[0], signal.SIGSTOP)
         time.sleep(0.5)
-        self.task = next(iter(self.held()), {})
-        if not self.task:
+        self.tasks = self.held()
+        if not self.tasks:
           self.cluster.signal(LATE[0], signal.SIGCONT)
 
   def held(self) -> list[dict]:
