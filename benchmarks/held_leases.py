@@ -38,8 +38,10 @@ class ThreadRole(role_loop.Role):
 class Worker:
   """One worker: a thread that works until `over`, and notes the seconds of each call of its registry."""
 
-  def __init__(self, url: str, lease_s: float, folder: str, name: str, task_s: float, over: threading.Event, holds):
-    self.url, self.lease_s, self.folder, self.name = url, lease_s, folder, name
+  def __init__(
+    self, url: str, lease_s: float, folder: str, name: str, workers: int, task_s: float, over: threading.Event, holds
+  ):  # fmt: skip
+    self.url, self.lease_s, self.folder, self.name, self.workers = url, lease_s, folder, name, workers
     self.task_s, self.over, self.holds = task_s, over, holds
     self.seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in MEASURED}
     self.error = ''
@@ -53,7 +55,7 @@ class Worker:
       registry = Registry(self.url, self.lease_s)
       for name in MEASURED:
         setattr(registry, name, self.timed(name, getattr(registry, name)))
-      run = types.SimpleNamespace(settings=settings.Settings())
+      run = types.SimpleNamespace(settings=settings.Settings(grid=(('a', self.workers),)))
       island = Island(run, registry, object_store.open_storage(self.folder), self.name)
       claims = Claims(island, 'worker', ['train'], holder=self.name)
       with contextlib.closing(registry):
@@ -91,12 +93,12 @@ class Repeated(logging.Filter):
     return not is_repeated
 
 
-def share(url: str, lease_s: float, first: int, count: int, task_s: float, holds, over, results):
-  """Runs `count` workers in this process until `over`; sends what they have measured."""
+def share(url: str, lease_s: float, first: int, count: int, workers: int, task_s: float, holds, over, results):
+  """Runs `count` of all workers in this process until `over`; sends what they have measured."""
   ended, repeated = threading.Event(), Repeated()
   logging.getLogger().addFilter(repeated)
   with tempfile.TemporaryDirectory() as folder:
-    workers = [Worker(url, lease_s, folder, f'worker-{first + i}', task_s, ended, holds) for i in range(count)]
+    workers = [Worker(url, lease_s, folder, f'worker-{first + i}', workers, task_s, ended, holds) for i in range(count)]
     over.wait()
     errors = [worker.error for worker in workers if worker.error]
     seconds = {name: [found for worker in workers for found in worker.seconds[name]] for name in MEASURED}
@@ -123,7 +125,9 @@ def measure(url: str, workers: int, seconds: float, task_s: float, lease_s: floa
   holds, over, results, sampled = spawn.Semaphore(0), spawn.Event(), spawn.Queue(), threading.Event()
   shares = [range(workers)[i::PROCESSES] for i in range(PROCESSES)]
   processes = [
-    spawn.Process(target=share, args=(url, lease_s, i * workers, len(of), task_s, holds, over, results), daemon=True)
+    spawn.Process(
+      target=share, args=(url, lease_s, i * workers, len(of), workers, task_s, holds, over, results), daemon=True
+    )
     for i, of in enumerate(shares)
   ]
   peak: list[int] = [0]

@@ -28,6 +28,7 @@ from dipaco_jax.training import stopping
 # A role that finds nothing to do asks again after this share of what its last task took, or of its idle time.
 OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 10.0
+ASKED_PER_S = 100  # by all roles together that have nothing to do, if there are as many as paths
 LOOK_AROUND_S = 10.0  # a role that finds nothing to do looks for what was abandoned
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
@@ -160,7 +161,8 @@ class Role:
     now = time.monotonic()
     self.idle_since = self.idle_since or now
     task_s = self.claims.work_s if math.isfinite(self.claims.work_s) else 0.0
-    wait_s = max(SHORTEST_WAIT_S, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
+    fair_s = self.island.run.settings.num_paths / ASKED_PER_S
+    wait_s = max(SHORTEST_WAIT_S, fair_s, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
     longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, wait_s)
     longest_s *= random.uniform(0.7, 1.3)
     if self.publications:

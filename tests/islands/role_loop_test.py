@@ -204,10 +204,13 @@ def test_an_idle_role_asks_less_than_once_a_second(keys, island, monkeypatch):
   assert 0.2 < len(asked) / clock.now < 1
 
 
-@pytest.mark.parametrize(('task_s', 'late_s'), [(1.0, 0.05), (100.0, 5.0)])
+@pytest.mark.parametrize(('task_s', 'paths', 'late_s'), [(1.0, 4, 0.05), (100.0, 4, 5.0), (1.0, 600, 6.0)])
 @pytest.mark.parametrize('idle_s', [0.2, 2, 20, 200])
-def test_what_comes_is_begun_late_by_a_share_of_the_time_between_tasks(island, monkeypatch, task_s, idle_s, late_s):
-  """And a role that has nothing to do for hours asks every ten seconds."""
+def test_what_comes_is_begun_late_by_a_share_of_the_time_between_tasks(
+  island, monkeypatch, task_s, paths, idle_s, late_s
+):  # fmt: skip
+  """Or, where many may ask, by as long as they take; and a role that is idle for hours asks every ten seconds."""
+  monkeypatch.setattr(island.run, 'settings', settings.Settings(grid=(('a', paths),)))
   now, asked = [1000.0], [1000.0]
   clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
   monkeypatch.setattr(role_loop, 'time', clock)
