@@ -22,7 +22,7 @@ OLD = pathlib.Path(__file__).parent / 'old_runs'
 def folder(tmp_path, monkeypatch) -> pathlib.Path:
   """The folder where the runs were begun, as the config's text is named from it."""
   with tarfile.open(OLD / 'runs.tar.xz') as archive:
-    archive.extractall(tmp_path, filter='data')
+    archive.extractall(tmp_path, **({'filter': 'data'} if hasattr(tarfile, 'data_filter') else {}))  # since 3.11.4
   monkeypatch.chdir(tmp_path)
   return tmp_path
 
