@@ -186,8 +186,8 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
   config = folder / f'{name}.py'
   tiny, phases = str(ROOT / 'configs' / 'tiny.py'), 2 + len(limits) * PHASES.value
   size = dict(width=WIDTH.value, batch_size=BATCH_SIZE.value, phases=phases, tau=tau)
-  size |= dict(holdout_rows=HOLDOUT_ROWS.value)
-  config.write_text(CONFIG.format(tiny=tiny, levels=LEVELS[OWN.value], wire=WIRE.value, **size))
+  text = dict(tiny=tiny, levels=LEVELS[OWN.value], wire=WIRE.value, holdout_rows=HOLDOUT_ROWS.value)
+  config.write_text(CONFIG.format(**text, **size))
   lines.limit(0)
   rows = []
   with database(folder, name) as url, processes() as running:

@@ -73,10 +73,8 @@ def phase_of(island: Island, kind: str, number: int) -> int:
 
 def earlier_facts(island: Island, phase: int, paths: Sequence[str]) -> list[Fact]:
   """Returns the facts of all pieces of a phase but the last, of these paths."""
-  most = island.timetable.most_pieces
-  if most == 1 or not paths:
-    return []
-  return island.registry.facts(PIECE, paths, at_least=phase * most, at_most=(phase + 1) * most - 1)
+  parts = (Part(phase, nth) for nth in range(len(of_phase(island, phase)) - 1))
+  return [fact for part in parts for fact in island.registry.facts(PIECE, paths, fact_name(island, part)[1])]
 
 
 def before(island: Island, part: Part) -> Part | None:
@@ -159,8 +157,8 @@ def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int
       known.clear()
     facts = island.registry.facts('excluded', list(map(str, unknown)), phase)
     by_worker = {int(fact.key) for fact in facts if 'executor' not in fact.meta}
-    found |= {path: path in by_worker for path in unknown}
-    known.update(((path, phase), path in by_worker) for path in unknown)
+    for path in unknown:
+      found[path] = known[path, phase] = path in by_worker
   return {path for path, is_excluded in found.items() if is_excluded}
 
 

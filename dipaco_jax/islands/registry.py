@@ -62,6 +62,11 @@ class Task(NamedTuple):
   def words(self) -> str:
     return f'{self.kind} {self.key} {self.number}'.replace('  ', ' ')
 
+  @property
+  def is_first(self) -> bool:
+    """Whether nobody can have done it before."""
+    return self.fence == 1
+
 
 class Fact(NamedTuple):
   """An immutable row; `meta` tells how it was made, and is no part of its identity."""

@@ -96,7 +96,7 @@ class Role:
       schedule.schedule(self.island, facts)
       self.failures, self.done = 0, self.done + 1
 
-  def settle(self, but: int = 0):
+  def settle(self, but: int):
     """Waits for all publications `but` the last ones; raises an error of theirs where there were too many."""
     while len(self.publications) > but:
       with time_use.doing(time_use.STORAGE):
@@ -163,15 +163,14 @@ class Role:
     task_s = self.claims.work_s if math.isfinite(self.claims.work_s) else 0.0
     fair_s = self.island.run.settings.num_paths / ASKED_PER_S
     wait_s = max(SHORTEST_WAIT_S, fair_s, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
-    longest_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, wait_s)
-    longest_s *= random.uniform(0.7, 1.3)
+    wait_s = min(LONGEST_WAIT_S, self.island.registry.lease_s / 3, wait_s) * random.uniform(0.7, 1.3)
     if self.publications:
       with time_use.doing(time_use.STORAGE):
-        futures.wait([self.publications[0]], longest_s)
+        futures.wait([self.publications[0]], wait_s)
       self.settle(sum(not each.done() for each in self.publications))
     else:
       with time_use.doing(self.idle_cause):
-        time.sleep(longest_s)
+        time.sleep(wait_s)
 
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:

@@ -73,8 +73,9 @@ def schedule(island: Island, facts: Sequence[Fact]):
 def _after_modules(island: Island, facts: Iterable[Fact]):
   """Adds the tasks of paths whose modules are all there, and carries modules that no path trains over."""
   s, carried = island.run.settings, []
-  for version, found in itertools.groupby(facts, lambda fact: fact.number):
-    group = [fact for fact in found if _makes_possible(island, fact)]
+  waited_for = filter(functools.partial(_makes_possible, island), facts)
+  for version, found in itertools.groupby(waited_for, lambda fact: fact.number):
+    group = list(found)
     paths = sorted({path for fact in group for path in island.paths_through(fact.key)})
     rounds = len(island.registry.facts('round')) if s.rounds else 0
     _after_paths(island, _with_modules(island, paths, version), version, rounds)

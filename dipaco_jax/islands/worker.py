@@ -136,13 +136,13 @@ class Worker:
     if pieces.is_last(island, part):
       state, own_modules = own_levels.take_step(island, path, part.phase, state, why)
     self.hold_piece(island, path, part, state)
-    self.at_work, is_first = None, lease.task.fence == 1
+    self.at_work = None
     if not state.excluded or not pieces.is_last(island, part):
-      self.scheduler.submit(self.go_on, island, path, part)
+      self.scheduler.submit(self.schedule_next, island, path, part)
 
     def publish() -> list[Fact]:
       with self.line.message():
-        objects = {} if why else write_objects(island, path, part, trained.sent, state, is_first)
+        objects = {} if why else write_objects(island, path, part, trained.sent, state, lease.task.is_first)
         own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
@@ -153,7 +153,7 @@ class Worker:
 
     return publish
 
-  def go_on(self, island: Island, path: int, part: Part):
+  def schedule_next(self, island: Island, path: int, part: Part):
     """Schedules what may be trained before a piece is published; what is published schedules it too."""
     try:
       schedule.go_on(island, path, part, self.held.holder)
@@ -216,14 +216,14 @@ class Worker:
     state = beginning.state
     if beginning.step == piece.begin and not pieces.begins_whole(island, part):
       state = path_exchange.mixed(island, path, part, state)
-    is_due, is_first = own_levels.evaluates(island, part), lease.task.fence == 1 and not is_replay
+    is_due, is_first = own_levels.evaluates(island, part), lease.task.is_first and not is_replay
     evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
     start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)
     begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
-        self.scheduler.submit(self.go_on, island, path, part)
+        self.scheduler.submit(self.schedule_next, island, path, part)
       found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
     params = found.state.params
     if found.evaluation:
@@ -304,9 +304,6 @@ def write_objects(
 
 def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
   """Returns what the checkpoint of a phase notes in place of what was measured of its last piece alone."""
-  numbers = (pieces.fact_name(island, Part(part.phase, nth))[1] for nth in range(part.nth))
-  metas = [fact.meta for number in numbers for fact in island.registry.facts(pieces.PIECE, [str(path)], number)] + [
-    about
-  ]
+  metas = [*(fact.meta for fact in pieces.earlier_facts(island, part.phase, [str(path)])), about]
   found: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
   return found | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}
