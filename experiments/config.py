@@ -103,7 +103,7 @@ SIZES = {
       outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),  # see tau.py
       routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=200),
       evaluate=dict(batch_size=64),
-      checkpoint=dict(every_steps=100_000),
+      checkpoint=dict(every_steps=2000),
     ),
   ),
   # One GPU: paths of 17 million parameters, thousands of steps.

@@ -140,8 +140,12 @@ class Storage:
 
       def download(name: str):
         content = self.read(f'{prefix}/{name}', index[name])
-        (aside / name).parent.mkdir(parents=True, exist_ok=True)
-        (aside / name).write_bytes(content)
+        try:
+          (aside / name).parent.mkdir(parents=True, exist_ok=True)
+          (aside / name).write_bytes(content)
+        except OSError as e:
+          words = f'{e.strerror}; TMPDIR may name another disk for what is fetched'
+          raise OSError(e.errno, words, str(folder)) from e
 
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
         list(pool.map(download, index))

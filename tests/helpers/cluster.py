@@ -76,10 +76,14 @@ class Cluster:
     self, settings: settings_lib.Settings, place: str, url: str, folder: pathlib.Path, names: Sequence[str], more: More
   ):
     self.settings, self.place, self.url, self.folder, self.more = settings, place, url, folder, more
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     self.storage = object_store.open_storage(place)
     self.processes = {name: self.start(name) for name in names}
     self.registry = registry.Registry(url, more.lease_s)
+
+  def machine(self, name: str) -> pathlib.Path:
+    """The disk of a role's machine; unless the place is a folder, which has everything then."""
+    return self.folder / name
 
   def start(self, name: str):
     arguments = name, self.settings, self.place, self.url, self.folder, self.more

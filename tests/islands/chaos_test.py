@@ -35,6 +35,7 @@ ALONE = 'worker-0', 'outer-0', 'evaluator-0', 'monitor-0'  # in the undisturbed 
 PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
 PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
+MACHINE_BYTES = 64 << 20
 FAILING = 0.02  # of a folder's reads and writes, with EIO
 LATE = 'worker-0', 'worker-1', 'backup-0', 'outer-0', 'evaluator-0', 'monitor-0'  # of which the first stops
 ON = ('postgresql,folder', 'sqlite,s3', 'postgresql,s3', 'sqlite,folder')
@@ -49,7 +50,8 @@ class Chaos:
     kinds = [self.killed, self.stopped, self.terminated, self.damaged, self.delivered_twice, self.done_again]
     more = [self.disk_lost] + [self.killed] * 3 + [self.database_killed] * bool(server)
     self.kinds = kinds + more + [self.line_broken] * bool(wire)
-    if os.path.ismount(cluster.place):
+    self.disks = [place for place in (cluster.place, *map(cluster.machine, NAMES)) if os.path.ismount(place)]
+    if self.disks:
       self.kinds.append(self.disk_full)
 
   def strike(self):
@@ -57,8 +59,8 @@ class Chaos:
     name = fault.__name__ if fault() is not False else 'nothing to damage'
     self.counts[name] += 1
 
-  def killed(self):
-    self.cluster.signal(self.draw.choice(NAMES), signal.SIGKILL)
+  def killed(self, name: str = ''):
+    self.cluster.signal(name or self.draw.choice(NAMES), signal.SIGKILL)
 
   def disk_lost(self):
     """A worker is killed, and states that a worker holds are gone: its own, or another's of this place."""
@@ -131,10 +133,16 @@ class Chaos:
     return bool(self.cluster.registry._db.change(reopened.values(state='ready', lease=0.0), {}))
 
   def disk_full(self):
-    filler = pathlib.Path(self.cluster.place) / 'filler'
+    """The place's, or that of a role's machine; some of which begin anew meanwhile."""
+    place = pathlib.Path(self.draw.choice(self.disks))
+    filler = place / 'filler'
     with contextlib.suppress(OSError), open(filler, 'wb') as f:
       while True:
         f.write(bytes(1 << 20))
+    if place.name in NAMES and self.draw.random() < 0.5:
+      self.killed(place.name)
+      self.cluster.processes[place.name].join()
+      self.cluster.tend()
     time.sleep(self.draw.uniform(0.5, 2))
     filler.unlink()
 
@@ -148,10 +156,10 @@ def flipped(data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def disk(place: pathlib.Path):
+def disk(place: pathlib.Path, size: int = DISK_BYTES):
   """One of its own that may be filled, for root; else a folder."""
-  place.mkdir()
-  command = ['mount', '-t', 'tmpfs', '-o', f'size={DISK_BYTES}', 'tmpfs', str(place)]
+  place.mkdir(parents=True)
+  command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(place)]
   mounted = os.geteuid() == 0 and not subprocess.run(command, capture_output=True).returncode
   try:
     yield
@@ -202,6 +210,8 @@ class Chosen:
       if kind == 's3':
         wire = stack.enter_context(line.Line(int(self.endpoint.rpartition(':')[2])))
         where = f's3://{object_server.BUCKET}/run-{seed}'
+        for name in NAMES:
+          stack.enter_context(disk(self.folder / f'machines-{seed}' / name, MACHINE_BYTES))
       else:
         where = str(place)
         stack.enter_context(disk(place))

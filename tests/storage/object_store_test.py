@@ -187,6 +187,16 @@ def test_a_tree_that_is_not_whole_does_not_come_down(place, tmp_path, harm):
   assert [f.name for f in tmp_path.iterdir() if 'there' in f.name] == []
 
 
+def test_a_full_disk_of_this_machine_is_named_with_what_moves_it(place, tmp_path):
+  (tmp_path / 'tree').mkdir()
+  (tmp_path / 'tree' / 'large').write_bytes(bytes(4 << 20))
+  place.upload_tree(tmp_path / 'tree', 'prepared')
+  with small_disk(tmp_path / 'disk', 1 << 20) as disk:
+    with pytest.raises(OSError, match=f'TMPDIR.*{disk / "there"}') as raised:
+      place.download_tree('prepared', disk / 'there')
+    assert raised.value.errno == errno.ENOSPC and [*disk.iterdir()] in ([], [disk / '.lock'])
+
+
 def test_what_killed_writers_left_does_not_go_up(place, tmp_path):
   tree = make_tree(tmp_path / 'tree')
   (tmp_path / 'tree' / '.a.json.17').write_bytes(b'half')
