@@ -217,6 +217,7 @@ def run_role(settings: settings_lib.Settings):
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
     from dipaco_jax.pipeline import preflight
+    from dipaco_jax.reports import headline
 
   if FLAGS.role not in roles.ROLES:
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
@@ -231,10 +232,13 @@ def run_role(settings: settings_lib.Settings):
   command.check_devices()
   preflight.check_model(settings)
   preflight.compilation_cache(roles.make_local_place(FLAGS.workdir))
-  roles.run_role(
+  found = roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
     resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
   )  # fmt: skip
+  if found:
+    lines = [f'{FLAGS.workdir}: finished', *headline.outcome(found), f'the report: {FLAGS.workdir}/report.html']
+    print('\n'.join(lines))
 
 
 def end_with_parent(parent: int) -> None:

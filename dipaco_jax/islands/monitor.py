@@ -35,6 +35,7 @@ from dipaco_jax.islands.registry import SILENT_S, Fact
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
+from dipaco_jax.training import display
 
 PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
@@ -45,17 +46,23 @@ PAGE_S = 60.0  # between pages of the run so far
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged where it has diverged."""
   collector, page, about = Collector(island), LivePage(island), {'task': '', 'stuck': ''}
+  told, progress = -1, display.Progress('train', island.run.settings.train.phases, 'phases of all paths')
   # Signs of life come from a thread, as collecting may take minutes.
   with retry.every(PAUSE_S, lambda: island.registry.beat(island.name, 'monitor', dict(about))):
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
-      collector.collect(frontier(island) - GENERATIONS)
+      reached = frontier(island)
+      collector.collect(reached - GENERATIONS)
+      if reached > told and island.registry.facts('prepared'):
+        told = reached
+        progress.update(reached)
       if (why := stuck(island)) and why != about['stuck']:
         logging.warning('%s', why)
       about['stuck'] = why
       page.write_if_due()
       time.sleep(PAUSE_S)
+    progress.close()
     collector.collect(island.run.settings.train.phases)
     collector.finish()
 

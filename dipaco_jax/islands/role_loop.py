@@ -23,7 +23,7 @@ from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
 from dipaco_jax.islands.registry import Fact, Lost, Task
 from dipaco_jax.islands.role_costs import RoleCosts
 from dipaco_jax.storage import seals, time_use
-from dipaco_jax.training import stopping
+from dipaco_jax.training import display, stopping
 
 # A role that finds nothing to do asks again after this share of what its last task took, or of its idle time.
 OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
@@ -53,6 +53,9 @@ class Role:
     self.beat_interval, self.divergence_interval = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
     self.idle_check_interval = Interval(LOOK_AROUND_S)
     self.costs = RoleCosts(self.island, claims.role)
+    self.progress = display.Progress(claims.role, 0, 'tasks done')
+    self.waiting: display.Activity | None = None  # shown while it finds no task
+    self.began = time.monotonic()
     self.idle_cause = time_use.STAGES  # what it waits for, until the run is prepared
 
   def serve(self):
@@ -69,6 +72,7 @@ class Role:
             return
         if lease:
           self.idle_since = None
+          self.show_waiting(False)
           self.work(lease)
         else:
           self.wait()
@@ -95,6 +99,8 @@ class Role:
       self.claims.drop(lease)
       schedule.schedule(self.island, facts)
       self.failures, self.done = 0, self.done + 1
+      measured = {name: lease.about[name] for name in ('loss', 'tokens_per_s') if lease.about.get(name) is not None}
+      self.progress.update(self.done, last=lease.task.words, **measured)
 
   def settle(self, but: int):
     """Waits for all publications `but` the last ones; raises an error of theirs where there were too many."""
@@ -149,6 +155,7 @@ class Role:
       return True
     if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
       self.idle_cause = time_use.WAITING
+      self.show_waiting(False)
     if self.idle_check_interval.is_due():
       schedule.advance(self.island)
     return False
@@ -160,6 +167,8 @@ class Role:
     """
     now = time.monotonic()
     self.idle_since = self.idle_since or now
+    if now - self.idle_since >= display.pause_s(now - self.began):
+      self.show_waiting(True)
     task_s = self.claims.work_s if math.isfinite(self.claims.work_s) else 0.0
     fair_s = self.island.run.settings.num_paths / ASKED_PER_S
     wait_s = max(SHORTEST_WAIT_S, fair_s, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
@@ -171,6 +180,15 @@ class Role:
     else:
       with time_use.doing(self.idle_cause):
         time.sleep(wait_s)
+
+  def show_waiting(self, waits: bool):
+    """Shows that it waits, and for what, from now on; or no longer."""
+    if waits and not self.waiting:
+      what = 'the stages before training' if self.idle_cause == time_use.STAGES else 'tasks'
+      self.waiting = display.begin(f'waiting for {what}', tells=False)
+    elif not waits and self.waiting:
+      display.end(self.waiting)
+      self.waiting = None
 
   @contextlib.contextmanager
   def handing_over(self) -> Iterator[None]:
@@ -187,6 +205,8 @@ class Role:
     with stopping.listening() as signals, stopping.closing(CLOSE_S) as opened:
       opened.enter_context(signals.answered(give_back))
       opened.callback(time_use.end)
+      opened.callback(self.progress.close)
+      opened.callback(self.show_waiting, False)
       opened.callback(self.claims.release_all)  # the next task, where this one has failed
       opened.callback(self.claims.fetcher.shutdown, cancel_futures=True)
       opened.callback(self.publisher.shutdown)

@@ -70,8 +70,10 @@ def check_settings(settings: settings_lib.Settings):
 def run_role(
   role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
   is_backup: bool = False, resumes: bool = True,
-):  # fmt: skip
-  """Works in a role until the run is finished; `settings` are the same in all its processes.
+) -> dict[str, Any]:  # fmt: skip
+  """Works in a role until the run is finished, and returns its last fact, with the perplexity.
+
+  `settings` are the same in all its processes. Of a worker's hosts, the others than the first return {}.
 
   Args:
     workdir: the place that all processes share, a folder or the URL of a bucket.
@@ -94,7 +96,8 @@ def run_role(
   run_id = settle(registry, storage, settings, local)
   island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:
-    return inner_phase.follow(island, hosts)
+    inner_phase.follow(island, hosts)
+    return {}
   resumed = screening_facts.resume(island) if resumes else screening_facts.times_resumed(registry)
   kept = kept_arrays.begin(storage, local, f'{run_id}-{resumed}')
   island = dataclasses.replace(island, resumed=resumed, weights=ModuleWeights(kept))
@@ -106,8 +109,10 @@ def run_role(
   hosts.broadcast({})
   kept.close()
   tidy(role, local)
-  if registry.facts('finished')[0].meta['perplexity'] is None:
+  [finished] = registry.facts('finished')
+  if finished.meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
+  return finished.meta
 
 
 def tidy(role: str, local: pathlib.Path):

@@ -199,4 +199,9 @@ def test_three_workers_as_one_process(tmp_path):
   reports = [json.loads((place / 'report.json').read_text()) for place in (alone, three)]
   assert reports[0]['perplexity'] == reports[1]['perplexity']
   assert reports[0]['control_perplexity'] == reports[1]['control_perplexity'] > 1
-  assert f'perplexity {reports[1]["perplexity"]:.2f}' in done.stdout
+  words = f'perplexity {reports[1]["perplexity"]:.2f}'
+  assert words in done.stdout
+  logs = {file.stem: file.read_text() for file in (three / 'logs').iterdir()}
+  assert 'phases of all paths' in logs['monitor-0'] and f'{three}: finished\n{words}' in logs['monitor-0']
+  for role, last in (('worker', 'train'), ('outer', 'outer'), ('evaluator', 'finish')):
+    assert any(f'tasks done  last {last} ' in log for name, log in logs.items() if name.startswith(role)), logs

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 
 import pytest
 import repository
@@ -88,6 +89,48 @@ def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, islan
   assert [(task['state'], task['attempts']) for task in island.registry.tasks()] == [
     ('done', 2 if key == fails else 1) for key in '0123'
   ]
+
+
+def test_a_role_tells_what_it_did_last(island, capsys):
+  def perform(island, task, lease):
+    lease.about |= {'loss': 3.25, 'tokens_per_s': 12_345.6}
+    made = Fact('evaluation', task.key, 0, '', '', {})
+    return lambda: [made, *[made._replace(kind='finished', key='')] * (task.key == '3')]
+
+  role_loop.Role(Claims(island, 'worker', ['train']), perform).serve()
+  first, *_, last = capsys.readouterr().err.splitlines()
+  assert first == 'worker 1 tasks done  last train 0 0  loss 3.250  12,346 tokens/s'
+  assert last == first.replace('1 tasks', '4 tasks').replace('train 0 0', 'train 3 0')
+
+
+def test_a_role_that_finds_nothing_to_do_says_that_it_waits_and_for_what(island, capsys, monkeypatch):
+  monkeypatch.setattr(role_loop.display, 'pause_s', lambda elapsed_s: 0.5)
+  told = ''
+
+  def tells(words: str) -> bool:
+    nonlocal told
+    told += capsys.readouterr().err
+    return words in told
+
+  role = role_loop.Role(Claims(island, 'outer', ['outer']), lambda *_: pytest.fail('there is none'))
+  registry = registry_lib.Registry(f'sqlite:///{island.storage.local_path("registry.db")}', 20)
+  thread = threading.Thread(target=other, args=(registry, tells))
+  thread.start()
+  role.serve()
+  thread.join()
+  registry.close()
+  assert tells('waiting for tasks') and told.index('before training') < told.index('waiting for tasks')
+
+
+def other(registry: registry_lib.Registry, tells: Callable[[str], bool]):
+  """Prepares the run, and finishes it, as soon as each has been waited for."""
+  finished = Fact('finished', '', 0, '', '', {})
+  try:
+    wait_for(lambda: tells('waiting for the stages before training'))
+    registry.put([finished._replace(kind='prepared')])
+    wait_for(lambda: tells('waiting for tasks'))
+  finally:
+    registry.put([finished])
 
 
 ENV = repository.environment(__file__)
