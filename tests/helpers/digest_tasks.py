@@ -49,16 +49,23 @@ def held_by(of: island.Island) -> HeldStates:
   return HeldStates(of.run.workdir / 'held' / of.name, of.name)
 
 
-def train(of: island.Island, task) -> list[Fact]:
+def train(of: island.Island, task, left_out=lambda path, phase: False) -> list[Fact]:
+  """A path that is left out of a phase keeps its own modules as they were, and nothing else."""
   path, phase, held = int(task.key), task.number, held_by(of)
   found = lineage.find(of, held, task)
   state = found.carried
   for t in found.phases:
-    own = begin_own(of, path, state)
+    noted = own_levels.note_left_out(of, path, t, PathState({}, {}, own=begin_own(of, path, state)))
+    own = noted.own
+    if of.own and lineage.previous(of, path, t)[1]:  # it begins anew, but for its own modules
+      state = own.to_arrays()
     loss, own = evaluate_own(of, path, t, own)
     new = digest(path, t, the_round(of, t), parameters(of, path, t, own), state)
-    own = own._replace(weights={key: digest(x, key, new)['x'] for key, x in own.weights.items()})
-    state = digest('inner', new) | own.to_arrays()
+    if left_out(path, t):
+      state = own.to_arrays()
+    else:
+      own = own._replace(weights={key: digest(x, key, new)['x'] for key, x in own.weights.items()})
+      state = digest('inner', new) | own.to_arrays()
     for before in of.registry.facts('checkpoint', [task.key], t) if t < phase else []:
       for level, (_, there) in before.meta['objects'].items():
         assert there == sha256(digest(level, new)), 'a replay has made the same'
@@ -66,9 +73,10 @@ def train(of: island.Island, task) -> list[Fact]:
   objects = {
     level.name: of.write_object(f'paths/{phase}/{path}-{level.name}', digest(level.name, new))
     for level in of.layout.levels
-    if level.name not in of.own
+    if level.name not in of.own and not left_out(path, phase)
   }
   modules, about = own_modules(of, path, phase + 1, own), {'holder': held.holder, 'replayed': len(found.phases) - 1}
+  about |= {'excluded': 'bad'} if left_out(path, phase) else {}
   made = schedule.checkpoint_fact(path, phase, objects, about, own_modules=modules)
   hold(of, held, Key(path, phase, made.sha256), state)
   return [made, *modules, *loss]

@@ -27,8 +27,10 @@ def train(of: island.Island, task) -> list[Fact]:
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
   is_sick = is_sick and not screening_facts.times_resumed(of.registry)
   if (path, phase) not in EXCLUDED and not is_sick:
-    return digest_tasks.train(of, task)
+    return digest_tasks.train(of, task, lambda *of_which: bool(of.own) and of_which in EXCLUDED)
   told = screening_facts.exclusion(of, path, phase, 'bad', of.name)
+  if of.own:
+    return [*digest_tasks.train(of, task, lambda *of_which: of_which in EXCLUDED), told]
   return [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
 
 
