@@ -72,7 +72,7 @@ class Role:
             return
         if lease:
           self.idle_since = None
-          self.show_waiting(False)
+          self.stop_showing()
           self.work(lease)
         else:
           self.wait()
@@ -155,7 +155,7 @@ class Role:
       return True
     if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
       self.idle_cause = time_use.WAITING
-      self.show_waiting(False)
+      self.stop_showing()
     if self.idle_check_interval.is_due():
       schedule.advance(self.island)
     return False
@@ -167,8 +167,9 @@ class Role:
     """
     now = time.monotonic()
     self.idle_since = self.idle_since or now
-    if now - self.idle_since >= display.pause_s(now - self.began):
-      self.show_waiting(True)
+    if not self.waiting and now - self.idle_since >= display.pause_s(now - self.began):
+      what = 'the stages before training' if self.idle_cause == time_use.STAGES else 'tasks'
+      self.waiting = display.begin(f'waiting for {what}', tells=False)
     task_s = self.claims.work_s if math.isfinite(self.claims.work_s) else 0.0
     fair_s = self.island.run.settings.num_paths / ASKED_PER_S
     wait_s = max(SHORTEST_WAIT_S, fair_s, OF_LAST_TASK * task_s, OF_IDLE_TIME * (now - self.idle_since))
@@ -181,12 +182,9 @@ class Role:
       with time_use.doing(self.idle_cause):
         time.sleep(wait_s)
 
-  def show_waiting(self, waits: bool):
-    """Shows that it waits, and for what, from now on; or no longer."""
-    if waits and not self.waiting:
-      what = 'the stages before training' if self.idle_cause == time_use.STAGES else 'tasks'
-      self.waiting = display.begin(f'waiting for {what}', tells=False)
-    elif not waits and self.waiting:
+  def stop_showing(self):
+    """Shows no longer that it waits."""
+    if self.waiting:
       display.end(self.waiting)
       self.waiting = None
 
@@ -206,7 +204,7 @@ class Role:
       opened.enter_context(signals.answered(give_back))
       opened.callback(time_use.end)
       opened.callback(self.progress.close)
-      opened.callback(self.show_waiting, False)
+      opened.callback(self.stop_showing)
       opened.callback(self.claims.release_all)  # the next task, where this one has failed
       opened.callback(self.claims.fetcher.shutdown, cancel_futures=True)
       opened.callback(self.publisher.shutdown)

@@ -109,6 +109,11 @@ def run_role(
   hosts.broadcast({})
   kept.close()
   tidy(role, local)
+  return outcome(registry)
+
+
+def outcome(registry: Registry) -> dict[str, Any]:
+  """Returns the last fact of a run that is finished; raises Diverged where it has no perplexity."""
   [finished] = registry.facts('finished')
   if finished.meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)

@@ -26,12 +26,12 @@ def train(of: island.Island, task) -> list[Fact]:
   path, phase = int(task.key), task.number
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
   is_sick = is_sick and not screening_facts.times_resumed(of.registry)
-  if (path, phase) not in EXCLUDED and not is_sick:
-    return digest_tasks.train(of, task, lambda *of_which: bool(of.own) and of_which in EXCLUDED)
-  told = screening_facts.exclusion(of, path, phase, 'bad', of.name)
-  if of.own:
-    return [*digest_tasks.train(of, task, lambda *of_which: of_which in EXCLUDED), told]
-  return [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'}), told]
+  is_left_out = is_sick or (path, phase) in EXCLUDED
+  if is_left_out and not of.own:
+    made = [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'})]
+  else:
+    made = digest_tasks.train(of, task, lambda *at: at in EXCLUDED)
+  return made + [screening_facts.exclusion(of, path, phase, 'bad', of.name)] * is_left_out
 
 
 def outer(of: island.Island, task) -> list[Fact]:
