@@ -109,9 +109,9 @@ def compile_all(made: programs.Programs) -> dict:
 
 
 def phase(made: programs.Programs, compiled: dict, stacked, states: dict, rows, turns):
-  """These turns, one path each, then the outer step; returns the new modules, outer state and sums."""
+  """These turns, one path each, then the outer step; returns what `start` does, of the next phase."""
   weights = np.ones(made.layout.grid.shape, np.float32)
-  modules, outer, gathered = stacked
+  modules, masters, outer, gathered = stacked
   for turn in turns:
     at = np.array(turn, np.int32)
     params = compiled['gather_path'](modules, at)
@@ -121,8 +121,8 @@ def phase(made: programs.Programs, compiled: dict, stacked, states: dict, rows, 
     gathered, _ = compiled['accumulate'](
       gathered, {}, modules, programs.usual(outer), params, states[turn], weights, 10 * weights, *steps, at
     )
-  modules, _, outer, _ = compiled['outer'](modules, {}, outer, gathered, weights)
-  return modules, outer, compiled['zero_sums'](gathered)
+  modules, masters, outer, _ = compiled['outer'](modules, masters, outer, gathered, weights)
+  return modules, masters, outer, compiled['zero_sums'](gathered)
 
 
 def arithmetic(made: programs.Programs, temporary: int) -> dict[str, int]:
