@@ -13,6 +13,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -115,8 +116,9 @@ def guarded(argv: list[str], signals: stopping.Signals):
     signals.leave()
   except Exception as e:
     if errors.disk_is_full(e):
-      words = f'the disk of --workdir={FLAGS.workdir} is full; run the same command again when there is space'
-      command.fail(words, command.TRY_AGAIN)
+      local = '://' not in FLAGS.workdir  # else what is fetched from it lies on this machine, in TMPDIR
+      where = f'--workdir={FLAGS.workdir}' if local else f'TMPDIR={tempfile.gettempdir()}'
+      command.fail(f'the disk of {where} is full; run the same command again when there is space', command.TRY_AGAIN)
     if isinstance(e, errors.Unavailable):
       command.fail(str(e), command.TRY_AGAIN)
     if isinstance(e, errors.Diverged):

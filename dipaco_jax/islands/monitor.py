@@ -10,6 +10,7 @@ While the run trains, its page, written from facts, is where `report.html` will 
 Paths proceed at different speeds: a phase that is not complete shows the paths that are done with it.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,8 @@ def watch(island: Island):
   collector, page, about = Collector(island), LivePage(island), {'task': '', 'stuck': ''}
   told, progress = -1, display.Progress('train', island.run.settings.train.phases, 'phases of all paths')
   # Signs of life come from a thread, as collecting may take minutes.
-  with retry.every(PAUSE_S, lambda: island.registry.beat(island.name, 'monitor', dict(about))):
+  beating = retry.every(PAUSE_S, lambda: island.registry.beat(island.name, 'monitor', dict(about)))
+  with contextlib.closing(progress), beating:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
@@ -62,7 +64,6 @@ def watch(island: Island):
       about['stuck'] = why
       page.write_if_due()
       time.sleep(PAUSE_S)
-    progress.close()
     collector.collect(island.run.settings.train.phases)
     collector.finish()
 

@@ -2,10 +2,12 @@
 
 import logging
 import pathlib
+import tempfile
 
 import jax
 import pytest
 from absl import flags
+from backends import small_disk
 from repository import ROOT
 
 from dipaco_jax import main
@@ -127,6 +129,16 @@ def test_names_that_cannot_be_shown(run, option):
 def test_a_bucket_is_no_workdir_of_one_job(run, tmp_path):
   status, words = run(TINY, '--workdir=gs://bucket/run')
   assert status == 2 and 'mount the bucket' in words and not (tmp_path / 'gs:').exists()
+
+
+def test_a_full_disk_is_named(run, tmp_path, monkeypatch):
+  """That of the workdir, or where what a role fetches from a bucket lies."""
+  with small_disk(tmp_path / 'disk', 1 << 20, num_inodes=1) as disk:
+    status, said = run(TINY, f'--workdir={disk}/run')
+    assert status == command.TRY_AGAIN and f'the disk of --workdir={disk}/run is full' in said
+    monkeypatch.setattr(tempfile, 'tempdir', str(disk))
+    status, said = run(TINY, '--workdir=s3://bucket/run', '--role=worker', '--registry=postgresql://host/runs')
+    assert status == command.TRY_AGAIN and f'the disk of TMPDIR={disk} is full' in said
 
 
 START = 'from ml_collections import ConfigDict\nfrom dipaco_jax import settings\n'

@@ -86,10 +86,10 @@ def opened(name: str) -> Iterator[Backend]:
 
 
 @contextlib.contextmanager
-def small_disk(folder: pathlib.Path, num_bytes: int) -> Iterator[pathlib.Path]:
+def small_disk(folder: pathlib.Path, num_bytes: int, num_inodes: int = 10_000) -> Iterator[pathlib.Path]:
   """A file system of its own, for root; others skip the test."""
   folder.mkdir()
-  command = ['mount', '-t', 'tmpfs', '-o', f'size={num_bytes}', 'tmpfs', str(folder)]
+  command = ['mount', '-t', 'tmpfs', '-o', f'size={num_bytes},nr_inodes={num_inodes}', 'tmpfs', str(folder)]
   if os.getuid() or subprocess.run(command, capture_output=True).returncode:
     pytest.skip('only root may mount a small disk')
   try:
