@@ -2,7 +2,7 @@
 
     python -m dipaco_jax.main --config=configs/text.py --workdir=runs/text --config.data.train='books/*.txt'
 
-Files may be .txt, .jsonl, .jsonl.gz (and .jsonl.zst with the extra `zstd`); name validation files in
+Files may be .txt, .jsonl, .parquet and others (docs/own_text.md), compressed or not; name validation files in
 `--config.data.validation`, or leave it to the program: of .txt, whole files or ends of files are held back. Longer is
 better: `--config.train.phases=40`.
 Variants: `:dense` is the control, the same base trained on as one path.

@@ -21,7 +21,7 @@ class Data:
   """Source of documents."""
 
   source: str = field('stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio')
-  train: tuple[str, ...] = field((), 'globs of .txt, .jsonl (a document a line), .gz, .zst', example="('books/*.txt',)")
+  train: tuple[str, ...] = field((), 'globs of .txt, .jsonl, .parquet, .arrow, .tar', example="('books/*.txt',)")
   validation: tuple[str, ...] = field((), 'globs; none: a part of the text', example="('books/*.txt',)")
   name: str = field('', "of tfds: a dataset and its version, as 'c4/en:3.0.1'; of seqio: a task or a mixture")
   data_dir: str = field('', 'where tfds has prepared datasets: a folder, or gs://')
@@ -32,8 +32,9 @@ class Data:
   max_validation_documents: int = field(1000, 'drawn from all of them; 0: all', zero=True)
   max_documents: int = field(0, '0: all; the first so many, of training and validation together', zero=True)
   parts: int = field(1, 'of the text, tokenized by as many processes as there are; the result depends on it')
-  text_key: str = field('text', 'of a document, in a line of JSON')
-  domain_key: str = field('domain', 'in a line of JSON, if it is there: perplexity is told by domain')
+  text_key: str = field('text', "of a document, in a record; 'a.b' is b inside a")
+  domain_key: str = field('domain', 'in a record, if it is there: perplexity is told by domain')
+  plain_suffixes: tuple[str, ...] = field((), 'of further files of plain text', example="('.py', '.log')", added=True)
   holdout_fraction: float = field(0.01, 'of documents, held back for early stopping [2.7]', zero=True, below=1)
 
 

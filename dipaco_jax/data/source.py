@@ -29,6 +29,7 @@ class Item(NamedTuple):
 
 
 Items = Iterator[Item]
+Documents = Iterator[tuple[int, Callable[[], tuple[str, str]]]]  # of a file: numbers, and functions as an item's `read`
 
 
 class Side(NamedTuple):

@@ -1,7 +1,7 @@
-"""Documents in files: plain text, cut into pieces, and JSON with a document a line; on disk or in a bucket.
+"""Documents in files: plain text, cut into pieces, and records with a document each; on disk or in a bucket.
 
 Neighbouring pieces of a text predict each other. So whole files of plain text are held back, if there are
-WHOLE_FILES or more, else a stretch at the end of each. A line of JSON is a text of its own.
+WHOLE_FILES or more, else a stretch at the end of each. A record, as a line of JSON, is a text of its own.
 """
 
 import functools
@@ -14,15 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import source, text_files
+from dipaco_jax.data import compressed_files, file_kinds, source, table_files, text_files
 from dipaco_jax.storage import remote_files
 
-ENDINGS = ('.txt', '.jsonl', '.jsonl.gz', '.jsonl.zst', '.json', '.json.gz', '.json.zst')
+ENDINGS = [  # in the order in which they are looked for in a folder
+  kind + ending
+  for kind in ('.txt', '.jsonl', '.parquet', '.arrow', '.json', '.ndjson', '.tar', '.md')
+  for ending in ('', *compressed_files.ENDINGS)
+]
 SMALL_BYTES = 64 << 20
 WHOLE_FILES = 20  # so many files of plain text, or more, are held back whole
 LARGE = 0.1  # of all plain text; a larger file is never held back whole
 SHORT_CHARS = 200  # no piece is cut into less
-EXTENSION = r'\.(txt|jsonl?)?(\.gz|\.zst)?$'
+EXTENSION = r'\.(txt|text|md|jsonl?|ndjson|parquet|arrow|tar)?(\.gz|\.zstd?|\.bz2|\.xz)?$'
 NAMED_FILES = 20  # so many files in one folder, or fewer, are domains where documents name none
 
 
@@ -31,31 +35,33 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   globs = data.validation if split == 'validation' else data.train
   if not globs:
     return None
-  files = _find(globs)
+  files = _find(globs, data)
   draws, names = _draws(files), domains_of([path for _, path in files])
   if draws and side:
     draws = {path: draw for path, draw in draws.items() if (draw < side.fraction) == side.is_validation}
-    files = [(name, path) for name, path in files if path in draws or text_files.is_json(path)]
+    files = [(name, path) for name, path in files if path in draws or not file_kinds.is_plain(path)]
   mine, part = source.deal_files(files, part)
   return source.take(_items_of(data, mine, draws, names, side.fraction if side else 0.0), part)
 
 
 def held_back(data: settings.Data) -> str:
-  """Returns what validation text consists of: 'files' or 'ends' of files of plain text, 'documents' of JSON."""
-  files = _find(data.train)
-  return 'documents' if all(text_files.is_json(path) for _, path in files) else 'files' if _draws(files) else 'ends'
+  """Returns what validation text consists of: 'files' or 'ends' of files of plain text, 'documents' of records."""
+  files = _find(data.train, data)
+  records = not any(file_kinds.is_plain(path) for _, path in files)
+  return 'documents' if records else 'files' if _draws(files) else 'ends'
 
 
 def listing(data: settings.Data) -> list[tuple[str, int]]:
   """Lists (name, bytes) of every file; 0 bytes in a bucket."""
-  files = _find(data.train) + _find(data.validation)
+  files = _find(data.train, data) + _find(data.validation, data)
   return [(name, 0 if remote_files.is_remote(path) else os.path.getsize(path)) for name, path in files]
 
 
 def check_beginnings(data: settings.Data) -> None:
   """Reads the beginning of every file. Raises InputError that names the config field or the file, and the fix."""
-  for _, path in _find(data.train) + _find(data.validation):
-    text_files.check_beginning(path, data)
+  files = _find(data.train, data) + _find(data.validation, data)
+  for _, path in files:
+    file_kinds.check_beginning(path, data)
 
 
 def is_small(data: settings.Data) -> bool:
@@ -63,25 +69,46 @@ def is_small(data: settings.Data) -> bool:
   return sum(size or SMALL_BYTES for _, size in listing(data)) <= SMALL_BYTES
 
 
-def _find(globs: tuple[str, ...]) -> list[tuple[str, str]]:
+def _find(globs: tuple[str, ...], data: settings.Data) -> list[tuple[str, str]]:
   """Lists (name, path) of all files that the globs match; the name is the path below the glob's first wildcard."""
-  found: dict[str, str] = {}
+  roots: dict[str, str] = {}
   for pattern in globs:
     pattern = os.path.expanduser(pattern.strip())
     root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
-    if remote_files.is_remote(pattern):
-      paths = remote_files.find(pattern)
-    else:
-      paths = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-    if not paths:
+    if not (paths := _paths(pattern)):
       raise InputError(f'{pattern!r} {_why_none(pattern)} config.data.train or config.data.validation')
-    found |= {path: os.path.relpath(path, root or '.') for path in paths}
-  return sorted((name, path) for path, name in found.items())
+    for path in paths:
+      file_kinds.check_name(path, data)
+    roots |= dict.fromkeys(paths, root or '.')
+  names = {path: os.path.relpath(path, root) for path, root in roots.items()}
+  if len({*names.values()}) < len(names):  # files of one name in the folders of several globs
+    names = _names_below_all(roots)
+  return sorted((name, path) for path, name in names.items())
+
+
+def _paths(pattern: str) -> list[str]:
+  """Lists the files that a pattern matches, or those of the saved dataset that it is."""
+  if remote_files.is_remote(pattern):
+    return remote_files.find(pattern)
+  if (saved := table_files.saved_files(pattern.rstrip('/'))) is not None:
+    return saved
+  return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+
+
+def _names_below_all(roots: Mapping[str, str]) -> dict[str, str]:
+  """Returns {path: name} with the names below the folder that has all roots; whole paths where none has."""
+  if any(map(remote_files.is_remote, roots)):
+    return {path: path for path in roots}
+  above = os.path.commonpath([os.path.abspath(root) for root in roots.values()])
+  return {path: os.path.relpath(path, above) for path in roots}
 
 
 def _why_none(pattern: str) -> str:
   """Says why a pattern matches no file, and what may be meant."""
   folder = pattern.rstrip('/')
+  if os.path.isfile(f'{folder}/dataset_dict.json'):
+    splits = sorted(os.path.basename(os.path.dirname(state)) for state in glob.glob(f'{folder}/*/{table_files.SAVED}'))
+    return f"is a dataset of several splits, {splits}: name one, as '{folder}/{splits[0] if splits else 'train'}', in"
   if remote_files.is_remote(pattern):
     return 'matches no object: mend' if re.search(r'[*?[]', pattern) else f"is no object: write '{folder}/*' in"
   if '://' in pattern:
@@ -103,7 +130,7 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
   sizes = {  # bytes, at least 1; in a bucket all files count alike
     (name, path): 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
     for name, path in files
-    if not text_files.is_json(path)
+    if file_kinds.is_plain(path)
   }
   if len(sizes) < WHOLE_FILES:
     return {}
@@ -133,9 +160,8 @@ def domains_of(paths: Sequence[str]) -> dict[str, str]:
 def _items_of(data: settings.Data, files, draws, names: Mapping[str, str], fraction: float) -> source.Items:
   """Yields the items of files (name, path); `draws` and `names` are those of the functions above, by path."""
   for name, path in files:
-    if text_files.is_json(path):
-      for number, line in text_files.json_lines(path):
-        read = functools.partial(text_files.parse_line, path, number, line, data, names[path])
+    if not file_kinds.is_plain(path):
+      for number, read in file_kinds.documents(path, data, names[path]):
         yield source.Item(f'{name}:{number}', source.spread(name, number), read)
     else:
       whole = ((piece, draws[path]) for piece in text_files.pieces(text_files.decode(path))) if path in draws else None
@@ -176,9 +202,9 @@ def text_bytes(path: str) -> int:
   if remote_files.is_remote(path):
     return _decompressed_bytes(path, 0)
   found = os.stat(path)
-  return _decompressed_bytes(path, found.st_mtime_ns) if path.endswith(('.gz', '.zst')) else found.st_size
+  return _decompressed_bytes(path, found.st_mtime_ns) if compressed_files.is_compressed(path) else found.st_size
 
 
 @functools.lru_cache(64)
 def _decompressed_bytes(path: str, modified_ns: int) -> int:
-  return sum(map(len, text_files.chunks(path)))
+  return sum(map(len, compressed_files.chunks(path)))

@@ -1,4 +1,8 @@
-"""Text and tokenizers in a bucket, as `gs://bucket/name` or `s3://bucket/name`: found by globs, read as streams."""
+"""Text and tokenizers elsewhere: in a bucket, as `gs://bucket/name` or `s3://bucket/name`, or on Hugging Face's Hub.
+
+They are found by globs, and read as streams. Files of the Hub, as `hf://datasets/user/name/*.parquet`, are read
+through fsspec, by the file system that huggingface_hub has.
+"""
 
 import errno
 import functools
@@ -9,19 +13,23 @@ from typing import Any, BinaryIO, cast
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import object_store
 
+HUB = 'hf://'
+BUFFER_BYTES = 1 << 20
 WILDCARDS = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
 def is_remote(path: str) -> bool:
-  """Tells whether a path names an object in a bucket."""
-  return path.startswith(('gs://', 's3://'))
+  """Tells whether a path names an object in a bucket, or a file of the Hub."""
+  return path.startswith(('gs://', 's3://', HUB))
 
 
 def find(pattern: str) -> list[str]:
   """Lists the paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
 
-  Raises InputError where no bucket is named, obstore is not installed, or the bucket does not answer us.
+  Raises InputError where no bucket is named, the library is not installed, or the bucket does not answer us.
   """
+  if pattern.startswith(HUB):
+    return _find_in_hub(pattern)
   bucket, name = _split(pattern)
   folder = re.split(r'[*?[]', name)[0].rpartition('/')[0]
   parts = re.split(r'(\*\*/|\*\*$|\*|\?|\[[^]]+\])', name)
@@ -36,13 +44,34 @@ def find(pattern: str) -> list[str]:
 
 def open_file(path: str) -> BinaryIO:
   """Opens a file, in a bucket, where a part at a time is in memory, or on this machine; raises OSError."""
-  return cast(BinaryIO, _Stream(path)) if is_remote(path) else open(path, 'rb')
+  if path.startswith(HUB):
+    return _hub(path).open(path.removeprefix(HUB), 'rb')
+  return cast(BinaryIO, io.BufferedReader(_Stream(path), BUFFER_BYTES)) if is_remote(path) else open(path, 'rb')
 
 
 def read(path: str) -> bytes:
   """Returns the bytes of a file, in a bucket or on this machine; raises OSError."""
   with open_file(path) as f:
     return f.read()
+
+
+def _find_in_hub(pattern: str) -> list[str]:
+  try:
+    return [HUB + found.lstrip('/') for found in sorted(_hub(pattern).glob(pattern.removeprefix(HUB)))]
+  except InputError:
+    raise
+  except Exception as e:  # of requests, and of the Hub's own kinds
+    raise InputError(f'{pattern}: {" ".join(str(e).split())[:200]}; check its name, the network and HF_TOKEN') from e
+
+
+def _hub(path: str) -> Any:
+  """Returns the Hub as a file system of fsspec's. Raises InputError."""
+  try:
+    import fsspec
+
+    return fsspec.filesystem(HUB.removesuffix('://'))
+  except ImportError as e:
+    raise InputError(f"{path}: reading from the Hub needs huggingface_hub: pip install 'dipaco_jax[hub]'") from e
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -71,6 +100,16 @@ class _Stream(io.RawIOBase):
 
   def readable(self) -> bool:
     return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    self._reader.seek(offset, whence)
+    return self.tell()
+
+  def tell(self) -> int:
+    return self._reader.tell()
 
   def readinto(self, buffer) -> int:
     data = self._storage.retry(self._name, lambda: self._reader.read(len(buffer)))

@@ -195,7 +195,9 @@ def test_json_files(run, tmp_path, content, words):
   assert words in said and 'mine.json:1: ' in said
 
 
-@pytest.mark.parametrize('name, pattern', [('a.txt', '*.txt'), ('b/a.jsonl.gz', '**/*.jsonl.gz'), ('a.md', '*.txt')])
+@pytest.mark.parametrize(
+  'name, pattern', [('a.txt', '*.txt'), ('b/a.jsonl.gz', '**/*.jsonl.gz'), ('a.md', '*.md'), ('a.py', '*.txt')]
+)
 def test_a_folder_of_text(run, tmp_path, name, pattern):
   file = tmp_path / 'my' / name
   file.parent.mkdir(parents=True)

@@ -78,6 +78,20 @@ def test_names_do_not_depend_on_where_the_files_are(tmp_path):
   assert x == y and x[0][0].id == 'sub/a.jsonl:1'
 
 
+def test_files_of_one_name_in_several_folders_have_documents_of_their_own(tmp_path):
+  for folder in ('x/law', 'x/news', 'y/z'):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / 'a.jsonl').write_bytes(corpora.lines(300))
+  globs = tuple(f'{tmp_path}/{folder}/*.jsonl' for folder in ('x/law', 'x/news', 'y/z'))
+  train, validation = corpora.both(settings.Data(source='files', train=globs))
+  ids = {d.id for d in train + validation}
+  assert len(ids) == 900 and 'x/law/a.jsonl:1' in ids and 'y/z/a.jsonl:1' in ids
+  held = [{d.id.split(':')[1] for d in validation if d.id.startswith(folder)} for folder in ('x/law', 'x/news')]
+  assert held[0] != held[1], 'not the same lines of each'
+  alone = corpora.both(settings.Data(source='files', train=globs[:1]))
+  assert alone[0][0].id == 'a.jsonl:1'
+
+
 def test_other_files_have_another_fingerprint(tmp_path):
   (tmp_path / 'a.jsonl').write_bytes(corpora.lines(50))
   found = [corpus.fingerprint(corpora.in_files(tmp_path))]

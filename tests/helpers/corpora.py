@@ -1,6 +1,18 @@
-"""Settings of text in files, lines of JSON, and both splits of a corpus as lists."""
+"""Settings of text in files, files of records made by the tools that make them, and both splits of a corpus."""
 
+import bz2
+import gzip
 import json
+import lzma
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import pyarrow.feather
+import pyarrow.parquet
+import webdataset
+from backports import zstd
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
@@ -12,6 +24,33 @@ def in_files(tmp_path, **kwargs) -> settings.Data:
 
 def lines(count: int) -> bytes:
   return ''.join(json.dumps({'text': f'line {i}', 'domain': 'ab'[i % 2]}) + '\n' for i in range(count)).encode()
+
+
+COMPRESS = {'gz': gzip.compress, 'bz2': bz2.compress, 'xz': lzma.compress, 'zst': zstd.compress, 'zstd': zstd.compress}
+RECORDS = 'jsonl ndjson json jsonl.gz jsonl.bz2 jsonl.xz jsonl.zst jsonl.zstd parquet arrow feather tar tar.gz'.split()
+
+
+def write_records(folder: pathlib.Path, kind: str, records: Sequence[dict[str, Any]], stem: str = 'a') -> str:
+  """Writes records to a file, or the folder of a saved dataset; returns the pattern by which a config names it."""
+  name, _, compression = kind.partition('.')
+  file = folder / f'{stem}.{kind}'
+  if name == 'parquet':
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(records)), file, row_group_size=50)
+  elif name == 'arrow':
+    file = folder / stem
+    datasets.Dataset.from_list(list(records)).save_to_disk(file, num_shards=1)
+  elif name == 'feather':  # Arrow's file format, as that of Feather
+    file = folder / f'{stem}.arrow'
+    pyarrow.feather.write_feather(pyarrow.Table.from_pylist(list(records)), file, compression='lz4')
+  elif name == 'tar':
+    with webdataset.TarWriter(str(file)) as tar:
+      for i, record in enumerate(records):
+        about = {key: value for key, value in record.items() if key != 'text'}
+        tar.write({'__key__': f'{i:06}', 'txt': record['text'], 'json': about})
+  else:
+    content = ''.join(json.dumps(record) + '\n' for record in records).encode()
+    file.write_bytes(COMPRESS[compression](content) if compression else content)
+  return str(file)
 
 
 def both(data: settings.Data) -> list[list[corpus.Document]]:

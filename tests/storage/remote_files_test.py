@@ -2,12 +2,17 @@
 
 import glob
 import gzip
+import importlib
 import json
 import os
+import random
+import sys
 
+import corpora
 import object_server
 import pytest
-import zstandard
+from backports import zstd
+from fsspec.implementations.memory import MemoryFileSystem
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
@@ -50,7 +55,7 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   contents = {
     'a.jsonl': lines,
     'b.jsonl.gz': gzip.compress(lines, 1),
-    'c.json.zst': zstandard.compress(lines),
+    'c.json.zst': zstd.compress(lines),
     'd.txt': b'some words\n\n' * 1000,
   }
   for name, content in contents.items():
@@ -66,6 +71,33 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   bucket.write('t5.model', model)
   ids = [Tokenizer(given).encode('line 1').tolist() for given in (f's3://{object_server.BUCKET}/t5.model', model)]
   assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize('kind', ['parquet', 'feather', 'tar', 'jsonl.xz'])
+def test_records_in_a_bucket_or_on_the_hub_are_those_on_disk(tmp_path, bucket, monkeypatch, kind):
+  """The Hub's file system is another one of fsspec's here, as it cannot be reached."""
+  monkeypatch.setitem(importlib.import_module('fsspec.registry')._registry, 'hf', MemoryFileSystem)
+  (tmp_path / 'here').mkdir()
+  draw, size = random.Random(0), 3000 if kind == 'parquet' else 30
+  records = [{'text': draw.randbytes(size).hex(), 'domain': 'a'} for _ in range(2000)]
+  corpora.write_records(tmp_path / 'here', kind, records)
+  [file] = (tmp_path / 'here').iterdir()
+  assert (file.stat().st_size > PART_BYTES) == (kind == 'parquet')
+  bucket.write(f'{kind}/{file.name}', file.read_bytes())
+  MemoryFileSystem().pipe(f'/datasets/{kind}/{file.name}', file.read_bytes())
+  found = []
+  for root in (tmp_path / 'here', f's3://{object_server.BUCKET}/{kind}', f'hf://datasets/{kind}'):
+    data = settings.Data(source='files', train=(f'{root}/*',), validation_fraction=0.5)
+    corpus.check_readable(data)
+    found.append(corpora.both(data))
+  assert found[0] == found[1] == found[2] and len(found[0][0]) > 500
+
+
+def test_what_the_hub_needs_is_named(monkeypatch):
+  data = settings.Data(source='files', train=('hf://datasets/x/*.parquet',))
+  monkeypatch.setitem(sys.modules, 'fsspec', None)
+  with pytest.raises(ValueError, match=r"reading from the Hub needs huggingface_hub: pip install 'dipaco_jax\[hub\]'"):
+    corpus.check_readable(data)
 
 
 def test_what_is_missing_is_named(bucket):

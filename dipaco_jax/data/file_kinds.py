@@ -1,0 +1,79 @@
+"""What a file of text holds, by its name: plain text, or documents in one of the formats that people have.
+
+A file of a kind that is not here is refused by name, before any work: its syntax would be trained on.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import compressed_files, json_files, source, table_files, tar_files, text_files
+
+PLAIN = ('', '.txt', '.text', '.md', '.rst', '.tex')
+READERS: dict[str, Callable[[str, settings.Data, str], source.Documents]] = {
+  '.jsonl': json_files.documents,
+  '.ndjson': json_files.documents,
+  '.json': json_files.documents,
+  '.parquet': table_files.parquet,
+  '.arrow': table_files.arrow,
+  '.tar': tar_files.documents,
+}
+COMPRESSED_INSIDE = ('.parquet', '.arrow')
+TO_PARQUET = "with pandas, read_csv('{path}'{more}).to_parquet('{stem}.parquet') makes a file that can be read"
+INSTEAD = {
+  '.csv': TO_PARQUET.replace('{more}', ''),
+  '.tsv': TO_PARQUET.replace('{more}', ", sep='\\t'"),
+  '.tgz': 'name it {stem}.tar.gz',
+  '.zip': 'unpack it, and name the files in it',
+  '.tfrecord': "prepare it as a dataset, and set config.data.source='tfds'",
+  '.array_record': "prepare it as a dataset, and set config.data.source='tfds'",
+}
+CHECK_BYTES = 1 << 20  # of each file are read before any work
+CHECK_DOCUMENTS = 10_000  # or so many documents, if they are short
+
+
+def suffix(path: str) -> str:
+  """Returns what a file's name ends in, without that of its compression, in lower case: '.jsonl' of 'a.JSONL.gz'."""
+  return os.path.splitext(compressed_files.inner_name(path))[1].lower()
+
+
+def is_plain(path: str) -> bool:
+  """Tells whether a file is plain text, which is cut into pieces."""
+  return suffix(path) not in READERS
+
+
+def documents(path: str, data: settings.Data, name: str) -> source.Documents:
+  """Yields (number, read) of the documents of a file that is no plain text; `read` returns (text, domain)."""
+  return READERS[suffix(path)](path, data, name)
+
+
+def check_name(path: str, data: settings.Data) -> None:
+  """Raises InputError for a file of a kind that cannot be read, with what to do instead."""
+  kind = suffix(path)
+  if kind in COMPRESSED_INSIDE and compressed_files.is_compressed(path):
+    raise InputError(f'{path}: a {kind} file is compressed inside: decompress it, or leave it out')
+  if kind in READERS or kind in PLAIN or kind in data.plain_suffixes:
+    return
+  if kind in INSTEAD:
+    fix = INSTEAD[kind].format(path=path, stem=path[: -len(kind)])
+    raise InputError(f'{path}: {kind} files cannot be read: {fix}')
+  fix = f'if it is plain text, set config.data.plain_suffixes={kind}, else leave it out'
+  raise InputError(f'{path}: {kind} is not one of {" ".join([*PLAIN[1:], *READERS])}; {fix}')
+
+
+def check_beginning(path: str, data: settings.Data) -> None:
+  """Reads the beginning of a file as the stream will read it. Raises InputError, also where there is no text."""
+  seen, found = 0, False
+  for number, text in enumerate(_texts(path, data), 1):
+    seen, found = seen + len(text), found or bool(text.strip())
+    if seen >= CHECK_BYTES or number >= CHECK_DOCUMENTS:
+      break
+  if not found:
+    raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
+
+
+def _texts(path: str, data: settings.Data) -> Iterator[str]:
+  if is_plain(path):
+    return text_files.decode(path)
+  return (read()[0] for _, read in documents(path, data, ''))

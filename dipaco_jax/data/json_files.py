@@ -1,0 +1,81 @@
+"""Documents as lines of JSON; and the fields of a record, which other formats of records share."""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import compressed_files, source
+
+ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
+
+
+def documents(path: str, data: settings.Data, name: str) -> source.Documents:
+  """Yields the documents of a file with an object a line; `name` is the domain of those that have none."""
+  for number, line in lines(path):
+    yield number, functools.partial(parse_line, path, number, line, data, name)
+
+
+def lines(path: str) -> Iterator[tuple[int, bytes]]:
+  """Yields (number from 1, bytes) of the lines that are not blank."""
+  rest, number = b'', 0
+  for chunk in itertools.chain(compressed_files.chunks(path), [b'\n']):
+    *whole, rest = (rest + chunk).split(b'\n')
+    for line in whole:
+      number += 1
+      if line.strip():
+        yield number, line
+
+
+def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str) -> tuple[str, str]:
+  """Parses a line of JSON into (text, domain). Raises InputError."""
+  where = f'{path}:{number}'
+  try:
+    record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
+  except UnicodeDecodeError as e:
+    raise InputError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
+  except ValueError as e:
+    fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
+    raise InputError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
+  if not isinstance(record, dict):
+    raise InputError(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
+  text = value_of(record, data.text_key)
+  if not isinstance(text, str):
+    raise InputError(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')
+  return as_text(text), domain_of(record, data, name)
+
+
+def value_of(record: Any, key: str) -> Any:
+  """Returns what a record has under a key, or under a path of keys as 'meta.pile_set_name'; None if there is none."""
+  if isinstance(record, Mapping) and key in record:
+    return record[key]
+  outer, dot, inner = key.partition('.')
+  return value_of(record[outer], inner) if dot and isinstance(record, Mapping) and outer in record else None
+
+
+def domain_of(record: Mapping[str, Any], data: settings.Data, name: str) -> str:
+  """Returns a record's domain, `name` where it has none."""
+  domain = value_of(record, data.domain_key)
+  return name if domain is None else str(domain)
+
+
+def text_keys(record: Mapping[str, Any], prefix: str = '') -> Iterator[str]:
+  """Yields the keys under which a record has texts, dotted where they are inside other objects."""
+  for key, value in record.items():
+    if isinstance(value, Mapping):
+      yield from text_keys(value, f'{prefix}{key}.')
+    elif isinstance(value, str):
+      yield prefix + key
+
+
+def which_key(keys: list[str]) -> str:
+  """Says under which keys there are texts."""
+  return f'texts are under {keys}: set config.data.text_key' if keys else 'no other key has one: leave out this file'
+
+
+def as_text(text: str) -> str:
+  """Returns a text as UTF-8 can spell it: JSON can spell half of a surrogate pair, which no tokenizer takes."""
+  return text.encode('utf-8', 'replace').decode()

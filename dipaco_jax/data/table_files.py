@@ -1,0 +1,145 @@
+"""Documents as rows of tables: Parquet, a row group at a time, and Arrow, as `datasets` saves it.
+
+Memory is bounded by a row group, or a record batch. Of a table only the columns of text and domain are read.
+"""
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import compressed_files, json_files, source
+from dipaco_jax.storage import remote_files
+
+ROWS = 1024  # turned into Python's strings at one time
+ARROW_FILE = b'ARROW1'  # an Arrow file begins so, a stream does not
+SAVED = 'state.json'  # of a folder that `datasets.save_to_disk` wrote
+
+
+def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
+  """Yields the rows of a Parquet file, numbered from 1; `name` is the domain of those that have none."""
+  pyarrow = _library(path)
+  with _reading(pyarrow, path), remote_files.open_file(path) as f:
+    table = pyarrow.parquet.ParquetFile(f)
+    columns = _columns(pyarrow, table.schema_arrow, data, path)
+    groups = range(table.num_row_groups)
+    batches = (b for g in groups for b in table.iter_batches(ROWS, row_groups=[g], columns=[*columns]))
+    yield from _rows(batches, columns, path, data, name)
+
+
+def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
+  """Yields the rows of an Arrow file or stream, numbered from 1; `name` is the domain of those that have none."""
+  pyarrow = _library(path)
+  with _reading(pyarrow, path), remote_files.open_file(path) as f:
+    is_file = f.read(len(ARROW_FILE)) == ARROW_FILE
+    f.seek(0)
+    if is_file:
+      table = pyarrow.ipc.open_file(f)
+      batches = (table.get_batch(i) for i in range(table.num_record_batches))
+    else:
+      batches = table = pyarrow.ipc.open_stream(f)
+    columns = _columns(pyarrow, table.schema, data, path)
+    parts = (batch.slice(start, ROWS) for batch in batches for start in range(0, batch.num_rows, ROWS))
+    yield from _rows(parts, columns, path, data, name)
+
+
+def saved_files(folder: str) -> list[str] | None:
+  """Returns the files of a dataset that `datasets.save_to_disk` wrote; None where the folder is no such dataset."""
+  if not os.path.isfile(os.path.join(folder, SAVED)):
+    return None
+  try:
+    with open(os.path.join(folder, SAVED), encoding='utf-8') as f:
+      return [os.path.join(folder, file['filename']) for file in json.load(f)['_data_files']]
+  except (ValueError, KeyError, TypeError) as e:
+    raise InputError(f'{folder}/{SAVED}: not as datasets.save_to_disk writes it ({e}): save the dataset again') from e
+
+
+def _library(path: str) -> Any:
+  try:
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+  except ImportError as e:
+    raise InputError(f"{path}: reading it needs pyarrow: pip install 'dipaco_jax[parquet]'") from e
+  return pyarrow
+
+
+@contextlib.contextmanager
+def _reading(pyarrow: Any, path: str) -> Iterator[None]:
+  """As `compressed_files.reading`, with pyarrow's errors."""
+  with compressed_files.reading(path):
+    try:
+      yield
+    except pyarrow.ArrowException as e:
+      raise InputError(f'{path}: damaged or cut short ({str(e)[:200]}); fix it, or leave it out') from e
+
+
+def _columns(pyarrow: Any, schema: Any, data: settings.Data, path: str) -> dict[str, Any]:
+  """Returns {key: type} of the keys of text and domain that the schema has. Raises InputError without text."""
+  found = {}
+  for key in (data.text_key, data.domain_key):
+    if key and (kind := _kind(pyarrow, schema, key)) is not None:
+      found[key] = kind
+  if not _is_text(pyarrow, found.get(data.text_key)):
+    fix = json_files.which_key(sorted(_text_keys(pyarrow, schema)))
+    raise InputError(f'{path}: no text under {data.text_key!r}; {fix}')
+  return found
+
+
+def _kind(pyarrow: Any, fields: Any, key: str) -> Any:
+  """Returns the type of a column, or of a field inside one as 'meta.source'; None if there is none."""
+  names = [field.name for field in fields]
+  if key in names:
+    return fields.field(key).type
+  outer, dot, inner = key.partition('.')
+  if dot and outer in names and pyarrow.types.is_struct(kind := fields.field(outer).type):
+    return _kind(pyarrow, kind, inner)
+  return None
+
+
+def _is_text(pyarrow: Any, kind: Any) -> bool:
+  if kind is None:
+    return False
+  t = pyarrow.types
+  kind = kind.value_type if t.is_dictionary(kind) else kind
+  return t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind)
+
+
+def _text_keys(pyarrow: Any, fields: Any, prefix: str = '') -> Iterator[str]:
+  for field in fields:
+    if pyarrow.types.is_struct(field.type):
+      yield from _text_keys(pyarrow, field.type, f'{prefix}{field.name}.')
+    elif _is_text(pyarrow, field.type):
+      yield prefix + field.name
+
+
+def _rows(batches: Any, columns: dict[str, Any], path: str, data: settings.Data, name: str) -> source.Documents:
+  number = 0
+  for batch in batches:
+    try:
+      texts, domains = (_values(batch, key) if key in columns else None for key in (data.text_key, data.domain_key))
+    except UnicodeDecodeError as e:
+      where = f'{path}: rows {number + 1} to {number + batch.num_rows}'
+      raise InputError(f'{where}: a text is not UTF-8 at byte {e.start} of it: convert the file') from e
+    for i, text in enumerate(texts or ()):
+      number += 1
+      domain = domains[i] if domains else None
+      yield number, functools.partial(_row, path, number, text, name if domain is None else str(domain), data)
+
+
+def _values(batch: Any, key: str) -> list[Any]:
+  """Returns a column, or a field inside one, as Python's values."""
+  if key in batch.schema.names:
+    return batch.column(key).to_pylist()
+  outer, _, inner = key.partition('.')
+  return [json_files.value_of(value, inner) for value in batch.column(outer).to_pylist()]
+
+
+def _row(path: str, number: int, text: str | None, domain: str, data: settings.Data) -> tuple[str, str]:
+  if text is None:
+    raise InputError(f'{path}: row {number} has no text under {data.text_key!r}: leave out such rows')
+  return text, domain

@@ -1,0 +1,82 @@
+"""Documents in tar files as WebDataset has them: samples, whose files share the name up to its first dot.
+
+A sample's text is its .txt, or is in its .json, which may also tell its domain. Its other files are not read.
+"""
+
+import functools
+import itertools
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from typing import IO
+
+from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import compressed_files, json_files, source
+
+BLOCK = 512  # bytes; a tar file ends with blocks of zeros
+BUFFER_BYTES = 1 << 16  # which tarfile copies at each read
+
+
+def documents(path: str, data: settings.Data, name: str) -> source.Documents:
+  """Yields the samples of a tar file, numbered from 1; `name` is the domain of those that have none."""
+  for number, (key, files) in enumerate(samples(path), 1):
+    yield number, functools.partial(_parse, path, key, files, data, name)
+
+
+def samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+  """Yields (key, {ending: bytes}) of the samples: neighbouring files of one key. Raises InputError where it is cut."""
+  for key, members in itertools.groupby(_members(path), lambda member: member[0]):
+    found: dict[str, bytes] = {}
+    for _, ending, content in members:
+      if ending in found:
+        raise InputError(f'{path}: there are two files {key}.{ending}, and each sample should have a name of its own')
+      found[ending] = content
+    yield key, found
+
+
+def _members(path: str) -> Iterator[tuple[str, str, bytes]]:
+  """Yields (key, ending, bytes) of all files; of those that are no text without their bytes."""
+  with compressed_files.reading(path), compressed_files.open_file(path) as f:
+    stream = _Tail(f)
+    with tarfile.open(fileobj=stream, mode='r|', bufsize=BUFFER_BYTES) as tar:  # type: ignore[call-overload]
+      for member in tar:
+        folder, file = os.path.split(member.name)
+        stem, _, ending = file.partition('.')
+        content = tar.extractfile(member) if ending.lower() in ('txt', 'json') else None
+        if member.isfile() and stem:  # else a folder, or macOS's own '._name'
+          yield os.path.join(folder, stem), ending.lower(), content.read() if content else b''
+    while stream.read(compressed_files.CHUNK_BYTES):
+      pass
+    if stream.tail.strip(b'\0') or len(stream.tail) < BLOCK:
+      raise InputError(f'{path}: damaged or cut short (no end of archive); fix it, or leave it out')
+
+
+class _Tail:
+  """A file that is read, and its last block so far."""
+
+  def __init__(self, file: IO[bytes]):
+    self._file, self.tail = file, b''
+
+  def read(self, size: int) -> bytes:
+    found = self._file.read(size)
+    self.tail = (self.tail + found[-BLOCK:])[-BLOCK:]
+    return found
+
+
+def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, name: str) -> tuple[str, str]:
+  where = f'{path}: {key}'
+  try:
+    record = json.loads(files['json'].decode('utf-8-sig')) if 'json' in files else {}
+    text = files['txt'].decode('utf-8-sig') if 'txt' in files else None
+  except UnicodeDecodeError as e:
+    raise InputError(f'{where}: not UTF-8 at byte {e.start}: convert it') from e
+  except ValueError as e:
+    raise InputError(f'{where}.json: not JSON ({e}): mend it') from e
+  if not isinstance(record, dict):
+    raise InputError(f'{where}.json: no JSON object, which it should be')
+  if text is None and not isinstance(text := json_files.value_of(record, data.text_key), str):
+    fix = json_files.which_key(sorted(json_files.text_keys(record))) if 'json' in files else 'leave out this file'
+    raise InputError(f'{where}: no .txt, and no text under {data.text_key!r}; {fix}')
+  return json_files.as_text(text), json_files.domain_of(record, data, name)
