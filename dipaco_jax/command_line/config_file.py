@@ -162,7 +162,7 @@ def example(name: str) -> str:
   """Returns an example of a field's value, as it is typed on a command line."""
   if name.startswith('grid.'):
     return '4'
-  if kind_of(name) == tuple[str, ...]:
+  if kind_of(name) in fields.OF_GLOBS:
     return "'books/*.txt'"
   return f'"{ABOUT[name].example}"' if ABOUT[name].example else f'{FIELDS[name]}' or 'TEXT'
 
@@ -181,7 +181,7 @@ def value_of(name: str, text: str) -> Any:
   except (ValueError, KeyError, OverflowError) as e:
     wanted = fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else '')
     raise InputError(f'--config.{name}={text} should be {wanted}') from e
-  if kind == tuple[str, ...] and text[:1] not in ('(', '['):
+  if kind in fields.OF_GLOBS and text[:1] not in ('(', '[', '{'):
     return tuple(part for part in text.split(',') if part)
   return _literal(name, text)
 
@@ -196,6 +196,8 @@ def _literal(name: str, text: str) -> Any:
   """Reads the grid, or a field that is a tuple."""
   with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
     value = ast.literal_eval(text)
+    if isinstance(value, dict) and kind_of(name) == fields.MIXABLE:
+      return value
     if name != 'grid':
       return tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if isinstance(value, dict) and all(isinstance(axis, str) for axis in value):
@@ -219,6 +221,6 @@ def _joined(overrides: Sequence[Override]) -> list[Override]:
   found: dict[str, Override] = {}
   for name, text in overrides:
     before = found.pop(name, None)
-    together = before and before.text and text and kind_of(name) == tuple[str, ...]
+    together = before and before.text and text and kind_of(name) in fields.OF_GLOBS
     found[name] = Override(name, f'{before.text},{text}' if before and together else text)
   return list(found.values())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import typing
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,6 +10,18 @@ from typing import Any, NamedTuple
 from dipaco_jax.core.errors import InputError
 
 PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
+
+
+class Source(NamedTuple):
+  """A source of a mixture: its name, which is its documents' domain; its globs; its share of the bytes of text."""
+
+  name: str
+  globs: tuple[str, ...]
+  weight: float  # as a share of the sum of all weights
+
+
+MIXABLE = tuple[str | Source, ...]  # globs, or sources of a mixture
+OF_GLOBS = (tuple[str, ...], MIXABLE)
 
 
 class Field(NamedTuple):
@@ -66,8 +79,12 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   words = wanted(name, kind, example)
   if name == 'grid':
     return _grid(value.items() if isinstance(value, Mapping) else value, words)
-  if name.startswith('data.') and isinstance(value, str) and kind == tuple[str, ...]:
+  if name.startswith('data.') and isinstance(value, str) and kind in OF_GLOBS:
     value = tuple(value.split(',')) if value else ()
+  if kind == MIXABLE:
+    if isinstance(value, Mapping) or (isinstance(value, (tuple, list)) and any(not isinstance(v, str) for v in value)):
+      return _mixture(value, name)
+    kind = tuple[str, ...]
   if typing.get_origin(kind) is tuple:
     return _tuple(value, kind, name, example)
   if kind is float and type(value) is int:
@@ -75,6 +92,29 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if type(value) is not kind:
     raise InputError(f'config.{name}={value!r} should be {words}')
   return value
+
+
+def _mixture(value: Any, name: str) -> tuple[Source, ...]:
+  """Converts {name: globs}, {name: (globs, weight)} or (name, globs, weight)... to sources; left out, a weight is 1."""
+  words = "should map names to globs and weights, as {'books': ('books/*.txt', 2.0), 'code': ('code/*.jsonl', 1.0)}"
+  found = []
+  entries = value.items() if isinstance(value, Mapping) else value
+  for entry in entries:
+    if not isinstance(entry, (tuple, list)) or len(entry) < 2:
+      raise InputError(f'config.{name}={value!r} {words}')
+    source, globs, *weight = entry
+    if isinstance(value, Mapping) and isinstance(globs, (tuple, list)) and isinstance(globs[-1:][0], (int, float)):
+      globs, *weight = globs[0] if len(globs) == 2 else globs[:-1], globs[-1]
+    globs = tuple(globs.split(',')) if isinstance(globs, str) else globs
+    globs = _convert(globs, tuple[str, ...], f'{name}[{source!r}]', "('books/*.txt',)")
+    weight = weight or [1.0]
+    is_number = len(weight) == 1 and type(weight[0]) in (int, float) and 0 < weight[0] < math.inf
+    if not isinstance(source, str) or not source or not globs or not is_number:
+      raise InputError(f'config.{name}: {entry!r} {words}')
+    found.append(Source(source, globs, float(weight[0])))
+  if len({source.name for source in found}) < len(found):
+    raise InputError(f'config.{name} names a source twice: {", ".join(source.name for source in found)}')
+  return tuple(found)
 
 
 def _grid(axes: Any, words: str) -> tuple[tuple[str, int], ...]:

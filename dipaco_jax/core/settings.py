@@ -13,7 +13,7 @@ from typing import Any
 
 from dipaco_jax.core import fields, settings_checks
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.fields import field
+from dipaco_jax.core.fields import Source, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,10 @@ class Data:
   """Source of documents."""
 
   source: str = field('stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio')
-  train: tuple[str, ...] = field((), 'globs of .txt, .jsonl, .parquet, .arrow, .tar', example="('books/*.txt',)")
-  validation: tuple[str, ...] = field((), 'globs; none: a part of the text', example="('books/*.txt',)")
+  train: tuple[str | Source, ...] = field(
+    (), 'globs of .txt, .jsonl, .parquet, .arrow, .tar; or (name, globs, weight)...', example="('books/*.txt',)"
+  )
+  validation: tuple[str | Source, ...] = field((), 'globs; none: a part of the text', example="('books/*.txt',)")
   name: str = field('', "of tfds: a dataset and its version, as 'c4/en:3.0.1'; of seqio: a task or a mixture")
   data_dir: str = field('', 'where tfds has prepared datasets: a folder, or gs://')
   module: str = field('', 'that registers the task of seqio')

@@ -6,6 +6,8 @@ text by its draw, which depends on its name and place alone. The pieces of a lon
 of a place in it (`source_files`).
 """
 
+import dataclasses
+import functools
 import hashlib
 import heapq
 import itertools
@@ -14,9 +16,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dipaco_jax.core import printable, settings
+from dipaco_jax.core import fields, printable, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import source, source_files, source_seqio, source_stdlib, source_tfds
+from dipaco_jax.data import mixture, source, source_files, source_seqio, source_stdlib, source_tfds
 
 SOURCES = {  # (data, split, part, side) -> items, None where there is no such split
   'files': source_files.items,
@@ -34,12 +36,16 @@ HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
 
 
 class Document(NamedTuple):
-  """A text, with a draw in [0, 1) if it is a piece of a longer one, by which it is held back with its neighbours."""
+  """A text, with a draw in [0, 1) if it is a piece of a longer one, by which it is held back with its neighbours.
+
+  In a mixture every document has a draw, so that all its repetitions are held back together.
+  """
 
   id: str
   text: str
   domain: str  # a plain name; '' where the source names none
   draw: float = -1.0
+  times: int = 0  # that the source was read whole before, in a mixture
 
 
 class HeldBack(NamedTuple):
@@ -59,17 +65,32 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   """
   d = s.data
   floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * s.num_paths)
-  own = SOURCES[d.source](d, 'validation')
-  how = 'given' if own else source_files.held_back(d) if d.source == 'files' else HOW.get(d.source, 'documents')
-  fraction = 1.0 if own else d.validation_fraction
-  items = own or _take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE)
-  once, every = _count_tokens(s, items, fraction, floor)
+  sources = [of_source for of_source, _ in sources_of(d).values()] or [d]
+  given = [own for own in (SOURCES[d.source](one, 'validation') for one in sources) if own]
+  how = 'given' if given else _how_held_back(d.source, sources)
+  fraction = 1.0 if given else d.validation_fraction
+  kept = given or [_take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE) for d in sources]
+  once, every = _count_tokens(s, _in_turn(kept), fraction, floor)
   if every * fraction >= floor:
     most = d.max_validation_documents * (_eval_len(s) - s.routing.prefix_tokens) or math.inf
     needed = floor / max(1.0, min(once * fraction, most))
     return HeldBack(d.validation_fraction, math.ceil(UNEVEN * needed) if needed > 1 else 1, how)
   raised = min(max(fraction, d.max_validation_fraction), floor / max(every, 1.0))
-  return HeldBack(d.validation_fraction if own else raised, ALL, how)
+  return HeldBack(d.validation_fraction if given else raised, ALL, how)
+
+
+def _how_held_back(name: str, sources: list[settings.Data]) -> str:
+  """Says what validation text consists of where none is given; of several sources what records do not say."""
+  if name != 'files':
+    return HOW.get(name, 'documents')
+  hows = {source_files.held_back(one) for one in sources}
+  return min(hows - {'documents'}, default='documents')
+
+
+def _in_turn(streams: list[source.Items]) -> source.Items:
+  """Yields an item of each stream in turn."""
+  for items in itertools.zip_longest(*streams):
+    yield from (item for item in items if item is not None)
 
 
 def _eval_len(s: settings.Settings) -> int:
@@ -110,13 +131,10 @@ def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: floa
       its draw are the same in any part (except for tasks of SeqIO, see `source_seqio`).
     fraction: of the text that is held back; None: data.validation_fraction.
   """
-  item, fraction = None, data.validation_fraction if fraction is None else fraction
-  for item in _items(data, split, part, fraction):
-    # Hold-outs are drawn from what is left for training, by the same draw.
-    draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
-    words, domain = item.read()
-    yield Document(item.id, words, printable.name(domain), draw)
-  if item or part != source.WHOLE:
+  document, fraction = None, data.validation_fraction if fraction is None else fraction
+  for document in _documents(data, split, part, fraction):
+    yield document
+  if document or part != source.WHOLE:
     return
   if split == 'validation':
     raise InputError(
@@ -124,6 +142,62 @@ def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: floa
       f'config.data.validation_fraction={data.validation_fraction}'
     )
   raise InputError('no document is left for training: add text, or lower config.data.validation_fraction')
+
+
+def _documents(data: settings.Data, split: str, part: source.Part, fraction: float) -> Iterator[Document]:
+  sources = sources_of(data)
+  if not sources or (split == 'validation' and data.validation and not mixed(data.validation)):
+    for item in _items(data, split, part, fraction):
+      # Hold-outs are drawn from what is left for training, by the same draw.
+      draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
+      words, domain = item.read()
+      yield Document(item.id, words, printable.name(domain), draw)
+    return
+
+  def read(name: str, times: int) -> Iterator[Document]:
+    for document in _documents(sources[name][0], split, part, fraction):
+      known_as, draw = f'{name}/{document.id}', document.draw
+      if draw < 0 and split == 'train':
+        draw = source.uniform(f'hold-out of {known_as}')
+      yield Document(f'{known_as}@{times + 1}' if times else known_as, document.text, printable.name(name), draw, times)
+
+  streams = [mixture.Stream(functools.partial(read, name), weight) for name, (_, weight) in sources.items()]
+  if split == 'train':
+    yield from mixture.mix(streams, lambda document: len(document.text.encode()) or 1)
+  else:  # each text once
+    yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
+
+
+def mixed(globs: tuple[str | fields.Source, ...]) -> list[fields.Source]:
+  """Returns the sources of a mixture, none of globs."""
+  return [found for found in globs if isinstance(found, fields.Source)]
+
+
+def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
+  """Returns {name: (settings, weight)} of the sources of a mixture, {} where `data.train` is none.
+
+  A limit of documents is divided by the weights. A source's validation text is that of its name; where
+  `data.validation` is no mixture, it is read once for all of them.
+  """
+  train, own = mixed(data.train), {found.name: found.globs for found in mixed(data.validation)}
+  total = sum(found.weight for found in train)
+
+  def share(documents: int, weight: float) -> int:
+    return documents and max(1, round(documents * weight / total))
+
+  return {
+    name: (
+      dataclasses.replace(
+        data,
+        train=globs,
+        validation=own[name] if own else data.validation,
+        max_documents=share(data.max_documents, weight),
+        max_validation_documents=share(data.max_validation_documents, weight),
+      ),
+      weight,
+    )
+    for name, globs, weight in train
+  }
 
 
 def fingerprint(data: settings.Data) -> str:

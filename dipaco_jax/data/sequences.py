@@ -17,7 +17,7 @@ import itertools
 import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,7 @@ def write_part(
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
   domains: dict[str, int] = {}
   counts, done = {'train': no_counts(), 'validation': no_counts()}, itertools.count(1)
+  by_domain: dict[str, collections.Counter[str]] = {}  # of training text
   for split, length in (('train', seq_len), ('validation', eval_len)):
     with _writer(os.path.join(out_dir, split)) as write:
       for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
@@ -76,24 +77,34 @@ def write_part(
         kept = long = [sequence.astype(dtype) for sequence in cut if len(sequence) > prefix_tokens]
         if split == 'validation' and document.draw >= 0:
           kept = _spread(long, pieces, document.id)
-        write(part[0] + part[1] * number, _domain_number(domains, document.domain), document.draw, kept)
+        domain = _counted_as(domains, document.domain)
+        write(part[0] + part[1] * number, domains.setdefault(domain, len(domains)), document.draw, kept)
         size, dropped = sum(map(len, kept)), len(cut) - len(long)
+        if split == 'train':
+          by_domain.setdefault(domain, collections.Counter()).update(
+            documents=1, tokens=size, repeated=int(document.times > 0)
+          )
         counts[split].update(documents=1, sequences=len(kept), tokens=size, dropped=dropped)
         progress(next(done), None)
   sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
-  return write_meta(out_dir, counts | {'domains': list(domains), 'vocab_size': tokenizer.vocab_size} | sizes)
+  return write_meta(
+    out_dir, counts | {'domains': list(domains), 'by_domain': by_domain, 'vocab_size': tokenizer.vocab_size} | sizes
+  )
 
 
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
   """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError where no document is long enough."""
-  domains: dict[str, int] = {}
+  by_domain: dict[str, collections.Counter[str]] = {}
+  domains: dict[str, None] = {}
   train, validation = no_counts(), no_counts()
   for k in range(parts):
     meta = read_meta(os.path.join(folder, str(k)))
     train.update(meta['train'])
     validation.update(meta['validation'])
-    for domain in meta['domains']:
-      _domain_number(domains, domain)
+    for name in meta['domains']:
+      domains.setdefault(_counted_as(domains, name))
+    for name, counts in meta.get('by_domain', {}).items():
+      by_domain.setdefault(_counted_as(domains, name), collections.Counter()).update(counts)
   for split, count in (('train', train), ('validation', validation)):
     if not count['sequences']:
       prefix = meta['prefix_tokens']
@@ -103,7 +114,7 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
     'documents': train['documents'], 'sequences': train['sequences'], 'tokens': train['tokens'],
     'dropped_sequences': train['dropped'], 'validation_documents': validation['sequences'],
     'validation_tokens': validation['tokens'], 'vocab_size': meta['vocab_size'], 'domains': list(domains),
-    'seq_len': meta['seq_len'], 'eval_len': meta['eval_len'], 'parts': parts,
+    'by_domain': by_domain, 'seq_len': meta['seq_len'], 'eval_len': meta['eval_len'], 'parts': parts,
   }  # fmt: skip
 
 
@@ -144,11 +155,9 @@ def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarr
   return [sequences[int((first + i) * len(sequences) / count)] for i in range(count)]
 
 
-def _domain_number(domains: dict[str, int], domain: str) -> int:
-  """Returns a domain's number; adds a new domain while there is room, else counts it as 'other'."""
-  if domain not in domains and len(domains) >= MAX_DOMAINS - 1:
-    domain = 'other'
-  return domains.setdefault(domain, len(domains))
+def _counted_as(domains: Collection[str], domain: str) -> str:
+  """Returns the domain, or 'other' where there are too many for one more."""
+  return domain if domain in domains or len(domains) < MAX_DOMAINS - 1 else 'other'
 
 
 def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[Any, np.ndarray]]:

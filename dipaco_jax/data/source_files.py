@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, file_kinds, source, table_files, text_files
 from dipaco_jax.storage import remote_files
@@ -69,10 +69,10 @@ def is_small(data: settings.Data) -> bool:
   return sum(size or SMALL_BYTES for _, size in listing(data)) <= SMALL_BYTES
 
 
-def _find(globs: tuple[str, ...], data: settings.Data) -> list[tuple[str, str]]:
+def _find(globs: tuple[str | fields.Source, ...], data: settings.Data) -> list[tuple[str, str]]:
   """Lists (name, path) of all files that the globs match; the name is the path below the glob's first wildcard."""
   roots: dict[str, str] = {}
-  for pattern in globs:
+  for pattern in (pattern for found in globs for pattern in ([found] if isinstance(found, str) else found.globs)):
     pattern = os.path.expanduser(pattern.strip())
     root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
     if not (paths := _paths(pattern)):

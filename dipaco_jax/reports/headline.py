@@ -25,6 +25,19 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
   return HELD_BACK.get(tokenized.get('held_back', ''), '').format(share=share)
 
 
+def sources(tokenized: Mapping[str, Any], weights: Mapping[str, float]) -> str:
+  """Says what each source of a mixture gave to training, by the record of tokenizing; '' where it is no mixture."""
+  found = tokenized.get('by_domain', {})
+  given = [(name, found[name]) for name in weights if name in found]
+  total = sum(counts['tokens'] for _, counts in given) or 1
+  words = []
+  for name, counts in given:
+    times = counts['documents'] / max(1, counts['documents'] - counts.get('repeated', 0))
+    again = f', its text {times:.1f} times' if counts.get('repeated') else ''
+    words.append(f'{name} {100 * counts["tokens"] / total:.1f}% ({counts["documents"]:,} documents{again})')
+  return f'Tokens of training text: {"; ".join(words)}.' if words else ''
+
+
 def with_interval(value: float, interval: Sequence[float] | None) -> str:
   """Returns '17.25 (16.80 to 17.71)'."""
   return f'{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})' if interval else f'{value:.2f}'

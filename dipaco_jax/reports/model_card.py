@@ -1,6 +1,7 @@
 """The card of an exported path: how it was trained, what was measured, how to load it (templates/model_card.md)."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import dipaco_jax
@@ -51,7 +52,8 @@ def _training(f: Facts) -> dict[str, str]:
 
 def _source(data: settings.Data) -> str:
   if data.source == 'files':
-    return ', '.join(f'`{pattern}`' for pattern in data.train)
+    globs = ((found,) if isinstance(found, str) else found.globs for found in data.train)
+    return ', '.join(f'`{pattern}`' for pattern in itertools.chain.from_iterable(globs))
   return {'stdlib': "Python's own source and documentation"}.get(data.source, f'`{data.name}` by {data.source}')
 
 

@@ -106,7 +106,13 @@ def _devices(r: dict[str, Any]) -> list[str]:
 def _notes(run: Run) -> list[str]:
   least, tokens = run.settings.data.min_validation_tokens, run.report['validation_tokens_by_path'] or []
   short = stage_records.too_little(tokens, least)
-  notes = (headline.held_back(run.results.get('tokenize', {})), f'{short[:1].upper()}{short[1:]}.' if short else '')
+  tokenized = run.results.get('tokenize', {})
+  weights = {found.name: found.weight for found in run.settings.data.train if isinstance(found, fields.Source)}
+  notes = (
+    headline.sources(tokenized, weights),
+    headline.held_back(tokenized),
+    f'{short[:1].upper()}{short[1:]}.' if short else '',
+  )
   return [note for note in notes if note]
 
 

@@ -52,6 +52,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),
+    'text_by_domain': results.get('tokenize', {}).get('by_domain'),
     'pretrain_steps': pretrain.get('steps'),
     'pretrain_tokens': pretrain.get('tokens'),
     'domain_nmi': route.get('domain_nmi'),

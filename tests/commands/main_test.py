@@ -105,6 +105,20 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.pretrain.init=no'], 'config.pretrain.init=no: config.json: No such file'),
     ([TINY, '--config.tokenizer.model_file=no.model'], "tokenizer 'no.model': No such file"),
     ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: mend config.data.train"),
+    ([TEXT, "--config.data.train={'a': 'no/*.txt'}"], "'no/*.txt' matches no file: mend config.data.train"),
+    ([TEXT, "--config.data.train={'a': ('no/*.txt', 0)}"], 'should map names to globs and weights, as {'),
+    (
+      [TEXT, "--config.data.train={'a': ('no/*.txt', 'x', 'y', 1.5, 2)}"],
+      "config.data.train['a'][3]=1.5 should be a text",
+    ),
+    (
+      [TEXT, "--config.data.train=(('a', 'b.txt', 1), ('a', 'c.txt', 1))"],
+      'config.data.train names a source twice: a, a',
+    ),
+    (
+      [TEXT, "--config.data.train={'a': 'b.txt'}", "--config.data.validation={'c': 'd.txt'}"],
+      'of config.data.train, a',
+    ),
     ([TEXT, '--config.data.train=http://x/y.txt'], "'http://x/y.txt' is no file here, nor of gs:// or s3://"),
     ([TEXT, '--config.data.train=.'], "'.' is a folder: write a pattern of files, as './*.txt', in config.data"),
     ([TINY, '--config.data.source=tfds', '--config.data.name=x/y:1.0.0', '--config.data.data_dir=no'], 'no such'),

@@ -75,3 +75,13 @@ def test_the_page_says_what_was_held_back(how):
   words = headline.held_back({'held_back': how, 'validation_fraction': 0.0471})
   assert words.startswith('Validated on ') and ('4.7%' in words or how == 'given')
   assert headline.held_back({}) == ''
+
+
+def test_the_page_says_what_the_sources_of_a_mixture_gave():
+  found = {
+    'law': {'documents': 30, 'tokens': 750, 'repeated': 20},
+    'web': {'documents': 1200, 'tokens': 250, 'repeated': 0},
+  }
+  words = 'Tokens of training text: law 75.0% (30 documents, its text 3.0 times); web 25.0% (1,200 documents).'
+  assert headline.sources({'by_domain': found}, {'law': 3, 'web': 1}) == words
+  assert headline.sources({'by_domain': found}, {}) == headline.sources({}, {'law': 1}) == ''
