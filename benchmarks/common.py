@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 from dipaco_jax.core import fields, modules, settings
-from dipaco_jax.data import corpus, tokenizer
+from dipaco_jax.data import corpus, sentencepiece_tokenizer, tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
 from dipaco_jax.storage import files, publishing, tensors
@@ -78,7 +78,9 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   num_paths, D = layout.grid.num_paths, s.model.width
   drawn = tokenizer.sample(corpus.documents(s.data, 'train'), 200 * vocab_size, 0)
-  files.write_file(workdir / 'tokenizer.model', tokenizer.train((words for _, words in drawn), vocab_size))
+  files.write_file(
+    workdir / 'tokenizer.model', sentencepiece_tokenizer.train((words for _, words in drawn), vocab_size)
+  )
   publishing.write_json(workdir / 'config.json', s.to_dict())
   base = {name: np.asarray(x) for name, x in transformer.init(made, jax.random.key(0)).items()}
   files.write_file(workdir / 'base' / 'params.safetensors', tensors.to_bytes(base))

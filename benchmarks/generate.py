@@ -137,8 +137,7 @@ def main(argv):
     run, exported = trained_run.TrainedRun(folder), pathlib.Path(folder) / 'exported'
     exported.mkdir()
     params = {name: np.asarray(x) for name, x in run.path(1).params.items()}
-    tokenizer = (pathlib.Path(folder) / 'tokenizer.model').read_bytes()
-    for name, data in llama_folder.make_files(params, s.model, tokenizer, 'float32', None).items():
+    for name, data in llama_folder.make_files(params, s.model, run.tokenizer, 'float32', None).items():
       (exported / name).write_bytes(data)
     common.report('using one of two paths', measure(run, tokens_of_transformers(exported)))
 

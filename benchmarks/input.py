@@ -17,7 +17,8 @@ from absl import app, flags
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, loader, sequences, shards
-from dipaco_jax.data.tokenizer import Tokenizer, sample, train
+from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
+from dipaco_jax.data.tokenizer import sample
 from dipaco_jax.storage import records
 
 SEQ_LEN = flags.DEFINE_integer('seq_len', 128, 'tokens in a row')
@@ -62,7 +63,7 @@ def measure(folder: str) -> dict[str, float]:
   read_s, documents = timed(lambda: {split: list(corpus.documents(data, split)) for split in ('train', 'validation')})
   drawn = sample(documents['train'], 2_000_000, 0)
   train_s, model = timed(train, [words for _, words in drawn], VOCAB_SIZE.value)
-  tokenizer = Tokenizer(model)
+  tokenizer = SentencePieceTokenizer(model)
   megabytes = sum(len(d.text.encode()) for split in documents.values() for d in split) / 1e6
   cores = os.cpu_count() or 1
   os.makedirs(f'{folder}/sequences/0')

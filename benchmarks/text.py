@@ -23,7 +23,8 @@ from absl import app, flags
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, sequences, shards
-from dipaco_jax.data.tokenizer import Tokenizer, sample, train
+from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
+from dipaco_jax.data.tokenizer import Tokenizer, sample
 from dipaco_jax.storage import records, remote_files
 
 TEXT = flags.DEFINE_list('text', [], 'globs, as in config.data.train; none: the text of the running Python')
@@ -123,7 +124,7 @@ def measure(folder: str, model: bytes) -> dict[str, float]:
   cores = len(os.sched_getaffinity(0))
   before_mb = resident_mb('VmRSS')
   read, _ = timed(lambda: sum(1 for _ in repeated(MB.value)))
-  tokenize_mb, (tokenized, meta) = grown_mb(timed, tokenize, folder, Tokenizer(model), cores)
+  tokenize_mb, (tokenized, meta) = grown_mb(timed, tokenize, folder, SentencePieceTokenizer(model), cores)
   shard_mb, (sharded, _) = grown_mb(timed, shard, folder, meta['sequences'])
   return {
     'megabytes': MB.value,
@@ -155,7 +156,7 @@ def main(_):
       model = pool.submit(make_model, data(), VOCAB_SIZE.value).result()
   with tempfile.TemporaryDirectory() as folder:
     results = measure(folder, model)
-  print(f'{MB.value:g} MB of text, vocabulary {Tokenizer(model).vocab_size}, {PATHS.value} shards')
+  print(f'{MB.value:g} MB of text, vocabulary {SentencePieceTokenizer(model).vocab_size}, {PATHS.value} shards')
   for name, value in results.items():
     print(f'{name:32}{value:>14,.2f}')
   print(json.dumps({name: round(value, 4) for name, value in results.items()}))

@@ -29,6 +29,7 @@ def check_out(out: pathlib.Path):
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   """Writes a path's folder, whole or not at all, in place of an export that is there. Raises InputError."""
+  from dipaco_jax.data import tokenizer_files
   from dipaco_jax.huggingface import llama_folder
   from dipaco_jax.reports import model_card
   from dipaco_jax.storage import publishing
@@ -47,10 +48,12 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     report=run.report,
     dtype=dtype,
     parameters=sum(x.size for x in params.values()),
+    adds_bos=run.tokenizer.bos_id >= 0,
+    has_pieces=tokenizer_files.MODEL in run.tokenizer.files,
   )
   named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()}
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
-  files = llama_folder.make_files(params, run.settings.model, run.tokenizer_model, dtype, about)
+  files = llama_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about)
   files['README.md'] = model_card.render(facts).encode()
   try:
     with publishing.publish_directory(out, sealed=False) as aside:

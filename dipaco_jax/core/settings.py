@@ -42,9 +42,12 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """SentencePiece: a given model, or one trained on a seeded sample of the training text."""
+  """A given tokenizer, or one trained on a seeded sample of the training text."""
 
-  model_file: str = field('', "for instance T5's 32,000 pieces")
+  model_file: str = field('', "SentencePiece's .model, for instance T5's 32,000 pieces, or a tokenizer.json")
+  kind: str = field(
+    'sentencepiece', "of the one to train; 'bytes': byte-level BPE", choices='sentencepiece bytes', added=True
+  )
   vocab_size: int = field(32_000, 'of the model to train')
   sample_bytes: int = field(20_000_000, 'of text to train it on')
 

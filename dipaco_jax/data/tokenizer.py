@@ -1,21 +1,18 @@
-"""SentencePiece: models trained on a sample of text, and used; the text of tokens as they come."""
+"""What a tokenizer is; the sample of text that one is trained on; the text of tokens as they come."""
 
+import abc
 import heapq
-import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from dipaco_jax.core import seeded_hash
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import remote_files
 
-SENTENCE_CHARS = 2000  # of text that the trainer sees at one time
-HALF = '\ufffd'  # SentencePiece's sign for bytes that are no character yet
+HALF = '\ufffd'  # a decoder's sign for bytes that are no character yet
 LONGEST = 4  # bytes of a character
 
 
@@ -35,65 +32,17 @@ def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> 
   return [(name, text) for _, _, text, name in sorted(heap, reverse=True)]
 
 
-def train(texts: Iterable[str], vocab_size: int) -> bytes:
-  """Trains a SentencePiece BPE model; the same texts give the same bytes on any number of cores.
+class Tokenizer(abc.ABC):
+  """Maps text to ids and back; `sentencepiece_tokenizer` and `json_tokenizer` are its two kinds.
 
-  Nothing is normalized and unknown characters fall back to bytes, so decoding gives back the text (except that U+2581,
-  SentencePiece's own sign for a space, becomes one). Ids are Llama's: 0 unknown, 1 begin (unused), 2 end. BPE
-  trains in a tenth of unigram's time and gives 3% fewer tokens, though it encodes at a third of the speed. Raises
-  InputError where the text is too small for so many pieces, or has more characters than pieces.
+  A document is `bos_id`, where the tokenizer's own config puts one in front, its text, and `eos_id`.
   """
-  pieces = (text[i : i + SENTENCE_CHARS] for text in texts for i in range(0, len(text), SENTENCE_CHARS))
-  model = io.BytesIO()
-  try:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=pieces,
-      model_writer=model,
-      model_type='bpe',
-      vocab_size=vocab_size,
-      byte_fallback=True,
-      split_digits=True,
-      allow_whitespace_only_pieces=True,
-      normalization_rule_name='identity',
-      remove_extra_whitespaces=False,
-      add_dummy_prefix=False,
-      max_sentence_length=8 * SENTENCE_CHARS,
-      num_threads=8,  # is written into the model: a fixed number
-      minloglevel=3,
-    )
-  except (RuntimeError, OSError) as e:
-    raise InputError(_explain(str(e), vocab_size)) from e
-  return model.getvalue()
 
-
-def _explain(error: str, vocab_size: int) -> str:
-  option = f'config.tokenizer.vocab_size={vocab_size}'
-  if most := re.search(r'value <= (\d+)', error):
-    return f'{option} is more than this text can fill: set it to {most[1]} or less, or add text'
-  if least := re.search(r'required_chars\. \d+ vs (\d+)', error):
-    return f'{option} is less than the single characters of this text take: set it to {least[1]} or more'
-  if 'sentences_.empty()' in error:
-    return f'{option}: there is no text to train it on'
-  return f'{option}: SentencePiece cannot train on this text: {error}'
-
-
-class Tokenizer:
-  def __init__(self, model: str | os.PathLike | bytes):
-    """Loads a model file, or its bytes. Raises InputError where it is none, or has no end-of-text token."""
-    what = 'the tokenizer' if isinstance(model, bytes) else f'tokenizer {os.fspath(model)!r}'
-    try:
-      if not isinstance(model, bytes):
-        model = remote_files.read(os.fspath(model))
-      self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
-    except (OSError, RuntimeError) as e:
-      reason = getattr(e, 'strerror', None) or 'not a SentencePiece model'
-      raise InputError(f'{what}: {reason}; name another in config.tokenizer.model_file, or none to train one') from e
-    self.vocab_size: int = self._model.vocab_size()
-    self.eos_id: int = self._model.eos_id()
-    named = {name: getattr(self._model, f'{name}_id')() for name in ('bos', 'eos', 'unk', 'pad')}
-    self.special_ids = {name: i for name, i in named.items() if i >= 0}  # of tokens that stand for no text
-    if self.eos_id < 0:
-      raise InputError(f'{what} has no end-of-text token: train it with eos_id, or name another')
+  vocab_size: int
+  eos_id: int
+  bos_id: int  # put in front of every text; -1: none
+  special_ids: dict[str, int]  # by 'bos', 'eos', 'unk', 'pad': of tokens that stand for no text, those that there are
+  files: Mapping[str, bytes]  # the tokenizer's own, by name, as they were given: what a run keeps, and export writes
 
   def encode(self, text: str, eos: bool = True) -> np.ndarray:
     """Returns int32 ids; `eos` adds the end-of-text token, as behind a whole document."""
@@ -103,21 +52,20 @@ class Tokenizer:
 
   def encode_batch(self, texts: Sequence[str], eos: bool = True) -> list[np.ndarray]:
     """Encodes several texts; other Python threads run meanwhile."""
-    return [np.array(ids, np.int32) for ids in self._model.encode(list(texts), add_eos=eos, num_threads=1)]
+    before, after = [self.bos_id] * (self.bos_id >= 0), [self.eos_id] * eos
+    return [np.array([*before, *ids, *after], np.int32) for ids in self._encode(list(texts))]
 
+  @abc.abstractmethod
+  def _encode(self, texts: list[str]) -> list[list[int]]:
+    """Encodes texts without special tokens: those that are spelled in a text are text."""
+
+  @abc.abstractmethod
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-    return self._model.decode([int(token) for token in tokens])
+    """Returns the text of tokens, special ones left out; bytes that are no character are HALF."""
 
+  @abc.abstractmethod
   def piece_bytes(self) -> np.ndarray:
-    """Returns the UTF-8 bytes of text that each token stands for, int32 [V]; 0 for control, 1 for unknown tokens."""
-    model = self._model
-    sizes = np.zeros(self.vocab_size, np.int32)
-    for i in range(self.vocab_size):
-      if model.is_byte(i) or model.is_unknown(i):
-        sizes[i] = 1
-      elif not (model.is_control(i) or model.is_unused(i)):
-        sizes[i] = len(model.id_to_piece(i).replace('\u2581', ' ').encode())
-    return sizes
+    """Returns the UTF-8 bytes of text that each token stands for, int32 [V]; 0 for special, 1 for unknown tokens."""
 
 
 class Transcript:

@@ -1,5 +1,6 @@
 """A folder in Hugging Face's Llama layout: written from a path, read as the base of a grid (`config.pretrain.init`)."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -12,7 +13,8 @@ import safetensors.numpy
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import tokenizer as tokenizer_lib
+from dipaco_jax.data import tokenizer_files
+from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.huggingface import llama_weights, tokenizer_json
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import remote_files, tensors
@@ -24,11 +26,11 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
 
 def make_files(
-  params: llama_weights.Arrays, model: settings.Model, tokenizer: bytes, dtype: str, about: Any
+  params: llama_weights.Arrays, model: settings.Model, tokenizer: Tokenizer, dtype: str, about: Any
 ) -> dict[str, bytes]:
   """Returns {name: bytes} of a folder; raises InputError. `about` goes into its config.json, under our own name."""
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in llama_weights.to_theirs(params).items()}
-  special_ids = tokenizer_json.special_ids(tokenizer)
+  special_ids = tokenizer.special_ids
   config = llama_weights.make_config(model, len(params['embed/tokens']), special_ids)
   generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
   generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
@@ -58,7 +60,7 @@ def check_config(s: settings.Settings):
   _fitting_config(folder, s.model)
   if not s.tokenizer.model_file:
     raise _tokenizer_error(folder)
-  vocab_size = tokenizer_lib.Tokenizer(s.tokenizer.model_file).vocab_size
+  vocab_size = tokenizer_files.open_file(s.tokenizer.model_file).vocab_size
   _fitting_config(folder, s.model, vocab_size)
   there = {name for file in _weight_files(folder) for name in _weight_names(folder, file)}
   _check_missing(folder, there, transformer.make_model(s.model, vocab_size))
@@ -66,14 +68,13 @@ def check_config(s: settings.Settings):
 
 def _tokenizer_error(folder: str) -> InputError:
   """Returns the error of a config that names no tokenizer, by whether the folder has one."""
-  try:
-    remote_files.open_file(f'{folder}/tokenizer.model').close()
-  except OSError:
-    words = 'has no tokenizer.model, and only SentencePiece tokenizers can be used: name its own in '
-    words += 'config.tokenizer.model_file, or start from another folder'
-  else:
-    words = f'comes with its tokenizer: set config.tokenizer.model_file={folder}/tokenizer.model'
-  return InputError(f'config.pretrain.init={folder} {words}')
+  for name in (tokenizer_files.MODEL, tokenizer_files.JSON):
+    with contextlib.suppress(OSError):
+      remote_files.open_file(f'{folder}/{name}').close()
+      words = f'comes with its tokenizer: set config.tokenizer.model_file={folder}/{name}'
+      return InputError(f'config.pretrain.init={folder} {words}')
+  words = 'has no tokenizer.model and no tokenizer.json: name its own in config.tokenizer.model_file, or start from '
+  return InputError(f'config.pretrain.init={folder} {words}another folder')
 
 
 def _check_missing(folder: str, there: Collection[str], model: transformer.Transformer):

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
@@ -16,24 +17,42 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
 SPACE = '\u2581'  # SentencePiece's sign for one
 
 
-def make_files(model: bytes) -> dict[str, bytes]:
-  """Returns {name: bytes} of the tokenizer's files. Raises InputError where tokenizer.json cannot express the model."""
+def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+  """Returns {name: bytes} of the tokenizer's files, as they were given; of a SentencePiece model tokenizer.json too.
+
+  Raises InputError where tokenizer.json cannot express the model.
+  """
+  if tokenizer_files.JSON in tokenizer.files:
+    return dict(tokenizer.files)
+  model = tokenizer.files[tokenizer_files.MODEL]
   pieces = parse_model(model).pieces
   config = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
-    **dict.fromkeys(('add_bos_token', 'add_eos_token', 'clean_up_tokenization_spaces'), False),
+    'add_bos_token': tokenizer.bos_id >= 0,
+    **dict.fromkeys(('add_eos_token', 'clean_up_tokenization_spaces'), False),
     'model_input_names': ['input_ids', 'attention_mask'],
     'split_special_tokens': True,  # '</s>' in a text is four characters
-  } | {f'{name}_token': pieces[i].piece for name, i in special_ids(model).items()}
+  } | {f'{name}_token': pieces[i].piece for name, i in tokenizer.special_ids.items()}
+  converted = convert(model)
+  if tokenizer.bos_id >= 0:
+    converted['post_processor'] = _in_front(pieces[tokenizer.bos_id].piece, tokenizer.bos_id)
   return {
-    'tokenizer.model': model,
-    'tokenizer.json': json.dumps(convert(model), ensure_ascii=False, indent=1).encode(),
-    'tokenizer_config.json': (json.dumps(config, indent=1) + '\n').encode(),
+    tokenizer_files.MODEL: model,
+    tokenizer_files.JSON: json.dumps(converted, ensure_ascii=False, indent=1).encode(),
+    tokenizer_files.CONFIG: (json.dumps(config, indent=1) + '\n').encode(),
   }
 
 
-def special_ids(model: bytes) -> dict[str, int]:
-  return Tokenizer(model).special_ids
+def _in_front(piece: str, number: int) -> dict[str, Any]:
+  """Returns the post-processor that puts a token in front of each text."""
+  begin: list[dict[str, Any]] = [{'SpecialToken': {'id': piece, 'type_id': 0}}]
+  texts: list[dict[str, Any]] = [{'Sequence': {'id': 'A', 'type_id': 0}}, {'Sequence': {'id': 'B', 'type_id': 1}}]
+  return {
+    'type': 'TemplateProcessing',
+    'single': begin + texts[:1],
+    'pair': begin + texts,
+    'special_tokens': {piece: {'id': piece, 'ids': [number], 'tokens': [piece]}},
+  }
 
 
 def parse_model(model: bytes) -> Any:

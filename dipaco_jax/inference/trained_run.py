@@ -23,6 +23,7 @@ import numpy as np
 
 from dipaco_jax.core import modules, settings as settings_lib
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
@@ -122,13 +123,11 @@ class TrainedRun:
 
   @functools.cached_property
   def tokenizer(self) -> Tokenizer:
-    return Tokenizer(self.tokenizer_model)
+    def read(name: str) -> bytes:
+      with self.files.required(name):
+        return self.files.read(name)
 
-  @functools.cached_property
-  def tokenizer_model(self) -> bytes:
-    """SentencePiece's own file."""
-    with self.files.required('tokenizer.model'):
-      return self.files.read('tokenizer.model')
+    return tokenizer_files.read(tokenizer_files.names(self.files.storage.exists), read)
 
   @functools.cached_property
   def layout(self) -> modules.Layout:

@@ -16,6 +16,7 @@ import numpy as np
 from dipaco_jax.core import modules as modules_lib, outer, streaming
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
@@ -24,7 +25,6 @@ from dipaco_jax.storage import files, lock, module_store, object_store as storag
 from dipaco_jax.training import module_publishing
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
-TOKENIZER = 'tokenizer.model'
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata; in old objects, before its names
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
@@ -107,12 +107,20 @@ class Island:
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 
   def fetch_tokenizer(self):
-    """Downloads the tokenizer, unless it is here; raises Gone."""
-    [fact], file = self.registry.facts('prepared'), self.run.workdir / TOKENIZER
-    sha256 = fact.meta['tokenizer']
-    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
-      with raising_gone(TOKENIZER):
-        files.write_file(file, self.storage.read(TOKENIZER, sha256))
+    """Downloads the tokenizer's files, unless they are here; raises Gone."""
+    [fact] = self.registry.facts('prepared')
+    told = fact.meta['tokenizer']
+    for name, sha256 in ({tokenizer_files.MODEL: told} if isinstance(told, str) else told).items():
+      file = self.run.workdir / name
+      if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+        with raising_gone(name):
+          files.write_file(file, self.storage.read(name, sha256))
+
+  def publish_tokenizer(self) -> str | dict[str, str]:
+    """Writes the tokenizer's files to storage; returns their sha256 by name, of SentencePiece's alone only that."""
+    names = tokenizer_files.names(lambda name: (self.run.workdir / name).exists())
+    made = {name: self.storage.write(name, (self.run.workdir / name).read_bytes()) for name in names}
+    return made[tokenizer_files.MODEL] if [*made] == [tokenizer_files.MODEL] else made
 
   @contextlib.contextmanager
   def hold_workdir(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 import shutil
 
-from dipaco_jax.islands.island import TOKENIZER, Gone, Island
+from dipaco_jax.data import tokenizer_files
+from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
@@ -16,19 +17,23 @@ TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves 
 def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   """Makes text, base model, routing and shards; every module of version 0 is its part of the base model."""
   run = island.run
+
+  def is_here(name: str) -> bool:
+    return (run.workdir / name).exists()
+
   with island.hold_workdir():
     for before in island.registry.facts('prepared'):
       take_over(island, before)
       try:
         island.fetch_tokenizer()
       except Gone:
-        (run.workdir / TOKENIZER).unlink(missing_ok=True)
-    if run.record('route') and not all((run.workdir / name).exists() for name in (*TREES, TOKENIZER)):
+        for name in tokenizer_files.FILES:
+          (run.workdir / name).unlink(missing_ok=True)
+    if run.record('route') and not all(map(is_here, (*TREES, *tokenizer_files.names(is_here)))):
       stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
     stages.run_all(run, 'route')
     lease.check()  # after a long stop, what is here may be in use by others
-    tokenizer = island.storage.write(TOKENIZER, (run.workdir / TOKENIZER).read_bytes())
-    prepared = island.publish_trees('prepared', 0, TREES, {'tokenizer': tokenizer})
+    prepared = island.publish_trees('prepared', 0, TREES, {'tokenizer': island.publish_tokenizer()})
     island.storage.upload_tree(run.workdir / 'stages', 'stages')
   base = run.base()
   objects = {

@@ -13,13 +13,14 @@ import jax
 
 from dipaco_jax.core import errors, grid as grid_lib, inner, modules, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
-from dipaco_jax.data import corpus
+from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib, stage as stage_lib, stage_records, tokenize_stage
 from dipaco_jax.storage import files, module_store, publishing, seals
 from dipaco_jax.training import display, mesh, metrics_log, processes
 
-OPTIONAL = ('features', 'shards/base')  # may be gone: no longer needed, or made again when they are
+# May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
+OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 
 
 @contextlib.contextmanager
@@ -145,7 +146,10 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
     same_rate = one.name == 'tokenize' or theirs.decay_steps == run.settings.decay_steps
     if not record or record['digest'] != stage_lib.digest(run.settings, one.name) or not same_rate:
       return
-    if not all((other / path).exists() for path in one.artefacts if path not in OPTIONAL):
+    needed = [path for path in one.artefacts if path not in OPTIONAL]
+    if one.name == 'tokenize':
+      needed += tokenizer_files.names(lambda name: (other / name).exists())
+    if not all((other / path).exists() for path in needed):
       return
     for path in one.artefacts:
       _check(other / path)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import modules, settings as settings_lib
-from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib
+from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import router as router_lib
@@ -43,8 +43,11 @@ class Run:
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:
-    with seals.reading(self.workdir / 'tokenizer.model') as file:
-      return tokenizer_lib.Tokenizer(file)
+    def read(name: str) -> bytes:
+      with seals.reading(self.workdir / name) as file:
+        return file.read_bytes()
+
+    return tokenizer_files.read(tokenizer_files.names(lambda name: (self.workdir / name).exists()), read)
 
   @functools.cached_property
   def model(self) -> transformer.Transformer:

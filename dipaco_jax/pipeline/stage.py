@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.data import tokenizer_files
 
 CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder in the workdir, and its rows' stage
 
@@ -22,8 +23,8 @@ STAGES = (
     'tokenize',
     'reading and tokenizing text',
     ('data', 'tokenizer', 'model.seq_len', 'evaluate.seq_len', 'routing.prefix_tokens', 'seed'),
-    ('tokenizer.model', 'sequences'),
-    ('tokenizer.model*', 'tokenize-*', 'sequences'),
+    (*tokenizer_files.FILES, 'sequences'),
+    (*(f'{name}*' for name in tokenizer_files.FILES), 'tokenize-*', 'sequences'),
   ),
   Stage(
     'pretrain',

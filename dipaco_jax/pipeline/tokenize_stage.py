@@ -9,6 +9,7 @@ import functools
 import json
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,10 +17,10 @@ import jax
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.data import corpus, sequences, tokenizer
+from dipaco_jax.data import corpus, sequences, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import llama_folder
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.storage import files, publishing, remote_files, seals
+from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import display, processes
 
 Path = pathlib.Path
@@ -27,23 +28,34 @@ Path = pathlib.Path
 
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Trains or takes a tokenizer, and makes sequences of at most seq_len tokens of all documents; returns figures."""
-  s, file = run.settings, run.workdir / 'tokenizer.model'
+  s = run.settings
   check_init(s)
   folder, held = run.workdir / _folder_name(s), corpus.plan_held_back(s)
   share = jax.process_index(), jax.process_count()
   if given := s.tokenizer.model_file:
-    processes.only_first(lambda: publishing.write_sealed(file, remote_files.read(given)), 'tokenizer')
-  elif not processes.any_process(file.exists(), 'tokenizer'):
+    processes.only_first(lambda: _keep(run, tokenizer_files.open_file(given).files), 'tokenizer')
+  elif not processes.any_process(_is_kept(run), 'tokenizer'):
     # A part's own sample: the lowest hashes of all are among the lowest of the parts.
     samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
     _sample(s, samples, share, held)
     processes.barrier('samples')
-    processes.only_first(lambda: publishing.write_sealed(file, _train(s, samples)), 'trained tokenizer')
+    processes.only_first(lambda: _keep(run, _train(s, samples)), 'trained tokenizer')
   if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
     write_parts(run, folder / 'sequences', share, held)
     processes.barrier('sequences in parts')
     processes.only_first(lambda: _publish(run, folder, held), 'published sequences')
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
+
+
+def _keep(run: run_lib.Run, found: Mapping[str, bytes]):
+  """Writes a tokenizer's files; the one that makes it a tokenizer comes last."""
+  for name in reversed(tokenizer_files.FILES):
+    if name in found:
+      publishing.write_sealed(run.workdir / name, found[name])
+
+
+def _is_kept(run: run_lib.Run) -> bool:
+  return any((run.workdir / name).exists() for name in (tokenizer_files.MODEL, tokenizer_files.JSON))
 
 
 def _folder_name(s: settings.Settings) -> str:
@@ -58,13 +70,13 @@ def _sample(s: settings.Settings, samples: list[Path], share: publishing.Share, 
       publishing.write_sealed(samples[k], found.encode())
 
 
-def _train(s: settings.Settings, samples: list[Path]) -> bytes:
+def _train(s: settings.Settings, samples: list[Path]) -> Mapping[str, bytes]:
   check_files(s, samples[0].parent)
   check_parts(samples)
   documents = (document for file in samples for document in json.loads(seals.read(file)))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   with display.doing('training the tokenizer'):
-    return tokenizer.train((words for _, words in drawn), s.tokenizer.vocab_size)
+    return tokenizer_files.train((words for _, words in drawn), s.tokenizer)
 
 
 def check_files(s: settings.Settings, folder: Path):
@@ -125,7 +137,7 @@ def check_input(s: settings.Settings):
   """Raises InputError, before any work, if a model or tokenizer cannot be used, or text is far too short."""
   check_init(s)
   if s.tokenizer.model_file:
-    tokenizer.Tokenizer(s.tokenizer.model_file)
+    tokenizer_files.open_file(s.tokenizer.model_file)
   check_validation(s)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
   for document in corpus.documents(s.data, 'train', fraction=corpus.plan_held_back(s).fraction):

@@ -20,6 +20,8 @@ class Facts:
   report: dict[str, Any]  # what report.json holds; nothing where there is none yet
   dtype: str
   parameters: int
+  adds_bos: bool  # the tokenizer puts a token in front of a text
+  has_pieces: bool  # it is a SentencePiece model
 
 
 def render(facts: Facts) -> str:

@@ -79,8 +79,7 @@ def test_an_export_that_is_read_and_exported_again_is_the_same(undisturbed, run,
   assert found.keys() == params.keys() and all((found[name] == params[name]).all() for name in params)
   assert about['sha256'].keys() == {'model.safetensors'} and not about['vocabulary_left_out']
   dipaco = json.loads((folder / 'config.json').read_text())['dipaco_jax']
-  tokenizer = (undisturbed / 'tokenizer.model').read_bytes()
-  again = llama_folder.make_files(found, run.settings.model, tokenizer, 'float32', dipaco)
+  again = llama_folder.make_files(found, run.settings.model, run.tokenizer, 'float32', dipaco)
   assert again == {name: (folder / name).read_bytes() for name in again} and len(again) == 6
 
 

@@ -13,7 +13,7 @@ import synthetic
 from dipaco_jax import report
 from dipaco_jax.command_line import command
 from dipaco_jax.core import grid as grids, printable, settings
-from dipaco_jax.data import corpus, tokenizer
+from dipaco_jax.data import corpus, sentencepiece_tokenizer
 from dipaco_jax.islands import registry, status_table
 from dipaco_jax.reports import curve_plots, grid_plot, module_drift, plot_style, run_report, timeline_plot
 from dipaco_jax.training import metrics_log
@@ -130,4 +130,4 @@ def test_the_table_of_islands_obeys_nothing(tmp_path):
 
 def test_a_prompt_with_half_a_character_is_refused():
   with pytest.raises(ValueError, match='half a character'):
-    tokenizer.Tokenizer(made_run.tokenizer_bytes()).encode('fox \udcff')
+    sentencepiece_tokenizer.SentencePieceTokenizer(made_run.tokenizer_bytes()).encode('fox \udcff')

@@ -12,15 +12,15 @@ import whole
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, sequences as sequences_lib
 from dipaco_jax.data.corpus import Document
+from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
-from dipaco_jax.data.tokenizer import Tokenizer, train
 
 DATA = settings.Data(max_documents=150, validation_fraction=0.1)
 
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  return Tokenizer(train((d.text for d in corpus.documents(DATA, 'train')), 700))
+  return SentencePieceTokenizer(train((d.text for d in corpus.documents(DATA, 'train')), 700))
 
 
 def write(out_dir, tokenizer, make_documents=lambda split: corpus.documents(DATA, split), **kwargs):
@@ -208,9 +208,10 @@ def test_missing_and_damaged_files_are_named(tmp_path):
 
 ENDLESS = """
 import itertools, sys
-from dipaco_jax.data import sequences, corpus as text, tokenizer
+from dipaco_jax.data import sequences, corpus as text, sentencepiece_tokenizer
 assert 'jax' not in sys.modules
-model = tokenizer.Tokenizer(tokenizer.train(['some words to train on'] * 3, 275))
+trained = sentencepiece_tokenizer.train(['some words to train on'] * 3, 275)
+model = sentencepiece_tokenizer.SentencePieceTokenizer(trained)
 documents = lambda split: (text.Document(str(i), 'some words ' * 1000, '') for i in itertools.count())
 report = lambda done, total: done == 100 and print('running', flush=True)
 sequences.write_part(

@@ -7,7 +7,7 @@ import pytest
 import slow
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, source_tfds, tokenizer
+from dipaco_jax.data import corpus, sentencepiece_tokenizer, source_tfds
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 TRAIN, VALIDATION = prepared.documents(60, seed=0), prepared.documents(20, seed=1)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
   root = tmp_path_factory.mktemp('seqio')
   prepared.prepare(root, {'train': TRAIN, 'validation': VALIDATION}, 'tfrecord')
   model = root / 'tokenizer.model'
-  model.write_bytes(tokenizer.train([d['text'] for d in TRAIN], 300))
+  model.write_bytes(sentencepiece_tokenizer.train([d['text'] for d in TRAIN], 300))
   (root / 'my_tasks.py').write_text(TASKS.format(model=str(model), dataset=prepared.NAME))
   sys.path.insert(0, str(root))
   yield root

@@ -11,7 +11,7 @@ import tiny_run
 import whole
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, sequences, tokenizer
+from dipaco_jax.data import corpus, sentencepiece_tokenizer, sequences, tokenizer_files
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
   prepared.write_lines(root / 'lines', splits)
   for form in ('tfrecord', 'array_record'):
     prepared.prepare(root / form, splits, form, files=1)
-  (root / 'tokenizer.model').write_bytes(tokenizer.train([d['text'] for d in splits['train']], 300))
+  (root / 'tokenizer.model').write_bytes(sentencepiece_tokenizer.train([d['text'] for d in splits['train']], 300))
   (root / 'one_task.py').write_text(TASK.format(model=str(root / 'tokenizer.model'), dataset=prepared.NAME))
   return root
 
@@ -64,7 +64,7 @@ def sources(folder: pathlib.Path) -> dict[str, dict]:
 
 def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[str, bytes]:
   """Sequences and shards, as files by name."""
-  model = tokenizer.Tokenizer(folder / 'tokenizer.model')
+  model = tokenizer_files.open_file(folder / 'tokenizer.model')
   read = functools.partial(corpus.documents, data)
   whole.write_sequences(read, model, out / 'sequences', seq_len=64, eval_len=64, prefix_tokens=32)
   found = sequences.Sequences(out / 'sequences', 'train')

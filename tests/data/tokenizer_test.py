@@ -9,8 +9,9 @@ import sentencepiece
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus
-from dipaco_jax.data.tokenizer import HALF, Tokenizer, Transcript, sample, train
+from dipaco_jax.data import corpus, tokenizer_files
+from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
+from dipaco_jax.data.tokenizer import HALF, Transcript, sample
 
 
 @pytest.fixture(scope='module')
@@ -20,7 +21,7 @@ def texts():
 
 @pytest.fixture(scope='module')
 def tokenizer(texts):
-  return Tokenizer(train(texts, 600))
+  return SentencePieceTokenizer(train(texts, 600))
 
 
 @hypothesis_settings(deadline=None)
@@ -57,7 +58,7 @@ def test_the_error_of_too_many_pieces_says_how_many_work():
   with pytest.raises(ValueError, match=r'config.tokenizer.vocab_size=5000 .* set it to (\d+) or less') as error:
     train(['a few words, and no more'], 5000)
   most = int(str(error.value).split('set it to ')[1].split()[0])
-  assert Tokenizer(train(['a few words, and no more'], most)).vocab_size == most
+  assert SentencePieceTokenizer(train(['a few words, and no more'], most)).vocab_size == most
   with pytest.raises(ValueError, match='or less'):
     train(['a few words, and no more'], most + 1)
 
@@ -67,7 +68,7 @@ def test_the_error_of_too_few_pieces_says_how_many_work():
   with pytest.raises(ValueError, match=r'config.tokenizer.vocab_size=300 .* set it to (\d+) or more') as error:
     train(chinese, 300)
   least = int(str(error.value).split('set it to ')[1].split()[0])
-  assert Tokenizer(train(chinese, least)).vocab_size == least
+  assert SentencePieceTokenizer(train(chinese, least)).vocab_size == least
   with pytest.raises(ValueError, match='or more'):
     train(chinese, least - 1)
 
@@ -91,10 +92,10 @@ def test_sample_does_not_depend_on_order_but_on_the_seed():
 
 def test_bad_models_are_named(tmp_path, texts):
   with pytest.raises(ValueError, match=r"none\.model': No such file.*config\.tokenizer\.model_file"):
-    Tokenizer(tmp_path / 'none.model')
+    tokenizer_files.open_file(tmp_path / 'none.model')
   (tmp_path / 'bad.model').write_bytes(b'nonsense' * 100)
   with pytest.raises(ValueError, match=r"bad\.model': not a SentencePiece model"):
-    Tokenizer(tmp_path / 'bad.model')
+    tokenizer_files.open_file(tmp_path / 'bad.model')
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(texts[0].splitlines()),
     model_prefix=str(tmp_path / 'no_eos'),
@@ -104,7 +105,7 @@ def test_bad_models_are_named(tmp_path, texts):
     minloglevel=3,
   )
   with pytest.raises(ValueError, match='no end-of-text token'):
-    Tokenizer(tmp_path / 'no_eos.model')
+    tokenizer_files.open_file(tmp_path / 'no_eos.model')
 
 
 def test_a_model_of_another_shape_counts_bytes_too(tmp_path, texts):
@@ -120,14 +121,14 @@ def test_a_model_of_another_shape_counts_bytes_too(tmp_path, texts):
     bos_id=-1,
     minloglevel=3,
   )
-  tokenizer = Tokenizer(model + '.model')
+  tokenizer = tokenizer_files.open_file(model + '.model')
   tokens = tokenizer.encode('import this')
   assert tokens[-1] == tokenizer.eos_id == 1
   assert tokenizer.piece_bytes()[tokens].sum() == len('import this') + 1  # the dummy space
   assert tokenizer.piece_bytes()[:3].tolist() == [0, 0, 1]
 
 
-TOKENIZER = Tokenizer(made_run.tokenizer_bytes())
+TOKENIZER = SentencePieceTokenizer(made_run.tokenizer_bytes())
 WORDS = st.lists(st.sampled_from(['fox', ' ', 'é', '漢', '🦊', '\n', 'über', '  ', 'x', '.']), max_size=12).map(''.join)
 
 

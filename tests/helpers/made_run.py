@@ -9,7 +9,7 @@ import numpy as np
 import small
 
 from dipaco_jax.core import modules, settings as settings_lib
-from dipaco_jax.data import tokenizer
+from dipaco_jax.data import sentencepiece_tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import chunk_router
 from dipaco_jax.storage import module_store, publishing, tensors
@@ -26,7 +26,7 @@ LEVELS = (('shared', 'embed|final_norm', ()), ('low', 'block_0', ('a',)), ('high
 
 @functools.cache
 def tokenizer_bytes() -> bytes:
-  return tokenizer.train(TEXT * 20, 330)
+  return sentencepiece_tokenizer.train(TEXT * 20, 330)
 
 
 def settings(levels=LEVELS, **changes) -> settings_lib.Settings:
@@ -37,7 +37,7 @@ def settings(levels=LEVELS, **changes) -> settings_lib.Settings:
 def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = False, seed: int = 0) -> str:
   """Every module drawn by itself, at version 2; the last path points at version 1, whose modules are others."""
   rng = np.random.default_rng(seed)
-  vocab_size = tokenizer.Tokenizer(tokenizer_bytes()).vocab_size
+  vocab_size = sentencepiece_tokenizer.SentencePieceTokenizer(tokenizer_bytes()).vocab_size
   made = transformer.make_model(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   publishing.write_json(workdir / 'config.json', s.to_dict())

@@ -9,11 +9,10 @@ import unicodedata
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 
-from dipaco_jax.data import tokenizer
+from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer
 from dipaco_jax.huggingface import tokenizer_json
-
-tokenizers = pytest.importorskip('tokenizers')
 
 SOURCES = sorted(pathlib.Path(json.__file__).parent.parent.glob('*.py'))
 PARTS = (  # what texts are made of to be hard
@@ -49,7 +48,7 @@ def train(**options) -> bytes:
 
 LLAMA = dict(model_type='bpe', byte_fallback=True, normalization_rule_name='identity', remove_extra_whitespaces=False)
 MODELS = {
-  'ours': lambda: tokenizer.train([file.read_text() for file in SOURCES[:5]], 1000),
+  'ours': lambda: sentencepiece_tokenizer.train([file.read_text() for file in SOURCES[:5]], 1000),
   'llama': lambda: train(vocab_size=900, split_digits=True, **LLAMA),
   'gemma': lambda: train(vocab_size=900, add_dummy_prefix=False, user_defined_symbols=['\n\n', '<mask>'], **LLAMA),
   't5': lambda: train(vocab_size=600, model_type='unigram', pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
@@ -91,12 +90,28 @@ def test_unigram_with_rules_agrees_where_characters_stand_alone():
 
 def test_files_name_the_special_pieces():
   model = MODELS['ours']()
-  files = tokenizer_json.make_files(model)
+  files = tokenizer_json.make_files(sentencepiece_tokenizer.SentencePieceTokenizer(model))
   config = json.loads(files['tokenizer_config.json'])
   assert files.keys() == {'tokenizer.model', 'tokenizer.json', 'tokenizer_config.json'}
   assert files['tokenizer.model'] == model
   assert (config['bos_token'], config['eos_token'], config['unk_token']) == ('<s>', '</s>', '<unk>')
   assert config['split_special_tokens'] and 'pad_token' not in config
+
+
+def test_a_token_that_is_put_in_front_is_in_the_files():
+  ours = sentencepiece_tokenizer.SentencePieceTokenizer(MODELS['ours'](), adds_bos=True)
+  files = tokenizer_json.make_files(ours)
+  theirs = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+  for text in ('', 'some words', 'é'):
+    assert theirs.encode(text).ids == ours.encode(text, eos=False).tolist()
+  assert json.loads(files['tokenizer_config.json'])['add_bos_token'] is True
+  again = json_tokenizer.JsonTokenizer(files)
+  assert again.bos_id == ours.bos_id and again.encode('a b').tolist() == ours.encode('a b').tolist()
+
+
+def test_a_tokenizer_json_is_written_as_it_was_given():
+  files = json_tokenizer.train(sentences(), 400)
+  assert tokenizer_json.make_files(json_tokenizer.JsonTokenizer(files)) == files
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,15 @@
 import made_run
 import pytest
 
-from dipaco_jax.data.tokenizer import Tokenizer, Transcript
+from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.inference.batch import Text, power_of_two
 from dipaco_jax.inference.request import Request
 
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  return Tokenizer(made_run.tokenizer_bytes())
+  return SentencePieceTokenizer(made_run.tokenizer_bytes())
 
 
 def begun(tokenizer, **fields) -> Text:

@@ -6,7 +6,7 @@ import json
 import made_run
 import pytest
 
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from dipaco_jax.inference import openai_api, trained_run
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.openai_api import ApiError
@@ -15,7 +15,7 @@ from dipaco_jax.storage import seals
 
 
 def served(check=functools.partial(check_request, max_length=96)) -> openai_api.ServedModel:
-  return openai_api.ServedModel('run', 4, 96, Tokenizer(made_run.tokenizer_bytes()), check, 8, 6)
+  return openai_api.ServedModel('run', 4, 96, SentencePieceTokenizer(made_run.tokenizer_bytes()), check, 8, 6)
 
 
 def parse(by: openai_api.ServedModel | None = None, **fields) -> openai_api.CompletionRequest:

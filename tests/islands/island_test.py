@@ -1,12 +1,19 @@
 """An island: names of objects and modules, what it reads and writes, and whose the workdir is."""
 
+import dataclasses
+import pathlib
+
+import made_run
 import numpy as np
 import one_process
 import pytest
 import tiny_run
 
+from dipaco_jax.core import settings
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import island
-from dipaco_jax.storage import lock
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.storage import files, lock
 
 made = one_process.made
 
@@ -27,6 +34,27 @@ def test_a_workdir_that_another_process_holds_is_waited_for(made, tmp_path):
     pass
   with made.hold_workdir(), pytest.raises(ValueError, match='its own'):
     raise ValueError('its own')
+
+
+@pytest.mark.parametrize('kind', ['sentencepiece', 'bytes'])
+def test_a_tokenizer_is_fetched_with_all_its_files(made, kind, tmp_path):
+  """Of SentencePiece alone the fact says what it said before there were others."""
+  given = {tokenizer_files.MODEL: made_run.tokenizer_bytes()}
+  if kind == 'bytes':
+    given = tokenizer_files.train(
+      [tmp_path.joinpath(__file__).read_text()], settings.Tokenizer(kind=kind, vocab_size=300)
+    )
+  for name, content in given.items():
+    files.write_file(made.run.workdir / name, content)
+  told = made.publish_tokenizer()
+  assert isinstance(told, str) == (kind == 'sentencepiece')
+  made.registry.put([Fact('prepared', '', 0, '', '', {'tokenizer': told})])
+  far = dataclasses.replace(made, run=dataclasses.replace(made.run, workdir=tmp_path / 'far'))
+  far.run.workdir.mkdir()
+  (far.run.workdir / next(iter(given))).write_bytes(b'something else')
+  far.fetch_tokenizer()
+  assert {file.name: file.read_bytes() for file in far.run.workdir.iterdir()} == given
+  assert far.run.tokenizer.files == given
 
 
 def test_an_error_of_the_lock_is_not_called_busy(made, monkeypatch):

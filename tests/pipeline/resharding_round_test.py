@@ -11,7 +11,7 @@ import pytest
 import tiny_run
 
 from dipaco_jax.core import errors, modules, settings
-from dipaco_jax.data import holdouts, loader, tokenizer
+from dipaco_jax.data import holdouts, loader, tokenizer_files
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import resharding_round, run as run_lib, stage_records
@@ -97,7 +97,7 @@ def test_the_report_shows_text_by_the_choosers_paths(rerouted):
   assert (found['every'], found['by']) == (16, 'chooser')
   (chosen_NL,) = (np.load(file) for file in (rerouted / 'evaluation').glob('chosen-*.npy'))
   nll = [np.load(rerouted / 'evaluation' / 'validation' / f'nll-{path}.npy') for path in range(4)]
-  decode = tokenizer.Tokenizer(rerouted / 'tokenizer.model').decode
+  decode = tokenizer_files.open_file(rerouted / 'tokenizer.model').decode
   texts = [decode(x.tokens) for x in Sequences(rerouted / 'sequences', 'validation')]
   for document in found['documents']:
     n = texts.index(''.join(chunk['text'] for chunk in document['chunks']))

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
 from dipaco_jax.pipeline import route_stage, run as run_lib, stage_records, tokenize_stage
 
@@ -83,6 +84,22 @@ def test_the_tokenizer_does_not_depend_on_parts(undisturbed, run, parts):
     tokenize_stage.tokenize(made)
     models.append((made.workdir / 'tokenizer.model').read_bytes())
   assert models[0] == models[1] != (undisturbed / 'tokenizer.model').read_bytes()
+
+
+def test_a_tokenizer_of_bytes_is_trained_kept_and_given_to_another_run(run):
+  s = dataclasses.replace(run.settings, tokenizer=settings.Tokenizer(kind='bytes', vocab_size=400))
+  made = dataclasses.replace(run, workdir=run.workdir / 'first', settings=s)
+  first = tokenize_stage.tokenize(made)
+  assert {path.name for path in made.workdir.iterdir()} == {
+    'sequences',
+    *(name + seal for name in ('tokenizer.json', 'tokenizer_config.json') for seal in ('', '.sha256')),
+  }
+  assert first['vocab_size'] == made.tokenizer.vocab_size == 400
+  given = dataclasses.replace(s, tokenizer=settings.Tokenizer(model_file=str(made.workdir / 'tokenizer.json')))
+  again = dataclasses.replace(run, workdir=run.workdir / 'second', settings=given)
+  assert tokenize_stage.tokenize(again) == first
+  assert contents(again.workdir / 'sequences') == contents(made.workdir / 'sequences')
+  assert again.tokenizer.files == made.tokenizer.files
 
 
 def test_parts_of_other_files_are_not_taken(undisturbed, run):

@@ -15,8 +15,8 @@ from backports import zstd
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus
-from dipaco_jax.data.tokenizer import Tokenizer, train
+from dipaco_jax.data import corpus, tokenizer_files
+from dipaco_jax.data.sentencepiece_tokenizer import train
 from dipaco_jax.storage import object_store, remote_files
 from dipaco_jax.storage.backends import PART_BYTES
 
@@ -69,7 +69,9 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   assert found[0] == found[1] and len(found[0]) > 30_000 and len(lines) > PART_BYTES
   model = train([d.text for d in found[0][:200]], 278)
   bucket.write('t5.model', model)
-  ids = [Tokenizer(given).encode('line 1').tolist() for given in (f's3://{object_server.BUCKET}/t5.model', model)]
+  (tmp_path / 't5.model').write_bytes(model)
+  given = (f's3://{object_server.BUCKET}/t5.model', tmp_path / 't5.model')
+  ids = [tokenizer_files.open_file(file).encode('line 1').tolist() for file in given]
   assert ids[0] == ids[1]
 
 
@@ -105,6 +107,6 @@ def test_what_is_missing_is_named(bucket):
   with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no object: mend config\.data\.train'):
     corpus.check_readable(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
   with pytest.raises(ValueError, match=r"tokenizer 's3://bucket/no\.model': there is no such object"):
-    Tokenizer(f'{root}/no.model')
+    tokenizer_files.open_file(f'{root}/no.model')
   with pytest.raises(ValueError, match=r's3://none-such/\*\.txt'):
     corpus.check_readable(settings.Data(source='files', train=('s3://none-such/*.txt',)))

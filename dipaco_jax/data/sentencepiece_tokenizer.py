@@ -1,0 +1,95 @@
+"""SentencePiece: models trained on a sample of text, and used."""
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import sentencepiece
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data.tokenizer import Tokenizer
+
+SENTENCE_CHARS = 2000  # of text that the trainer sees at one time
+
+
+def train(texts: Iterable[str], vocab_size: int) -> bytes:
+  """Trains a SentencePiece BPE model; the same texts give the same bytes on any number of cores.
+
+  Nothing is normalized and unknown characters fall back to bytes, so decoding gives back the text (except that U+2581,
+  SentencePiece's own sign for a space, becomes one). Ids are Llama's: 0 unknown, 1 begin (unused), 2 end. BPE
+  trains in a tenth of unigram's time and gives 3% fewer tokens, though it encodes at a third of the speed. Raises
+  InputError where the text is too small for so many pieces, or has more characters than pieces.
+  """
+  pieces = (text[i : i + SENTENCE_CHARS] for text in texts for i in range(0, len(text), SENTENCE_CHARS))
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=pieces,
+      model_writer=model,
+      model_type='bpe',
+      vocab_size=vocab_size,
+      byte_fallback=True,
+      split_digits=True,
+      allow_whitespace_only_pieces=True,
+      normalization_rule_name='identity',
+      remove_extra_whitespaces=False,
+      add_dummy_prefix=False,
+      max_sentence_length=8 * SENTENCE_CHARS,
+      num_threads=8,  # is written into the model: a fixed number
+      minloglevel=3,
+    )
+  except (RuntimeError, OSError) as e:
+    raise InputError(_explain(str(e), vocab_size)) from e
+  return model.getvalue()
+
+
+def _explain(error: str, vocab_size: int) -> str:
+  option = f'config.tokenizer.vocab_size={vocab_size}'
+  if most := re.search(r'value <= (\d+)', error):
+    return f'{option} is more than this text can fill: set it to {most[1]} or less, or add text'
+  if least := re.search(r'required_chars\. \d+ vs (\d+)', error):
+    return f'{option} is less than the single characters of this text take: set it to {least[1]} or more'
+  if 'sentences_.empty()' in error:
+    return f'{option}: there is no text to train it on'
+  return f'{option}: SentencePiece cannot train on this text: {error}'
+
+
+class SentencePieceTokenizer(Tokenizer):
+  def __init__(self, model: bytes, adds_bos: bool = False, beside: Mapping[str, bytes] | None = None):
+    """Loads a model file's bytes.
+
+    Args:
+      adds_bos: puts the model's begin-of-text token in front of texts, as its tokenizer_config.json may say.
+      beside: other files of the tokenizer, kept with the model.
+    Raises:
+      InputError: where it is no model, or has no end-of-text token.
+    """
+    try:
+      self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (OSError, RuntimeError) as e:
+      raise InputError('not a SentencePiece model') from e
+    self.files = {'tokenizer.model': model, **(beside or {})}
+    self.vocab_size = self._model.vocab_size()
+    self.eos_id = self._model.eos_id()
+    named = {name: getattr(self._model, f'{name}_id')() for name in ('bos', 'eos', 'unk', 'pad')}
+    self.special_ids = {name: i for name, i in named.items() if i >= 0}
+    self.bos_id = named['bos'] if adds_bos else -1
+    if self.eos_id < 0:
+      raise InputError('it has no end-of-text token: train it with eos_id')
+
+  def _encode(self, texts: list[str]) -> list[list[int]]:
+    return self._model.encode(texts, num_threads=1)
+
+  def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+    return self._model.decode([int(token) for token in tokens])
+
+  def piece_bytes(self) -> np.ndarray:
+    model = self._model
+    sizes = np.zeros(self.vocab_size, np.int32)
+    for i in range(self.vocab_size):
+      if model.is_byte(i) or model.is_unknown(i):
+        sizes[i] = 1
+      elif not (model.is_control(i) or model.is_unused(i)):
+        sizes[i] = len(model.id_to_piece(i).replace('\u2581', ' ').encode())
+    return sizes

@@ -1,0 +1,194 @@
+"""tokenizer.json: text comes back whole, its bytes are counted, special tokens stand where its files say."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from dipaco_jax.core import settings
+from dipaco_jax.data import corpus, json_tokenizer, sentencepiece_tokenizer, tokenizer_files
+from dipaco_jax.data.tokenizer import Transcript
+
+TEXTS = [d.text for d in corpus.documents(settings.Data(max_documents=40), 'train')]
+
+
+def trained(kind: str) -> tokenizers.Tokenizer:
+  """A tokenizer in the shape of a family's."""
+  special = ['<unk>', '<s>', '</s>', '<pad>']
+  if kind == 'llama3':
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
+    split = pre_tokenizers.Split(tokenizers.Regex(pattern), 'isolated')
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+      TEXTS, trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
+    )
+  else:  # Llama 2's and Gemma's: bytes stand for unknown characters
+    made = tokenizers.Tokenizer(models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Replace(' ', '\u2581')
+    made.decoder = decoders.Sequence([decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()])
+    tokens = [*special, *(f'<0x{i:02X}>' for i in range(256))]
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=900, special_tokens=tokens))
+    parts = json.loads(made.to_str())
+    parts['added_tokens'] = parts['added_tokens'][:4]  # bytes are of the model's vocabulary alone
+    made = tokenizers.Tokenizer.from_str(json.dumps(parts))
+  return made
+
+
+MADE = {kind: trained(kind) for kind in ('llama3', 'llama2')}
+IDS = {'bos': 1, 'eos': 2, 'pad': 3}
+
+
+def of(kind: str, template: bool = True, **config) -> json_tokenizer.JsonTokenizer:
+  made = tokenizers.Tokenizer.from_str(MADE[kind].to_str())
+  if template:
+    made.post_processor = processors.TemplateProcessing('<s> $A', '<s> $A <s> $B', [('<s>', 1)])
+  config = {'bos_token': '<s>', 'eos_token': {'content': '</s>', 'special': True}, 'pad_token': '<pad>'} | config
+  return json_tokenizer.JsonTokenizer({
+    'tokenizer.json': made.to_str().encode(), 'tokenizer_config.json': json.dumps(config).encode()
+  })  # fmt: skip
+
+
+OURS = json_tokenizer.JsonTokenizer(json_tokenizer.train(TEXTS, 600))
+KINDS = {'ours': OURS, 'llama3': of('llama3'), 'llama2': of('llama2')}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@hypothesis_settings(deadline=None, max_examples=60)
+@given(st.text())
+def test_text_comes_back_and_its_bytes_are_counted(kind, content):
+  tokenizer, content = KINDS[kind], content.replace('\u2581', '')
+  tokens = tokenizer.encode(content)
+  assert tokens.dtype == np.int32 and tokens[-1] == tokenizer.eos_id and tokenizer.eos_id not in tokens[:-1]
+  assert (tokens[0] == tokenizer.bos_id) == (tokenizer.bos_id >= 0)
+  assert tokenizer.decode(tokens) == content
+  assert tokenizer.piece_bytes()[tokens].sum() == len(content.encode())
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_text_as_it_comes_is_the_text(kind):
+  tokenizer = KINDS[kind]
+  for text in ('über 漢字 🦊 x', TEXTS[0][:500]):
+    transcript = Transcript(tokenizer, ())
+    for token in tokenizer.encode(text, eos=False):
+      transcript.add(token)
+    transcript.close()
+    assert transcript.text == text
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_special_tokens_in_a_text_are_text(kind):
+  tokenizer = KINDS[kind]
+  text = f'a </s><s> <pad>{json_tokenizer.END} b'
+  tokens = tokenizer.encode(text, eos=False)
+  assert not {*tokens[tokenizer.bos_id >= 0 :].tolist()} & {*tokenizer.special_ids.values()}
+  assert tokenizer.decode(tokens) == text
+
+
+@pytest.mark.parametrize(
+  ('template', 'config', 'bos'),
+  [
+    (True, {}, 1),
+    (False, {}, -1),
+    (True, {'add_bos_token': False}, -1),
+    (False, {'add_bos_token': True}, 1),
+    (True, {'bos_token': None}, 1),
+  ],
+)
+def test_what_stands_in_front_is_what_the_files_say(template, config, bos):
+  tokenizer = of('llama3', template, **config)
+  assert tokenizer.bos_id == bos and tokenizer.special_ids.get('bos', -1) in (bos, 1)
+  assert tokenizer.encode('a').tolist()[: bos >= 0] == [1] * (bos >= 0)
+
+
+def test_ids_are_those_of_the_library():
+  tokenizer = of('llama3')
+  batch = tokenizer.encode_batch(TEXTS)
+  expected = tokenizers.Tokenizer.from_str(tokenizer.files['tokenizer.json'].decode()).encode_batch(TEXTS)
+  assert [ids.tolist() for ids in batch] == [[*found.ids, 2] for found in expected]
+
+
+def test_a_limit_of_length_or_padding_in_the_file_is_not_followed():
+  made = tokenizers.Tokenizer.from_str(MADE['llama3'].to_str())
+  made.enable_truncation(5)
+  made.enable_padding(length=100)
+  files = {'tokenizer.json': made.to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "</s>"}'}
+  tokenizer = json_tokenizer.JsonTokenizer(files)
+  assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
+
+
+def test_training_gives_the_same_files_on_any_number_of_threads():
+  code = (
+    'import sys; from dipaco_jax.core import settings; from dipaco_jax.data import corpus, json_tokenizer; '
+    'texts = [d.text for d in corpus.documents(settings.Data(max_documents=40), "train")]; '
+    'sys.stdout.buffer.write(json_tokenizer.train(texts, 600)["tokenizer.json"])'
+  )
+  found = {
+    subprocess.run([sys.executable, '-c', code], env=os.environ | env, capture_output=True, check=True).stdout
+    for env in ({'RAYON_NUM_THREADS': '1'}, {'RAYON_NUM_THREADS': '5'}, {'TOKENIZERS_PARALLELISM': 'false'})
+  }
+  assert found == {OURS.files['tokenizer.json']}
+  assert OURS.vocab_size == 600 == len(OURS.piece_bytes())
+
+
+def test_sizes_that_do_not_fit_are_named():
+  with pytest.raises(ValueError, match=r'vocab_size=256 is less than all bytes .* set it to 257'):
+    json_tokenizer.train(TEXTS, 256)
+  with pytest.raises(
+    ValueError, match=r'vocab_size=5000 is more than this text can fill: set it to (\d+) or less'
+  ) as e:
+    json_tokenizer.train(['a few words, and no more'], 5000)
+  most = int(str(e.value).split('set it to ')[1].split()[0])
+  assert json_tokenizer.JsonTokenizer(json_tokenizer.train(['a few words, and no more'], most)).vocab_size == most
+
+
+@pytest.mark.parametrize(
+  ('files', 'words'),
+  [
+    (
+      {'tokenizer.json': b'{}'},
+      r"tokenizer\.json': no tokenizer\.json \(.*name another in config\.tokenizer\.model_file",
+    ),
+    ({'tokenizer.json': MADE['llama3'].to_str().encode()}, 'it has no end-of-text token: give it the tokenizer_config'),
+    ({'tokenizer.json': b'plain'}, 'not a SentencePiece model'),
+    (
+      {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "no"}'},
+      'no end-of-text token',
+    ),
+    ({'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'['}, r'no tokenizer\.json \('),
+    ({'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'[1]'}, 'is no JSON object'),
+  ],
+)
+def test_bad_files_are_named(files, words, tmp_path):
+  for name, content in files.items():
+    (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=words) as error:
+    tokenizer_files.open_file(tmp_path / 'tokenizer.json')
+  assert '\n' not in str(error.value)
+
+
+def test_a_file_is_known_by_what_it_holds(tmp_path):
+  (tmp_path / 'mine').write_bytes(OURS.files['tokenizer.json'])
+  (tmp_path / 'tokenizer_config.json').write_bytes(OURS.files['tokenizer_config.json'])
+  assert tokenizer_files.open_file(tmp_path / 'mine').files == OURS.files
+  model = sentencepiece_tokenizer.train(TEXTS, 400)
+  (tmp_path / 'mine').write_bytes(model)
+  found = tokenizer_files.open_file(tmp_path / 'mine')
+  assert found.files['tokenizer.model'] == model and found.bos_id == -1
+
+
+def test_a_sentencepiece_model_has_its_begin_token_where_its_config_says(tmp_path):
+  (tmp_path / 'tokenizer.model').write_bytes(sentencepiece_tokenizer.train(TEXTS, 400))
+  (tmp_path / 'tokenizer_config.json').write_text('{"add_bos_token": true}')
+  found = tokenizer_files.open_file(tmp_path / 'tokenizer.model')
+  assert found.encode('a').tolist()[0] == 1 == found.bos_id and found.decode(found.encode('a b')) == 'a b'
+  again = tokenizer_files.read(found.files, found.files.__getitem__)
+  assert again.bos_id == 1 and again.files == found.files
