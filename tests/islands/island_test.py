@@ -41,9 +41,8 @@ def test_a_tokenizer_is_fetched_with_all_its_files(made, kind, tmp_path):
   """Of SentencePiece alone the fact says what it said before there were others."""
   given = {tokenizer_files.MODEL: made_run.tokenizer_bytes()}
   if kind == 'bytes':
-    given = tokenizer_files.train(
-      [tmp_path.joinpath(__file__).read_text()], settings.Tokenizer(kind=kind, vocab_size=300)
-    )
+    wanted = settings.Tokenizer(kind=kind, vocab_size=300)
+    given = dict(tokenizer_files.train([pathlib.Path(__file__).read_text()], wanted))
   for name, content in given.items():
     files.write_file(made.run.workdir / name, content)
   told = made.publish_tokenizer()
