@@ -17,6 +17,7 @@ import tiny_run
 from backends import Backend
 
 from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import (
   claims,
   evaluator,
@@ -203,7 +204,7 @@ class Machine:
   def begin(self, prepared: pathlib.Path, place: pathlib.Path, s: settings_lib.Settings) -> 'Machine':
     """For another config of training, whose text, base and shards are in the place already."""
     place.mkdir()
-    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', island.TOKENIZER)
+    copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', tokenizer_files.MODEL)
     return self.other(s)
 
   def island(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> island.Island:

@@ -21,6 +21,7 @@ from backends import Backend
 from one_process import OWN_LEVELS, Faults, Machine, changed
 from repository import HELPERS, ROOT
 
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import island, monitor, registry, run_history
 from dipaco_jax.pipeline import stages
 from dipaco_jax.reports import history
@@ -96,7 +97,7 @@ def of_main(machine: Machine, folder: pathlib.Path):
   place, made = folder / 'main', machine.island(folder / 'islands')
   one_process.close(made)
   place.mkdir()
-  names = 'sequences', 'base', 'features', 'stages', island.TOKENIZER, 'routing/0', 'shards/0'
+  names = 'sequences', 'base', 'features', 'stages', tokenizer_files.MODEL, 'routing/0', 'shards/0'
   one_process.copy(made.run.workdir, place, *names)
   rarely = changed(made.run.settings, checkpoint=dict(every_steps=24))
   run = dataclasses.replace(made.run, workdir=place, metrics=metrics_log.Metrics(place), settings=rarely)

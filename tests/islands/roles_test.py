@@ -37,7 +37,7 @@ def test_a_run_that_began_before_a_field_was_added_is_joined(config, tmp_path):
   without = config.to_dict()
   for name in ('b2', 'wire', 'compress', 'whole_every', 'stream', 'overlap_steps', 'overlap', 'mix'):
     del without['outer'][name]  # as 0.1.0 wrote it
-  del without['checkpoint']['state_every_phases']
+  del without['checkpoint']['state_every_phases'], without['data']['plain_suffixes'], without['tokenizer']['kind']
   assert fact.sha256 == hashlib.sha256(json.dumps(without, sort_keys=True).encode()).hexdigest()
   with pytest.raises(ValueError, match=r'config\.outer\.b2 was 0\.99, is 0\.5'):
     Machine(changed(config, outer=dict(b2=0.5)), {}).island(tmp_path)

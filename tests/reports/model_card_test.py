@@ -12,11 +12,13 @@ REPORT = {
 }
 
 
-def card(values: dict, number: int = 0, measured: bool = True, report: dict = REPORT) -> str:
+def card(values: dict, number: int = 0, measured: bool = True, report: dict = REPORT, **tokenizer) -> str:
   s = settings.from_dict({'grid': {'a': 2}, 'levels': (('all', '.*', ('a',)),)} | values)
   coordinates = (number,) if s.grid else ()
+  of_tokenizer = {'adds_bos': False, 'has_pieces': True} | tokenizer
+  modules = {'all': f'all/{number}'}
   return model_card.render(
-    model_card.Facts(s, number, coordinates, 2, {'all': f'all/{number}'}, measured, report, 'float32', 1234)
+    model_card.Facts(s, number, coordinates, 2, modules, measured, report, 'float32', 1234, **of_tokenizer)
   )
 
 
@@ -57,3 +59,9 @@ def test_perplexities_are_those_that_were_measured():
 def test_a_name_is_one_cell_and_is_not_escaped_as_html():
   text = card({'data': {'source': 'files', 'train': ('a|b.txt', 'c&d.txt')}})
   assert '| text | `a\\|b.txt`, `c&d.txt` |' in text
+
+
+def test_what_stands_before_a_text_and_which_files_a_tokenizer_has():
+  assert 'No token is put before a text' in card({}) and '`tokenizer.model` is the same' in card({})
+  other = card({}, adds_bos=True, has_pieces=False)
+  assert 'A begin-of-text token is put before a text' in other and 'tokenizer.model' not in other
