@@ -24,6 +24,16 @@ MIXABLE = tuple[str | Source, ...]  # globs, or sources of a mixture
 OF_GLOBS = (tuple[str, ...], MIXABLE)
 
 
+def sources(entries: tuple[str | Source, ...]) -> list[Source]:
+  """Returns the sources of a mixture, none of globs."""
+  return [entry for entry in entries if isinstance(entry, Source)]
+
+
+def globs(entries: tuple[str | Source, ...]) -> list[str]:
+  """Lists the globs, those of a mixture's sources too."""
+  return [glob for entry in entries for glob in ([entry] if isinstance(entry, str) else entry.globs)]
+
+
 class Field(NamedTuple):
   """A field's description and bounds; numbers have to be above 0 unless `zero`, and not below `least`."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dipaco_jax.core import streaming
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.fields import Field, Source, fields, flatten
+from dipaco_jax.core.fields import Field, fields, flatten, sources
 
 
 def check(s: Any) -> None:
@@ -89,8 +89,7 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
 def _check_data(data: Any) -> None:
   if data.source == 'files' and not data.train:
     raise InputError("config.data.train is empty: name the text, for instance 'my/*.txt'")
-  mixtures = ([found for found in globs if isinstance(found, Source)] for globs in (data.train, data.validation))
-  train, validation = mixtures
+  train, validation = sources(data.train), sources(data.validation)
   if validation and {found.name for found in validation} != {found.name for found in train}:
     names = ', '.join(found.name for found in train) or 'none'
     raise InputError(f'config.data.validation names sources: they should be those of config.data.train, {names}')

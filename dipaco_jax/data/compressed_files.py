@@ -64,8 +64,11 @@ def chunks(path: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-  """Raises InputError where the file that is read in it is damaged, OSError where its disk or bucket is."""
+def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
+  """Raises InputError where the file that is read in it is damaged, OSError where its disk or bucket is.
+
+  `errors` are those of further formats that mean damage.
+  """
   try:
     yield
   except OSError as e:
@@ -73,6 +76,6 @@ def reading(path: str) -> Iterator[None]:
       raise  # nothing is wrong with the file: the same command may go on
     raise InputError(f'{path}: {e.strerror or e}; fix it, or leave it out') from e
   except Exception as e:
-    if not isinstance(e, DAMAGED) and type(e).__name__ != 'ZstdError':
+    if not isinstance(e, (*DAMAGED, *errors)) and type(e).__name__ != 'ZstdError':
       raise
-    raise InputError(f'{path}: damaged or cut short ({e}); fix it, or leave it out') from e
+    raise InputError(f'{path}: damaged or cut short ({str(e)[:200]}); fix it, or leave it out') from e

@@ -146,7 +146,7 @@ def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: floa
 
 def _documents(data: settings.Data, split: str, part: source.Part, fraction: float) -> Iterator[Document]:
   sources = sources_of(data)
-  if not sources or (split == 'validation' and data.validation and not mixed(data.validation)):
+  if not sources or (split == 'validation' and data.validation and not fields.sources(data.validation)):
     for item in _items(data, split, part, fraction):
       # Hold-outs are drawn from what is left for training, by the same draw.
       draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
@@ -168,18 +168,13 @@ def _documents(data: settings.Data, split: str, part: source.Part, fraction: flo
     yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
 
 
-def mixed(globs: tuple[str | fields.Source, ...]) -> list[fields.Source]:
-  """Returns the sources of a mixture, none of globs."""
-  return [found for found in globs if isinstance(found, fields.Source)]
-
-
 def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
   """Returns {name: (settings, weight)} of the sources of a mixture, {} where `data.train` is none.
 
   A limit of documents is divided by the weights. A source's validation text is that of its name; where
   `data.validation` is no mixture, it is read once for all of them.
   """
-  train, own = mixed(data.train), {found.name: found.globs for found in mixed(data.validation)}
+  train, own = fields.sources(data.train), {found.name: found.globs for found in fields.sources(data.validation)}
   total = sum(found.weight for found in train)
 
   def share(documents: int, weight: float) -> int:

@@ -8,12 +8,11 @@ import numpy as np
 import tokenizers
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 JSON, CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 SPECIAL = ('bos', 'eos', 'unk', 'pad')
 END = '<|endoftext|>'  # of a tokenizer that is trained here
-SPACE = '\u2581'  # SentencePiece's sign for one
 
 
 def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
@@ -57,7 +56,6 @@ class JsonTokenizer(Tokenizer):
     try:
       self._tokenizer = tokenizers.Tokenizer.from_str(files[JSON].decode())
       config = json.loads(files.get(CONFIG, b'{}'))
-      self._parts = json.loads(files[JSON])
     except Exception as e:  # the library raises plain Exception
       raise InputError(f'no tokenizer.json ({str(e)[:100]})') from e
     if not isinstance(config, dict):
@@ -73,23 +71,22 @@ class JsonTokenizer(Tokenizer):
       words = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
       raise InputError(words)
     self.eos_id = self.special_ids['eos']
-    front = self._in_front(config)
-    self.bos_id = -1 if front is None else front
-    if front is not None:
-      self.special_ids['bos'] = front
+    self.bos_id = self._in_front(config)
+    if self.bos_id >= 0:
+      self.special_ids['bos'] = self.bos_id
 
   def _id_of(self, token: Any) -> int | None:
     """Returns the id of a special token as tokenizer_config.json names it."""
     content = token.get('content') if isinstance(token, Mapping) else token
     return self._tokenizer.token_to_id(content) if isinstance(content, str) else None
 
-  def _in_front(self, config: Mapping[str, Any]) -> int | None:
-    """Returns the id that stands in front of a text, None if none does."""
+  def _in_front(self, config: Mapping[str, Any]) -> int:
+    """Returns the id that stands in front of a text, -1 if none does."""
     if isinstance(config.get('add_bos_token'), bool):
-      return self.special_ids.get('bos') if config['add_bos_token'] else None
+      return self.special_ids.get('bos', -1) if config['add_bos_token'] else -1
     template = self._tokenizer.encode('a', add_special_tokens=True)
     special = template.special_tokens_mask
-    return template.ids[0] if special and special[0] and template.ids[0] != self.special_ids.get('eos') else None
+    return template.ids[0] if special and special[0] and template.ids[0] != self.eos_id else -1
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -99,16 +96,17 @@ class JsonTokenizer(Tokenizer):
 
   def piece_bytes(self) -> np.ndarray:
     sizes = np.zeros(self.vocab_size, np.int32)
-    by_bytes = '"ByteLevel"' in json.dumps(self._parts.get('decoder'))
-    added = {token['id']: token for token in self._parts.get('added_tokens', [])}
-    unknown = self._parts['model'].get('unk_token')
+    parts = json.loads(self.files[JSON])
+    by_bytes = '"ByteLevel"' in json.dumps(parts.get('decoder'))
+    added = {token['id']: token for token in parts.get('added_tokens', [])}
+    unknown = {self.special_ids.get('unk'), self._id_of(parts['model'].get('unk_token'))}
     for piece, i in self._tokenizer.get_vocab().items():
-      if i in added:
+      if i in unknown:
+        sizes[i] = 1
+      elif i in added:
         sizes[i] = 0 if added[i].get('special') else len(piece.encode())
-      elif piece == unknown or (len(piece) == 6 and piece.startswith('<0x') and piece.endswith('>')):
+      elif len(piece) == 6 and piece.startswith('<0x') and piece.endswith('>'):
         sizes[i] = 1
       else:
         sizes[i] = len(piece) if by_bytes else len(piece.replace(SPACE, ' ').encode())
-    if 'unk' in self.special_ids:
-      sizes[self.special_ids['unk']] = 1
     return sizes

@@ -8,8 +8,9 @@ import numpy as np
 import sentencepiece
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
+MODEL = 'tokenizer.model'
 SENTENCE_CHARS = 2000  # of text that the trainer sees at one time
 
 
@@ -69,7 +70,7 @@ class SentencePieceTokenizer(Tokenizer):
       self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (OSError, RuntimeError) as e:
       raise InputError('not a SentencePiece model') from e
-    self.files = {'tokenizer.model': model, **(beside or {})}
+    self.files = {MODEL: model, **(beside or {})}
     self.vocab_size = self._model.vocab_size()
     self.eos_id = self._model.eos_id()
     named = {name: getattr(self._model, f'{name}_id')() for name in ('bos', 'eos', 'unk', 'pad')}
@@ -91,5 +92,5 @@ class SentencePieceTokenizer(Tokenizer):
       if model.is_byte(i) or model.is_unknown(i):
         sizes[i] = 1
       elif not (model.is_control(i) or model.is_unused(i)):
-        sizes[i] = len(model.id_to_piece(i).replace('\u2581', ' ').encode())
+        sizes[i] = len(model.id_to_piece(i).replace(SPACE, ' ').encode())
     return sizes

@@ -68,22 +68,19 @@ def write_part(
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
   domains: dict[str, int] = {}
   counts, done = {'train': no_counts(), 'validation': no_counts()}, itertools.count(1)
-  by_domain: dict[str, collections.Counter[str]] = {}  # of training text
+  by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)  # of training text
   for split, length in (('train', seq_len), ('validation', eval_len)):
     with _writer(os.path.join(out_dir, split)) as write:
       for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
-        end = len(tokens) if split == 'train' or document.draw >= 0 else length
-        cut = [tokens[begin : begin + length] for begin in range(0, end, length)]
-        kept = long = [sequence.astype(dtype) for sequence in cut if len(sequence) > prefix_tokens]
-        if split == 'validation' and document.draw >= 0:
-          kept = _spread(long, pieces, document.id)
+        in_pieces = split == 'validation' and document.draw >= 0
+        end = length if split == 'validation' and not in_pieces else len(tokens)
+        long, dropped = _cut(tokens[:end].astype(dtype), length, prefix_tokens)
+        kept = _spread(long, pieces, document.id) if in_pieces else long
         domain = _counted_as(domains, document.domain)
         write(part[0] + part[1] * number, domains.setdefault(domain, len(domains)), document.draw, kept)
-        size, dropped = sum(map(len, kept)), len(cut) - len(long)
+        size = sum(map(len, kept))
         if split == 'train':
-          by_domain.setdefault(domain, collections.Counter()).update(
-            documents=1, tokens=size, repeated=int(document.times > 0)
-          )
+          by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
         counts[split].update(documents=1, sequences=len(kept), tokens=size, dropped=dropped)
         progress(next(done), None)
   sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
@@ -94,7 +91,7 @@ def write_part(
 
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
   """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError where no document is long enough."""
-  by_domain: dict[str, collections.Counter[str]] = {}
+  by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
   domains: dict[str, None] = {}
   train, validation = no_counts(), no_counts()
   for k in range(parts):
@@ -104,7 +101,7 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
     for name in meta['domains']:
       domains.setdefault(_counted_as(domains, name))
     for name, counts in meta.get('by_domain', {}).items():
-      by_domain.setdefault(_counted_as(domains, name), collections.Counter()).update(counts)
+      by_domain[_counted_as(domains, name)].update(counts)
   for split, count in (('train', train), ('validation', validation)):
     if not count['sequences']:
       prefix = meta['prefix_tokens']
@@ -145,6 +142,13 @@ def _writer(stem: str) -> Iterator[Callable[[int, int, float, list[np.ndarray]],
     yield write
   if not have_draws:
     os.remove(f'{stem}.draws')
+
+
+def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], int]:
+  """Cuts tokens into sequences; returns those that are longer than the prefix, and the number of the others."""
+  cut = [tokens[begin : begin + length] for begin in range(0, len(tokens), length)]
+  long = [sequence for sequence in cut if len(sequence) > prefix_tokens]
+  return long, len(cut) - len(long)
 
 
 def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:

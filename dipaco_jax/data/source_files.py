@@ -72,7 +72,7 @@ def is_small(data: settings.Data) -> bool:
 def _find(globs: tuple[str | fields.Source, ...], data: settings.Data) -> list[tuple[str, str]]:
   """Lists (name, path) of all files that the globs match; the name is the path below the glob's first wildcard."""
   roots: dict[str, str] = {}
-  for pattern in (pattern for found in globs for pattern in ([found] if isinstance(found, str) else found.globs)):
+  for pattern in fields.globs(globs):
     pattern = os.path.expanduser(pattern.strip())
     root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
     if not (paths := _paths(pattern)):

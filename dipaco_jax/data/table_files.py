@@ -3,7 +3,6 @@
 Memory is bounded by a row group, or a record batch. Of a table only the columns of text and domain are read.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -23,7 +22,7 @@ SAVED = 'state.json'  # of a folder that `datasets.save_to_disk` wrote
 def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
   """Yields the rows of a Parquet file, numbered from 1; `name` is the domain of those that have none."""
   pyarrow = _library(path)
-  with _reading(pyarrow, path), remote_files.open_file(path) as f:
+  with compressed_files.reading(path, pyarrow.ArrowException), remote_files.open_file(path) as f:
     table = pyarrow.parquet.ParquetFile(f)
     columns = _columns(pyarrow, table.schema_arrow, data, path)
     groups = range(table.num_row_groups)
@@ -34,7 +33,7 @@ def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
 def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
   """Yields the rows of an Arrow file or stream, numbered from 1; `name` is the domain of those that have none."""
   pyarrow = _library(path)
-  with _reading(pyarrow, path), remote_files.open_file(path) as f:
+  with compressed_files.reading(path, pyarrow.ArrowException), remote_files.open_file(path) as f:
     is_file = f.read(len(ARROW_FILE)) == ARROW_FILE
     f.seek(0)
     if is_file:
@@ -66,16 +65,6 @@ def _library(path: str) -> Any:
   except ImportError as e:
     raise InputError(f"{path}: reading it needs pyarrow: pip install 'dipaco_jax[parquet]'") from e
   return pyarrow
-
-
-@contextlib.contextmanager
-def _reading(pyarrow: Any, path: str) -> Iterator[None]:
-  """As `compressed_files.reading`, with pyarrow's errors."""
-  with compressed_files.reading(path):
-    try:
-      yield
-    except pyarrow.ArrowException as e:
-      raise InputError(f'{path}: damaged or cut short ({str(e)[:200]}); fix it, or leave it out') from e
 
 
 def _columns(pyarrow: Any, schema: Any, data: settings.Data, path: str) -> dict[str, Any]:

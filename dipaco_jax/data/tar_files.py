@@ -44,13 +44,13 @@ def _members(path: str) -> Iterator[tuple[str, str, bytes]]:
       for member in tar:
         folder, file = os.path.split(member.name)
         stem, _, ending = file.partition('.')
-        content = tar.extractfile(member) if ending.lower() in ('txt', 'json') else None
         if member.isfile() and stem:  # else a folder, or macOS's own '._name'
+          content = tar.extractfile(member) if ending.lower() in ('txt', 'json') else None
           yield os.path.join(folder, stem), ending.lower(), content.read() if content else b''
     while stream.read(compressed_files.CHUNK_BYTES):
       pass
     if stream.tail.strip(b'\0') or len(stream.tail) < BLOCK:
-      raise InputError(f'{path}: damaged or cut short (no end of archive); fix it, or leave it out')
+      raise tarfile.ReadError('no end of archive')
 
 
 class _Tail:

@@ -14,6 +14,7 @@ from dipaco_jax.core.errors import InputError
 
 HALF = '\ufffd'  # a decoder's sign for bytes that are no character yet
 LONGEST = 4  # bytes of a character
+SPACE = '\u2581'  # SentencePiece's sign for one
 
 
 def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:

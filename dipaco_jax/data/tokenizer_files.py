@@ -13,11 +13,10 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer
 from dipaco_jax.data.json_tokenizer import CONFIG, JSON, JsonTokenizer
-from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from dipaco_jax.data.sentencepiece_tokenizer import MODEL, SentencePieceTokenizer
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.storage import remote_files
 
-MODEL = 'tokenizer.model'
 FILES = (MODEL, JSON, CONFIG)  # that a run may have
 
 
@@ -62,9 +61,9 @@ def names(there: Callable[[str], bool]) -> list[str]:
   return kept if {MODEL, JSON} & {*kept} else [MODEL]
 
 
-def read(names: Iterable[str], of: Callable[[str], bytes]) -> Tokenizer:
-  """Makes a run's tokenizer of its files, which `of` reads."""
-  found = {name: of(name) for name in names}
+def read(there: Callable[[str], bool], of: Callable[[str], bytes]) -> Tokenizer:
+  """Makes a run's tokenizer of its files: those of them that are `there`, which `of` reads."""
+  found = {name: of(name) for name in names(there)}
   try:
     return load(found)
   except InputError as e:

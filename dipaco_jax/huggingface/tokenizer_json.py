@@ -10,11 +10,10 @@ from typing import Any
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
-SPACE = '\u2581'  # SentencePiece's sign for one
 
 
 def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -127,7 +127,7 @@ class TrainedRun:
       with self.files.required(name):
         return self.files.read(name)
 
-    return tokenizer_files.read(tokenizer_files.names(self.files.storage.exists), read)
+    return tokenizer_files.read(self.files.storage.exists, read)
 
   @functools.cached_property
   def layout(self) -> modules.Layout:

@@ -47,7 +47,7 @@ class Run:
       with seals.reading(self.workdir / name) as file:
         return file.read_bytes()
 
-    return tokenizer_files.read(tokenizer_files.names(lambda name: (self.workdir / name).exists()), read)
+    return tokenizer_files.read(lambda name: (self.workdir / name).exists(), read)
 
   @functools.cached_property
   def model(self) -> transformer.Transformer:

@@ -1,11 +1,10 @@
 """The card of an exported path: how it was trained, what was measured, how to load it (templates/model_card.md)."""
 
 import dataclasses
-import itertools
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import outer, settings
+from dipaco_jax.core import fields, outer, settings
 from dipaco_jax.reports import headline, pages
 
 
@@ -54,8 +53,7 @@ def _training(f: Facts) -> dict[str, str]:
 
 def _source(data: settings.Data) -> str:
   if data.source == 'files':
-    globs = ((found,) if isinstance(found, str) else found.globs for found in data.train)
-    return ', '.join(f'`{pattern}`' for pattern in itertools.chain.from_iterable(globs))
+    return ', '.join(f'`{pattern}`' for pattern in fields.globs(data.train))
   return {'stdlib': "Python's own source and documentation"}.get(data.source, f'`{data.name}` by {data.source}')
 
 

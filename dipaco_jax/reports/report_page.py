@@ -107,7 +107,7 @@ def _notes(run: Run) -> list[str]:
   least, tokens = run.settings.data.min_validation_tokens, run.report['validation_tokens_by_path'] or []
   short = stage_records.too_little(tokens, least)
   tokenized = run.results.get('tokenize', {})
-  weights = {found.name: found.weight for found in run.settings.data.train if isinstance(found, fields.Source)}
+  weights = {found.name: found.weight for found in fields.sources(run.settings.data.train)}
   notes = (
     headline.sources(tokenized, weights),
     headline.held_back(tokenized),
