@@ -26,6 +26,8 @@ def rows(size: str) -> list[Row]:
   lasting = config.lasting(size, STEPS[size], TAU[size]) | {'train.steps_per_dispatch': DISPATCH[size]}
   overlap = overlap_steps(size, lasting)
   late = {'outer.stream': 'on', 'outer.overlap_steps': overlap}
+  short = max(1, TAU[size] * 2 // 25)
+  shorter = {'outer.overlap_steps': short, 'train.steps_per_dispatch': 1}
   wires = {
     'lan': ('float32 (lan)', {}),
     'int8': ('int8', {'outer.compress': 'int8'}),
@@ -36,6 +38,7 @@ def rows(size: str) -> list[Row]:
     'overlap': (f'streaming, overlap of {overlap}', late | {'outer.overlap': 'keep'}),
     'wan': ('int8, streaming (wan)', {'outer.wire': 'wan'}),
     'thin': (f'int4, streaming, overlap of {overlap} (thin)', {'outer.wire': 'thin'}),
+    'short': (f'int4, streaming, overlap of {short}', shorter | {'outer.wire': 'thin'}),
   }
   return [
     Row(f'{name}_{wire}', f'{title}, {words}', method, lasting | changes)

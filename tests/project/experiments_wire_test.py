@@ -30,11 +30,17 @@ def test_the_wire_is_all_that_differs_in_its_rows(size):
   found = {row.name: runs.make(size, row, 0).settings for row in readme.wire.rows(size)}
   for method in ('dipaco', 'diloco'):
     mine = {name.partition('_')[2]: s for name, s in found.items() if name.startswith(method)}
-    assert len({dataclasses.replace(s, outer=mine['lan'].outer) for s in mine.values()}) == 1 < len(mine)
+    steps = {name: s.train.steps_per_dispatch for name, s in mine.items()}
+    assert steps.pop('short') == 1 and len(set(steps.values())) == 1
+    same = {'outer': mine['lan'].outer, 'train': mine['lan'].train}
+    assert len({dataclasses.replace(s, **same) for s in mine.values()}) == 1 < len(mine)
+    assert len({dataclasses.replace(s.train, steps_per_dispatch=1) for s in mine.values()}) == 1
     wires = {name: streaming.make_wire(s.outer, s.train) for name, s in mine.items()}
     assert wires['lan'][:3] == ('none', False, 0) and wires['wan'][:3] == ('int8', True, 0)
     assert wires['mixed'] == wires['overlap']._replace(keeps=False, alpha=0.5)
     assert wires['overlap'] == wires['thin']._replace(compress='none') and wires['thin'].overlap_steps > 0
+    assert wires['short']._replace(overlap_steps=wires['thin'].overlap_steps) == wires['thin']
+    assert 0 < wires['short'].overlap_steps <= wires['thin'].overlap_steps
     one = mine['thin']
     layout, _ = runs.layout_and_shapes(one)
     times = streaming.make_timetable(one, {level.name: 1000 for level in layout.levels})
