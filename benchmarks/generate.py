@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax.huggingface import llama_folder
+from dipaco_jax.huggingface import model_folder
 from dipaco_jax.inference import trained_run
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
@@ -137,7 +137,7 @@ def main(argv):
     run, exported = trained_run.TrainedRun(folder), pathlib.Path(folder) / 'exported'
     exported.mkdir()
     params = {name: np.asarray(x) for name, x in run.path(1).params.items()}
-    for name, data in llama_folder.make_files(params, s.model, run.tokenizer, 'float32', None).items():
+    for name, data in model_folder.make_files(params, s.model, run.tokenizer, 'float32', None).items():
       (exported / name).write_bytes(data)
     common.report('using one of two paths', measure(run, tokens_of_transformers(exported)))
 

@@ -17,20 +17,20 @@ from dipaco_jax.training import display
 
 def check_out(out: pathlib.Path):
   """Raises InputError where there is something that is not an export of ours."""
-  from dipaco_jax.huggingface import llama_folder
+  from dipaco_jax.huggingface import model_folder
 
   if not out.exists() and not out.is_symlink():
     return
   config = out / 'config.json'
   empty = out.is_dir() and not any(out.iterdir())
-  if not empty and not (config.is_file() and llama_folder.is_our_config(config.read_bytes())):
+  if not empty and not (config.is_file() and model_folder.is_our_config(config.read_bytes())):
     raise InputError(f'--out={out} is not empty and not an export: name another folder, or remove what is there')
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   """Writes a path's folder, whole or not at all, in place of an export that is there. Raises InputError."""
   from dipaco_jax.data import tokenizer_files
-  from dipaco_jax.huggingface import llama_folder
+  from dipaco_jax.huggingface import model_folder
   from dipaco_jax.reports import model_card
   from dipaco_jax.storage import publishing
 
@@ -53,7 +53,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   )
   named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()}
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
-  files = llama_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about)
+  files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about)
   files['README.md'] = model_card.render(facts).encode()
   try:
     with publishing.publish_directory(out, sealed=False) as aside:

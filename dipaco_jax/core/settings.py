@@ -54,7 +54,7 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A decoder-only transformer in Llama's shape; the defaults are the 150M path of the paper [7.1]."""
+  """A decoder-only transformer; the defaults are the 150M path of the paper [7.1], in Llama's shape."""
 
   width: int = field(896, 'of the vectors between blocks')
   num_layers: int = field(12, 'blocks')
@@ -72,6 +72,27 @@ class Model:
   loss_chunk: int = field(1024, 'tokens whose logits exist at one time')
   rope_base: float = field(10_000.0, 'of rotary embedding')
   norm_epsilon: float = field(1e-6, 'of RMSNorm')
+  num_kv_heads: int = field(0, 'of keys and values, each for as many of queries; 0: num_heads', zero=True, added=True)
+  qk_norm: str = field(
+    'none', 'RMSNorm of queries and keys: of each head, or of all', choices='none head all', added=True
+  )
+  qkv_bias: bool = field(False, 'queries, keys and values have biases', added=True)
+  norms: str = field('before', 'of attention and MLP, where RMSNorm stands', choices='before after both', added=True)
+  norm_from_one: bool = field(False, "RMSNorm's scale is 1 + its parameter", added=True)
+  activation: str = field('silu', "of the MLP's gate; 'gelu': with tanh", choices='silu gelu', added=True)
+  embed_scale: bool = field(False, 'embeddings are multiplied by sqrt(width)', added=True)
+  query_scale: float = field(0.0, 'products of queries and keys are over its root; 0: head_dim', zero=True, added=True)
+  attention_cap: float = field(0.0, 'c, of c tanh(x / c), of these products; 0: none', zero=True, added=True)
+  window: int = field(0, 'tokens that a token sees, itself included; 0: all before it', zero=True, added=True)
+  full_every: int = field(0, 'every so manieth block sees all tokens all the same; 0: none', zero=True, added=True)
+  rope_scaling: str = field('none', 'of rotary embedding', choices='none linear llama3 yarn', added=True)
+  rope_factor: float = field(1.0, 'by which it makes texts longer', added=True)
+  rope_original_len: int = field(0, 'of texts before that; for llama3 and yarn', zero=True, added=True)
+  rope_low: float = field(1.0, 'turns in such a text, up to which a dimension is scaled whole', added=True)
+  rope_high: float = field(4.0, 'and from which it is not scaled', added=True)
+  rope_attention: float = field(0.0, "yarn's, of queries and keys; 0: 0.1 ln(factor) + 1", zero=True, added=True)
+  rope_local_base: float = field(0.0, 'of blocks with a window, unscaled; 0: as of others', zero=True, added=True)
+  no_rope_every: int = field(0, 'every so manieth block has no rotary embedding; 0: none', zero=True, added=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,7 @@ def check(s: Any) -> None:
   for name, value in flatten(s.to_dict()).items():
     _check_range(name, value, described.get(name, Field('')))
   num_paths = s.num_paths
-  if s.model.head_dim % 2:
-    raise InputError(f'config.model.head_dim={s.model.head_dim} should be even: rotary embedding turns pairs')
+  _check_model(s.model)
   _check_data(s.data)
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)
@@ -30,6 +29,23 @@ def check(s: Any) -> None:
     words = 'a row that one path alone has moved would go further than that path'
     raise InputError(f'config.outer.row_weights goes with config.outer.rescale=False: {words}')
   _check_schedule(s, num_paths)
+
+
+def _check_model(m: Any) -> None:
+  if m.head_dim % 2:
+    raise InputError(f'config.model.head_dim={m.head_dim} should be even: rotary embedding turns pairs')
+  if m.num_kv_heads and m.num_heads % m.num_kv_heads:
+    words = f'should divide config.model.num_heads={m.num_heads}: as many queries share each'
+    raise InputError(f'config.model.num_kv_heads={m.num_kv_heads} {words}')
+  for name in ('full_every', 'rope_local_base'):
+    if getattr(m, name) and not m.window:
+      raise InputError(f'config.model.{name}={getattr(m, name)} is for models with a config.model.window')
+  if m.rope_scaling == 'none' and m.rope_factor != 1:
+    raise InputError(f'config.model.rope_factor={m.rope_factor} is for a config.model.rope_scaling')
+  if m.rope_scaling in ('llama3', 'yarn') and not m.rope_original_len:
+    raise InputError(f'config.model.rope_scaling={m.rope_scaling!r} needs config.model.rope_original_len')
+  if m.rope_low >= m.rope_high:
+    raise InputError(f'config.model.rope_low={m.rope_low} should be below config.model.rope_high={m.rope_high}')
 
 
 def _check_range(name: str, value: Any, field: Field) -> None:

@@ -1,4 +1,6 @@
-"""Causal attention within segments, softmax(q k^T / sqrt(K)) v, by one of these kernels:
+"""Causal attention within segments, softmax(q k^T / sqrt(K)) v, in which H / G queries share a head of keys and values.
+
+The root may be that of another number; scores may be capped, c tanh(x / c), and seen within a window only. Kernels:
 
 splash   JAX's in Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
 flash    ours in Pallas, on GPU in 16 bits: the same, and blocks of other segments are not computed either
@@ -7,7 +9,7 @@ xla      anywhere, with an [L, L] mask
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,43 +21,93 @@ LANES = 128  # of a TPU; splash takes multiples of it as lengths
 BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
 
 
-def attend(q_BLHK: Array, k_BLHK: Array, v_BLHK: Array, segments_BL: Array, kernel: str) -> Array:
+class Scores(NamedTuple):
+  """How queries and keys are scored."""
+
+  window: int = 0  # tokens that a token sees, itself included; 0: all before it
+  query_scale: float = 0.0  # products are divided by its root; 0: by that of K
+  cap: float = 0.0  # c, of c tanh(x / c); 0: none
+
+  def factor(self, size: int) -> float:
+    """Returns what products of queries and keys are multiplied by."""
+    return (self.query_scale or size) ** -0.5
+
+
+PLAIN = Scores()
+
+
+def attend(
+  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, kernel: str, scores: Scores = PLAIN
+) -> Array:
   """Returns attention, [B, L, H, K].
 
   Args:
-    q_BLHK, k_BLHK, v_BLHK: queries, keys and values.
+    q_BLHK, k_BLGK, v_BLGK: queries, keys and values; G divides H.
     segments_BL: segment ids; tokens attend to earlier ones of their own segment, which lie next to each other.
     kernel: `attention` of settings.Model. 'xla' stands in where 'splash' (lengths that are no multiple of LANES) or
-      'flash' (`flash.takes`) cannot compute it.
+      'flash' (`flash.takes`) cannot compute it, nor 'flash' and 'cudnn' capped scores.
+    scores: how queries and keys are scored.
   """
   length = q_BLHK.shape[1]
   if kernel == 'splash' and length % LANES == 0:
-    return splash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
-  if kernel == 'flash' and flash.takes(q_BLHK):
-    return flash.flash(q_BLHK, k_BLHK, v_BLHK, segments_BL)
+    return splash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores)
+  if kernel == 'flash' and flash.takes(q_BLHK) and not scores.cap:
+    return flash.flash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores.window, scores.factor(q_BLHK.shape[3]))
   same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
-  mask_B1LL = (same_BLL & jnp.tril(jnp.ones((length, length), bool)))[:, None]
-  implementation: Any = 'cudnn' if kernel == 'cudnn' else 'xla'
-  return jax.nn.dot_product_attention(q_BLHK, k_BLHK, v_BLHK, mask=mask_B1LL, implementation=implementation)
+  seen_LL = jnp.tril(jnp.ones((length, length), bool))
+  if 0 < scores.window < length:
+    seen_LL &= ~jnp.tril(seen_LL, -scores.window)
+  mask_B1LL = (same_BLL & seen_LL)[:, None]
+  if scores.cap:
+    return _capped(q_BLHK, k_BLGK, v_BLGK, mask_B1LL, scores)
+  options: Any = {'implementation': 'cudnn' if kernel == 'cudnn' else 'xla'}
+  if scores.query_scale:
+    options['scale'] = scores.factor(q_BLHK.shape[3])
+  return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LL, **options)
 
 
-def attend_to_cache(q_B1HK: Array, k_BHSK: Array, v_BHSK: Array, position_B: Array) -> Array:
+def _capped(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, mask_B1LL: Array, scores: Scores) -> Array:
+  """Returns attention with capped scores; letters M are keys, R the queries of a head of keys."""
+  q_BLGRK = _grouped(q_BLHK, k_BLGK.shape[2])
+  found_BGRLM = jnp.einsum('BLGRK,BMGK->BGRLM', q_BLGRK, k_BLGK, preferred_element_type=jnp.float32)
+  found_BGRLM = _cap(found_BGRLM * scores.factor(q_BLHK.shape[3]), scores.cap)
+  weights_BGRLM = jax.nn.softmax(jnp.where(mask_B1LL[:, :, None], found_BGRLM, -jnp.inf)).astype(v_BLGK.dtype)
+  return jnp.einsum('BGRLM,BMGK->BLGRK', weights_BGRLM, v_BLGK).reshape(q_BLHK.shape)
+
+
+def _grouped(q_BLHK: Array, groups: int) -> Array:
+  """Returns queries by the head of keys that they share, [B, L, G, R, K]."""
+  B, L, H, K = q_BLHK.shape
+  return q_BLHK.reshape(B, L, groups, H // groups, K)
+
+
+def _cap(scores: Array, cap: float) -> Array:
+  return cap * jnp.tanh(scores / cap) if cap else scores
+
+
+def attend_to_cache(q_B1HK: Array, k_BGSK: Array, v_BGSK: Array, position_B: Array, scores: Scores = PLAIN) -> Array:
   """Returns attention of one token of each text to positions 0 to `position` of a cache, [B, 1, H, K]."""
-  q_B1HK = q_B1HK * q_B1HK.shape[-1] ** -0.5
-  scores_BHS = jnp.einsum('BLHK,BHSK->BHS', q_B1HK, k_BHSK, preferred_element_type=jnp.float32)
-  seen_B1S = jnp.arange(k_BHSK.shape[2]) <= position_B[:, None, None]
-  weights_BHS = jax.nn.softmax(jnp.where(seen_B1S, scores_BHS, -jnp.inf)).astype(v_BHSK.dtype)
-  return jnp.einsum('BHS,BHSK->BHK', weights_BHS, v_BHSK)[:, None]
+  q_B1GRK = _grouped(q_B1HK * scores.factor(q_B1HK.shape[-1]), k_BGSK.shape[1])
+  found_BGRS = jnp.einsum('BLGRK,BGSK->BGRS', q_B1GRK, k_BGSK, preferred_element_type=jnp.float32)
+  places_S, last_B1 = jnp.arange(k_BGSK.shape[2]), position_B[:, None]
+  seen_BS = places_S <= last_B1
+  if scores.window:
+    seen_BS &= places_S > last_B1 - scores.window
+  found_BGRS = jnp.where(seen_BS[:, None, None], _cap(found_BGRS, scores.cap), -jnp.inf)
+  weights_BGRS = jax.nn.softmax(found_BGRS).astype(v_BGSK.dtype)
+  return jnp.einsum('BGRS,BGSK->BGRK', weights_BGRS, v_BGSK).reshape(q_B1HK.shape)
 
 
-def splash(q_BLHK: Array, k_BLHK: Array, v_BLHK: Array, segments_BL: Array, interpret: bool = False) -> Array:
+def splash(
+  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, scores: Scores = PLAIN, interpret: bool = False
+) -> Array:
   """Returns attention by JAX's splash kernel; `interpret` runs it as plain operations, without a TPU."""
   from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
   _, length, heads, size = q_BLHK.shape
-  kernel = _splash_kernel(length, heads, interpret)
-  q_BHLK, k_BHLK, v_BHLK = (x.swapaxes(1, 2) for x in (q_BLHK * size**-0.5, k_BLHK, v_BLHK))
-  return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, SegmentIds(segments_BL, segments_BL)).swapaxes(1, 2)
+  kernel = _splash_kernel(length, heads, scores.window, scores.cap, interpret)
+  q_BHLK, k_BGLK, v_BGLK = (x.swapaxes(1, 2) for x in (q_BLHK * scores.factor(size), k_BLGK, v_BLGK))
+  return jax.vmap(kernel)(q_BHLK, k_BGLK, v_BGLK, SegmentIds(segments_BL, segments_BL)).swapaxes(1, 2)
 
 
 def block_size(length: int) -> int:
@@ -64,7 +116,7 @@ def block_size(length: int) -> int:
 
 
 @functools.lru_cache
-def _splash_kernel(length: int, heads: int, interpret: bool) -> Any:
+def _splash_kernel(length: int, heads: int, window: int, cap: float, interpret: bool) -> Any:
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as lib,
     splash_attention_mask as masks,
@@ -73,8 +125,14 @@ def _splash_kernel(length: int, heads: int, interpret: bool) -> Any:
   options: Any = dict.fromkeys(('block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv'), block_size(length))
   options |= dict.fromkeys(('q_layout', 'k_layout', 'v_layout'), lib.QKVLayout.SEQ_MINOR)
   sizes = lib.BlockSizes(**options, use_fused_bwd_kernel=True)
-  mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
+  shape = (length, length)
+  one = masks.LocalMask(shape, (window - 1, 0), 0) if 0 < window < length else masks.CausalMask(shape)
+  mask = masks.MultiHeadMask([one] * heads)
   with jax.ensure_compile_time_eval():  # a cached kernel must not hold tracers
     return lib.make_splash_mha_single_device(
-      mask, block_sizes=sizes, interpret=interpret, residual_checkpoint_name=flash.RESIDUALS
+      mask,
+      block_sizes=sizes,
+      interpret=interpret,
+      residual_checkpoint_name=flash.RESIDUALS,
+      attn_logits_soft_cap=cap or None,
     )

@@ -8,7 +8,8 @@ into that of the other.
 For one text a cache may have two equal rows: with one row XLA for CPU fuses the update into its readers and copies the
 cache at every step. (Two rows of everything would be slower still: a matrix times one row is fastest.)
 
-Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, H heads, K head size, V vocabulary.
+Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, H heads, G heads of
+keys and values, K head size, V vocabulary.
 """
 
 import functools
@@ -18,14 +19,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.models import attention
-from dipaco_jax.models.transformer import Block, Params, Transformer, rotary_angles, variables
+from dipaco_jax.models import attention, rotary
+from dipaco_jax.models.layers import layer
+from dipaco_jax.models.transformer import Block, Params, Transformer, variables
 
 
 class Cache(NamedTuple):
   """Keys, values and hidden states of earlier tokens, for B texts; or for one text, in both of two rows."""
 
-  keys: tuple[jax.Array, ...]  # by block, [B, H, S, K]
+  keys: tuple[jax.Array, ...]  # by block, [B, G, S, K]
   values: tuple[jax.Array, ...]
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
 
@@ -55,7 +57,7 @@ class Texts(NamedTuple):
 
 def embed(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
   """Returns the hidden state that enters block 0, [B, L, D]."""
-  return jnp.take(params['embed/tokens'], tokens_BL, axis=0).astype(model.dtype)
+  return jnp.asarray(model.apply(variables(params), tokens_BL, method=Transformer.embedded))
 
 
 def prefill(
@@ -77,15 +79,15 @@ def prefill(
   keys, values = list(below.keys[:first]), list(below.values[:first])
   entering = {n: x for n, x in below.entering.items() if n < first}
   segments_BL = jnp.broadcast_to((jnp.arange(x_BLD.shape[1]) < length).astype(jnp.int32), x_BLD.shape[:2])
-  angles_BLK2 = rotary_angles(jnp.arange(x_BLD.shape[1])[None], model.config.head_dim, model.config.rope_base)
+  angles = rotary.angles(jnp.arange(x_BLD.shape[1])[None], model.config)
   for n in range(first, model.config.num_layers):
     if n in keep:
       entering[n] = x_BLD
     block = _block(model, params, n)
-    q_BLHK, k_BLHK, v_BLHK = block('qkv', x_BLD, angles_BLK2)
-    x_BLD = block('out', x_BLD, attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, model.config.attention))
-    keys.append(k_BLHK.swapaxes(1, 2))
-    values.append(v_BLHK.swapaxes(1, 2))
+    q_BLHK, k_BLGK, v_BLGK = block('qkv', x_BLD, angles)
+    x_BLD = block('out', x_BLD, block('attend', q_BLHK, k_BLGK, v_BLGK, segments_BL))
+    keys.append(k_BLGK.swapaxes(1, 2))
+    values.append(v_BLGK.swapaxes(1, 2))
   last_B1D = jax.lax.dynamic_slice_in_dim(x_BLD, length - 1, 1, axis=1)
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, last_B1D)
 
@@ -95,15 +97,16 @@ def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.A
   cache, position_B, B = texts.cache, texts.position, len(texts.token)
   keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
   x_B1D = embed(model, params, texts.token[:, None])
-  angles_B1K2 = rotary_angles(position_B[:, None], model.config.head_dim, model.config.rope_base)
+  angles = rotary.angles(position_B[:, None], model.config)
   for n in range(model.config.num_layers):
     if n in entering:
       entering[n] = _put(entering[n], rows(x_B1D), rows(position_B))
     block = _block(model, params, n)
-    q_B1HK, k_B1HK, v_B1HK = block('qkv', x_B1D, angles_B1K2)
-    keys.append(_put_heads(cache.keys[n], rows(k_B1HK.swapaxes(1, 2)), rows(position_B)))
-    values.append(_put_heads(cache.values[n], rows(v_B1HK.swapaxes(1, 2)), rows(position_B)))
-    x_B1D = block('out', x_B1D, attention.attend_to_cache(rows(q_B1HK), keys[n], values[n], rows(position_B))[:B])
+    q_B1HK, k_B1GK, v_B1GK = block('qkv', x_B1D, angles)
+    keys.append(_put_heads(cache.keys[n], rows(k_B1GK.swapaxes(1, 2)), rows(position_B)))
+    values.append(_put_heads(cache.values[n], rows(v_B1GK.swapaxes(1, 2)), rows(position_B)))
+    seen = keys[n], values[n], rows(position_B), block('scores')
+    x_B1D = block('out', x_B1D, attention.attend_to_cache(rows(q_B1HK), *seen)[:B])
   return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
 
 
@@ -161,7 +164,7 @@ def _block(model: Transformer, params: Params, n: int) -> Callable[..., Any]:
   """Returns a function that calls a method of block n: (name, arguments...)."""
   prefix = f'block_{n}/'
   found = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})
-  block = Block(model.config, model.dtype, parent=None)
+  block = Block(model.config, model.dtype, layer(model.config, n), parent=None)
   return lambda method, *args: block.apply(found, *args, method=method)
 
 
@@ -175,5 +178,5 @@ def _rows(count: int, x: jax.Array) -> jax.Array:
   return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
-# (x [B, S, D] or [B, H, S, K], new [B, 1, D] or [B, H, 1, K], position [B]) -> x with `new` at the position
+# (x [B, S, D] or [B, G, S, K], new [B, 1, D] or [B, G, 1, K], position [B]) -> x with `new` at the position
 _put, _put_heads = (jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=i)) for i in (0, 1))

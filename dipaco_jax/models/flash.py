@@ -4,8 +4,8 @@ Segments lie one after the other in a row, so that a query i sees the keys from 
 
     o_i = sum_j p_ij v_j,    p_ij = exp(s q_i.k_j - lse_i),    lse_i = log sum_j exp(s q_i.k_j),    start_i <= j <= i,
 
-with s = K^-1/2. Blocks above the diagonal and blocks of other segments are not computed, and no [L, L] scores are in
-memory. Of the gradient do,
+with s = K^-1/2, and start_i a window back at most. Blocks above the diagonal and before start_i are not computed, and
+no [L, L] scores are in memory. Of the gradient do,
 
     dv_j = sum_i p_ij do_i    ds_ij = p_ij (do_i.v_j - do_i.o_i)    dq_i = s sum_j ds_ij k_j    dk_j = s sum_i ds_ij q_i
 
@@ -61,17 +61,30 @@ def runs_here() -> bool:
   return new_enough and importlib.util.find_spec('jax.experimental.pallas.triton') is not None
 
 
-def flash(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, interpret: bool = False) -> Array:
+def flash(
+  q_BLHK: Array,
+  k_BLGK: Array,
+  v_BLGK: Array,
+  segments_BL: Array,
+  window: int = 0,
+  scale: float = 0.0,
+  interpret: bool = False,
+) -> Array:
   """Returns attention, [B, L, H, K], in the type of q.
 
   Args:
     q_BLHK: queries, of a shape and type that `takes` takes.
     k_BLGK, v_BLGK: keys and values; G divides H, and H / G queries share a head of these.
     segments_BL: segment ids; those of a segment are next to each other.
+    window: tokens that a token sees, itself included; 0: all before it.
+    scale: s; 0: K^-1/2.
     interpret: computes with plain operations, without a GPU.
   """
-  ends_BL = segments_BL.shape[1] - segment_starts(segments_BL[:, ::-1])[:, ::-1]
-  return _attention(q_BLHK, k_BLGK, v_BLGK, segment_starts(segments_BL), ends_BL, interpret)
+  starts_BL, ends_BL = segment_starts(segments_BL), segments_BL.shape[1] - segment_starts(segments_BL[:, ::-1])[:, ::-1]
+  if window:
+    index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
+    starts_BL, ends_BL = jnp.maximum(starts_BL, index_L - window + 1), jnp.minimum(ends_BL, index_L + window)
+  return _attention(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, scale or q_BLHK.shape[3] ** -0.5, interpret)
 
 
 def segment_starts(segments_BL: Array) -> Array:
@@ -81,29 +94,31 @@ def segment_starts(segments_BL: Array) -> Array:
   return jax.lax.cummax(jnp.where(segments_BL != previous_BL, index_BL, 0), axis=1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, interpret: bool) -> Array:
-  return _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, interpret)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attention(
+  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, scale: float, interpret: bool
+) -> Array:
+  return _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, scale, interpret)[0]
 
 
 def _forward(
-  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, interpret: bool
+  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, scale: float, interpret: bool
 ) -> tuple[Array, tuple]:
   B, L, H, _ = q_BLHK.shape
   args = (q_BLHK, k_BLGK, v_BLGK, starts_BL)
   out = (jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype), jax.ShapeDtypeStruct((B, H, L), jnp.float32))
-  found = _call(_forward_kernel, FORWARD, 'queries', args, out, interpret)
+  found = _call(_forward_kernel, FORWARD, 'queries', args, out, scale, interpret)
   o_BLHK, lse_BHL = (checkpoint_name(x, RESIDUALS) for x in found)
   return o_BLHK, (q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL)
 
 
-def _backward(interpret: bool, residuals: tuple, do_BLHK: Array) -> tuple:
+def _backward(scale: float, interpret: bool, residuals: tuple, do_BLHK: Array) -> tuple:
   q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL = residuals
   delta_BHL = jnp.einsum('BLHK,BLHK->BHL', do_BLHK, o_BLHK, preferred_element_type=jnp.float32)
   args = (q_BLHK, k_BLGK, v_BLGK, starts_BL, do_BLHK, lse_BHL, delta_BHL)
   out = jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype)
-  (dq_BLHK,) = _call(_dq_kernel, BACKWARD_QUERIES, 'queries', args, (out,), interpret)
-  dk_BLHK, dv_BLHK = _call(_dkv_kernel, BACKWARD_KEYS, 'keys', (*args, ends_BL), (out, out), interpret)
+  (dq_BLHK,) = _call(_dq_kernel, BACKWARD_QUERIES, 'queries', args, (out,), scale, interpret)
+  dk_BLHK, dv_BLHK = _call(_dkv_kernel, BACKWARD_KEYS, 'keys', (*args, ends_BL), (out, out), scale, interpret)
   return dq_BLHK, _sum_groups(dk_BLHK, k_BLGK), _sum_groups(dv_BLHK, v_BLGK), None, None
 
 
@@ -118,7 +133,7 @@ def _sum_groups(dx_BLHK: Array, x_BLGK: Array) -> Array:
   return dx_BLHK.reshape(B, L, G, -1, K).astype(jnp.float32).sum(3).astype(x_BLGK.dtype)
 
 
-def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, interpret: bool) -> tuple:
+def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, scale: float, interpret: bool) -> tuple:
   """Runs a kernel for every block of queries or keys of every row and head; it sees its own row and head."""
   from jax.experimental.pallas import triton
 
@@ -135,7 +150,7 @@ def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, 
     return pl.BlockSpec((None, length, None, K), lambda i, b, h: (b, place(i), h // group, 0))
 
   return pl.pallas_call(
-    functools.partial(kernel, blocks=blocks, scale=K**-0.5),
+    functools.partial(kernel, blocks=blocks, scale=scale),
     grid=(L // size, B, H),
     in_specs=[spec(x, L) for x in args],
     out_specs=[spec(x, size) for x in out],

@@ -1,19 +1,27 @@
-"""The transformer of a path: decoder-only, in Llama's shape, so that any Llama engine can load a trained path.
+"""The transformer of a path: decoder-only, in the shapes of the families that engines know (`huggingface/families`).
 
-RMSNorm, rotary embedding, SwiGLU, no biases, tied or untied head. Parameters are float32, computation is in `dtype`.
-The patterns of levels match the parameters' names, which are stable:
+RMSNorm, rotary embedding, a gated MLP, tied or untied head. Parameters are float32, computation is in `dtype`. The
+patterns of levels match the parameters' names, which are stable:
 
-    embed/tokens                 [V, D]
-    block_<n>/attention_norm/scale [D]     block_<n>/attention/{q,k,v} [D, H, K]     block_<n>/attention/o [H, K, D]
-    block_<n>/mlp_norm/scale     [D]       block_<n>/mlp/{gate,up}     [D, F]        block_<n>/mlp/down    [F, D]
-    final_norm/scale             [D]       head/kernel                 [D, V] (untied only)
+    embed/tokens                   [V, D]
+    block_<n>/attention_norm/scale [D]     block_<n>/attention/q       [D, H, K]     block_<n>/attention/{k,v} [D, G, K]
+    block_<n>/mlp_norm/scale       [D]     block_<n>/attention/o       [H, K, D]
+    final_norm/scale               [D]     block_<n>/mlp/{gate,up}     [D, F]        block_<n>/mlp/down        [F, D]
+    head/kernel                    [D, V]  of an untied head
 
-Dimensions: B batch, L length, D width, H heads, K head size, F MLP width, V vocabulary, N layers.
+and, where the config has them, in a block
+
+    attention/{q,k,v}_bias         [H K] or [G K]      attention_post_norm/scale   mlp_post_norm/scale   [D]
+    attention/{q,k}_norm/scale     [K], or [H K] and [G K]
+
+Dimensions: B batch, L length, D width, H heads, G heads of keys and values, K head size, F MLP width, V vocabulary,
+N layers.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +29,8 @@ import jax.numpy as jnp
 from flax import linen as nn, traverse_util
 
 from dipaco_jax.core import settings
-from dipaco_jax.models import attention, flash
+from dipaco_jax.models import attention, flash, rotary
+from dipaco_jax.models.layers import Layer, layer, period
 
 Params = dict[str, jax.Array]  # flat: name to array
 
@@ -32,16 +41,23 @@ def scaled_normal(scale: float, fan_in: int) -> nn.initializers.Initializer:
 
 
 class RMSNorm(nn.Module):
-  """x / sqrt(mean(x^2) + epsilon) * scale, in float32."""
+  """x / sqrt(mean(x^2) + epsilon) * scale, in float32, over the last dimension; or * (1 + scale)."""
 
   epsilon: float
+  from_one: bool = False
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
-    scale_D = self.param('scale', nn.initializers.ones, (x_BLD.shape[-1],))
+    fresh = nn.initializers.zeros if self.from_one else nn.initializers.ones
+    scale_D = self.param('scale', fresh, (x_BLD.shape[-1],))
     x32_BLD = x_BLD.astype(jnp.float32)
     inverse_BL1 = jax.lax.rsqrt(jnp.mean(x32_BLD**2, -1, keepdims=True) + self.epsilon)
-    return (x32_BLD * inverse_BL1 * scale_D).astype(x_BLD.dtype)
+    return (x32_BLD * inverse_BL1 * (1 + scale_D if self.from_one else scale_D)).astype(x_BLD.dtype)
+
+
+def make_norm(c: settings.Model) -> RMSNorm:
+  """Returns a norm of the kind that a model has everywhere."""
+  return RMSNorm(c.norm_epsilon, c.norm_from_one)
 
 
 def positions(segments_BL: jax.Array) -> jax.Array:
@@ -49,45 +65,57 @@ def positions(segments_BL: jax.Array) -> jax.Array:
   return jax.lax.broadcasted_iota(jnp.int32, segments_BL.shape, 1) - flash.segment_starts(segments_BL)
 
 
-def rotate(x_BLHK: jax.Array, angles_BLK2: jax.Array) -> jax.Array:
-  """Applies the rotary embedding (arXiv 2104.09864) in Llama's layout: it rotates dimensions i and i + K/2 together."""
-  sin_BL1K2, cos_BL1K2 = jnp.sin(angles_BLK2)[:, :, None], jnp.cos(angles_BLK2)[:, :, None]
-  a_BLHK2, b_BLHK2 = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
-  turned = (a_BLHK2 * cos_BL1K2 - b_BLHK2 * sin_BL1K2, b_BLHK2 * cos_BL1K2 + a_BLHK2 * sin_BL1K2)
-  return jnp.concatenate(turned, -1).astype(x_BLHK.dtype)
-
-
-def rotary_angles(positions_BL: jax.Array, head_dim: int, base: float) -> jax.Array:
-  """Returns position * base^(-2i/K) for i in [0, K/2): float32 [B, L, K/2]."""
-  inverse_K2 = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-  return positions_BL[..., None].astype(jnp.float32) * inverse_K2
-
-
 class Attention(nn.Module):
   """Projections before and after attention; between them stands `attention.attend` or a cache."""
 
   config: settings.Model
   dtype: jnp.dtype
+  layer: Layer
 
   def setup(self) -> None:
     c, D = self.config, self.config.width
-    self.q, self.k, self.v = (self.param(n, scaled_normal(1, D), (D, c.num_heads, c.head_dim)) for n in 'qkv')
+    heads = {'q': c.num_heads, 'k': c.num_kv_heads or c.num_heads, 'v': c.num_kv_heads or c.num_heads}
+    self.q, self.k, self.v = (self.param(n, scaled_normal(1, D), (D, heads[n], c.head_dim)) for n in 'qkv')
     residual = 1 / math.sqrt(2 * c.num_layers)
     self.o = self.param('o', scaled_normal(residual, c.num_heads * c.head_dim), (c.num_heads, c.head_dim, D))
+    bias = nn.initializers.zeros
+    self.biases = [self.param(f'{n}_bias', bias, (heads[n] * c.head_dim,)) for n in 'qkv' if c.qkv_bias]
+    if c.qk_norm != 'none':
+      self.q_norm, self.k_norm = make_norm(c), make_norm(c)
 
-  def qkv(self, x_BLD: jax.Array, angles_BLK2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns queries, keys and values, [B, L, H, K] each, the first two with rotary embedding."""
+  def qkv(self, x_BLD: jax.Array, angles: rotary.Angles) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns queries, keys and values, [B, L, H or G, K] each, the first two normed and turned."""
     weights = (w.astype(self.dtype) for w in (self.q, self.k, self.v))
-    q_BLHK, k_BLHK, v_BLHK = (jnp.einsum('BLD,DHK->BLHK', x_BLD, w_DHK) for w_DHK in weights)
-    return rotate(q_BLHK, angles_BLK2), rotate(k_BLHK, angles_BLK2), v_BLHK
+    found = [jnp.einsum('BLD,DHK->BLHK', x_BLD, w_DHK) for w_DHK in weights]
+    for i, bias in enumerate(self.biases):
+      found[i] += bias.astype(self.dtype).reshape(found[i].shape[2:])
+    q_BLHK, k_BLGK, v_BLGK = found
+    if self.config.qk_norm != 'none':
+      q_BLHK, k_BLGK = self._normed(self.q_norm, q_BLHK), self._normed(self.k_norm, k_BLGK)
+    if self.layer.turns:
+      turn = (angles.local, 1.0) if self.layer.has_local_base else (angles.common, rotary.gain(self.config))
+      q_BLHK, k_BLGK = rotary.rotate(q_BLHK, *turn), rotary.rotate(k_BLGK, *turn)
+    return q_BLHK, k_BLGK, v_BLGK
+
+  def _normed(self, norm: RMSNorm, x_BLHK: jax.Array) -> jax.Array:
+    """Returns the norm of each head, or of all heads together."""
+    if self.config.qk_norm == 'head':
+      return norm(x_BLHK)
+    return norm(x_BLHK.reshape(*x_BLHK.shape[:2], -1)).reshape(x_BLHK.shape)
 
   def out(self, attended_BLHK: jax.Array) -> jax.Array:
     """Returns the output projection, [B, L, D]."""
     return jnp.einsum('BLHK,HKD->BLD', attended_BLHK, self.o.astype(self.dtype))
 
 
+GATES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'silu': nn.silu,
+  'gelu': functools.partial(nn.gelu, approximate=True),
+}
+
+
 class MLP(nn.Module):
-  """SwiGLU: (silu(x gate) * (x up)) down (arXiv 2002.05202)."""
+  """SwiGLU: (silu(x gate) * (x up)) down; or with gelu (arXiv 2002.05202)."""
 
   config: settings.Model
   dtype: jnp.dtype
@@ -97,33 +125,50 @@ class MLP(nn.Module):
     c, D, F = self.config, self.config.width, self.config.mlp_dim
     gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)).astype(self.dtype) for name in ('gate', 'up'))
     down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(self.dtype)
-    h_BLF = nn.silu(jnp.einsum('BLD,DF->BLF', x_BLD, gate_DF)) * jnp.einsum('BLD,DF->BLF', x_BLD, up_DF)
-    return jnp.einsum('BLF,FD->BLD', h_BLF, down_FD)
+    gate_BLF = GATES[c.activation](jnp.einsum('BLD,DF->BLF', x_BLD, gate_DF))
+    return jnp.einsum('BLF,FD->BLD', gate_BLF * jnp.einsum('BLD,DF->BLF', x_BLD, up_DF), down_FD)
 
 
 class Block(nn.Module):
-  """x + attention(norm(x)), causal and never crossing a segment; then x + mlp(norm(x))."""
+  """x + attention(norm(x)), causal and never crossing a segment; then x + mlp(norm(x)).
+
+  With `norms` 'after' it is x + norm(attention(x)), with 'both' x + norm(attention(norm(x))); the MLP likewise.
+  """
 
   config: settings.Model
   dtype: jnp.dtype
+  layer: Layer
 
   def setup(self) -> None:
     c = self.config
-    self.attention_norm, self.attention = RMSNorm(c.norm_epsilon), Attention(c, self.dtype)
-    self.mlp_norm, self.mlp = RMSNorm(c.norm_epsilon), MLP(c, self.dtype)
+    if c.norms != 'after':
+      self.attention_norm, self.mlp_norm = make_norm(c), make_norm(c)
+    if c.norms != 'before':
+      self.attention_post_norm, self.mlp_post_norm = make_norm(c), make_norm(c)
+    self.attention, self.mlp = Attention(c, self.dtype, self.layer), MLP(c, self.dtype)
 
-  def __call__(self, x_BLD: jax.Array, angles_BLK2: jax.Array, segments_BL: jax.Array) -> jax.Array:
-    q_BLHK, k_BLHK, v_BLHK = self.qkv(x_BLD, angles_BLK2)
-    return self.out(x_BLD, attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, self.config.attention))
+  def __call__(self, x_BLD: jax.Array, angles: rotary.Angles, segments_BL: jax.Array) -> jax.Array:
+    q_BLHK, k_BLGK, v_BLGK = self.qkv(x_BLD, angles)
+    return self.out(x_BLD, self.attend(q_BLHK, k_BLGK, v_BLGK, segments_BL))
 
-  def qkv(self, x_BLD: jax.Array, angles_BLK2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns queries, keys and values, [B, L, H, K] each."""
-    return self.attention.qkv(self.attention_norm(x_BLD), angles_BLK2)
+  def attend(self, q_BLHK: jax.Array, k_BLGK: jax.Array, v_BLGK: jax.Array, segments_BL: jax.Array) -> jax.Array:
+    """Returns attention of whole texts, [B, L, H, K]."""
+    return attention.attend(q_BLHK, k_BLGK, v_BLGK, segments_BL, self.config.attention, self.scores())
+
+  def scores(self) -> attention.Scores:
+    """Returns how queries and keys of this block are scored."""
+    return attention.Scores(self.layer.window, self.config.query_scale, self.config.attention_cap)
+
+  def qkv(self, x_BLD: jax.Array, angles: rotary.Angles) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns queries [B, L, H, K], and keys and values, [B, L, G, K] each."""
+    return self.attention.qkv(x_BLD if self.config.norms == 'after' else self.attention_norm(x_BLD), angles)
 
   def out(self, x_BLD: jax.Array, attended_BLHK: jax.Array) -> jax.Array:
     """Returns the hidden state after the block, [B, L, D]."""
-    x_BLD = x_BLD + self.attention.out(attended_BLHK)
-    return x_BLD + self.mlp(self.mlp_norm(x_BLD))
+    norms, added_BLD = self.config.norms, self.attention.out(attended_BLHK)
+    x_BLD = x_BLD + (added_BLD if norms == 'before' else self.attention_post_norm(added_BLD))
+    added_BLD = self.mlp(x_BLD if norms == 'after' else self.mlp_norm(x_BLD))
+    return x_BLD + (added_BLD if norms == 'before' else self.mlp_post_norm(added_BLD))
 
 
 REMAT_POLICIES = {
@@ -145,33 +190,47 @@ class Transformer(nn.Module):
   def setup(self) -> None:
     c = self.config
     block = nn.remat(Block, policy=REMAT_POLICIES[c.remat]) if c.remat in REMAT_POLICIES else Block
-    self.embed = Embedding(self.vocab_size, c.width, self.dtype)
-    self.blocks = [block(c, self.dtype, name=f'block_{n}') for n in range(c.num_layers)]
-    self.final_norm = RMSNorm(c.norm_epsilon)
+    self.embed = Embedding(self.vocab_size, c.width, self.dtype, c.embed_scale)
+    self.blocks = [block(c, self.dtype, layer(c, n), name=f'block_{n}') for n in range(c.num_layers)]
+    self.final_norm = make_norm(c)
     self.head = None if c.tied else Head(self.vocab_size, c.width)
 
   def __call__(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
     """Returns x_BLD, before the final norm; `segments` number a row's packed sequences from 1, and 0 is padding."""
-    angles_BLK2 = rotary_angles(positions(segments_BL), self.config.head_dim, self.config.rope_base)
-    x_BLD = self.embed(tokens_BL)
+    angles, x_BLD = rotary.angles(positions(segments_BL), self.config), self.embed(tokens_BL)
     if self.config.layers == 'scanned' and not self.is_initializing():
-      return self._scanned(x_BLD, angles_BLK2, segments_BL)
+      return self._scanned(x_BLD, angles, segments_BL)
     for block in self.blocks:
-      x_BLD = block(x_BLD, angles_BLK2, segments_BL)
+      x_BLD = block(x_BLD, angles, segments_BL)
     return x_BLD
 
-  def _scanned(self, x_BLD: jax.Array, angles_BLK2: jax.Array, segments_BL: jax.Array) -> jax.Array:
-    """Scans one block over stacked matrices, which compiles N times faster than N blocks but copies the matrices."""
-    c, block = self.config, Block(self.config, self.dtype, parent=None)
-    params = (self.variables['params'][f'block_{n}'] for n in range(c.num_layers))
-    stacked = jax.tree.map(lambda *xs: jnp.stack([x.astype(self.dtype) if x.ndim > 1 else x for x in xs]), *params)
+  def _scanned(self, x_BLD: jax.Array, angles: rotary.Angles, segments_BL: jax.Array) -> jax.Array:
+    """Scans one period of blocks over stacked matrices; what is left of the last period follows, block by block.
 
-    def one(x_BLD: jax.Array, params: Any) -> tuple[Any, None]:
-      return block.apply({'params': params}, x_BLD, angles_BLK2, segments_BL), None
+    That compiles as many times faster as there are periods, but copies the matrices.
+    """
+    c, every = self.config, period(self.config)
+    params = [self.variables['params'][f'block_{n}'] for n in range(c.num_layers)]
+    whole = c.num_layers // every * every
+
+    def one(x_BLD: Any, params: Sequence[Any]) -> tuple[Any, None]:
+      for n, mine in enumerate(params):
+        x_BLD = Block(c, self.dtype, layer(c, n), parent=None).apply({'params': mine}, x_BLD, angles, segments_BL)
+      return x_BLD, None
 
     if c.remat in REMAT_POLICIES:
       one = jax.checkpoint(one, policy=REMAT_POLICIES[c.remat], prevent_cse=False)  # a scan's body is compiled alone
-    return jax.lax.scan(one, x_BLD, stacked)[0]
+    if whole:
+      x_BLD = jax.lax.scan(one, x_BLD, [self._stacked(params[n:whole:every]) for n in range(every)])[0]
+    return one(x_BLD, params[whole:])[0] if whole < c.num_layers else x_BLD
+
+  def _stacked(self, params: Sequence[Any]) -> Any:
+    """Returns the parameters of several blocks as one, matrices in compute dtype."""
+    return jax.tree.map(lambda *xs: jnp.stack([x.astype(self.dtype) if x.ndim > 1 else x for x in xs]), *params)
+
+  def embedded(self, tokens_BL: jax.Array) -> jax.Array:
+    """Returns the hidden state that enters block 0, [B, L, D]."""
+    return self.embed(tokens_BL)
 
   def logit_factors(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the factors of the logits: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
@@ -185,17 +244,19 @@ class Transformer(nn.Module):
 
 
 class Embedding(nn.Module):
-  """A [V, D] table of embeddings."""
+  """A [V, D] table of embeddings, times sqrt(D) if it is `scaled`."""
 
   vocab_size: int
   width: int
   dtype: jnp.dtype
+  scaled: bool
 
   def setup(self) -> None:
     self.tokens = self.param('tokens', scaled_normal(1, self.width), (self.vocab_size, self.width))
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-    return jnp.take(self.tokens, tokens_BL, axis=0).astype(self.dtype)
+    x_BLD = jnp.take(self.tokens, tokens_BL, axis=0).astype(self.dtype)
+    return x_BLD * jnp.asarray(math.sqrt(self.width), self.dtype) if self.scaled else x_BLD
 
 
 class Head(nn.Module):

@@ -15,7 +15,7 @@ import numpy as np
 
 from dipaco_jax.core import outer
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.huggingface import llama_folder
+from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import (
   excerpt_choice,
@@ -93,7 +93,7 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns the parameters that pretraining starts from, fresh or another model's, and what its record says of them."""
   if run.settings.pretrain.init:
-    params, about = llama_folder.load_params(run.settings.pretrain.init, run.model)
+    params, about = model_folder.load_params(run.settings.pretrain.init, run.model)
     return params, {'init': about}
   return {name: np.asarray(x) for name, x in transformer.init(run.model, jax.random.key(run.settings.seed)).items()}, {}
 

@@ -18,7 +18,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, sequences, tokenizer, tokenizer_files
-from dipaco_jax.huggingface import llama_folder
+from dipaco_jax.huggingface import model_folder
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import display, processes
@@ -130,7 +130,7 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
 def check_init(s: settings.Settings):
   """Raises InputError, before any work, if config.pretrain.init cannot be a path of this config."""
   if s.pretrain.init:
-    llama_folder.check_config(s)
+    model_folder.check_config(s)
 
 
 def check_input(s: settings.Settings):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.core import grid as grid_lib, inner, outer, settings as settings_lib
-from dipaco_jax.models import attention, loss, transformer
+from dipaco_jax.models import attention, layers, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
 from dipaco_jax.training import mesh, performance, programs
@@ -46,9 +46,17 @@ def extra_splash_flops(config: settings_lib.Model) -> float:
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES:
     return 0
-  blocks = length // attention.block_size(length)
-  done = PRODUCTS['splash'][config.remat] * (blocks + 1) / (2 * blocks) - PRODUCTS['xla'][config.remat]
+  done = PRODUCTS['splash'][config.remat] * _share_of_blocks(config) - PRODUCTS['xla'][config.remat]
   return 2 * config.num_layers * length * config.num_heads * config.head_dim * done
+
+
+def _share_of_blocks(config: settings_lib.Model) -> float:
+  """Returns the share of [L, L] that splash computes, on average over the model's blocks: what a window leaves."""
+  size = attention.block_size(config.seq_len)
+  rows = range(config.seq_len // size)
+  windows = [layers.layer(config, n).window or config.seq_len for n in range(config.num_layers)]
+  done = sum(row + 1 - max(0, row * size - window + 1) // size for window in windows for row in rows)
+  return done / (len(windows) * len(rows) ** 2)
 
 
 def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dipaco_jax.core import settings
+from dipaco_jax.models import layers
 from dipaco_jax.training import display
 
 WORDS = {  # what each program computes, for the display
@@ -99,14 +100,15 @@ def tell_compilations():
 def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int:
   """Returns the forward and backward FLOPs of one path's matrix products, per trained token, as PaLM counts them.
 
-      6 (N (4 D H K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
+      6 (N (2 D H K + 2 D G K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
 
   The head counts, tied or not; the embedding's look-up and rematerialization don't; attention counts as if it were
-  neither causal nor cut into segments.
+  neither causal nor cut into segments, but a block with a window w counts min(w, L) instead of L.
   """
-  m, attention = model, model.num_heads * model.head_dim
-  products = m.num_layers * (4 * m.width * attention + 3 * m.width * m.mlp_dim) + m.width * vocab_size
-  return 6 * products + 12 * m.num_layers * seq_len * attention
+  m, queries, keys = model, model.num_heads * model.head_dim, (model.num_kv_heads or model.num_heads) * model.head_dim
+  products = m.num_layers * (2 * m.width * (queries + keys) + 3 * m.width * m.mlp_dim) + m.width * vocab_size
+  windows = (layers.layer(m, n).window or seq_len for n in range(m.num_layers))
+  return 6 * products + 12 * queries * sum(min(window, seq_len) for window in windows)
 
 
 def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> float | None:

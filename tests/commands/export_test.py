@@ -19,7 +19,7 @@ from dipaco_jax import export
 from dipaco_jax.command_line import command as command_lib
 from dipaco_jax.core.settings import Model
 from dipaco_jax.data import sequences
-from dipaco_jax.huggingface import llama_folder, llama_weights
+from dipaco_jax.huggingface import config_json, families, model_folder
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.storage import module_store, object_store, tensors
@@ -75,11 +75,11 @@ def test_an_export_that_is_read_and_exported_again_is_the_same(undisturbed, run,
   folder = exported / '1'
   params = module_store.load_path(undisturbed, run.layout, 1)
   made = model_lib.make_model(run.settings.model, run.tokenizer.vocab_size)
-  found, about = llama_folder.load_params(str(folder), made)
+  found, about = model_folder.load_params(str(folder), made)
   assert found.keys() == params.keys() and all((found[name] == params[name]).all() for name in params)
   assert about['sha256'].keys() == {'model.safetensors'} and not about['vocabulary_left_out']
   dipaco = json.loads((folder / 'config.json').read_text())['dipaco_jax']
-  again = llama_folder.make_files(found, run.settings.model, run.tokenizer, 'float32', dipaco)
+  again = model_folder.make_files(found, run.settings.model, run.tokenizer, 'float32', dipaco)
   assert again == {name: (folder / name).read_bytes() for name in again} and len(again) == 6
 
 
@@ -88,7 +88,7 @@ def test_weights_are_in_the_layout_of_llama():
   model = Model(width=6, num_layers=1, num_heads=2, head_dim=4, mlp_dim=5, seq_len=40, tied=False, rope_base=5e3)
   shapes = model_lib.shapes(model_lib.make_model(model, 7))
   ours = {name: np.random.default_rng(0).normal(size=x.shape) for name, x in shapes.items()}
-  theirs = llama_weights.to_theirs(ours)
+  theirs = families.to_theirs(families.FAMILIES[0], ours)
   block, of = {n.removeprefix('block_0/'): x for n, x in ours.items()}, 'model.layers.0'
   for d, h, k in np.ndindex(6, 2, 4):
     for x in 'qkv':
@@ -101,7 +101,7 @@ def test_weights_are_in_the_layout_of_llama():
   assert (theirs['model.norm.weight'] == ours['final_norm/scale']).all()
   assert (theirs['model.embed_tokens.weight'] == ours['embed/tokens']).all()
   assert (theirs['lm_head.weight'] == ours['head/kernel'].T).all() and len(theirs) == len(ours) == 12
-  assert llama_weights.make_config(model, 7, {'bos': 1, 'eos': 2}) == {
+  assert config_json.write(model, 7, {'bos': 1, 'eos': 2})[1] == {
     'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': 7, 'hidden_size': 6,
     'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 2, 'head_dim': 4, 'intermediate_size': 5,
     'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 5e3, 'rope_scaling': None, 'hidden_act': 'silu',
@@ -114,7 +114,7 @@ def test_bfloat16_rounds_the_weights(undisturbed, run, tmp_path):
   export.export(run, 3, run.best_versions[3], tmp_path / 'half', 'bfloat16')
   found = tensors.from_bytes(memoryview((tmp_path / 'half' / 'model.safetensors').read_bytes()))
   params = module_store.load_path(undisturbed, run.layout, 3)
-  for name, x in llama_weights.to_theirs(params).items():
+  for name, x in families.to_theirs(families.FAMILIES[0], params).items():
     assert found[name].dtype == jnp.bfloat16 and (found[name] == x.astype(jnp.bfloat16)).all()
   assert json.loads((tmp_path / 'half' / 'config.json').read_text())['torch_dtype'] == 'bfloat16'
 
@@ -205,11 +205,11 @@ def test_an_export_from_a_bucket_is_the_same_and_can_be_a_base(undisturbed, run,
       pretrain=dataclasses.replace(s.pretrain, init=f'{url}/llama'),
       tokenizer=dataclasses.replace(s.tokenizer, model_file=f'{url}/llama/tokenizer.model'),
     )
-    llama_folder.check_config(s)
-    found, _ = llama_folder.load_params(s.pretrain.init, model_lib.make_model(s.model, run.tokenizer.vocab_size))
+    model_folder.check_config(s)
+    found, _ = model_folder.load_params(s.pretrain.init, model_lib.make_model(s.model, run.tokenizer.vocab_size))
     assert (found['block_0/mlp/up'] == module_store.load_path(undisturbed, run.layout, 1)['block_0/mlp/up']).all()
     with pytest.raises(ValueError, match=r'nowhere: config\.json: '):
-      llama_folder.load_params(f'{url}/nowhere', model_lib.make_model(s.model, 7))
+      model_folder.load_params(f'{url}/nowhere', model_lib.make_model(s.model, 7))
 
 
 # -- beside transformers

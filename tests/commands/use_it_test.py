@@ -17,7 +17,7 @@ COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace
 ELSEWHERE = {
   'dipaco_jax.serve': ('helpers/serving.py', 'dipaco_jax.serve'),
   'dipaco_jax.harness': ('inference/lm_eval_model_test.py', 'dipaco_jax.harness'),
-  'dipaco_jax.main': ('huggingface/llama_folder_test.py', 'pretrain.init'),
+  'dipaco_jax.main': ('huggingface/model_folder_test.py', 'pretrain.init'),
 }
 
 

@@ -19,15 +19,19 @@ def inputs():
   return (q, k, v), segments_BL, weight
 
 
-def plain(q_BLHK, k_BLHK, v_BLHK, segments_BL):
+def plain(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores=attention.PLAIN):
   """Token by token."""
   out = np.zeros(q_BLHK.shape)
-  q, k, v, segments = (np.asarray(x, np.float64) for x in (q_BLHK, k_BLHK, v_BLHK, segments_BL))
+  q, k, v, segments = (np.asarray(x, np.float64) for x in (q_BLHK, k_BLGK, v_BLGK, segments_BL))
+  share = q.shape[2] // k.shape[2]
   for b, i, h in np.ndindex(q.shape[:3]):
-    seen = [j for j in range(i + 1) if segments[b, j] == segments[b, i]]
-    scores = k[b, seen, h] @ q[b, i, h] / q.shape[3] ** 0.5
-    odds = np.exp(scores - scores.max())
-    out[b, i, h] = odds @ v[b, seen, h] / odds.sum()
+    first = max(0, i - scores.window + 1) if scores.window else 0
+    seen = [j for j in range(first, i + 1) if segments[b, j] == segments[b, i]]
+    found = k[b, seen, h // share] @ q[b, i, h] / (scores.query_scale or q.shape[3]) ** 0.5
+    if scores.cap:
+      found = scores.cap * np.tanh(found / scores.cap)
+    odds = np.exp(found - found.max())
+    out[b, i, h] = odds @ v[b, seen, h // share] / odds.sum()
   return out
 
 
@@ -37,16 +41,33 @@ KERNELS = {
 }
 
 
+SCORES = [
+  attention.PLAIN, attention.Scores(window=70), attention.Scores(window=300), attention.Scores(query_scale=20.0),
+  attention.Scores(130, 20.0, 1.5),
+]  # fmt: skip
+
+
+def grouped(qkv):
+  """Three queries for each head of keys and values."""
+  q_BLHK, k_BLHK, v_BLHK = qkv
+  return q_BLHK, k_BLHK[:, :, :1], v_BLHK[:, :, :1]
+
+
 @pytest.mark.parametrize('kernel', KERNELS)
-def test_kernels_follow_the_equation(kernel):
+@pytest.mark.parametrize('scores', SCORES)
+def test_kernels_follow_the_equation(kernel, scores):
   qkv, segments_BL, _ = inputs()
-  np.testing.assert_allclose(KERNELS[kernel](*qkv, segments_BL), plain(*qkv, segments_BL), atol=2e-5)
+  for found in (qkv, grouped(qkv)) if kernel == 'xla' or scores != attention.PLAIN else (qkv,):
+    ours = KERNELS[kernel](*found, segments_BL, scores=scores)
+    np.testing.assert_allclose(ours, plain(*found, segments_BL, scores), atol=2e-5)
 
 
-def test_gradients_of_the_kernels_agree():
+@pytest.mark.parametrize('scores', [attention.PLAIN, SCORES[-1]])
+def test_gradients_of_the_kernels_agree(scores):
   qkv, segments_BL, weight = inputs()
+  qkv = qkv if scores == attention.PLAIN else grouped(qkv)
   found = [
-    jax.jit(jax.grad(lambda q, k, v, f=f: jnp.sum(weight * f(q, k, v, segments_BL)), (0, 1, 2)))(*qkv)
+    jax.jit(jax.grad(lambda q, k, v, f=f: jnp.sum(weight * f(q, k, v, segments_BL, scores=scores)), (0, 1, 2)))(*qkv)
     for f in KERNELS.values()
   ]
   for ours, theirs in zip(*found, strict=True):

@@ -1,11 +1,13 @@
 """One token at a time, against the whole text at one time; how tokens are drawn, against numpy."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shapes_of_families
 import small
 from hypothesis import given, settings, strategies as st
 
@@ -21,6 +23,12 @@ PROMPTS = (3, 17, 32)
 @pytest.fixture(scope='module')
 def made():
   return transformer.make_model(CONFIG, small.VOCAB)
+
+
+@pytest.fixture(scope='module', params=shapes_of_families.FAMILIES | shapes_of_families.MORE)
+def of_a_family(request):
+  changes = (shapes_of_families.FAMILIES | shapes_of_families.MORE)[request.param]
+  return transformer.make_model(dataclasses.replace(CONFIG, **changes), small.VOCAB)
 
 
 drawn = jax.jit(decoding.sample)
@@ -61,7 +69,8 @@ def texts_of(caches, tokens, places) -> decoding.Texts:
   return decoding.Texts(cache, jnp.asarray(tokens), jnp.asarray(places), jnp.full(B, S), draw)
 
 
-def test_steps_give_the_logits_of_the_whole_text(made):
+def test_steps_give_the_logits_of_the_whole_text(of_a_family):
+  made = of_a_family
   params = small.base(made)
   rng = np.random.default_rng(0)
   texts = [rng.integers(0, small.VOCAB, length + 8).astype(np.int32) for length in PROMPTS]

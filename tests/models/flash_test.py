@@ -34,20 +34,21 @@ def with_gradients(attend, qkv, do):
   return out, *back(do.astype(out.dtype))
 
 
-def expected(qkv, segments_BL, do):
+def expected(qkv, segments_BL, do, scores=attention.PLAIN):
   """Of the masked reference, in float32; queries that share a head of keys have a copy each."""
 
   def attend(q_BLHK, k_BLGK, v_BLGK):
     k_BLHK, v_BLHK = (jnp.repeat(x, q_BLHK.shape[2] // x.shape[2], axis=2) for x in (k_BLGK, v_BLGK))
-    return attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, 'xla')
+    return attention.attend(q_BLHK, k_BLHK, v_BLHK, segments_BL, 'xla', scores)
 
   return with_gradients(attend, [x.astype(jnp.float32) for x in qkv], do)
 
 
-def check(rows, heads=1, groups=1, size=16):
+def check(rows, heads=1, groups=1, size=16, scores=attention.PLAIN):
   qkv, segments_BL, do = inputs(rows, heads, groups, size)
-  found = with_gradients(lambda *qkv: flash.flash(*qkv, segments_BL, interpret=True), qkv, do)
-  for ours, theirs in zip(found, expected(qkv, segments_BL, do), strict=True):
+  scored = scores.window, scores.factor(size)
+  found = with_gradients(lambda *qkv: flash.flash(*qkv, segments_BL, *scored, interpret=True), qkv, do)
+  for ours, theirs in zip(found, expected(qkv, segments_BL, do, scores), strict=True):
     np.testing.assert_allclose(np.asarray(ours, np.float32), theirs, atol=0.05)
 
 
@@ -62,6 +63,11 @@ def test_many_short_documents_and_padding():
 @pytest.mark.parametrize(('heads', 'groups', 'size'), [(4, 2, 32), (4, 1, 64), (2, 2, 128)])
 def test_queries_share_heads_of_keys_and_values(heads, groups, size):
   check([packed(70, 200), packed(padding=10)], heads, groups, size)
+
+
+@pytest.mark.parametrize('window', [1, 40, 64, 65, 200, 1000])
+def test_no_token_sees_what_is_behind_its_window(window):
+  check([packed(70, 200), packed(padding=10)], 2, 1, scores=attention.Scores(window, 37.0))
 
 
 def test_a_document_does_not_depend_on_its_neighbours_to_the_bit():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import plain_transformer
 import pytest
+import shapes_of_families
 import small
 
 from dipaco_jax.models import transformer
@@ -41,6 +42,20 @@ def test_hidden_states_are_those_of_numpy(params, hidden):
   found = hidden(params, tokens, np.ones_like(tokens))
   for row in range(2):
     np.testing.assert_allclose(found[row], plain_transformer.hidden(params, tokens[row], CONFIG), atol=CLOSE)
+
+
+@pytest.mark.parametrize('family', shapes_of_families.FAMILIES | shapes_of_families.MORE)
+@pytest.mark.parametrize('layers', ['unrolled', 'scanned'])
+def test_families_follow_their_equations(family, layers):
+  """5 blocks: of those that repeat after two one is left."""
+  changes = (shapes_of_families.FAMILIES | shapes_of_families.MORE)[family]
+  made = transformer.make_model(dataclasses.replace(CONFIG, num_layers=5, layers=layers, **changes), small.VOCAB)
+  params, tokens = small.base(made), tokens_of(1, 24)
+  segments = np.repeat([1, 2], [20, 4])[None]
+  found = jax.jit(functools.partial(transformer.hidden, made))(params, tokens, segments)
+  for part in (slice(0, 20), slice(20, 24)):
+    expected = plain_transformer.hidden(params, tokens[0, part], made.config)
+    np.testing.assert_allclose(found[0, part], expected, atol=CLOSE * np.abs(expected).max())
 
 
 def test_a_packed_sequence_is_as_if_alone(params, hidden):

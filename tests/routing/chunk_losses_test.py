@@ -38,7 +38,7 @@ class ByHand:
     """What it prefers after each token."""
     params = {name: np.asarray(x) for name, x in self.run.chooser.items()}
     x_LD = plain_transformer.hidden(params, tokens, self.model)
-    x_LD = plain_transformer.norm(x_LD, params['final_norm/scale'], self.model.norm_epsilon)
+    x_LD = plain_transformer.norm(x_LD, params['final_norm/scale'], self.model)
     return (x_LD @ params['chooser/kernel']).argmax(1).tolist()
 
   def paths(self, tokens, W: int) -> list[int]:

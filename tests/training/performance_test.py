@@ -12,6 +12,14 @@ def test_flops_per_token_by_hand():
   assert performance.flops_per_token(model, 11, 7) == 6 * (2 * 312 + 8 * 11) + 12 * 2 * 7 * 6
 
 
+def test_shared_keys_and_windows_cost_less():
+  model = settings.Model(
+    width=8, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=3, mlp_dim=5, window=4, full_every=3
+  )
+  block = 2 * 8 * (12 + 6) + 3 * 8 * 5
+  assert performance.flops_per_token(model, 11, 7) == 6 * (3 * block + 8 * 11) + 12 * 12 * (4 + 4 + 7)
+
+
 def test_mfu():
   assert performance.mfu(197e12, 'TPU v5 lite', 'bfloat16', 2) == 0.5
   assert performance.mfu(459e12, 'TPU v5p', 'bfloat16', 1) == 1

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import shapes_of_families
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sentencepiece_tokenizer, tokenizer_files
-from dipaco_jax.huggingface import llama_folder, llama_weights
+from dipaco_jax.huggingface import config_json, families, model_folder
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib, stage, stages, tokenize_stage
@@ -27,23 +28,26 @@ MODEL = settings.Model(
 )
 
 
-@functools.cache
-def shapes_of(vocab_size: int):
-  return model_lib.shapes(model_lib.make_model(MODEL, vocab_size))
-
-
 def write(folder: pathlib.Path, vocab_size: int = V, kv_heads: int = 4, **changes) -> dict[str, np.ndarray]:
+  """A checkpoint of Llama, drawn by numpy; returns its weights."""
+  return write_model(folder, dataclasses.replace(MODEL, num_kv_heads=kv_heads), vocab_size, **changes)
+
+
+def write_model(folder: pathlib.Path, model: settings.Model, vocab_size: int = V, **changes) -> dict[str, np.ndarray]:
   """A checkpoint in their layout, drawn by numpy; returns its weights."""
-  rng, shapes = np.random.default_rng(0), shapes_of(vocab_size)
-  weights = llama_weights.to_theirs({name: rng.normal(0, 0.2, x.shape).astype('f') for name, x in shapes.items()})
-  for name in weights:
-    if 'k_proj' in name or 'v_proj' in name:
-      weights[name] = weights[name][: kv_heads * MODEL.head_dim]
+  rng, shapes = np.random.default_rng(0), shapes_of(model, vocab_size)
+  family, config = config_json.write(model, vocab_size, {'pad': 0})
+  params = {name: rng.normal(0, 0.2, x.shape).astype('f') for name, x in shapes.items()}
+  weights = families.to_theirs(family, params)
   folder.mkdir(exist_ok=True)
-  config = llama_weights.make_config(MODEL, vocab_size, {}) | {'num_key_value_heads': kv_heads} | changes
-  (folder / 'config.json').write_text(json.dumps({name: x for name, x in config.items() if x is not None}))
+  (folder / 'config.json').write_text(json.dumps({k: x for k, x in (config | changes).items() if x is not None}))
   safetensors.numpy.save_file(weights, folder / 'model.safetensors', metadata={'format': 'pt'})
   return weights
+
+
+@functools.cache
+def shapes_of(model: settings.Model, vocab_size: int):
+  return model_lib.shapes(model_lib.make_model(model, vocab_size))
 
 
 @pytest.fixture(scope='module')
@@ -73,7 +77,7 @@ def test_logits_are_those_of_transformers(tmp_path, kv_heads, dtype, tied):
   theirs.save_pretrained(tmp_path, max_shard_size='20KB' if kv_heads == 2 else '1GB')
   assert (tmp_path / 'model.safetensors.index.json').exists() == (kv_heads == 2)
   made = model_lib.make_model(dataclasses.replace(MODEL, tied=tied), V)
-  params, about = llama_folder.load_params(str(tmp_path), made)
+  params, about = model_folder.load_params(str(tmp_path), made)
   assert about['key_value_heads'] == kv_heads and len(about['sha256']) == len([*tmp_path.glob('*.safetensors')])
   tokens = np.random.default_rng(0).integers(0, V, (2, L)).astype(np.int32)
   ours = hf_small.logits(made, params, tokens)
@@ -84,9 +88,54 @@ def test_logits_are_those_of_transformers(tmp_path, kv_heads, dtype, tied):
   np.testing.assert_allclose(ours, expected, rtol=0, atol=hf_small.tolerance(made.config, L, ours))
 
 
+@pytest.mark.parametrize('name', shapes_of_families.FAMILIES)
+def test_logits_of_a_family_are_those_of_transformers(name, tmp_path):
+  """Of texts beyond the original length of scaled rotary embeddings; written by either side, read by the other."""
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  model = dataclasses.replace(MODEL, **{'num_layers': 4} | shapes_of_families.FAMILIES[name])
+  write_model(tmp_path / 'ours', model)
+  tokens = np.random.default_rng(0).integers(0, V, (2, L)).astype(np.int32)
+  read = transformers.AutoModelForCausalLM.from_pretrained
+  theirs, told = read(tmp_path / 'ours', dtype=torch.float32, output_loading_info=True)
+  assert not any(told[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
+  assert type(theirs).__name__ == json.loads((tmp_path / 'ours' / 'config.json').read_text())['architectures'][0]
+  with torch.no_grad():
+    expected = theirs(torch.tensor(tokens)).logits.numpy()
+  theirs.save_pretrained(tmp_path / 'theirs')
+  made = model_lib.make_model(model, V)
+  params, _ = model_folder.load_params(str(tmp_path / 'ours'), made)
+  again, _ = model_folder.load_params(str(tmp_path / 'theirs'), made)
+  assert all((again[name] == x).all() for name, x in params.items()) and again.keys() == params.keys()
+  ours = hf_small.logits(made, params, tokens)
+  assert ours.std() > 0.1
+  np.testing.assert_allclose(ours, expected, rtol=0, atol=hf_small.tolerance(made.config, L, ours))
+
+
+def test_what_would_be_dropped_is_named(tmp_path):
+  weights = write(tmp_path)
+  file, made = tmp_path / 'model.safetensors', model_lib.make_model(MODEL, V)
+  derived = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(4, 'f')}
+  safetensors.numpy.save_file(weights | derived, file)
+  model_folder.load_params(str(tmp_path), made)
+  safetensors.numpy.save_file(weights | {'model.layers.0.self_attn.q_proj.bias': np.ones(32, 'f')}, file)
+  with pytest.raises(InputError, match=r'q_proj\.bias is not a parameter of this model, of 1 such'):
+    model_folder.load_params(str(tmp_path), made)
+
+
+def test_a_head_beside_a_tied_embedding_is_the_same(tmp_path):
+  tied = dataclasses.replace(MODEL, tied=True)
+  weights, made = write_model(tmp_path, tied), model_lib.make_model(tied, V)
+  file, head = tmp_path / 'model.safetensors', weights['model.embed_tokens.weight']
+  safetensors.numpy.save_file(weights | {'lm_head.weight': head.copy()}, file)
+  assert 'head/kernel' not in model_folder.load_params(str(tmp_path), made)[0]
+  safetensors.numpy.save_file(weights | {'lm_head.weight': head + 1}, file)
+  with pytest.raises(InputError, match=r'set it to False there, and config\.model\.tied=False'):
+    model_folder.load_params(str(tmp_path), made)
+
+
 def test_shared_keys_and_values_are_repeated(tmp_path, caplog):
   weights = write(tmp_path, kv_heads=2)
-  params, about = llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+  params, about = model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   k_DHK = params['block_1/attention/k']
   assert k_DHK.shape == (32, 4, 8) and about['key_value_heads'] == 2
   for head in range(4):
@@ -97,7 +146,7 @@ def test_shared_keys_and_values_are_repeated(tmp_path, caplog):
 
 def test_rows_behind_the_tokenizers_last_are_left_out(tmp_path, caplog):
   weights = write(tmp_path, vocab_size=V + 10)
-  params, about = llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+  params, about = model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   assert (params['embed/tokens'] == weights['model.embed_tokens.weight'][:V]).all()
   assert (params['head/kernel'] == weights['lm_head.weight'][:V].T).all()
   assert about['vocabulary_left_out'] == 10 and '10 rows' in caplog.text
@@ -112,7 +161,7 @@ def test_shards_are_all_read(tmp_path):
   (tmp_path / 'model.safetensors').unlink()
   index = {'weight_map': {name: f'{i % 2}.safetensors' for i, name in enumerate(names)}}
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
-  params, about = llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+  params, about = model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   expected = weights['model.layers.0.mlp.up_proj.weight'].T.astype(jnp.bfloat16)
   assert (params['block_0/mlp/up'] == expected).all() and params['block_0/mlp/up'].dtype == np.float32
   assert about['sha256'].keys() == {'0.safetensors', '1.safetensors'}
@@ -123,9 +172,10 @@ def test_shards_are_all_read(tmp_path):
   [
     ({'hidden_size': 64, 'rope_theta': 1e6}, 'set config.model.width=64, set config.model.rope_base=1000000.0'),
     ({'rope_parameters': {'rope_type': 'default', 'rope_theta': 7e5}}, 'set config.model.rope_base=700000.0'),
-    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "its rope scaling is 'linear', and we have none"),
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "set config.model.rope_scaling='linear'"),
+    ({'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "its rope scaling is 'dynamic', not one of default, linear"),
     ({'attention_bias': True}, 'its attention_bias is True, not False'),
-    ({'model_type': 'qwen2'}, "its model_type is 'qwen2', not 'llama'"),
+    ({'model_type': 'gpt2'}, "its model_type is 'gpt2', not one of llama"),
     ({'hidden_act': 'gelu'}, "its hidden_act is 'gelu', not 'silu'"),
     ({'hidden_size': None}, 'its config.json has no hidden_size'),
     ({'vocab_size': 399}, 'has a vocabulary of 399, config.tokenizer.model_file one of 400'),
@@ -182,7 +232,7 @@ def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
     ('model.safetensors', None, 'model.safetensors: No such file'),
     ('model.safetensors', b'x' * 100, 'model.safetensors is no safetensors file, or not whole'),
     ('model.safetensors', b'', 'model.safetensors is no safetensors file, or not whole'),
-    ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no model.layers.0.self_attn.k_proj.weight'),
+    ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no lm_head.weight'),
   ],
 )
 def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, words):
@@ -191,11 +241,11 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, 
   whole = file.read_bytes()
   file.unlink() if data is None else file.write_bytes(data)
   with pytest.raises(ValueError, match=words):
-    llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+    model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   if name == 'model.safetensors':
     file.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match='not whole'):
-      llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+      model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path):
@@ -206,7 +256,7 @@ def test_a_weight_of_another_shape_is_named(tmp_path):
     for part in (weights[name][:-1], weights[name][..., :0]):
       safetensors.numpy.save_file(weights | {name: part}, tmp_path / 'model.safetensors')
       with pytest.raises(InputError, match=rf'{name} is of shape'):
-        llama_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+        model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
 
 
 def test_a_run_starts_from_it(undisturbed, tmp_path):
@@ -214,7 +264,7 @@ def test_a_run_starts_from_it(undisturbed, tmp_path):
   values = json.loads((undisturbed / 'config.json').read_text())
   theirs = settings.from_dict(values)
   params = module_store.load_path(undisturbed, trained_run.TrainedRun(str(undisturbed)).layout, 0)
-  made = llama_folder.make_files(
+  made = model_folder.make_files(
     params, theirs.model, tokenizer_files.open_file(undisturbed / 'tokenizer.model'), 'float32', {}
   )
   for name, data in made.items():

@@ -1,0 +1,127 @@
+"""The families of models that a path may be of, in Hugging Face's transformers; names and shapes of parameters. Pure.
+
+Their matrices are [out, in] with heads one after the other in rows or columns, ours are [in, out] with heads as a
+dimension: our q of [D, H, K] is theirs of [H * K, D]. Both rotate dimension i of a head with dimension i + K/2.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dipaco_jax.core.errors import InputError
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Family(NamedTuple):
+  """What config.json of a family says, and what its parameters are called."""
+
+  title: str
+  model_type: str
+  architecture: str
+  has: Mapping[str, Any]  # fields of settings.Model that all models of the family have
+  names: Mapping[str, str]  # in a block, beside MATRICES
+  defaults: Mapping[str, Any]  # of its config.json, where they are not everybody's
+  plain: Mapping[str, Any]  # fields of config.json that it writes, and that have to be so
+  windows: str = ''  # 'all': every block has one; 'switched' by use_sliding_window; 'layers': by block
+
+
+ENDS = {
+  'embed/tokens': 'model.embed_tokens.weight',
+  'final_norm/scale': 'model.norm.weight',
+  'head/kernel': 'lm_head.weight',
+}
+MATRICES = {f'attention/{x}': f'self_attn.{x}_proj.weight' for x in 'qkvo'} | {
+  f'mlp/{x}': f'mlp.{x}_proj.weight' for x in ('gate', 'up', 'down')
+}
+BEFORE = {'attention_norm/scale': 'input_layernorm.weight', 'mlp_norm/scale': 'post_attention_layernorm.weight'}
+AFTER = {
+  'attention_post_norm/scale': 'post_attention_layernorm.weight',
+  'mlp_post_norm/scale': 'post_feedforward_layernorm.weight',
+}
+BOTH = BEFORE | AFTER | {'mlp_norm/scale': 'pre_feedforward_layernorm.weight'}
+BIASES = {f'attention/{x}_bias': f'self_attn.{x}_proj.bias' for x in 'qkv'}
+QK_NORMS = {f'attention/{x}_norm/scale': f'self_attn.{x}_norm.weight' for x in 'qk'}
+
+SILU = {'hidden_act': 'silu'}
+NO_BIAS = {'attention_bias': False}
+GEMMA = {
+  'norms': 'both', 'norm_from_one': True, 'activation': 'gelu', 'embed_scale': True, 'qk_norm': 'head',
+}  # fmt: skip
+GEMMA_DEFAULTS = {'tie_word_embeddings': True, 'rope_theta': 1e6, 'head_dim': 256, 'rope_local_base_freq': 1e4}
+GEMMA_PLAIN = {
+  'hidden_activation': 'gelu_pytorch_tanh', 'attn_logit_softcapping': None, 'final_logit_softcapping': None,
+  'use_bidirectional_attention': False,
+}  # fmt: skip
+OLMO2_DEFAULTS = {'rms_norm_eps': 1e-5}
+SMOLLM3_DEFAULTS = {'tie_word_embeddings': True, 'rope_theta': 2e6}
+QK_AFTER = {'norms': 'after', 'qk_norm': 'all'}
+
+# A path is exported as the first that has all of it.
+FAMILIES = (
+  Family('Llama 2 and 3, SmolLM2', 'llama', 'LlamaForCausalLM', {}, BEFORE, {}, SILU | NO_BIAS | {'mlp_bias': False}),
+  Family('Mistral', 'mistral', 'MistralForCausalLM', {}, BEFORE, {}, SILU, 'all'),
+  Family('Qwen 2.5', 'qwen2', 'Qwen2ForCausalLM', {'qkv_bias': True}, BEFORE | BIASES, {}, SILU, 'switched'),
+  Family(
+    'Qwen 3', 'qwen3', 'Qwen3ForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS, {'head_dim': 128}, SILU | NO_BIAS,
+    'switched',
+  ),
+  Family(
+    'SmolLM3', 'smollm3', 'SmolLM3ForCausalLM', {}, BEFORE, SMOLLM3_DEFAULTS, SILU | NO_BIAS | {'mlp_bias': False},
+    'switched',
+  ),
+  Family('OLMo 2', 'olmo2', 'Olmo2ForCausalLM', QK_AFTER, AFTER | QK_NORMS, OLMO2_DEFAULTS, SILU | NO_BIAS),
+  Family(
+    'Gemma 3 (text)', 'gemma3_text', 'Gemma3ForCausalLM', GEMMA, BOTH | QK_NORMS, GEMMA_DEFAULTS,
+    GEMMA_PLAIN | NO_BIAS, 'layers',
+  ),
+)  # fmt: skip
+
+DERIVED = r'(.*rotary_emb\.inv_freq)'  # of older files: computed here
+
+
+def their_name(family: Family, name: str) -> str:
+  """Returns the family's name of a parameter of ours; raises InputError where it has none."""
+  if not (match := re.fullmatch(r'block_(\d+)/(.*)', name)):
+    return ENDS[name]
+  in_block = {**MATRICES, **family.names}
+  if match[2] not in in_block:
+    raise InputError(f'{family.title} has no {name}')
+  return f'model.layers.{match[1]}.{in_block[match[2]]}'
+
+
+def to_theirs(family: Family, params: Arrays) -> dict[str, np.ndarray]:
+  """Converts a path's parameters to the family's names and shapes."""
+  return {their_name(family, name): _to_theirs(name.split('/')[-1], x) for name, x in params.items()}
+
+
+def _to_theirs(kind: str, x: np.ndarray) -> np.ndarray:
+  if kind in ('q', 'k', 'v'):
+    x = x.reshape(len(x), -1)
+  elif kind == 'o':
+    x = x.reshape(-1, x.shape[-1])
+  return x if x.ndim == 1 or kind == 'tokens' else np.ascontiguousarray(x.T)
+
+
+def to_ours(theirs: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Converts one of their parameters, called `theirs`, to ours of this name and shape, float32.
+
+  Keys and values of fewer heads are repeated; rows of the embedding and of the head behind the end of the vocabulary
+  are left out. Raises InputError where the shapes don't fit.
+  """
+  kind, x = name.split('/')[-1], x.astype(np.float32)
+  wrong = InputError(f'{theirs} is of shape {x.shape}, which contradicts its config.json')
+  if x.ndim != (1 if len(shape) == 1 else 2):
+    raise wrong
+  if kind in ('tokens', 'kernel'):
+    x = x[: shape[0 if kind == 'tokens' else 1]]
+  x = x if kind == 'tokens' else x.T
+  if kind in ('k', 'v') and x.size and x.shape[1] % shape[2] == 0:
+    x_DGK = x.reshape(len(x), -1, shape[2])
+    x = np.repeat(x_DGK, max(1, shape[1] // x_DGK.shape[1]), axis=1).reshape(len(x), -1)
+  flat = (shape[0] * shape[1], shape[2]) if kind == 'o' else (shape[0], int(np.prod(shape[1:])))
+  if x.shape != flat[: x.ndim]:
+    raise wrong
+  return np.ascontiguousarray(x).reshape(shape)
