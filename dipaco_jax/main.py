@@ -60,7 +60,7 @@ def parse(argv: list[str]) -> settings_lib.Settings:
   try:
     argv, overrides = config_file.split(argv)
     check_options(FLAGS(argv)[1:])
-    values = config_file.read(FLAGS.config, overrides)
+    values = config_file.read(FLAGS.config, overrides, FLAGS.workdir or '')
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
     return settings_lib.from_dict(values)

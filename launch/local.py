@@ -150,7 +150,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """Returns the registry's URL; raises InputError where that, the config or the text cannot be used."""
-  s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1]))
+  s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1], options.workdir))
   has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
   if not has_begun:  # else its text may be gone
     corpus.check_readable(s.data)

@@ -58,12 +58,15 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
   return rest, overrides
 
 
-def read(named: str, overrides: Sequence[Override] = ()) -> dict[str, Any]:
+def read(named: str, overrides: Sequence[Override] = (), workdir: str = '') -> dict[str, Any]:
   """Reads a config with its overrides; returns fields by section, for `settings.from_dict`.
+
+  What it leaves open of a model that the grid starts from is filled in.
 
   Args:
     named: a file, or the name of a config of `shipped`; a variant may follow, behind a colon.
     overrides: applied in order; several of one tuple of strings, as data.train, are joined.
+    workdir: of the run, which may have begun.
   """
   file, variant = find(named)
   c = load(file, variant)
@@ -78,7 +81,14 @@ def read(named: str, overrides: Sequence[Override] = ()) -> dict[str, Any]:
       if sections == ['grid'] and last not in inside:
         raise InputError(_no_axis(last, text, inside))
       inside[last] = value_of(name, text)
-  return c.to_dict()
+  values = c.to_dict()
+  if values.get('pretrain', {}).get('init'):
+    from dipaco_jax.huggingface import pretrained
+
+    for section in ('model', 'tokenizer'):
+      values.setdefault(section, {})
+    pretrained.fill(values, {name for name, _ in overrides}, workdir)
+  return values
 
 
 def find(named: str) -> tuple[pathlib.Path, list[str]]:

@@ -101,7 +101,7 @@ class Pretrain:
 
   steps: int = field(24_000, 'of AdamW, before there are paths', zero=True)
   batch_size: int = field(512, 'rows')
-  init: str = field('', "folder in Hugging Face's Llama layout to start the base from; with steps=0 it is the base")
+  init: str = field('', "a model to start the base from: a folder of Hugging Face's, or a name on the Hub")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def find(pattern: str) -> list[str]:
 def open_file(path: str) -> BinaryIO:
   """Opens a file, in a bucket, where a part at a time is in memory, or on this machine; raises OSError."""
   if path.startswith(HUB):
-    return _hub(path).open(path.removeprefix(HUB), 'rb')
+    return _open_in_hub(path)
   return cast(BinaryIO, io.BufferedReader(_Stream(path), BUFFER_BYTES)) if is_remote(path) else open(path, 'rb')
 
 
@@ -53,6 +53,15 @@ def read(path: str) -> bytes:
   """Returns the bytes of a file, in a bucket or on this machine; raises OSError."""
   with open_file(path) as f:
     return f.read()
+
+
+def _open_in_hub(path: str) -> BinaryIO:
+  try:
+    return cast(BinaryIO, _hub(path).open(path.removeprefix(HUB), 'rb'))
+  except (InputError, OSError):
+    raise
+  except Exception as e:  # of requests, and of the Hub's own kinds
+    raise OSError(errno.EIO, f'{" ".join(str(e).split())[:200]}; check its name, the network and HF_TOKEN') from e
 
 
 def _find_in_hub(pattern: str) -> list[str]:

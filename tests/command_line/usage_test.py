@@ -39,7 +39,7 @@ def test_help_has_everything_in_lines_that_fit(monkeypatch, width):
   assert max(map(len, page.splitlines())) <= max(80, min(120, width))
   for name, value in config_file.FIELDS.items():
     assert re.search(rf'^  {re.escape(f"{name}={value!r}")}( |$)', page, re.MULTILINE)
-  assert all(f'\n  --{name} ' in page for name in main.OPTIONS) and ' tiny, in ' in ' '.join(page.split())
+  assert all(f'\n  --{name} ' in page for name in main.OPTIONS) and ' upcycle, in ' in ' '.join(page.split())
 
 
 def test_commands_are_listed(capfd):

@@ -13,11 +13,11 @@ from repository import ROOT
 PAGES = [(ROOT / 'docs' / f'{name}.md').read_text() for name in ('trained_runs', 'serving')]
 BLOCKS = [found for page in PAGES for found in re.findall(r'^```(\w*)\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)]
 COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace('\\\n', ' ').splitlines()]
-# What they need is not here: an address to listen on for good, tasks to download, somebody's Llama.
+# What they need is not here: an address to listen on for good, tasks to download, a model of the Hub.
 ELSEWHERE = {
   'dipaco_jax.serve': ('helpers/serving.py', 'dipaco_jax.serve'),
   'dipaco_jax.harness': ('inference/lm_eval_model_test.py', 'dipaco_jax.harness'),
-  'dipaco_jax.main': ('huggingface/model_folder_test.py', 'pretrain.init'),
+  'dipaco_jax.main': ('huggingface/pretrained_test.py', 'upcycle:'),
 }
 
 

@@ -1,0 +1,50 @@
+"""A pretrained model to a grid of 4x4 paths, trained on your text.
+
+    python -m dipaco_jax.main --config=upcycle:MODEL --workdir=runs/mine --config.data.train='text/*.parquet'
+
+MODEL is a folder as Hugging Face's transformers writes it, or a name on the Hub, as HuggingFaceTB/SmolLM2-135M;
+docs/families.md says of which families. Its sizes, its tokenizer and what else it is come from there. Every path starts
+as that model: blocks of its lower half differ by axis a, those of its upper half by axis b, embedding and last norm are
+of all paths. `upcycle:dense:MODEL` is the control: the model trained on as one path, in as many steps.
+"""
+
+from ml_collections import ConfigDict
+
+from dipaco_jax import settings
+from dipaco_jax.huggingface import pretrained
+
+
+def get_config(model: str) -> ConfigDict:
+  """model: a folder, or a name on the Hub; dense:... is the control."""
+  c = ConfigDict(settings.Settings().to_dict())
+  kind, _, name = model.partition(':')
+  is_dense = kind == 'dense'
+  c.pretrain.init = name if is_dense else model
+  num_layers = pretrained.read_model(pretrained.located(c.pretrain.init))['num_layers']
+  half = num_layers // 2
+
+  c.data.update(source='files', max_validation_documents=1000)
+  c.model.seq_len = 512  # of a row; what is longer is cut, and what is shorter is packed
+  c.pretrain.steps = 0  # the base is the model as it is
+  c.train.update(phases=40, steps_per_phase=50, batch_size=8)
+  # Its own training ended at a low rate: it is warmed up again, to less than a fresh model takes.
+  c.inner.update(learning_rate=1e-4, warmup_steps=0, rewarm_steps=100, final_fraction=0.1)
+  c.outer.update(learning_rate=0.7, momentum=0.9)
+  c.routing.sample = 10_000
+  if is_dense:
+    c.routing.method = 'single'
+    c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
+    return c
+  c.evaluate.control = False  # `dense:` is; the base alone is compared with in any case
+  c.grid = ConfigDict({'a': 4, 'b': 4})
+  c.levels = (
+    ('ends', 'embed|final_norm|head', ()),
+    ('low', blocks(0, half), ('a',)),
+    ('high', blocks(half, num_layers), ('b',)),
+  )
+  return c
+
+
+def blocks(first: int, end: int) -> str:
+  """The pattern of blocks `first` to `end` - 1."""
+  return f'block_({"|".join(map(str, range(first, end)))})/'

@@ -1,0 +1,79 @@
+"""What a config need not say of the model that its grid starts from (`config.pretrain.init`): the folder says it."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Collection
+from typing import Any
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import tokenizer_files
+from dipaco_jax.huggingface import config_json
+from dipaco_jax.storage import remote_files
+
+NAME = r'[\w.-]+/[\w.-]+'  # on the Hub
+
+
+def fill(values: dict[str, Any], given: Collection[str], workdir: str = '') -> None:
+  """Fills in what a config leaves at its default: fields of `model`, the tokenizer.
+
+  Args:
+    values: the config, by section.
+    given: fields that the command line names; they stay as they are.
+    workdir: of the run; where it has begun from this folder, its config.json says all, as the folder may be gone.
+
+  Raises InputError where the folder's config.json cannot be read, or is of a model that cannot be a path.
+  """
+  folder = values['pretrain']['init'] = located(values['pretrain']['init'])
+  if not (found := _begun(workdir, folder)):
+    found = {'model': read_model(folder), 'tokenizer': _tokenizer(folder)}
+  for section, fields in found.items():
+    ours = values[section]
+    for name, x in fields.items():
+      default = config_json.DEFAULT[name] if section == 'model' else ''
+      if ours.get(name, default) == default and f'{section}.{name}' not in given:
+        ours[name] = x
+
+
+def located(init: str) -> str:
+  """Returns the folder, or where the Hub has a model of this name if there is no such folder."""
+  is_name = re.fullmatch(NAME, init) and not os.path.exists(init)
+  return f'{remote_files.HUB}{init}' if is_name else init.rstrip('/')
+
+
+def read_model(folder: str) -> dict[str, Any]:
+  """Returns the fields of config.model that a folder's config.json says. Raises InputError."""
+  try:
+    return config_json.read_config(json.loads(remote_files.read(f'{folder}/config.json')))
+  except OSError as e:
+    if folder.startswith(remote_files.HUB):
+      words = f'there is no folder {folder.removeprefix(remote_files.HUB)}, and from the Hub: {e.strerror or e}'
+      raise InputError(f'config.pretrain.init: {words}') from e
+    words = "name a folder as Hugging Face's transformers writes it, or a model on the Hub, as 'name/model'"
+    raise InputError(f'config.pretrain.init={folder}: config.json: {e.strerror or e}; {words}') from e
+  except InputError as e:
+    raise InputError(f'config.pretrain.init={folder}: {e}') from e
+  except (ValueError, AttributeError, TypeError) as e:
+    raise InputError(f'config.pretrain.init={folder}: config.json is not JSON of an object; name another folder') from e
+
+
+def _tokenizer(folder: str) -> dict[str, str]:
+  """Returns the folder's own tokenizer: what its authors' tokenizer.json says goes before SentencePiece's model."""
+  for name in (tokenizer_files.JSON, tokenizer_files.MODEL):
+    with contextlib.suppress(OSError):
+      remote_files.open_file(f'{folder}/{name}').close()
+      return {'model_file': f'{folder}/{name}'}
+  return {}
+
+
+def _begun(workdir: str, folder: str) -> dict[str, Any]:
+  """Returns model and tokenizer of a run that has begun from the folder, {} where none has."""
+  if not workdir:
+    return {}
+  try:
+    kept = json.loads(remote_files.read(f'{workdir}/config.json'))
+    is_same = kept['pretrain']['init'] == folder
+    return {'model': kept['model'], 'tokenizer': {'model_file': kept['tokenizer']['model_file']}} if is_same else {}
+  except (OSError, InputError, ValueError, KeyError, TypeError):
+    return {}
