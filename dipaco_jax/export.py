@@ -1,9 +1,10 @@
-"""Exports paths of a run for other libraries, each to a folder in the layout of Hugging Face's Llama.
+"""Exports paths of a run for other libraries, each to a folder as Hugging Face's transformers has its family.
 
 Examples:
 
 python -m dipaco_jax.export --workdir=DIR --path=3 --out=DIR2       one path, by its number or coordinates (1,0)
 python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, in DIR2/0, DIR2/1, ...
+python -m dipaco_jax.export --workdir=DIR --base --out=DIR2         the base that the paths started from
 """
 
 import pathlib
@@ -30,9 +31,8 @@ def check_out(out: pathlib.Path):
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   """Writes a path's folder, whole or not at all, in place of an export that is there. Raises InputError."""
   from dipaco_jax.data import tokenizer_files
-  from dipaco_jax.huggingface import model_folder
+  from dipaco_jax.huggingface import config_json, model_folder
   from dipaco_jax.reports import model_card
-  from dipaco_jax.storage import publishing
 
   found = run.module_files(number, version)
   params = {name: x for file in found.values() for name, x in run.files.read_arrays(*file).items()}
@@ -48,6 +48,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
     report=run.report,
     dtype=dtype,
     parameters=sum(x.size for x in params.values()),
+    family=config_json.write(run.settings.model, len(params['embed/tokens']), {})[0],
     adds_bos=run.tokenizer.bos_id >= 0,
     has_pieces=tokenizer_files.MODEL in run.tokenizer.files,
   )
@@ -55,6 +56,20 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
   files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about)
   files['README.md'] = model_card.render(facts).encode()
+  write(out, files)
+
+
+def export_base(run, out: pathlib.Path, dtype: str):
+  """Writes the folder of the base. Raises InputError."""
+  from dipaco_jax.huggingface import model_folder
+
+  write(out, model_folder.make_files(run.base, run.settings.model, run.tokenizer, dtype, {'base': True}))
+
+
+def write(out: pathlib.Path, files: dict[str, bytes]):
+  """Writes a folder, whole or not at all. Raises InputError."""
+  from dipaco_jax.storage import publishing
+
   try:
     with publishing.publish_directory(out, sealed=False) as aside:
       for name, data in files.items():
@@ -67,13 +82,21 @@ def main():
   options = flags.FLAGS
   if not options.workdir or not options.out:
     raise InputError('name a run with --workdir=DIR, and where its paths go with --out=DIR')
-  if (options.path is not None) == options.all:
-    raise InputError('name one path with --path=3, or all of them with --all, not both')
+  if (options.path is not None) + options.all + options.base != 1:
+    raise InputError('name one path with --path=3, all of them with --all, or the base with --base, one of these')
+  if options.base and options.version is not None:
+    raise InputError('--version is of paths: the base has one')
   if '://' in options.out:
     raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
+  if options.base:
+    check_out(out)
+    with display.doing('writing the base', tells=False):
+      export_base(run, out.resolve(), options.dtype)
+    print(f'{out}: the base')
+    return
   numbers = range(run.layout.grid.num_paths) if options.all else [run.number(command.path_named(options.path))]
   folders = {number: out / str(number) if options.all else out for number in numbers}
   for folder in folders.values():
@@ -89,6 +112,7 @@ if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
   flags.DEFINE_string('path', None, 'The path, by its number or by its coordinates, as 1,0.')
   flags.DEFINE_bool('all', False, 'Every path, each in a folder of its own below --out.')
+  flags.DEFINE_bool('base', False, 'The base that all paths started from.')
   flags.DEFINE_string('out', None, 'The folder to write.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
   flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the weights, trained in float32.')

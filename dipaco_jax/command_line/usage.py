@@ -14,7 +14,10 @@ COMMANDS = {
   'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
   'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
-  'export': ('--workdir=runs/tiny --path=3 --out=DIR', "a path for other engines, in Hugging Face's Llama layout"),
+  'export': (
+    '--workdir=runs/tiny --path=3 --out=DIR',
+    "a path for other engines, as Hugging Face's transformers has it",
+  ),
   'harness': ('--workdir=runs/tiny --tasks=NAME,NAME', 'tasks of the LM Evaluation Harness'),
   'inspect': ('--workdir=runs/tiny --text=WORDS', 'which path reads each part of a text, and its loss'),
   'report': ('--workdir=runs/tiny', 'writes the report again; several --workdir are compared'),

@@ -5,6 +5,7 @@ from typing import Any
 
 import dipaco_jax
 from dipaco_jax.core import fields, outer, settings
+from dipaco_jax.huggingface import families
 from dipaco_jax.reports import headline, pages
 
 
@@ -19,6 +20,7 @@ class Facts:
   report: dict[str, Any]  # what report.json holds; nothing where there is none yet
   dtype: str
   parameters: int
+  family: families.Family
   adds_bos: bool  # the tokenizer puts a token in front of a text
   has_pieces: bool  # it is a SentencePiece model
 

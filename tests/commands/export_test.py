@@ -160,8 +160,9 @@ def test_neighbours_and_links_stay(undisturbed, tmp_path):
   'options, words',
   [
     (['--path=3'], 'name a run with --workdir=DIR'),
-    (['--workdir=x', '--out=y'], 'name one path with --path=3, or all of them with --all'),
-    (['--workdir=x', '--out=y', '--path=1', '--all'], 'name one path with --path=3, or all'),
+    (['--workdir=x', '--out=y'], 'name one path with --path=3, all of them with --all, or the base'),
+    (['--workdir=x', '--out=y', '--path=1', '--all'], 'name one path with --path=3, all'),
+    (['--workdir=x', '--out=y', '--base', '--version=3'], '--version is of paths: the base has one'),
     (['--workdir=x', '--out=s3://y', '--path=1'], 'name a folder of this machine'),
     (['--workdir=x', '--out=y', '--path=1', '--dtype=int8'], '--dtype=int8 should be float32 or bfloat16'),
   ],

@@ -128,3 +128,6 @@ def test_a_family_starts_trains_generates_and_is_exported(family, tmp_path):
   assert (tmp_path / 'out' / 'tokenizer.json').read_bytes() == (tmp_path / 'model' / 'tokenizer.json').read_bytes()
   trained, _ = model_folder.load_params(str(tmp_path / 'out'), made)
   assert any(not np.array_equal(trained[name], x) for name, x in given.items())
+  call('export', f'--workdir={tmp_path}/run', '--base', f'--out={tmp_path}/base')
+  for name in ('model.safetensors', 'tokenizer.json'):
+    assert (tmp_path / 'base' / name).read_bytes() == (tmp_path / 'model' / name).read_bytes()

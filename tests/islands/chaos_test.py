@@ -12,6 +12,7 @@ import pathlib
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
@@ -275,7 +276,8 @@ class Stopped:
 
   def __init__(self, config, place: pathlib.Path):
     place.mkdir()
-    url = f'sqlite:///{place}.db'
+    self.database = f'{place}.db'
+    url = f'sqlite:///{self.database}'
     self.cluster = Cluster(config, str(place), url, place.parent / 'machines', LATE, More(lease_s=60))
     self.tasks: list[dict] = []
 
@@ -288,9 +290,19 @@ class Stopped:
       if registry.counts().get('train', {}).get('done', 0) >= 2 and self.held():
         self.cluster.signal(LATE[0], signal.SIGSTOP)
         time.sleep(0.5)
-        self.tasks = self.held()
+        self.tasks = self.held() if self.can_write() else []
         if not self.tasks:
           self.cluster.signal(LATE[0], signal.SIGCONT)
+
+  def can_write(self) -> bool:
+    """Whether nobody was stopped amid a transaction, for which all others would wait for ever."""
+    with contextlib.closing(sqlite3.connect(self.database, timeout=5, isolation_level=None)) as connection:
+      try:
+        connection.execute('BEGIN IMMEDIATE')
+      except sqlite3.OperationalError:
+        return False
+      connection.execute('ROLLBACK')
+      return True
 
   def held(self) -> list[dict]:
     return [task for task in self.cluster.registry.tasks('running', 'train') if task['owner'] == LATE[0]]
