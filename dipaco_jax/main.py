@@ -22,7 +22,7 @@ from absl import flags
 
 import dipaco_jax
 from dipaco_jax.command_line import command, config_file, usage
-from dipaco_jax.core import errors, printable, settings as settings_lib
+from dipaco_jax.core import errors, extension, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import time_use
 from dipaco_jax.training import display, processes, stopping
@@ -63,7 +63,7 @@ def parse(argv: list[str]) -> settings_lib.Settings:
     values = config_file.read(FLAGS.config, overrides, FLAGS.workdir or '')
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
-    return settings_lib.from_dict(values)
+    return extension.with_digests(settings_lib.from_dict(values))
   except (InputError, flags.Error) as e:
     command.fail(command.explain(e, usage.MEANT))
 

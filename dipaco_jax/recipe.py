@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from dipaco_jax.command_line import command, config_file
-from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core import averaging_gap, extension, settings
 from dipaco_jax.core.errors import InputError
 
 PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
@@ -129,7 +129,7 @@ class Search:
 
   def settings_with(self, changes: Mapping[str, Any]) -> settings.Settings:
     """Returns the settings of a candidate; raises InputError where they are not valid."""
-    return settings.from_dict(config_file.read(self.config, self.overrides_with(changes)))
+    return extension.with_digests(settings.from_dict(config_file.read(self.config, self.overrides_with(changes))))
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Outcome:
     """Runs a candidate, unless it is done, and reads its outcome.
@@ -237,7 +237,7 @@ def main(overrides: Sequence[config_file.Override]):
   f = flags.FLAGS
   if not f.config or not f.workdir:
     raise InputError('name a config with --config and a folder of its own with --workdir')
-  s = settings.from_dict(config_file.read(f.config, overrides))
+  s = extension.with_digests(settings.from_dict(config_file.read(f.config, overrides)))
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check_settings(s, steps)

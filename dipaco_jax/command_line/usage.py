@@ -78,6 +78,7 @@ def explanations() -> dict[str, str]:
   sections = [f for f in dataclasses.fields(settings.Settings) if not f.metadata]
   found = {f.name: (f.type.__doc__ or '').partition('\n')[0] for f in sections}
   for name, about in config_file.ABOUT.items():
-    choices = f'; one of {", ".join(about.choices)}' if about.choices else ''
+    own = ["'package.module:name'"] if about.extensible else []
+    choices = f'; one of {", ".join([*about.choices, *own])}' if about.choices else ''
     found[name] = f'{about.about}{choices}'
   return found

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import typing
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ class Field(NamedTuple):
   below: float | None = None
   most: float | None = None
   choices: tuple[str, ...] = ()
+  extensible: bool = False  # or a part of the user's own, as 'package.module:name' (extension.py)
   example: str = ''  # of what is no plain value, as it is written in Python
   added: bool = False  # after the first version: at its default no digest knows it, so that older workdirs go on
   may_change: bool = False  # when a run goes on: it lengthens the run, or says how to run it, not what it computes
@@ -51,6 +53,11 @@ class Field(NamedTuple):
 def field(default: Any, about: str, choices: str = '', **bounds: Any) -> Any:
   """Returns a dataclass field with its default and a `Field`; `choices` are words apart by spaces."""
   return dataclasses.field(default=default, metadata={'field': Field(about, choices=tuple(choices.split()), **bounds)})
+
+
+def is_reference(value: Any) -> bool:
+  """Returns whether a field's value has the form 'package.module:name'."""
+  return isinstance(value, str) and re.fullmatch(r'[^\W\d][\w.]*:[^\W\d]\w*', value) is not None
 
 
 def fields(settings: Any, prefix: str = '') -> Iterator[tuple[str, Field]]:

@@ -5,11 +5,12 @@ With g the gradient clipped to norm c, and eta_s the learning rate of the global
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
 
-lambda is 0 for vectors (the scales of norms). t counts the path's own updates and s is an argument: the schedule
-belongs to the run, the moments to the path. A step whose loss or |g| is not finite is skipped, up to
-`inner.max_skipped` in a row: theta, m, v and t stay.
+lambda is 0 for vectors (the scales of norms). Of Muon, the first term is that of muon.py. t counts the path's own
+updates and s is an argument: the schedule belongs to the run, the moments to the path. A step whose loss or |g| is not
+finite is skipped, up to `inner.max_skipped` in a row: theta, m, v and t stay.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import extension, muon, settings
 from dipaco_jax.core.grid import largest_divisor
 
 METRICS = ('loss', 'grad_norm', 'learning_rate', 'skipped')
@@ -50,41 +51,64 @@ class Inner(NamedTuple):
 def learning_rate(
   config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float, step: jax.Array
 ) -> jax.Array:
-  """Returns eta_s of the global step s: a cosine schedule [7.1], warmed up again after pretraining.
+  """Returns eta_s of the global step s: a cosine schedule [7.1], or a constant one, warmed up again after pretraining.
 
-      eta_s = eta min(1, (s + 1) / warmup) (f + (1 - f) (1 + cos(pi min(1, s / decay))) / 2)
+      eta_s = eta min(1, (s + 1) / warmup) (f + (1 - f) c_s)
+      c_s = (1 + cos(pi min(1, s / decay))) / 2                           cosine
+      c_s = min(1, (1 - min(1, s / decay)) / decay_fraction)              wsd: warm-up, stable, decay
 
   From s = pretrain_steps on it is multiplied by min(1, (s - pretrain_steps + 1) / rewarm_steps), if rewarm_steps > 0.
 
   Args:
-    config: eta = learning_rate, warmup_steps, rewarm_steps, f = final_fraction.
-    decay_steps: length of the cosine in global steps.
+    config: eta = learning_rate, warmup_steps, rewarm_steps, f = final_fraction, schedule, decay_fraction.
+    decay_steps: length of the schedule in global steps.
     pretrain_steps: the first global step of the paths.
     path_rate: eta from that step on; 0: config.learning_rate.
   """
   s = step.astype(jnp.float32)
   warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup_steps))
-  cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(1.0, s / max(1, decay_steps))))
+  done = jnp.minimum(1.0, s / max(1, decay_steps))
+  if config.schedule == 'cosine':
+    left = 0.5 * (1 + jnp.cos(jnp.pi * done))
+  else:
+    left = jnp.minimum(1.0, (1 - done) / config.decay_fraction)
   again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
   again = jnp.where(step >= pretrain_steps, again, 1.0)
   eta = jnp.where(step >= pretrain_steps, path_rate, config.learning_rate) if path_rate else config.learning_rate
-  return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * cosine)
+  return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * left)
 
 
 def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float) -> Inner:
-  """Makes AdamW, or plain SGD for comparison with data-parallel training; for the arguments see `learning_rate`."""
-  transformation = optax.identity()
-  if config.optimizer == 'adamw':
-    transformation = optax.chain(
-      optax.scale_by_adam(config.b1, config.b2, config.epsilon),
-      optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
-    )
+  """Makes a path's optimizer and its schedule; for the arguments see `learning_rate`.
+
+  Of the user's own [extension.py], make(config) is for 'inner.optimizer' an optax.GradientTransformation u without
+  learning rate, theta <- theta - eta_s u, and for 'inner.schedule' a function of the global step s, int32 [], that is
+  eta_s, with config.decay_steps filled in. Raises InputError where they cannot be made.
+  """
+  transformation = make_transformation(config)
+  schedule = functools.partial(learning_rate, config, decay_steps, pretrain_steps, path_rate)
+  if extension.is_reference(config.schedule):
+    whole = dataclasses.replace(config, decay_steps=decay_steps)
+    schedule = extension.make('inner.schedule', config.schedule, whole)
   return Inner(
     init=lambda params: InnerState(transformation.init(params), jnp.zeros((), jnp.int32)),
     update=transformation.update,
-    learning_rate=functools.partial(learning_rate, config, decay_steps, pretrain_steps, path_rate),
+    learning_rate=schedule,
     clip_norm=config.clip_norm,
     max_skipped=config.max_skipped,
+  )
+
+
+def make_transformation(config: settings.Inner) -> optax.GradientTransformation:
+  """Returns u of theta <- theta - eta_s u: AdamW's, Muon's, the gradient (sgd), or the user's."""
+  if extension.is_reference(config.optimizer):
+    return extension.make('inner.optimizer', config.optimizer, config)
+  if config.optimizer == 'sgd':
+    return optax.identity()
+  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+  return optax.chain(
+    adam if config.optimizer == 'adamw' else muon.scale_by_muon(config.muon_momentum, adam),
+    optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
   )
 
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax.core import compression, screening
+from dipaco_jax.core import compression, extension, screening
 from dipaco_jax.core.grid import Level
 from dipaco_jax.core.inner import InnerState
 from dipaco_jax.core.modules import Layout, Modules
@@ -59,10 +59,13 @@ def make_optimizer(config: Outer) -> OuterOpt:
   module <- module - eta m                  momentum
   module <- module - eta Delta              sgd
 
-  adam: b1 = `momentum`. Another optimizer needs an entry here, its name among the choices of `settings.Outer`, and a
-  case in the naive twin (tests/helpers/twin.py) and the tests that compare it, which name what is missing. A new field
-  of the settings says `added=True`, so that older workdirs go on.
+  adam: b1 = `momentum`. 'package.module:make' is make(config) -> optax.GradientTransformation, whose update is added to
+  the module [extension.py]. Another built-in optimizer needs an entry here, its name among the choices of
+  `settings.Outer`, and a case in the naive twin (tests/helpers/twin.py) and the tests that compare it, which name what
+  is missing. A new field of the settings says `added=True`, so that older workdirs go on.
   """
+  if extension.is_reference(config.optimizer):
+    return extension.make('outer.optimizer', config.optimizer, config)
   rate, mu = config.learning_rate, config.momentum
   return {
     'nesterov': lambda: optax.sgd(rate, mu, nesterov=True),

@@ -8,9 +8,10 @@ usual move of module e, and f = `outer.exclude_above`:
     h_{l,e} <- max((h_{l,e} + mean_i r_{i,l}) / 2, h_0 / 10)        over the paths that take part; unchanged without any
 
 Division by the learning rates makes moves comparable over warm-up and decay. A step of AdamW moves a parameter by about
-eta_s at most: h_0 is the square root of the module's number of parameters, and with f = 10 nothing that AdamW does is
-ever excluded. For plain SGD no such bound is known: h_0 is infinite, the first phase sets h to the mean of r, and h has
-no lower bound. Screening is not in the papers; without it one path that fails reaches every module within a few phases.
+eta_s at most, and one of Muon by 0.2 eta_s in the mean: h_0 is the square root of the module's number of parameters,
+and with f = 10 nothing that they do is ever excluded. For other optimizers no such bound is known: h_0 is infinite, the
+first phase sets h to the mean of r, and h has no lower bound. Screening is not in the papers; without it one path that
+fails reaches every module within a few phases.
 """
 
 import math
@@ -32,7 +33,7 @@ NO_PATH_FIX = 'lower config.train.learning_rate, or raise config.outer.exclude_a
 
 def first_usual(num_parameters: int, optimizer: str) -> float:
   """Returns h_0 of a module with so many parameters, by `inner.optimizer`."""
-  return math.sqrt(num_parameters) if optimizer == 'adamw' else math.inf
+  return math.sqrt(num_parameters) if optimizer in ('adamw', 'muon') else math.inf
 
 
 def sum_of_rates(rate: Callable[[Any], Any], first_step: ArrayLike, num_steps: ArrayLike) -> jax.Array:

@@ -130,14 +130,24 @@ class Inner:
   learning_rate: float = field(4e-4, 'at its highest')
   warmup_steps: int = field(1000, 'to that rate, linearly', zero=True)
   rewarm_steps: int = field(0, 'warm up once more, from the first step after pretraining (as DiLoCo does)', zero=True)
-  decay_steps: int = field(0, 'of the cosine; 0: pretrain.steps + phases * steps_per_phase', zero=True)
+  decay_steps: int = field(0, 'of the schedule; 0: pretrain.steps + phases * steps_per_phase', zero=True)
   final_fraction: float = field(0.05, "of learning_rate, at the cosine's end; 1: no decay", zero=True, most=1)
   b1: float = field(0.9, 'of AdamW, for the mean of gradients', zero=True, below=1)
   b2: float = field(0.95, 'for the mean of their squares; open in the paper', zero=True, below=1)
   epsilon: float = field(1e-8, 'of AdamW')
   weight_decay: float = field(0.1, "of matrices, not of norms' scales", zero=True)
   clip_norm: float = field(1.0, 'global norm of the gradient; 0: no clipping', zero=True)
-  optimizer: str = field('adamw', "or 'sgd', for checks against data-parallel SGD", choices='adamw sgd')
+  optimizer: str = field(
+    'adamw',
+    "'muon': of blocks' matrices; 'sgd': for checks against data-parallel SGD",
+    choices='adamw muon sgd',
+    extensible=True,
+  )
+  muon_momentum: float = field(0.95, "of 'muon'", zero=True, below=1, added=True)
+  schedule: str = field(
+    'cosine', "of the learning rate; 'wsd': constant, linear at the end", 'cosine wsd', extensible=True, added=True
+  )
+  decay_fraction: float = field(0.2, "of all steps, those of the decay of 'wsd'", most=1, added=True)
   keep_state: bool = field(True, "AdamW state survives the outer step, as DiLoCo's does on its worker")
   inherit_state: bool = field(True, "paths start with the base model's AdamW state")
   max_skipped: int = field(10, 'steps in a row that may be skipped for loss or gradient not finite; 0: none', zero=True)
@@ -147,7 +157,7 @@ class Inner:
 class Outer:
   """Outer optimizer, and its treatment of the averaged outer gradients [2.5, 2.7]."""
 
-  optimizer: str = field('nesterov', 'of the outer step', choices='nesterov momentum sgd adam')
+  optimizer: str = field('nesterov', 'of the outer step', choices='nesterov momentum sgd adam', extensible=True)
   learning_rate: float = field(0.7, 'constant', most=10)
   momentum: float = field(0.9, "of 'nesterov' and 'momentum'; b1 of 'adam'; unused by 'sgd'", zero=True, below=1)
   b2: float = field(0.99, "of 'adam'", zero=True, below=1, added=True)
@@ -244,6 +254,12 @@ class Settings:
   """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
 
   seed: int = field(0, 'of all that is drawn: the same one gives the same modules, to the bit', zero=True)
+  extensions: tuple[tuple[str, str], ...] = field(
+    (),
+    'modules that fields name as package.module:name, and digests of their source; filled in',
+    example="(('my_module', 'sha256'),)",
+    added=True,
+  )
   grid: tuple[tuple[str, int], ...] = field((), 'axes and their sizes; none: one path', example="{'a': 4, 'b': 4}")
   levels: tuple[tuple[str, str, tuple[str, ...]], ...] = field(
     (('all', '.*', ()),), '(name, pattern, axes)', example="(('all', '.*', ()),)"
@@ -295,7 +311,7 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
 
 def of_run(values: Mapping[str, Any] | None) -> Settings:
   """Makes settings from what a run's config.json holds, None if it could not be read; raises InputError."""
-  if values is None or not values.keys() >= {field.name for field in dataclasses.fields(Settings)}:
+  if values is None or not values.keys() >= _of_first_version():
     raise InputError('the file lacks a section, or is not as it was written')
   return from_dict(values)
 
@@ -304,16 +320,24 @@ def stated(settings: Settings) -> dict[str, Any]:
   """Returns the settings as nested dicts, without added fields at their default, as versions before those had them."""
   nested, usual = settings.to_dict(), fields.flatten(Settings().to_dict())
   for name in (name for name, f in fields.fields(Settings) if f.added):
-    section, last = name.split('.')
-    if nested[section][last] == usual[name]:
-      del nested[section][last]
-  return nested
+    section, _, last = name.rpartition('.')
+    of_section = nested[section] if section else nested
+    if of_section[last] == usual[name]:
+      del of_section[last]
+  return {name: value for name, value in nested.items() if value != {} or name in _of_first_version()}
+
+
+def _of_first_version() -> set[str]:
+  """Returns the sections, and the fields apart from them, of which not all was added later."""
+  return {name.partition('.')[0] for name, f in fields.fields(Settings) if not f.added}
 
 
 def digest(settings: Settings, *prefixes: str) -> str:
   """Returns the sha256 of the canonical JSON of the fields that start with one of `prefixes` (none: all)."""
   values = fields.flatten(stated(settings))
   chosen = {name: value for name, value in values.items() if not prefixes or name.startswith(prefixes)}
+  named = {value.partition(':')[0] for value in chosen.values() if fields.is_reference(value)}
+  chosen |= {f'extensions.{module}': sha256 for module, sha256 in settings.extensions if module in named}
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
@@ -322,3 +346,11 @@ def differences(old: Settings, new: Settings) -> dict[str, tuple[Any, Any]]:
   may_change = {name for name, f in fields.fields(Settings) if f.may_change}
   a, b = fields.flatten(old.to_dict()), fields.flatten(new.to_dict())
   return {k: (a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k) and k not in may_change}
+
+
+def in_words(changes: Mapping[str, tuple[Any, Any]]) -> str:
+  """Names the fields that differ, {name: (old, new)}, and modules of which the source does."""
+  changes = dict(changes)
+  was, now = map(dict, changes.pop('extensions', ((), ())))
+  modules = [f'the source of {name} has changed' for name in was if name in now and was[name] != now[name]]
+  return '; '.join([*(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changes.items()), *modules])

@@ -5,7 +5,7 @@ from typing import Any
 
 from dipaco_jax.core import streaming
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.fields import Field, fields, flatten, sources
+from dipaco_jax.core.fields import Field, fields, flatten, is_reference, sources
 
 
 def check(s: Any) -> None:
@@ -28,7 +28,18 @@ def check(s: Any) -> None:
   if s.outer.row_weights and s.outer.rescale:
     words = 'a row that one path alone has moved would go further than that path'
     raise InputError(f'config.outer.row_weights goes with config.outer.rescale=False: {words}')
+  _check_inner(s)
   _check_schedule(s, num_paths)
+
+
+def _check_inner(s: Any) -> None:
+  if s.mesh.shard_states and s.inner.optimizer not in ('adamw', 'sgd'):
+    words = 'may need whole matrices, which no device has with config.mesh.shard_states: leave that out'
+    raise InputError(f'config.inner.optimizer={s.inner.optimizer!r} {words}')
+  if is_reference(s.inner.schedule):
+    for name, value in (('inner.rewarm_steps', s.inner.rewarm_steps), ('train.learning_rate', s.train.learning_rate)):
+      if value:
+        raise InputError(f'config.{name}={value}: leave that to your config.inner.schedule={s.inner.schedule!r}')
 
 
 def _check_model(m: Any) -> None:
@@ -49,8 +60,9 @@ def _check_model(m: Any) -> None:
 
 
 def _check_range(name: str, value: Any, field: Field) -> None:
-  if field.choices and value not in field.choices:
-    raise InputError(f'config.{name}={value!r}: choose one of {", ".join(field.choices)}')
+  if field.choices or field.extensible:
+    for one in value if isinstance(value, tuple) else (value,):
+      _check_choice(name, one, field)
   if type(value) in (int, float) and (value < field.least or (value == 0 and not field.zero)):
     raise InputError(f'config.{name}={value} should be {f"{field.least} or more" if field.zero else "above 0"}')
   if type(value) is float and not math.isfinite(value):
@@ -59,6 +71,12 @@ def _check_range(name: str, value: Any, field: Field) -> None:
     raise InputError(f'config.{name}={value} should be below {field.below}')
   if field.most is not None and value > field.most:
     raise InputError(f'config.{name}={value} should be {field.most} or below')
+
+
+def _check_choice(name: str, value: str, field: Field) -> None:
+  if value not in field.choices and not (field.extensible and (is_reference(value) or not (value or field.choices))):
+    own = ["your own, as 'package.module:name'"] if field.extensible else []
+    raise InputError(f'config.{name}={value!r}: choose one of {", ".join([*field.choices, *own])}')
 
 
 def _check_routing(s: Any, num_paths: int) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import modules, settings as settings_lib
+from dipaco_jax.core import extension, modules, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
@@ -116,6 +117,8 @@ class TrainedRun:
     """Raises InputError where there is no run."""
     self.workdir, self.files = workdir, RunFiles(workdir)
     self.settings = _read_settings(self.files)
+    for module in extension.changed(self.settings):
+      logging.warning('the source of %s is not what this run was trained with: its results may not be the same', module)
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 
   def __repr__(self) -> str:

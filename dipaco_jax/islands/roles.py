@@ -245,7 +245,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
   """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
   was, now = (fields.flatten(s.to_dict()) for s in (settings_lib.from_dict(before), settings))
-  return '; '.join(f'config.{name} was {was[name]!r}, is {now[name]!r}' for name in now if was[name] != now[name])
+  return settings_lib.in_words({name: (was[name], now[name]) for name in now if was[name] != now[name]})
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:

@@ -10,8 +10,18 @@ import shutil
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
-from dipaco_jax.core import errors, grid as grid_lib, inner, modules, printable, settings as settings_lib
+from dipaco_jax.core import (
+  errors,
+  extension,
+  grid as grid_lib,
+  inner,
+  modules,
+  outer,
+  printable,
+  settings as settings_lib,
+)
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.models import transformer
@@ -76,6 +86,7 @@ def check_model(settings: settings_lib.Settings):
     raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
   shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
+  _check_optimizers(settings, shapes)
   wanted = settings.train.microbatch
   for stage, grid in (('train', layout.grid), ('pretrain', grid_lib.Grid())):
     sizes = settings.batch_sizes(stage)
@@ -83,6 +94,31 @@ def check_model(settings: settings_lib.Settings):
     if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
       words = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
       logging.warning(words, wanted, rows, f'{stage}.batch_size', used)
+
+
+def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtypeStruct]):
+  """Raises InputError where an optimizer or a schedule of the user's does not return what is asked of it."""
+  named = extension.references(s)
+  for name, make in {
+    'inner.optimizer': lambda: inner.make_transformation(s.inner),
+    'outer.optimizer': lambda: outer.make_optimizer(s.outer),
+  }.items():
+    if name in named:
+      with extension.blaming(name, named[name]):
+        made = make()
+        updates, _ = jax.eval_shape(lambda params, made=made: made.update(params, made.init(params), params), shapes)
+      if jax.tree.map(_shape, updates) != jax.tree.map(_shape, shapes):
+        raise InputError(f'config.{name}={named[name]!r}: its updates should have the shapes of the parameters')
+  if (name := 'inner.schedule') in named:
+    with extension.blaming(name, named[name]):
+      schedule = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
+      rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    if _shape(rate) != ((), jnp.float32):
+      raise InputError(f'config.{name}={named[name]!r} should return a rate for a step, float32 []')
+
+
+def _shape(x: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], jnp.dtype]:
+  return x.shape, x.dtype
 
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, options: Sequence[str]):

@@ -179,7 +179,7 @@ def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.S
     changed = ['pretrain']  # its learning rate follows the whole run's cosine
   later = stage.since(changed[0]) if changed else ()
   if not read_refusal(workdir) or any(record_file(workdir, one.name).exists() for one in later):
-    names = '; '.join(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in differ.items())
-    raise InputError(f'--workdir={workdir} holds a run with another config ({names}): use another --workdir')
+    words = settings.in_words(differ)
+    raise InputError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
   for path in (path for one in later for pattern in one.leftovers for path in workdir.glob(pattern)):
     shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -89,6 +89,12 @@ def loss(
   return jnp.sum(nats_BL * followed_BL), followed_BL.sum()
 
 
+def of_chooser(config: settings.Inner) -> settings.Inner:
+  """Returns the settings of the chooser's optimizer: those of paths, AdamW's at least, without warm-up."""
+  optimizer = 'sgd' if config.optimizer == 'sgd' else 'adamw'
+  return dataclasses.replace(config, optimizer=optimizer, schedule='cosine', warmup_steps=0, rewarm_steps=0)
+
+
 def train(
   model: Model, params: Params, batch: Callable[[int], tuple[Rows, Rows, Rows]], num_steps: int, config: settings.Inner
 ) -> tuple[Params, np.ndarray]:
@@ -101,12 +107,12 @@ def train(
     params: initial parameters, see `init_params`; not donated.
     batch: maps a step to tokens, segment ids and labels, on the host or laid out over devices.
     num_steps: about 2,000 in the paper.
-    config: AdamW's settings; its warm-ups and decay_steps are ignored.
+    config: AdamW's settings, see `of_chooser`.
 
   Returns:
     The parameters, and the mean loss before each step in nats, [num_steps].
   """
-  optimizer = inner.make_optimizer(dataclasses.replace(config, warmup_steps=0, rewarm_steps=0), num_steps, 0, 0.0)
+  optimizer = inner.make_optimizer(of_chooser(config), num_steps, 0, 0.0)
   compute = functools.partial(inner.gradient, functools.partial(loss, model), 0)
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))

@@ -27,6 +27,13 @@ def test_learning_rate_at_known_points(step, expected):
   assert rate(step) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+  'step, expected', [(9, 0.4), (79, 0.4), (80, 0.4), (90, 0.4 * 0.525), (100, 0.02), (1000, 0.02)]
+)
+def test_wsd_is_constant_and_linear_in_its_last_fifth(step, expected):
+  assert rate(step, schedule='wsd') == pytest.approx(expected, rel=1e-6)
+
+
 def test_learning_rate_warms_up_again_after_pretraining():
   plain = [rate(step) for step in range(60)]
   again = [rate(step, rewarm_steps=5) for step in range(60)]
