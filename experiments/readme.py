@@ -14,6 +14,7 @@ import common
 import config
 import downstream
 import methods
+import muon
 import paths
 import pretrained
 import router
@@ -27,7 +28,7 @@ import wire
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
-MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire
+MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire, muon
 TABLES = [module.TABLE for module in MODULES]
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ <>\n]+)+) -->[^<]*<!-- / -->')

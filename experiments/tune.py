@@ -26,7 +26,16 @@ def rows(size: str) -> list[Row]:
     Row(f'larger_{rate:g}', f'larger dense, {rate:g}', 'larger', steps | {'inner.learning_rate': rate})
     for rate in rates[:3]
   ]
-  return small + large
+  muon = [
+    Row(
+      f'muon_{rate:g}',
+      f'dense, Muon, {rate:g}',
+      'dense',
+      lasting | {'inner.optimizer': 'muon', 'inner.learning_rate': rate},
+    )
+    for rate in rates
+  ]
+  return small + muon + large
 
 
 COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))
