@@ -73,6 +73,32 @@ def adamw(params, state, grads, rate, inner):
   return params, new
 
 
+def newton_schulz(x):
+  """Five steps of the quintic iteration that brings singular values near 1, the smaller side first."""
+  if x.shape[0] > x.shape[1]:
+    return newton_schulz(x.T).T
+  x = x / (np.linalg.norm(x) + 1e-8)
+  for _ in range(5):
+    product = x @ x.T
+    x = 3.4445 * x + (-4.7750 * product + 2.0315 * product @ product) @ x
+  return x
+
+
+def muon(params, state, grads, rate, inner):
+  """One step: matrices of blocks, inputs by outputs with heads as one dimension, by Muon; all else by AdamW."""
+  found, new = adamw(params, state, grads, rate, inner)
+  mu, t = inner.muon_momentum, new['t']
+  for name, g in grads.items():
+    if not name.startswith('block_') or g.ndim < 2:
+      continue
+    inputs = np.prod(g.shape[:-1] if name.endswith('/o') else g.shape[:1])
+    m = new['m'][name] = mu * state['m'][name] + (1 - mu) * g
+    ahead = (mu * m / (1 - mu ** (t + 1)) + (1 - mu) * g / (1 - mu**t)).reshape(inputs, -1)
+    direction = 0.2 * math.sqrt(max(ahead.shape)) * newton_schulz(ahead).reshape(g.shape)
+    found[name] = params[name] - rate * (direction + inner.weight_decay * params[name])
+  return found, new
+
+
 @functools.cache
 def with_gradient(loss_fn):
   return jax.jit(jax.value_and_grad(loss_fn))
@@ -103,7 +129,8 @@ def inner_phase(params, opt_state, batches, first_step, loss_fn, inner, total_st
     if inner.optimizer == 'sgd':
       params = {name: x - rate * grads[name] for name, x in params.items()}
     else:
-      params, opt_state = adamw(params, opt_state, grads, rate, inner)
+      step = {'adamw': adamw, 'muon': muon}[inner.optimizer]
+      params, opt_state = step(params, opt_state, grads, rate, inner)
   return params, opt_state, losses
 
 

@@ -30,6 +30,7 @@ CASES = {
   'momentum': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='momentum')}),
   'adam': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='adam', learning_rate=0.1)}),
   'sgd': (AB, small.MIXED_LEVELS, {'outer': dict(optimizer='sgd', learning_rate=1.0)}),
+  'muon': (AB, small.MIXED_LEVELS, {'inner': dict(optimizer='muon')}),
   'sampled': (AB, small.MIXED_LEVELS, {'train': dict(paths_per_phase=2, phases=4)}),
   'schedule': (AB, small.MIXED_LEVELS, {'train': dict(schedule=((0, (0,)), (1, (0, 1)), (2, (0, 1, 2, 3))))}),
   'lost': (AB, small.MIXED_LEVELS, {'outer': dict(lost=0.5), 'train': dict(phases=4)}),
@@ -41,6 +42,13 @@ CASES = {
 def test_every_outer_optimizer_has_a_case():
   used = {sections.get('outer', {}).get('optimizer', 'nesterov') for _, _, sections in CASES.values()}
   assert used == set(dict(fields.fields(settings.Outer))['optimizer'].choices)
+
+
+def count_of(state):
+  """The updates that an inner state is of; Muon's has two counts, which are the same."""
+  [(_, first), *others] = optax.tree.get_all_with_path(state.optimizer, 'count')
+  assert all((first == other).all() for _, other in others)
+  return first
 
 
 def base_state(params):
@@ -95,7 +103,7 @@ def test_twin(case, devices, tmp_path):
     counts = {}
     for turn, inner in state.inner.items():
       where = made.placement.paths(made.placement.turns()[turn])
-      counts |= dict(zip(where, np.ravel(inner.optimizer[0].count).tolist(), strict=True))
+      counts |= dict(zip(where, np.ravel(count_of(inner)).tolist(), strict=True))
     assert counts == {path: (states[path] or {'t': 0})['t'] for path in counts}
     assert all(path in counts for path in np.unique(np.concatenate(active)))
   moved = max(np.abs(x - job.base[name]).max() for params in modules.values() for name, x in params.items())
