@@ -1,11 +1,23 @@
 """DiPaCo and DiLoCo in JAX: one language model trained on many small, scattered islands of accelerators."""
 
+import importlib
 import signal
 import sys
 from typing import Any
 
 __version__ = '0.1.0'
-__all__ = ['Settings', 'load', 'load_router', 'settings']
+
+__all__ = ['Diverged', 'InputError', 'Settings', 'Unavailable', 'grid', 'load', 'load_router', 'settings', 'train']
+
+HOMES = {  # of what is public; the rest are files of `core`
+  'train': 'command_line.from_python',
+  'load': 'inference.trained_run',
+  'load_router': 'inference.trained_run',
+  'Settings': 'core.settings',
+  'InputError': 'core.errors',
+  'Diverged': 'core.errors',
+  'Unavailable': 'core.errors',
+}
 
 # A command of ours is being loaded: its imports' callbacks would swallow an exception, and it hears signals only later.
 if sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.orig_argv):
@@ -13,13 +25,13 @@ if sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.o
 
 
 def __getattr__(name: str) -> Any:
-  """Loads what is public when it is first asked for: `load` and `load_router` import JAX."""
+  """Loads what is public when it is first asked for: most of it imports JAX."""
   if name not in __all__:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  if name in ('settings', 'Settings'):
-    from dipaco_jax.core import settings
+  if name in HOMES:
+    return getattr(importlib.import_module(f'{__name__}.{HOMES[name]}'), name)
+  return importlib.import_module(f'{__name__}.core.{name}')
 
-    return settings if name == 'settings' else settings.Settings
-  from dipaco_jax.inference import trained_run
 
-  return getattr(trained_run, name)
+def __dir__() -> list[str]:
+  return __all__

@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 
@@ -80,16 +80,12 @@ def check_options(rest: list[str]):
     raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
   printable.check_name('--workdir', FLAGS.workdir or '', 4096)
   printable.check_name('--name', FLAGS.name)
-  if FLAGS.workdir and '://' in FLAGS.workdir and not FLAGS.role:
-    raise InputError(
-      f'--workdir={FLAGS.workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
-      'islands, which keep their work in buckets (--role; docs/islands.md)'
-    )
+  if FLAGS.workdir and not FLAGS.role:
+    command.check_workdir(FLAGS.workdir)
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
-  if FLAGS.reuse and not (pathlib.Path(FLAGS.reuse) / 'config.json').is_file():
-    raise InputError(f'--reuse={FLAGS.reuse}: there is no run (no config.json); name the directory of one')
+  command.check_reuse(FLAGS.reuse)
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
   command.check_processes(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
@@ -109,16 +105,13 @@ def guarded(argv: list[str], signals: stopping.Signals):
     if FLAGS.compile_only:
       compile_only(settings)
     elif FLAGS.role:
-      run_role(settings)
+      with command.full_disk_told(FLAGS.workdir):
+        run_role(settings)
     else:
       run_in(pathlib.Path(FLAGS.workdir), settings, signals)
   except KeyboardInterrupt:
     signals.leave()
   except Exception as e:
-    if errors.disk_is_full(e):
-      local = '://' not in FLAGS.workdir  # else what is fetched from it lies on this machine, in TMPDIR
-      where = f'--workdir={FLAGS.workdir}' if local else f'TMPDIR={tempfile.gettempdir()}'
-      command.fail(f'the disk of {where} is full; run the same command again when there is space', command.TRY_AGAIN)
     if isinstance(e, errors.Unavailable):
       command.fail(str(e), command.TRY_AGAIN)
     if isinstance(e, errors.Diverged):
@@ -140,61 +133,17 @@ def tell(argv: list[str]) -> bool:
 
 
 def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals):
-  """Checks everything that can be checked, then runs the stages."""
+  """Trains as one job, and prints a summary."""
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
     if FLAGS.distributed:
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-    from dipaco_jax.pipeline import preflight
-    from dipaco_jax.reports import live_report
-    from dipaco_jax.storage import lock
+    from dipaco_jax.command_line import whole_run
 
-  with display.doing('looking for devices'):
-    command.check_devices()
-  first = processes.is_first()
-  display.STDERR.silent = not first
-  preflight.check_text(workdir, settings)
-  with display.doing('looking at the model'):
-    preflight.check_model(settings)
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(preflight.kept(workdir))
-    if first:
-      stack.enter_context(lock.hold(workdir))
-      preflight.settle_config(workdir, settings, sys.argv[1:])
-    processes.barrier('config')
-    preflight.compilation_cache(workdir)
-    page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
-    run_stages(workdir, settings, signals, page.write_if_due)
-    page.close()
-    if first:
-      finish(workdir)
-    processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
-
-
-def run_stages(
-  workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals, evaluated: Callable[[], None]
-):
-  """Runs the stages that are not done; `evaluated` is called after each evaluation."""
-  from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages
-  from dipaco_jax.training import metrics_log, performance, training_loop
-
-  with metrics_log.Metrics(workdir, processes.is_first(), evaluated) as metrics:
-    compilations = performance.count_compilations()
-    run = run_lib.Run(workdir, settings, metrics, compilations, signals.requested, signals.graceful)
-    performance.tell_compilations()
-    preflight.note_environment(run)
-    if FLAGS.reuse and processes.is_first():
-      preflight.take_stages(run, pathlib.Path(FLAGS.reuse))
-    processes.barrier('reuse')
-    try:
-      stages.run_all(run)
-    except training_loop.Stopped:
-      processes.barrier('stopped')  # the first process takes the coordinator with it
-      raise
-    except InputError as e:
-      if processes.is_first():
-        stage_records.write_refusal(workdir, str(e))
-      raise
+  call = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
+  report = whole_run.train(workdir, settings, signals, call, pathlib.Path(FLAGS.reuse) if FLAGS.reuse else None)
+  if report:
+    print_summary(workdir, report)
 
 
 def compile_only(settings: settings_lib.Settings):
@@ -206,8 +155,7 @@ def compile_only(settings: settings_lib.Settings):
     from dipaco_jax.training import metrics_log, performance
 
     there = topology.find_topology(FLAGS.topology)
-  performance.tell_compilations()
-  with display.doing(f'compiling for {FLAGS.topology}', tells=False):
+  with performance.watch_compilations(), display.doing(f'compiling for {FLAGS.topology}', tells=False):
     found = dry_run.estimate(settings, there)
   print(dry_run.to_text(found))
   print(json.dumps(metrics_log.plain(found)))
@@ -220,6 +168,7 @@ def run_role(settings: settings_lib.Settings):
     from dipaco_jax.islands import roles
     from dipaco_jax.pipeline import preflight
     from dipaco_jax.reports import headline
+    from dipaco_jax.training import compilation_cache
 
   if FLAGS.role not in roles.ROLES:
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
@@ -233,7 +182,7 @@ def run_role(settings: settings_lib.Settings):
     threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
   command.check_devices()
   preflight.check_model(settings)
-  preflight.compilation_cache(roles.make_local_place(FLAGS.workdir))
+  compilation_cache.keep_in(roles.make_local_place(FLAGS.workdir))
   found = roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
     resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
@@ -250,16 +199,9 @@ def end_with_parent(parent: int) -> None:
   os.kill(os.getpid(), signal.SIGTERM)
 
 
-def finish(workdir: pathlib.Path):
-  """Writes the report and prints a summary. Raises Diverged where the perplexity is not finite."""
-  from dipaco_jax.reports import failures, headline, run_report
-  from dipaco_jax.storage import files
+def print_summary(workdir: pathlib.Path, r: dict[str, Any]):
+  from dipaco_jax.reports import failures, headline
 
-  with display.doing('writing the report'):
-    r = run_report.write(workdir)
-    files.tidy(workdir)
-  if r['perplexity'] is None:
-    raise errors.Diverged(errors.NO_PERPLEXITY)
   lines = [
     f'perplexity    {headline.with_interval(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.changes(r)),

@@ -1,5 +1,6 @@
 """How a command starts and ends: flags, then status 0 when done, 2 with one clear line for a wrong flag or input."""
 
+import contextlib
 import difflib
 import errno
 import logging
@@ -7,7 +8,8 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from absl import app, flags
@@ -66,6 +68,35 @@ def run(main: Callable[[], int | None]):
       app.run(guarded, flags_parser=parse)
 
 
+def check_workdir(workdir: str):
+  """Raises InputError where one job cannot keep a run under this name."""
+  printable.check_name('--workdir', workdir, 4096)
+  if '://' in workdir:
+    raise InputError(
+      f'--workdir={workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
+      'islands, which keep their work in buckets (--role; docs/islands.md)'
+    )
+
+
+def check_reuse(reuse: str | None):
+  """Raises InputError where there is no run to take stages from."""
+  if reuse and not (pathlib.Path(reuse) / 'config.json').is_file():
+    raise InputError(f'--reuse={reuse}: there is no run (no config.json); name the directory of one')
+
+
+@contextlib.contextmanager
+def full_disk_told(workdir: str) -> Iterator[None]:
+  """Raises Unavailable, which names the disk, where the block fails because one is full."""
+  try:
+    yield
+  except Exception as e:
+    if not errors.disk_is_full(e):
+      raise
+    local = '://' not in workdir  # else what is fetched from it lies on this machine, in TMPDIR
+    where = f'--workdir={workdir}' if local else f'TMPDIR={tempfile.gettempdir()}'
+    raise errors.Unavailable(f'the disk of {where} is full; run it again when there is space') from e
+
+
 def path_named(words: str) -> int | tuple[int, ...]:
   """Parses --path: a path's number, or its coordinates."""
   parts = words.split(',')
@@ -106,15 +137,33 @@ def check_devices() -> None:
 
 
 def quiet() -> None:
-  """Silences the libraries' logs; warnings of this package stay."""
+  """Silences the libraries' logs in a process of ours; warnings of this package stay."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  logging.basicConfig(level=logging.WARNING, force=True, handlers=[log_handler()])
+  silence_libraries()
+
+
+def silence_libraries() -> Callable[[], None]:
+  """Silences the libraries' logs; returns what sets their levels back."""
   from absl import logging as absl_logging
 
+  verbosity, jax = absl_logging.get_verbosity(), logging.getLogger('jax')
+  level = jax.level
   absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs the errors that it raises
-  logging.getLogger('jax').setLevel(logging.ERROR)
-  logging.basicConfig(level=logging.WARNING, force=True)
-  for handler in logging.getLogger().handlers:
-    handler.setFormatter(Plain('dipaco_jax: %(message)s'))
+  jax.setLevel(logging.ERROR)
+
+  def set_back():
+    absl_logging.set_verbosity(verbosity)
+    jax.setLevel(level)
+
+  return set_back
+
+
+def log_handler() -> logging.Handler:
+  """Returns what writes logs to stderr, as this package's commands have them."""
+  handler = logging.StreamHandler()
+  handler.setFormatter(Plain('dipaco_jax: %(message)s'))
+  return handler
 
 
 class Plain(logging.Formatter):

@@ -12,7 +12,7 @@ import re
 import runpy
 import traceback
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -68,10 +68,15 @@ def read(named: str, overrides: Sequence[Override] = (), workdir: str = '') -> d
     overrides: applied in order; several of one tuple of strings, as data.train, are joined.
     workdir: of the run, which may have begun.
   """
-  file, variant = find(named)
-  c = load(file, variant)
+  c = load(*find(named))
+  return change(c, [(name, value_of(name, text)) for name, text in _joined(overrides)], workdir)
+
+
+def change(c: ConfigDict, changes: Iterable[tuple[str, Any]], workdir: str = '') -> dict[str, Any]:
+  """Returns a config with fields changed, and the rest as `read`; `c` itself is changed."""
+  given = set()
   with c.ignore_type(), c.unlocked():
-    for name, text in _joined(overrides):
+    for name, value in changes:
       *sections, last = name.split('.')
       inside = c
       for section in sections:
@@ -79,15 +84,16 @@ def read(named: str, overrides: Sequence[Override] = (), workdir: str = '') -> d
           inside[section] = ConfigDict()
         inside = inside[section]
       if sections == ['grid'] and last not in inside:
-        raise InputError(_no_axis(last, text, inside))
-      inside[last] = value_of(name, text)
+        raise InputError(_no_axis(last, value, inside))
+      inside[last] = value
+      given.add(name)
   values = c.to_dict()
   if values.get('pretrain', {}).get('init'):
     from dipaco_jax.huggingface import pretrained
 
     for section in ('model', 'tokenizer'):
       values.setdefault(section, {})
-    pretrained.fill(values, {name for name, _ in overrides}, workdir)
+    pretrained.fill(values, given, workdir)
   return values
 
 
@@ -196,6 +202,12 @@ def value_of(name: str, text: str) -> Any:
   return _literal(name, text)
 
 
+def from_python(name: str, value: Any) -> Any:
+  """Returns the value of a field that a program changes; text is read as it is typed. Raises InputError."""
+  kind_of(name)
+  return value_of(name, value) if isinstance(value, str) else value
+
+
 def _whole(value: float) -> int:
   if not value.is_integer():
     raise ValueError
@@ -219,9 +231,9 @@ def _literal(name: str, text: str) -> Any:
   raise InputError(f'--config.{name}={text}: write it as {fix}')
 
 
-def _no_axis(axis: str, text: str, grid: ConfigDict) -> str:
+def _no_axis(axis: str, size: Any, grid: ConfigDict) -> str:
   axes = ', '.join(grid.keys()) or 'none'
-  whole = {**grid.to_dict(), axis: int(text) if text.isdecimal() else 2}
+  whole = {**grid.to_dict(), axis: size}
   words = f'the axes of this config are {axes}; to have others, give all'
   return f'--config.grid.{axis}: {words}, as --config.grid="{whole}"'
 

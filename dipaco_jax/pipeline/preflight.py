@@ -5,23 +5,12 @@ import json
 import logging
 import os
 import pathlib
-import shlex
 import shutil
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.core import (
-  errors,
-  extension,
-  grid as grid_lib,
-  inner,
-  modules,
-  outer,
-  printable,
-  settings as settings_lib,
-)
+from dipaco_jax.core import errors, extension, grid as grid_lib, inner, modules, outer, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.models import transformer
@@ -121,8 +110,8 @@ def _shape(x: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], jnp.dtype]:
   return x.shape, x.dtype
 
 
-def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, options: Sequence[str]):
-  """Writes config.json and the command; refuses another config than the run began with, naming the fields."""
+def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, command: str):
+  """Writes config.json and the command or call; refuses another config than the run began with, naming the fields."""
   file = workdir / 'config.json'
   if file.exists():
     old = stage_records.read_settings(workdir)
@@ -135,16 +124,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, option
       logging.warning('more phases stretch the cosine, so the learning rate steps up; %s', words)
   publishing.write_json(file, settings.to_dict())
   (workdir / stage_records.REFUSED).unlink(missing_ok=True)
-  words = shlex.join(map(printable.redacted, options))
-  files.write_file(workdir / 'command.txt', os.fsencode(f'python -m dipaco_jax.main {words}\n'))
-
-
-def compilation_cache(workdir: pathlib.Path):
-  """Keeps compiled programs in the workdir for a resumed run, or where JAX_COMPILATION_CACHE_DIR says."""
-  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-    jax.config.update('jax_compilation_cache_dir', str((workdir / 'cache').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # else a workdir that was moved compiles anew
+  files.write_file(workdir / 'command.txt', os.fsencode(f'{command}\n'))
 
 
 def note_environment(run: run_lib.Run):

@@ -117,27 +117,31 @@ class Activity:
       display.clear()
 
 
+_all, _lock = list[Activity](), threading.Lock()  # of this process, the innermost last
+_thread: threading.Thread | None = None  # shows the innermost, while there are any
+
+
 def _show_innermost():
-  while _some.wait():
+  global _thread
+  while True:
     with _lock:
-      if _all:
-        _all[-1].tick(STDERR)
+      if not _all:
+        _thread = None
+        return
+      _all[-1].tick(STDERR)
     time.sleep(TICK_S)
-
-
-_all, _some, _lock = list[Activity](), threading.Event(), threading.Lock()  # of this process, the innermost last
-_thread = threading.Thread(target=_show_innermost, name='says what is done', daemon=True)
 
 
 def begin(words: str, tells: bool = True, at_once: bool = False) -> Activity:
   """Begins an activity, which a thread shows while it is the innermost; for the arguments see `doing`."""
+  global _thread
   activity = Activity(words, tells)
   with _lock:
     if at_once:
       activity.say(STDERR)
     _all.append(activity)
-    _some.set()
-    if _thread.ident is None:
+    if _thread is None:
+      _thread = threading.Thread(target=_show_innermost, name='says what is done', daemon=True)
       _thread.start()
   return activity
 
@@ -146,8 +150,6 @@ def end(activity: Activity):
   """Ends an activity."""
   with _lock:
     _all.remove(activity)
-    if not _all:
-      _some.clear()
     activity.end(STDERR)
 
 

@@ -1,10 +1,11 @@
 """How fast a run is, against what its devices can do: compilations, FLOPs, model FLOPs utilization, memory."""
 
 import collections
+import contextlib
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from dipaco_jax.core import settings
@@ -66,8 +67,8 @@ PEAK_BFLOAT16 = (
 LOWERED, COMPILED = '/jax/core/compile/jaxpr_to_mlir_module_duration', '/jax/core/compile/backend_compile_duration'
 
 
-def listen(heard: Callable[[str, str], None]):
-  """Calls `heard(event, function's name)` whenever JAX has LOWERED or COMPILED a function, from now on."""
+def listen(heard: Callable[[str, str], None]) -> Callable:
+  """Calls `heard(event, function's name)` whenever JAX has LOWERED or COMPILED a function; returns JAX's listener."""
   from jax import monitoring
 
   def listener(event: str, duration_secs: float, **about: str | int):
@@ -75,6 +76,7 @@ def listen(heard: Callable[[str, str], None]):
       heard(event, str(about.get('fun_name')).removeprefix('jit(').removesuffix(')'))
 
   monitoring.register_event_duration_secs_listener(listener)
+  return listener
 
 
 def count_compilations() -> collections.Counter[str]:
@@ -84,8 +86,12 @@ def count_compilations() -> collections.Counter[str]:
   return counts
 
 
-def tell_compilations():
-  """Shows what XLA compiles, from now on."""
+@contextlib.contextmanager
+def watch_compilations() -> Iterator[collections.Counter[str]]:
+  """Shows what XLA compiles while the block runs, and counts it as `count_compilations` does."""
+  from jax import monitoring
+
+  counts: collections.Counter[str] = collections.Counter()
   compiling: dict[int, display.Activity] = {}  # by thread
 
   def heard(event: str, name: str):
@@ -93,8 +99,16 @@ def tell_compilations():
       display.end(activity)
     if event == LOWERED:
       compiling[threading.get_ident()] = display.begin(f'compiling {WORDS.get(name, name)}')
+    else:
+      counts.update([name])
 
-  listen(heard)
+  listener = listen(heard)
+  try:
+    yield counts
+  finally:
+    monitoring.unregister_event_duration_listener(listener)
+    for activity in compiling.values():  # an error has ended the compilation
+      display.end(activity)
 
 
 def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int:

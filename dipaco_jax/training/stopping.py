@@ -1,8 +1,10 @@
 """How a process is stopped, and how it ends: within seconds, whatever its threads are at.
 
-A thread hears the signals, wherever the main thread is: in an import, in a callback that would swallow an exception, in
-XLA's compiler. It ends the process at once, for a workdir is whole at every moment, unless somebody answers the signal,
-for instance to save first. A second one ends the process at once in any case.
+In a command a thread hears the signals, wherever the main thread is: in an import, in a callback that would swallow an
+exception, in XLA's compiler. It ends the process at once, for a workdir is whole at every moment, unless somebody
+answers the signal, for instance to save first. A second one ends the process at once in any case.
+
+In another's program, which is not ours to end, a signal raises an exception in the main thread instead.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dipaco_jax.training import display
 
@@ -44,12 +46,13 @@ def leave(status: int, words: str = '') -> NoReturn:
 def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
   """Closes what is registered at the end of the block, each thing even if others fail.
 
-  After an error that takes no longer than `limit_s`, or the process ends.
+  After an error that takes no longer than `limit_s`, or the process ends, if it is a command's.
   """
 
   def overdue(error: Exception):
     logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
-    leave(1)
+    if _listening:
+      leave(1)
 
   with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
     try:
@@ -67,11 +70,12 @@ def _timer(seconds: float, function: Callable, *args) -> threading.Timer:
 
 
 class Signals:
-  """The handler of SIGINT, SIGTERM and SIGHUP, which a thread runs; see `listening`."""
+  """The handler of SIGINT, SIGTERM and SIGHUP; see `listening` and `interrupting`."""
 
-  def __init__(self, words: str):
+  def __init__(self, leave: Callable[[int], object]):
+    """`leave` is called with the number of a signal that nobody answers, and of a second one."""
     self.received = 0  # the number of the last one
-    self._words = words  # of those who leave
+    self._leave = leave
     self._answer: Answer = lambda number: False
 
   @contextlib.contextmanager
@@ -105,17 +109,13 @@ class Signals:
     return bool(self.received)
 
   def leave(self):
-    """Ends the process as the signal that was received asks, or as Ctrl-C."""
-    leave(128 + (self.received or signal.SIGINT), self._words)
+    """Leaves as the signal that was received asks, or as Ctrl-C."""
+    self._leave(self.received or signal.SIGINT)
 
-  def hear(self, numbers: int):
-    """Reads the numbers of signals from the pipe that the system writes them to, until it is closed."""
-    while heard := os.read(numbers, 1):
-      if heard[0] in NUMBERS:
-        again, self.received = self.requested(), heard[0]
-        if again or not self._answer(self.received):
-          self.leave()
-    os.close(numbers)
+  def hear(self, number: int):
+    again, self.received = self.requested(), number
+    if again or not self._answer(number):
+      self.leave()
 
 
 _listening: Signals | None = None  # signals are the process's
@@ -123,7 +123,7 @@ _listening: Signals | None = None  # signals are the process's
 
 @contextlib.contextmanager
 def listening(words: str = '') -> Iterator[Signals]:
-  """Handles SIGINT, SIGTERM and SIGHUP in a thread while the block runs; the main thread enters it.
+  """Handles signals in a thread while the block of a command runs; the main thread enters it.
 
   Nested blocks share the handler. `words` are printed where a signal ends the process.
   """
@@ -131,19 +131,57 @@ def listening(words: str = '') -> Iterator[Signals]:
   if _listening:
     yield _listening
     return
-  _listening = signals = Signals(words)
+  _listening = signals = Signals(lambda number: leave(128 + number, words))
   reading, writing = os.pipe()
   os.set_blocking(writing, False)
   before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-  threading.Thread(target=signals.hear, args=(reading,), name='signals', daemon=True).start()
-  # Python's own part of a handler has nothing to do. A command that is to outlive its terminal (nohup) does.
-  heard = [n for n in NUMBERS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-  handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
+  threading.Thread(target=_read, args=(reading, signals.hear), name='signals', daemon=True).start()
   try:
-    yield signals
+    with _handled(lambda *_: None):  # Python's own part of a handler has nothing to do
+      yield signals
   finally:
-    for number, handler in handlers.items():
-      signal.signal(number, handler)
     signal.set_wakeup_fd(before)
     os.close(writing)  # which ends the thread
     _listening = None
+
+
+def _read(numbers: int, hear: Callable[[int], None]):
+  """Reads the numbers of signals from the pipe that the system writes them to, until it is closed."""
+  while heard := os.read(numbers, 1):
+    if heard[0] in NUMBERS:
+      hear(heard[0])
+  os.close(numbers)
+
+
+@contextlib.contextmanager
+def interrupting() -> Iterator[Signals]:
+  """Handles signals while the block of another's program runs: they raise KeyboardInterrupt in the main thread.
+
+  Of SIGTERM and SIGHUP, which ask for the program's end, the block ends with SystemExit. In another thread than the
+  main one signals stay the program's.
+  """
+
+  def interrupt(number: int):
+    raise KeyboardInterrupt
+
+  signals = Signals(interrupt)
+  is_main = threading.current_thread() is threading.main_thread()
+  with _handled(lambda number, _: signals.hear(number)) if is_main else contextlib.nullcontext():
+    try:
+      yield signals
+    except KeyboardInterrupt as e:
+      if signals.received in (0, signal.SIGINT):
+        raise
+      raise SystemExit(128 + signals.received) from e
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+  """Sets a handler of signals while the block runs. What is to outlive its terminal (nohup) does."""
+  heard = [n for n in NUMBERS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+  before = {number: signal.signal(number, handler) for number in heard}
+  try:
+    yield
+  finally:
+    for number, theirs in before.items():
+      signal.signal(number, theirs)

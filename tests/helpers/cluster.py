@@ -18,7 +18,7 @@ import quick_xla
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import claims, island, module_weights, monitor, registry, role_loop, roles
-from dipaco_jax.pipeline import preflight
+from dipaco_jax.training import compilation_cache
 from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import stopping
 
@@ -51,7 +51,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   command.quiet()
   try:
     with stopping.listening():
-      preflight.compilation_cache(folder.parent)
+      compilation_cache.keep_in(folder.parent)
       role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
       roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
   except BaseException:

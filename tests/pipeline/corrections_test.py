@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import os
-import sys
 
 import pytest
 import tiny_run
@@ -64,8 +63,7 @@ def test_a_grid_that_proves_too_large(command, config, given, tmp_path, monkeypa
   kept = {file: os.stat(file).st_mtime_ns for file in workdir.rglob('*.array_record')}
   assert kept and (workdir / 'tokenizer.model').exists()
 
-  monkeypatch.setattr(sys, 'argv', ['main'])
-  preflight.settle_config(workdir, given(), [])
+  preflight.settle_config(workdir, given(), '')
   assert not stage_records.read_refusal(workdir)
   again = run.unattended(workdir, given())
   stages.run_all(again, 'tokenize')

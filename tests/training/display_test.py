@@ -95,7 +95,6 @@ import jax.numpy as jnp
 from dipaco_jax.training import display, performance
 
 display.TICK_S, display.QUICK_S, display.TOLD_S = 0.001, 0.0, 0.0
-performance.tell_compilations()
 
 @jax.jit
 def outer(x):
@@ -103,7 +102,7 @@ def outer(x):
     x = jnp.sin(x @ x)
   return x
 
-with display.doing('training', at_once=True):
+with performance.watch_compilations(), display.doing('training', at_once=True):
   outer(jnp.ones((8, 8)))
 """
 

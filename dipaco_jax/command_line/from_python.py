@@ -1,0 +1,132 @@
+"""`dipaco_jax.train`: the command `main` as a function, in a program that goes on afterwards.
+
+It leaves the program as it was: its handlers of signals and of logs, JAX's configuration, no thread, no lock, no flag.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from ml_collections import ConfigDict
+
+from dipaco_jax.command_line import command, config_file
+from dipaco_jax.core import extension, printable, settings as settings_lib
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.training import display, processes, stopping
+
+Config: TypeAlias = str | os.PathLike | settings_lib.Settings | ConfigDict | Mapping[str, Any]
+
+_imported: dict[str, str] = {}  # sha256 of the modules of users, as they were when a run imported them
+_one = threading.Lock()  # a run has all devices, the display and JAX's configuration to itself
+
+
+def train(
+  config: Config,
+  workdir: str | os.PathLike,
+  overrides: Mapping[str, Any] | None = None,
+  *,
+  reuse: str | os.PathLike | None = None,
+  progress: bool = True,
+) -> dict[str, Any]:
+  """Trains a DiPaCo from text to report, as the command does; returns what report.json holds.
+
+  The same call again goes on from where the run stopped, whatever stopped it; of a finished run it returns the report.
+
+  Args:
+    config: as --config names it ('tiny', 'my/config.py:variant', 'upcycle:MODEL'), or Settings, or a (Config)Dict of
+      their sections, in which what is left out has its default.
+    workdir: where everything is kept; made if it is not there.
+    overrides: fields of the config to change, as {'train.phases': 8, 'grid': {'a': 4}}; text is read as on the command
+      line.
+    reuse: a run whose base and shards are taken, as far as its settings are these.
+    progress: whether to show on stderr how far the run is. Warnings are always logged.
+
+  Raises:
+    InputError: the config or the text is wrong: before any work, where that can be known. The message names the fix.
+    Diverged: training cannot go on; earlier checkpoints remain.
+    Unavailable: the disk is full or gone.
+    KeyboardInterrupt: Ctrl-C, in the main thread; what was trained is saved. A second one does not wait for that.
+    SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
+  """
+  if processes.joined():
+    raise InputError('train is for one process: of several, each runs python -m dipaco_jax.main --distributed')
+  if not _one.acquire(blocking=False):
+    raise InputError('another run trains in this process: wait for it, or train in a process of its own')
+  try:
+    place = os.fspath(workdir)
+    settings = _settings(config, place, overrides or {})
+    command.check_workdir(place)
+    command.check_reuse(os.fspath(reuse) if reuse else None)
+    with _shown(progress), _logged(), stopping.interrupting() as signals:
+      with display.doing('loading JAX', tells=False):
+        from dipaco_jax.command_line import whole_run
+        from dipaco_jax.training import compilation_cache
+
+      _import_again(settings)
+      with compilation_cache.set_back():
+        taken = pathlib.Path(reuse) if reuse else None
+        return whole_run.train(pathlib.Path(place), settings, signals, _call(config, place, overrides), taken)
+  finally:
+    _one.release()
+
+
+def _settings(config: Config, workdir: str, overrides: Mapping[str, Any]) -> settings_lib.Settings:
+  if isinstance(config, (str, os.PathLike)):
+    c = config_file.load(*config_file.find(os.fspath(config)))
+  elif isinstance(config, (settings_lib.Settings, ConfigDict)):
+    c = ConfigDict(config.to_dict())
+  elif isinstance(config, Mapping):
+    c = ConfigDict(dict(config))
+  else:
+    raise InputError(f'config is of type {type(config).__name__}: give the name of a config, Settings, or a dict')
+  changes = [(name, config_file.from_python(name, value)) for name, value in overrides.items()]
+  importlib.invalidate_caches()  # a notebook may just have written a module
+  return extension.with_digests(settings_lib.from_dict(config_file.change(c, changes, workdir)))
+
+
+def _import_again(settings: settings_lib.Settings):
+  """Imports modules of the user's again that have changed since they were: the run records what they are now."""
+  changed = [name for name, sha256 in settings.extensions if name in sys.modules and _imported.get(name) != sha256]
+  for name in changed:
+    importlib.reload(sys.modules[name])
+  if changed:
+    extension.load.cache_clear()
+    sys.modules['jax'].clear_caches()
+  _imported.update(settings.extensions)
+
+
+def _call(config: Config, workdir: str, overrides: Mapping[str, Any] | None) -> str:
+  """Returns the call, for command.txt: the config itself is in config.json."""
+  named = repr(os.fspath(config)) if isinstance(config, (str, os.PathLike)) else f'{type(config).__name__}(...)'
+  arguments = [named, repr(workdir), *([repr(dict(overrides))] if overrides else [])]
+  return printable.redacted(f'dipaco_jax.train({", ".join(arguments)})')
+
+
+@contextlib.contextmanager
+def _shown(progress: bool) -> Iterator[None]:
+  shown = display.STDERR
+  before = shown.silent, shown.only_terminal
+  shown.silent, shown.only_terminal = not progress, False
+  try:
+    yield
+  finally:
+    shown.silent, shown.only_terminal = before
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+  """Silences the libraries' logs; warnings go to the program's handlers, or to stderr where it has none."""
+  root, handler, set_back = logging.getLogger(), command.log_handler(), command.silence_libraries()
+  if not root.handlers:  # else logging would add one, for good
+    root.addHandler(handler)
+  try:
+    yield
+  finally:
+    root.removeHandler(handler)
+    set_back()
