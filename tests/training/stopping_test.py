@@ -148,3 +148,58 @@ def test_a_command_whose_output_is_cut_off():
   command = f'{sys.executable} -m dipaco_jax.report --help; echo $? >&2'
   done = subprocess.run(['bash', '-c', f'({command}) | true'], cwd=root, capture_output=True, text=True, timeout=30)
   assert done.stderr in ('141\n', '0\n')  # it may have been faster
+
+
+WITHIN = """
+import contextlib, os, signal, sys, threading, time
+from dipaco_jax.training import stopping
+
+def send(number):
+  os.kill(os.getpid(), number)
+  time.sleep(0.2)
+
+def mine(number, frame):
+  print('mine')
+
+signal.signal(signal.SIGTERM, mine)
+number = int(sys.argv[1])
+try:
+  with stopping.interrupting() as signals:
+    {body}
+except (KeyboardInterrupt, SystemExit) as e:
+  print(repr(e), signals.requested())
+send(signal.SIGTERM)
+"""
+SAVES = """
+    with signals.graceful(lambda: True):
+      send(number)
+      {more}
+      print('saved')
+"""
+
+
+@pytest.mark.parametrize(
+  'body, number, said',
+  [
+    ('pass', 0, ''),
+    ('send(number)', signal.SIGINT, 'KeyboardInterrupt() True\n'),
+    ('send(number)', signal.SIGTERM, 'SystemExit(143) True\n'),
+    (SAVES.format(more=''), signal.SIGINT, 'saved\nKeyboardInterrupt() True\n'),
+    (SAVES.format(more=''), signal.SIGHUP, 'saved\nSystemExit(129) True\n'),
+    (SAVES.format(more='send(signal.SIGINT)'), signal.SIGTERM, 'KeyboardInterrupt() True\n'),
+    ('raise KeyboardInterrupt', 0, 'KeyboardInterrupt() False\n'),
+  ],
+)
+def test_a_program_that_is_not_ours_is_interrupted(body, number, said):
+  command = [sys.executable, '-c', WITHIN.format(body=body), str(int(number))]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=25)
+  assert done.stdout == f'{said}mine\n', done.stderr
+
+
+def test_in_another_thread_signals_stay_the_programs():
+  body = (
+    'before = signal.getsignal(signal.SIGINT)\n  with stopping.interrupting(): same = signal.getsignal(2) is before'
+  )
+  program = f'import signal, threading\nfrom dipaco_jax.training import stopping\ndef run():\n  global same\n  {body}\n'
+  program += 'thread = threading.Thread(target=run)\nthread.start()\nthread.join()\nassert same'
+  subprocess.run([sys.executable, '-c', program], check=True)

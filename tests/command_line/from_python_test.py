@@ -1,0 +1,153 @@
+"""A program that calls `dipaco_jax.train`: it gets what the command makes, and stays as it was."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import quick_xla
+import repository
+import tiny_run
+
+import dipaco_jax
+from dipaco_jax.command_line import config_file, from_python
+
+CHANGES = {'checkpoint.every_steps': 24}  # as `undisturbed` has it
+PROGRAM = """
+import io, json, logging, os, pathlib, signal, sys, threading, time
+import dipaco_jax
+from absl import flags, logging as absl_logging
+
+config, folder, changes = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
+
+class Stops(io.StringIO):  # the program, once it is seen to train
+  number = 0
+
+  def write(self, words):
+    if self.number and words.startswith('train '):
+      threading.Thread(target=os.kill, args=(os.getpid(), self.number)).start()
+      self.number = 0
+    sys.__stderr__.write(words)
+    return super().write(words)
+
+def state():
+  import jax
+  deadline = time.monotonic() + 5
+  while len(threads := {t.name for t in threading.enumerate()}) > 1 and time.monotonic() < deadline:
+    time.sleep(0.05)
+  return {
+    'threads': sorted(threads),
+    'handlers': [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+    'logs': [logging.root.handlers[:], logging.getLogger('jax').level, absl_logging.get_verbosity()],
+    'cache': [jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs],
+    'flags': flags.FLAGS.is_parsed(),
+  }
+
+def mine(number, frame):
+  raise AssertionError('not now')
+
+signal.signal(signal.SIGINT, mine)
+before, ended, saved = state(), [], []
+sys.stderr = Stops()
+for sys.stderr.number in (signal.SIGINT, signal.SIGTERM):
+  try:
+    dipaco_jax.train(config, folder / 'run', changes)
+  except (KeyboardInterrupt, SystemExit) as e:
+    ended.append(repr(e))
+  saved.append(max(int(p.name) for p in (folder / 'run/checkpoints/train').glob('[0-9]*')))
+assert state() == before, (state(), before)
+report = dipaco_jax.train(config, folder / 'run', changes)
+rows = (folder / 'run/metrics.jsonl').read_bytes()
+assert dipaco_jax.train(config, folder / 'run', changes) == report
+assert (folder / 'run/metrics.jsonl').read_bytes() == rows
+said = sys.stderr.getvalue()
+
+sys.stderr, others = Stops(), []
+options = dict(reuse=folder / 'run', progress=False)
+thread = threading.Thread(target=lambda: others.append(dipaco_jax.train(config, folder / 'beside', changes, **options)))
+thread.start()
+thread.join()
+assert state() == before, (state(), before)
+digests = [r['modules_sha256'] for r in (report, *others)]
+print(json.dumps({'ended': ended, 'saved': saved, 'digests': digests, 'said': said, 'quiet': sys.stderr.getvalue()}))
+"""
+
+
+def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
+  path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': path}
+  env['JAX_COMPILATION_CACHE_DIR'] = str(undisturbed / 'cache')
+  config = str(undisturbed.parent / 'config.py')
+  command = [sys.executable, '-c', PROGRAM, config, str(tmp_path), json.dumps(CHANGES)]
+  done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout)
+  assert found['ended'] == ['Stopped()', 'SystemExit(143)']
+  assert 0 < found['saved'][0] < found['saved'][1] < 96
+  assert found['digests'] == 2 * [tiny_run.modules_sha256(undisturbed)]
+  assert 'stopping: what was trained is saved' in found['said'] and '\r' not in found['said']
+  assert 'train 96/96 updates' in found['said'] and 'train ' not in found['quiet']
+  call = f"dipaco_jax.train({config!r}, '{tmp_path}/run', {CHANGES})\n"
+  assert (tmp_path / 'run' / 'command.txt').read_text() == call
+
+
+@pytest.mark.parametrize(
+  'overrides, words',
+  [
+    ({'train.phaes': 3}, 'config.train.phaes: there is no such field; the nearest is --config.train.phases'),
+    ({'train': {'phases': 3}}, 'config.train is a section: name a field of it'),
+    ({'train.phases': 'some'}, 'config.train.phases=some should be a whole number'),
+    ({'train.phases': 1.5}, 'config.train.phases=1.5 should be a whole number'),
+    (
+      {'grid.c': 3},
+      "the axes of this config are a, b; to have others, give all, as --config.grid=\"{'a': 2, 'b': 2, 'c",
+    ),
+    ({'data.source': 'files', 'data.train': 'no/*.txt'}, "'no/*.txt' matches no file"),
+  ],
+)
+def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, tmp_path):
+  with pytest.raises(dipaco_jax.InputError, match=re.escape(words)):
+    dipaco_jax.train('tiny', tmp_path / 'run', overrides, progress=False)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'config, workdir, words',
+  [
+    ('nowhere.py', 'run', 'nowhere.py: there is no such file'),
+    ('tiny:dens', 'run', "variant 'dens'"),
+    (3, 'run', 'config is of type int: give'),
+    ({'trian': {}}, 'run', 'config.trian: there is no such field'),
+    (dipaco_jax.Settings(grid=(('a', 0),)), 'run', 'config.grid.a=0 should be above 0'),
+    ('tiny', 's3://bucket/run', 'one job needs a file system'),
+    ('tiny', 'a\nb', 'a name without control characters'),
+  ],
+)
+def test_a_wrong_config_or_place(config, workdir, words, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(dipaco_jax.InputError, match=re.escape(words)):
+    dipaco_jax.train(config, workdir)
+  assert not list(tmp_path.iterdir())
+
+
+def test_one_run_trains_in_a_process(tmp_path):
+  with from_python._one, pytest.raises(dipaco_jax.InputError, match='another run trains in this process'):
+    dipaco_jax.train('tiny', tmp_path / 'run')
+
+
+def test_every_form_of_a_config_says_the_same(tmp_path):
+  changes = {'train.phases': '8', 'grid': {'a': 3, 'b': 2}, 'data.source': 'files', 'data.train': 'a.txt,b/*.jsonl'}
+  c = config_file.load(*config_file.find('tiny'))
+  forms = ['tiny', repository.ROOT / 'configs' / 'tiny.py', c, c.to_dict(), dipaco_jax.settings.from_dict(c.to_dict())]
+  first, *others = [from_python._settings(form, '', changes) for form in forms]
+  assert all(other == first for other in others)
+  assert (first.train.phases, first.grid, first.data.train) == (8, (('a', 3), ('b', 2)), ('a.txt', 'b/*.jsonl'))
+  assert c.train.phases == 6  # the caller's own is as it was
+  assert from_python._settings({'train': {'phases': 3}}, '', {}).train == dipaco_jax.settings.Train(phases=3)
+
+
+def test_the_names_are_there():
+  assert dir(dipaco_jax) == sorted(dipaco_jax.__all__)
+  assert all(getattr(dipaco_jax, name) for name in dipaco_jax.__all__)
