@@ -18,9 +18,8 @@ import quick_xla
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import claims, island, module_weights, monitor, registry, role_loop, roles
-from dipaco_jax.training import compilation_cache
 from dipaco_jax.storage import backends, files, object_store
-from dipaco_jax.training import stopping
+from dipaco_jax.training import compilation_cache, stopping
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload([roles.__name__])  # one that cannot be imported would be passed over in silence
