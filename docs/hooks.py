@@ -2,10 +2,11 @@
 
 Pages link to files of the repository by relative paths, such as `../dipaco_jax/core/grid.py#L12`, so that links work
 where the repository is viewed. Each such file becomes a page of the site, to which the link then leads: Markdown and
-pictures as they are, other files as listings with numbered lines.
+pictures as they are, notebooks as their cells, other files as listings with numbered lines.
 """
 
 import dataclasses
+import json
 import pathlib
 import posixpath
 import re
@@ -86,9 +87,17 @@ def _page(path: str, config) -> File:
   file = ROOT / path
   if path.endswith(('.md', '.png')):
     return File.generated(config, path, abs_src_path=str(file), inclusion=InclusionLevel.NOT_IN_NAV)
+  if file.suffix == '.ipynb':
+    return File.generated(config, _uri(path), content=_notebook(file), inclusion=InclusionLevel.NOT_IN_NAV)
   kind = LISTINGS.get(file.suffix, 'text')
   listing = f'---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n``````{kind} linenums="1"\n{file.read_text()}``````\n'
   return File.generated(config, _uri(path), content=listing, inclusion=InclusionLevel.NOT_IN_NAV)
+
+
+def _notebook(file: pathlib.Path) -> str:
+  """The cells of a notebook, one after another."""
+  cells = [(cell['cell_type'], ''.join(cell['source'])) for cell in json.loads(file.read_text())['cells']]
+  return '\n\n'.join(words if kind == 'markdown' else f'```python\n{words}\n```' for kind, words in cells)
 
 
 def _fields() -> str:

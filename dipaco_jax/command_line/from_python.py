@@ -22,6 +22,8 @@ from dipaco_jax.training import display, processes, stopping
 
 Config: TypeAlias = str | os.PathLike | settings_lib.Settings | ConfigDict | Mapping[str, Any]
 
+GOES_ON = 'stopped; the same call goes on from here'
+
 _imported: dict[str, str] = {}  # sha256 of the modules of users, as they were when a run imported them
 _one = threading.Lock()  # a run has all devices, the display and JAX's configuration to itself
 
@@ -63,7 +65,7 @@ def train(
     settings = _settings(config, place, overrides or {})
     command.check_workdir(place)
     command.check_reuse(os.fspath(reuse) if reuse else None)
-    with _shown(progress), _logged(), stopping.interrupting() as signals:
+    with _shown(progress), _logged(), stopping.interrupting(GOES_ON) as signals:
       with display.doing('loading JAX', tells=False):
         from dipaco_jax.command_line import whole_run
         from dipaco_jax.training import compilation_cache

@@ -154,11 +154,11 @@ def _read(numbers: int, hear: Callable[[int], None]):
 
 
 @contextlib.contextmanager
-def interrupting() -> Iterator[Signals]:
-  """Handles signals while the block of another's program runs: they raise KeyboardInterrupt in the main thread.
+def interrupting(words: str = '') -> Iterator[Signals]:
+  """Handles signals while the block of another's program runs: they raise an exception in the main thread.
 
-  Of SIGTERM and SIGHUP, which ask for the program's end, the block ends with SystemExit. In another thread than the
-  main one signals stay the program's.
+  SIGINT ends the block with KeyboardInterrupt, which says `words`; SIGTERM and SIGHUP, which ask for the program's end,
+  with SystemExit. In another thread than the main one signals stay the program's.
   """
 
   def interrupt(number: int):
@@ -169,10 +169,12 @@ def interrupting() -> Iterator[Signals]:
   with _handled(lambda number, _: signals.hear(number)) if is_main else contextlib.nullcontext():
     try:
       yield signals
-    except KeyboardInterrupt as e:
-      if signals.received in (0, signal.SIGINT):
+    except KeyboardInterrupt:
+      if not signals.requested():
         raise
-      raise SystemExit(128 + signals.received) from e
+      if signals.received == signal.SIGINT:
+        raise KeyboardInterrupt(words) from None
+      raise SystemExit(128 + signals.received) from None
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tiny_run
 
 import dipaco_jax
 from dipaco_jax.command_line import config_file, from_python
+from dipaco_jax.core import extension
 
 CHANGES = {'checkpoint.every_steps': 24}  # as `undisturbed` has it
 PROGRAM = """
@@ -84,7 +85,7 @@ def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path
   done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
   assert done.returncode == 0, done.stderr
   found = json.loads(done.stdout)
-  assert found['ended'] == ['Stopped()', 'SystemExit(143)']
+  assert found['ended'] == ["KeyboardInterrupt('stopped; the same call goes on from here')", 'SystemExit(143)']
   assert 0 < found['saved'][0] < found['saved'][1] < 96
   assert found['digests'] == 2 * [tiny_run.modules_sha256(undisturbed)]
   assert 'stopping: what was trained is saved' in found['said'] and '\r' not in found['said']
@@ -146,6 +147,21 @@ def test_every_form_of_a_config_says_the_same(tmp_path):
   assert (first.train.phases, first.grid, first.data.train) == (8, (('a', 3), ('b', 2)), ('a.txt', 'b/*.jsonl'))
   assert c.train.phases == 6  # the caller's own is as it was
   assert from_python._settings({'train': {'phases': 3}}, '', {}).train == dipaco_jax.settings.Train(phases=3)
+
+
+def test_a_part_whose_file_has_changed_is_imported_again(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(sys, 'dont_write_bytecode', True)
+
+  def made(source: str):
+    (tmp_path / 'part_of_a_notebook.py').write_text(f'def make(config):\n  return {source}\n')
+    settings = from_python._settings('tiny', '', {'outer.optimizer': 'part_of_a_notebook:make'})
+    from_python._import_again(settings)
+    return extension.make('outer.optimizer', settings.outer.optimizer, settings.outer), dict(settings.extensions)
+
+  (first, before), (second, after) = made('1'), made('2')
+  assert (first, second) == (1, 2) and before != after
+  del sys.modules['part_of_a_notebook']
 
 
 def test_the_names_are_there():

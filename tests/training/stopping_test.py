@@ -164,7 +164,7 @@ def mine(number, frame):
 signal.signal(signal.SIGTERM, mine)
 number = int(sys.argv[1])
 try:
-  with stopping.interrupting() as signals:
+  with stopping.interrupting('so') as signals:
     {body}
 except (KeyboardInterrupt, SystemExit) as e:
   print(repr(e), signals.requested())
@@ -182,11 +182,11 @@ SAVES = """
   'body, number, said',
   [
     ('pass', 0, ''),
-    ('send(number)', signal.SIGINT, 'KeyboardInterrupt() True\n'),
+    ('send(number)', signal.SIGINT, "KeyboardInterrupt('so') True\n"),
     ('send(number)', signal.SIGTERM, 'SystemExit(143) True\n'),
-    (SAVES.format(more=''), signal.SIGINT, 'saved\nKeyboardInterrupt() True\n'),
+    (SAVES.format(more=''), signal.SIGINT, "saved\nKeyboardInterrupt('so') True\n"),
     (SAVES.format(more=''), signal.SIGHUP, 'saved\nSystemExit(129) True\n'),
-    (SAVES.format(more='send(signal.SIGINT)'), signal.SIGTERM, 'KeyboardInterrupt() True\n'),
+    (SAVES.format(more='send(signal.SIGINT)'), signal.SIGTERM, "KeyboardInterrupt('so') True\n"),
     ('raise KeyboardInterrupt', 0, 'KeyboardInterrupt() False\n'),
   ],
 )
