@@ -141,7 +141,7 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
     from dipaco_jax.command_line import whole_run
 
   call = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
-  report = whole_run.train(workdir, settings, signals, call, pathlib.Path(FLAGS.reuse) if FLAGS.reuse else None)
+  report = whole_run.train(workdir, settings, signals, call, FLAGS.reuse)
   if report:
     print_summary(workdir, report)
 

@@ -1,10 +1,11 @@
-"""What all commands share: how they start and end, how a config is read, and the text of --help.
+"""What all commands share: how they start and end, how a config is read, the text of --help; and `dipaco_jax.train`.
 
 Read `command` first (start and end of a command), then `config_file` (a config and its overrides) and `usage` (the text
-of --help). The commands themselves are the files above this room: `main`, `recipe`, `status`, `generate`,
-`serve`, `export`, `harness`, `inspect` and `report`.
+of --help); then `whole_run` (from settings to report) and `from_python` (the same as a function). The commands
+themselves are the files above this room: `main`, `recipe`, `status`, `generate`, `serve`, `export`, `harness`,
+`inspect` and `report`.
 
 Flags and ConfigDict are known here and in the commands, and nowhere else.
 
-Imports from `core` and `training`.
+Imports from all rooms.
 """

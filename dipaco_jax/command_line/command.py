@@ -78,7 +78,7 @@ def check_workdir(workdir: str):
     )
 
 
-def check_reuse(reuse: str | None):
+def check_reuse(reuse: str | os.PathLike | None):
   """Raises InputError where there is no run to take stages from."""
   if reuse and not (pathlib.Path(reuse) / 'config.json').is_file():
     raise InputError(f'--reuse={reuse}: there is no run (no config.json); name the directory of one')

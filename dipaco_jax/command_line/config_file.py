@@ -74,7 +74,7 @@ def read(named: str, overrides: Sequence[Override] = (), workdir: str = '') -> d
 
 def change(c: ConfigDict, changes: Iterable[tuple[str, Any]], workdir: str = '') -> dict[str, Any]:
   """Returns a config with fields changed, and the rest as `read`; `c` itself is changed."""
-  given = set()
+  given = set[str]()
   with c.ignore_type(), c.unlocked():
     for name, value in changes:
       *sections, last = name.split('.')
@@ -85,7 +85,7 @@ def change(c: ConfigDict, changes: Iterable[tuple[str, Any]], workdir: str = '')
         inside = inside[section]
       if sections == ['grid'] and last not in inside:
         raise InputError(_no_axis(last, value, inside))
-      inside[last] = value
+      inside[last] = ConfigDict(value, allow_dotted_keys=True) if isinstance(value, dict) else value  # names of sources
       given.add(name)
   values = c.to_dict()
   if values.get('pretrain', {}).get('init'):

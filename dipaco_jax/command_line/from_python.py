@@ -41,8 +41,8 @@ def train(
   The same call again goes on from where the run stopped, whatever stopped it; of a finished run it returns the report.
 
   Args:
-    config: as --config names it ('tiny', 'my/config.py:variant', 'upcycle:MODEL'), or Settings, or a (Config)Dict of
-      their sections, in which what is left out has its default.
+    config: as --config names it ('tiny', 'my/config.py:variant', 'upcycle:MODEL'); or Settings; or a dict or ConfigDict
+      of their sections, in which what is left out has its default.
     workdir: where everything is kept; made if it is not there.
     overrides: fields of the config to change, as {'train.phases': 8, 'grid': {'a': 4}}; text is read as on the command
       line.
@@ -62,9 +62,9 @@ def train(
     raise InputError('another run trains in this process: wait for it, or train in a process of its own')
   try:
     place = os.fspath(workdir)
-    settings = _settings(config, place, overrides or {})
     command.check_workdir(place)
-    command.check_reuse(os.fspath(reuse) if reuse else None)
+    command.check_reuse(reuse)
+    settings = _settings(config, place, overrides or {})
     with _shown(progress), _logged(), stopping.interrupting(GOES_ON) as signals:
       with display.doing('loading JAX', tells=False):
         from dipaco_jax.command_line import whole_run
@@ -72,8 +72,7 @@ def train(
 
       _import_again(settings)
       with compilation_cache.set_back():
-        taken = pathlib.Path(reuse) if reuse else None
-        return whole_run.train(pathlib.Path(place), settings, signals, _call(config, place, overrides), taken)
+        return whole_run.train(pathlib.Path(place), settings, signals, _call(config, place, overrides), reuse)
   finally:
     _one.release()
 
@@ -82,21 +81,21 @@ def _settings(config: Config, workdir: str, overrides: Mapping[str, Any]) -> set
   if isinstance(config, (str, os.PathLike)):
     c = config_file.load(*config_file.find(os.fspath(config)))
   elif isinstance(config, (settings_lib.Settings, ConfigDict)):
-    c = ConfigDict(config.to_dict())
+    c = ConfigDict(config.to_dict(), allow_dotted_keys=True)
   elif isinstance(config, Mapping):
-    c = ConfigDict(dict(config))
+    c = ConfigDict({str(name): x for name, x in config.items()}, allow_dotted_keys=True)
   else:
     raise InputError(f'config is of type {type(config).__name__}: give the name of a config, Settings, or a dict')
-  changes = [(name, config_file.from_python(name, value)) for name, value in overrides.items()]
+  changes = [(str(name), config_file.from_python(str(name), value)) for name, value in overrides.items()]
   importlib.invalidate_caches()  # a notebook may just have written a module
   return extension.with_digests(settings_lib.from_dict(config_file.change(c, changes, workdir)))
 
 
 def _import_again(settings: settings_lib.Settings):
-  """Imports modules of the user's again that have changed since they were: the run records what they are now."""
+  """Has modules of the user's imported again that have changed since they were: a run records what they are now."""
   changed = [name for name, sha256 in settings.extensions if name in sys.modules and _imported.get(name) != sha256]
   for name in changed:
-    importlib.reload(sys.modules[name])
+    del sys.modules[name]
   if changed:
     extension.load.cache_clear()
     sys.modules['jax'].clear_caches()
@@ -112,13 +111,11 @@ def _call(config: Config, workdir: str, overrides: Mapping[str, Any] | None) -> 
 
 @contextlib.contextmanager
 def _shown(progress: bool) -> Iterator[None]:
-  shown = display.STDERR
-  before = shown.silent, shown.only_terminal
-  shown.silent, shown.only_terminal = not progress, False
+  before, display.STDERR.silent = display.STDERR.silent, not progress
   try:
     yield
   finally:
-    shown.silent, shown.only_terminal = before
+    display.STDERR.silent = before
 
 
 @contextlib.contextmanager

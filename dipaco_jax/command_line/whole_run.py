@@ -1,6 +1,7 @@
 """A run in this process, from its settings to its report: what the command `main` and `dipaco_jax.train` share."""
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ def train(
   settings: settings_lib.Settings,
   signals: stopping.Signals,
   call: str,
-  reuse: pathlib.Path | None = None,
+  reuse: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
   """Checks everything that can be checked, then runs the stages that are not done; returns what report.json holds.
 
@@ -62,7 +63,7 @@ def _run_stages(
   settings: settings_lib.Settings,
   signals: stopping.Signals,
   evaluated: Callable[[], None],
-  reuse: pathlib.Path | None,
+  reuse: str | os.PathLike | None,
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
   with (
@@ -72,7 +73,7 @@ def _run_stages(
     run = run_lib.Run(workdir, settings, metrics, compilations, signals.requested, signals.graceful)
     preflight.note_environment(run)
     if reuse and processes.is_first():
-      preflight.take_stages(run, reuse)
+      preflight.take_stages(run, pathlib.Path(reuse))
     processes.barrier('reuse')
     try:
       stages.run_all(run)

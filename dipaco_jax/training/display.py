@@ -141,8 +141,9 @@ def begin(words: str, tells: bool = True, at_once: bool = False) -> Activity:
       activity.say(STDERR)
     _all.append(activity)
     if _thread is None:
-      _thread = threading.Thread(target=_show_innermost, name='says what is done', daemon=True)
-      _thread.start()
+      thread = threading.Thread(target=_show_innermost, name='says what is done', daemon=True)
+      thread.start()
+      _thread = thread
   return activity
 
 

@@ -113,6 +113,7 @@ class Signals:
     self._leave(self.received or signal.SIGINT)
 
   def hear(self, number: int):
+    """Answers a signal, or leaves."""
     again, self.received = self.requested(), number
     if again or not self._answer(number):
       self.leave()

@@ -68,6 +68,11 @@ def test_globs_together_or_one_by_one(words):
   assert data.train == ('x y/*.txt', 'b.txt')
 
 
+def test_a_source_may_have_a_dot_in_its_name():
+  data = read('--config.data.source=files', "--config.data.train={'books.v2': 'b/*.txt'}").data
+  assert data.train == (('books.v2', ('b/*.txt',), 1.0),)
+
+
 def test_fields_that_follow_others_follow_overrides(write):
   write("  c.evaluate.seq_len = c.model.get_oneway_ref('seq_len') * 2\n  return c\n")
   assert read('--config.model.seq_len=96', config='c.py').evaluate.seq_len == 192

@@ -101,6 +101,7 @@ def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path
     ({'train': {'phases': 3}}, 'config.train is a section: name a field of it'),
     ({'train.phases': 'some'}, 'config.train.phases=some should be a whole number'),
     ({'train.phases': 1.5}, 'config.train.phases=1.5 should be a whole number'),
+    ({3: 4}, 'config.3: there is no such field'),
     (
       {'grid.c': 3},
       "the axes of this config are a, b; to have others, give all, as --config.grid=\"{'a': 2, 'b': 2, 'c",
@@ -122,6 +123,8 @@ def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, t
     (3, 'run', 'config is of type int: give'),
     ({'trian': {}}, 'run', 'config.trian: there is no such field'),
     (dipaco_jax.Settings(grid=(('a', 0),)), 'run', 'config.grid.a=0 should be above 0'),
+    ({'train.phases': 3}, 'run', 'config.train.phases: there is no such field'),
+    ({'train': 3}, 'run', 'config.train=3 should be a dict of fields'),
     ('tiny', 's3://bucket/run', 'one job needs a file system'),
     ('tiny', 'a\nb', 'a name without control characters'),
   ],
@@ -142,10 +145,11 @@ def test_every_form_of_a_config_says_the_same(tmp_path):
   changes = {'train.phases': '8', 'grid': {'a': 3, 'b': 2}, 'data.source': 'files', 'data.train': 'a.txt,b/*.jsonl'}
   c = config_file.load(*config_file.find('tiny'))
   forms = ['tiny', repository.ROOT / 'configs' / 'tiny.py', c, c.to_dict(), dipaco_jax.settings.from_dict(c.to_dict())]
+  before = c.to_json_best_effort()
   first, *others = [from_python._settings(form, '', changes) for form in forms]
   assert all(other == first for other in others)
   assert (first.train.phases, first.grid, first.data.train) == (8, (('a', 3), ('b', 2)), ('a.txt', 'b/*.jsonl'))
-  assert c.train.phases == 6  # the caller's own is as it was
+  assert c.to_json_best_effort() == before  # the caller's own is as it was
   assert from_python._settings({'train': {'phases': 3}}, '', {}).train == dipaco_jax.settings.Train(phases=3)
 
 
