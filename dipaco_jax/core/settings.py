@@ -22,7 +22,7 @@ class Data:
 
   source: str = field('stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio')
   train: tuple[str | Source, ...] = field(
-    (), 'globs of .txt, .jsonl, .parquet, .arrow, .tar; or (name, globs, weight)...', example="('books/*.txt',)"
+    (), 'globs of .txt, .jsonl, .parquet, .arrow, .tar, .bin; or (name, globs, weight)...', example="('books/*.txt',)"
   )
   validation: tuple[str | Source, ...] = field((), 'globs; none: a part of the text', example="('books/*.txt',)")
   name: str = field('', "of tfds: a dataset and its version, as 'c4/en:3.0.1'; of seqio: a task or a mixture")

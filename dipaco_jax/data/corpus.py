@@ -27,7 +27,6 @@ SOURCES = {  # (data, split, part, side) -> items, None where there is no such s
   'seqio': source_seqio.items,
 }
 
-BYTES_PER_TOKEN = 4.0  # more than most vocabularies have in most languages
 MIN_TOTAL_FLOORS = 10  # times a path's floor of validation tokens, in all
 FLOORS_PER_PATH = 2  # times a path's floor, for each path, as routes are uneven
 UNEVEN = 2  # times the mean: a piece that is cut where held-back text begins has few sequences
@@ -42,7 +41,7 @@ class Document(NamedTuple):
   """
 
   id: str
-  text: str
+  text: source.Text
   domain: str  # a plain name; '' where the source names none
   draw: float = -1.0
   times: int = 0  # that the source was read whole before, in a mixture
@@ -60,12 +59,12 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   """Chooses how much to hold back: `data.min_validation_tokens` for each path, and in all some times as many.
 
   What is short comes first from the pieces that are held back anyway, then from more pieces, up to
-  `data.max_validation_fraction`. Reads only as much text as shows that there is enough, counting BYTES_PER_TOKEN; the
-  result is the same in every process.
+  `data.max_validation_fraction`. Reads only as much text as shows that there is enough, counting tokens by its bytes;
+  the result is the same in every process.
   """
-  d = s.data
+  d = source.settings_of(s)
   floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * s.num_paths)
-  sources = [of_source for of_source, _ in sources_of(d).values()] or [d]
+  sources: list[settings.Data] = [of_source for of_source, _ in sources_of(d).values()] or [d]
   given = [own for own in (SOURCES[d.source](one, 'validation') for one in sources) if own]
   how = 'given' if given else _how_held_back(d.source, sources)
   fraction = 1.0 if given else d.validation_fraction
@@ -105,7 +104,7 @@ def _count_tokens(s: settings.Settings, items: source.Items, fraction: float, fl
   for item in items:
     if once * fraction >= floor:
       break
-    tokens = len(item.read()[0].encode()) / BYTES_PER_TOKEN
+    tokens = source.num_bytes(item.read()[0]) / source.BYTES_PER_TOKEN
     first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
     once += first
     every += tokens * useful / length if item.is_piece else first
@@ -163,7 +162,7 @@ def _documents(data: settings.Data, split: str, part: source.Part, fraction: flo
 
   streams = [mixture.Stream(functools.partial(read, name), weight) for name, (_, weight) in sources.items()]
   if split == 'train':
-    yield from mixture.mix(streams, lambda document: len(document.text.encode()) or 1)
+    yield from mixture.mix(streams, lambda document: source.num_bytes(document.text) or 1)
   else:  # each text once
     yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
 

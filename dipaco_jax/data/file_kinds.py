@@ -4,12 +4,13 @@ A file of a kind that is not here is refused by name, before any work: its synta
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import compressed_files, json_files, source, table_files, tar_files, text_files
+from dipaco_jax.data import compressed_files, json_files, source, table_files, tar_files, text_files, token_files
 
+TOKENS, INDEX = '.bin', '.idx'  # of files of tokens; Megatron's have an index beside them
 PLAIN = ('', '.txt', '.text', '.md', '.rst', '.tex')
 READERS: dict[str, Callable[[str, settings.Data, str], source.Documents]] = {
   '.jsonl': json_files.documents,
@@ -18,12 +19,14 @@ READERS: dict[str, Callable[[str, settings.Data, str], source.Documents]] = {
   '.parquet': table_files.parquet,
   '.arrow': table_files.arrow,
   '.tar': tar_files.documents,
+  TOKENS: token_files.documents,
 }
-COMPRESSED_INSIDE = ('.parquet', '.arrow')
+NEVER_COMPRESSED = ('.parquet', '.arrow', TOKENS)
 TO_PARQUET = "with pandas, read_csv('{path}'{more}).to_parquet('{stem}.parquet') makes a file that can be read"
 INSTEAD = {
   '.csv': TO_PARQUET.replace('{more}', ''),
   '.tsv': TO_PARQUET.replace('{more}', ", sep='\\t'"),
+  INDEX: 'it belongs beside {stem}.bin, which is missing',
   '.tgz': 'name it {stem}.tar.gz',
   '.zip': 'unpack it, and name the files in it',
   '.tfrecord': "prepare it as a dataset, and set config.data.source='tfds'",
@@ -38,21 +41,22 @@ def suffix(path: str) -> str:
   return os.path.splitext(compressed_files.inner_name(path))[1].lower()
 
 
-def is_plain(path: str) -> bool:
-  """Tells whether a file is plain text, which is cut into pieces."""
-  return suffix(path) not in READERS
+def is_one_text(path: str, data: settings.Data) -> bool:
+  """Tells whether a file is one text, which is cut into pieces: plain text, or tokens without documents."""
+  kind = suffix(path)
+  return token_files.is_one_text(path, data) if kind == TOKENS else kind not in READERS
 
 
 def documents(path: str, data: settings.Data, name: str) -> source.Documents:
-  """Yields (number, read) of the documents of a file that is no plain text; `read` returns (text, domain)."""
+  """Yields (number, read) of the documents of a file that is not one text; `read` returns (text, domain)."""
   return READERS[suffix(path)](path, data, name)
 
 
 def check_name(path: str, data: settings.Data) -> None:
   """Raises InputError for a file of a kind that cannot be read, with what to do instead."""
   kind = suffix(path)
-  if kind in COMPRESSED_INSIDE and compressed_files.is_compressed(path):
-    raise InputError(f'{path}: a {kind} file is compressed inside: decompress it, or leave it out')
+  if kind in NEVER_COMPRESSED and compressed_files.is_compressed(path):
+    raise InputError(f'{path}: {kind} files are read uncompressed: decompress it, or leave it out')
   if kind in READERS or kind in PLAIN or kind in data.plain_suffixes:
     return
   if kind in INSTEAD:
@@ -64,6 +68,8 @@ def check_name(path: str, data: settings.Data) -> None:
 
 def check_beginning(path: str, data: settings.Data) -> None:
   """Reads the beginning of a file as the stream will read it. Raises InputError, also where there is no text."""
+  if suffix(path) == TOKENS:
+    return token_files.check_beginning(path, data)
   seen, found = 0, False
   for number, text in enumerate(_texts(path, data), 1):
     seen, found = seen + len(text), found or bool(text.strip())
@@ -74,6 +80,11 @@ def check_beginning(path: str, data: settings.Data) -> None:
 
 
 def _texts(path: str, data: settings.Data) -> Iterator[str]:
-  if is_plain(path):
+  if suffix(path) not in READERS:
     return text_files.decode(path)
-  return (read()[0] for _, read in documents(path, data, ''))
+  return (str(read()[0]) for _, read in documents(path, data, ''))
+
+
+def without_indices(paths: Collection[str]) -> list[str]:
+  """Returns the paths without those of indices, which are read with the files of tokens that they stand beside."""
+  return [path for path in paths if suffix(path) != INDEX or f'{os.path.splitext(path)[0]}{TOKENS}' not in paths]

@@ -165,12 +165,13 @@ def _counted_as(domains: Collection[str], domain: str) -> str:
 
 
 def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[Any, np.ndarray]]:
-  """Yields (document without its text, tokens). Threads suffice: SentencePiece releases Python's lock."""
+  """Yields (document without its text, tokens). Threads suffice: tokenizers release Python's lock."""
   threads = threads or os.cpu_count() or 1
 
   def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray]]:
-    found = tokenizer.encode_batch([document.text for document in batch])
-    return zip([document._replace(text='') for document in batch], found, strict=True)
+    found = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
+    tokens = [next(found) if isinstance(document.text, str) else document.text for document in batch]
+    return zip([document._replace(text='') for document in batch], tokens, strict=True)
 
   for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
     yield from batch

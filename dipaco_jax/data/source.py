@@ -3,16 +3,44 @@
 A source is a function `items(data, split, part, side)`: an iterator, or None where there is no such split.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from dipaco_jax.core import seeded_hash
+import numpy as np
+
+from dipaco_jax.core import seeded_hash, settings
 
 T = TypeVar('T')
 Part = tuple[int, int]  # (k, n): number k of n
 WHOLE = (0, 1)
 GOLDEN = (5**0.5 - 1) / 2
+BYTES_PER_TOKEN = 4  # more than most vocabularies have in most languages
+
+Text = str | np.ndarray  # or a document's tokens, with those around it, of a file that others made
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings(settings.Data):
+  """The section `data` of a config, with what files of tokens need beside it."""
+
+  tokenizer_file: str = ''  # that made them; '': none is named
+
+
+def settings_of(s: settings.Settings) -> TextSettings:
+  """Returns a config's settings of text."""
+  return TextSettings(**vars(s.data), tokenizer_file=s.tokenizer.model_file)
+
+
+def num_bytes(text: Text) -> int:
+  """Returns the bytes of a text; of tokens about as many."""
+  return len(text.encode()) if isinstance(text, str) else BYTES_PER_TOKEN * len(text)
+
+
+def most_tokens(text: Text) -> int:
+  """Returns how many tokens a text has at most: one has a byte at least, but for those at a document's ends."""
+  return len(text.encode()) + 2 if isinstance(text, str) else len(text)
 
 
 class Item(NamedTuple):
@@ -24,12 +52,12 @@ class Item(NamedTuple):
 
   id: str
   draw: float
-  read: Callable[[], tuple[str, str]]
+  read: Callable[[], tuple[Text, str]]
   is_piece: bool = False
 
 
 Items = Iterator[Item]
-Documents = Iterator[tuple[int, Callable[[], tuple[str, str]]]]  # of a file: numbers, and functions as an item's `read`
+Documents = Iterator[tuple[int, Callable[[], tuple[Text, str]]]]  # of a file: (number, an item's `read`)
 
 
 class Side(NamedTuple):
@@ -49,7 +77,7 @@ def take(items: Iterable[T], part: Part) -> Iterator[T]:
   return itertools.islice(items, part[0], None, part[1])
 
 
-def already_read(text: str, domain: str) -> tuple[str, str]:
+def already_read(text: Text, domain: str) -> tuple[Text, str]:
   """Returns its arguments, as the `read` of an item whose text is in memory."""
   return text, domain
 

@@ -14,19 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import compressed_files, file_kinds, source, table_files, text_files
+from dipaco_jax.data import compressed_files, file_kinds, source, table_files, text_files, token_files
 from dipaco_jax.storage import remote_files
 
 ENDINGS = [  # in the order in which they are looked for in a folder
   kind + ending
   for kind in ('.txt', '.jsonl', '.parquet', '.arrow', '.json', '.ndjson', '.tar', '.md')
   for ending in ('', *compressed_files.ENDINGS)
-]
+] + [file_kinds.TOKENS]
 SMALL_BYTES = 64 << 20
 WHOLE_FILES = 20  # so many files of plain text, or more, are held back whole
 LARGE = 0.1  # of all plain text; a larger file is never held back whole
 SHORT_CHARS = 200  # no piece is cut into less
-EXTENSION = r'\.(txt|text|md|jsonl?|ndjson|parquet|arrow|tar)?(\.gz|\.zstd?|\.bz2|\.xz)?$'
+EXTENSION = r'\.(txt|text|md|jsonl?|ndjson|parquet|arrow|tar|bin)?(\.gz|\.zstd?|\.bz2|\.xz)?$'
 NAMED_FILES = 20  # so many files in one folder, or fewer, are domains where documents name none
 
 
@@ -36,10 +36,10 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   if not globs:
     return None
   files = _find(globs, data)
-  draws, names = _draws(files), domains_of([path for _, path in files])
+  draws, names = _draws(files, data), domains_of([path for _, path in files])
   if draws and side:
     draws = {path: draw for path, draw in draws.items() if (draw < side.fraction) == side.is_validation}
-    files = [(name, path) for name, path in files if path in draws or not file_kinds.is_plain(path)]
+    files = [(name, path) for name, path in files if path in draws or not file_kinds.is_one_text(path, data)]
   mine, part = source.deal_files(files, part)
   return source.take(_items_of(data, mine, draws, names, side.fraction if side else 0.0), part)
 
@@ -47,8 +47,8 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
 def held_back(data: settings.Data) -> str:
   """Returns what validation text consists of: 'files' or 'ends' of files of plain text, 'documents' of records."""
   files = _find(data.train, data)
-  records = not any(file_kinds.is_plain(path) for _, path in files)
-  return 'documents' if records else 'files' if _draws(files) else 'ends'
+  records = not any(file_kinds.is_one_text(path, data) for _, path in files)
+  return 'documents' if records else 'files' if _draws(files, data) else 'ends'
 
 
 def listing(data: settings.Data) -> list[tuple[str, int]]:
@@ -75,7 +75,7 @@ def _find(globs: tuple[str | fields.Source, ...], data: settings.Data) -> list[t
   for pattern in fields.globs(globs):
     pattern = os.path.expanduser(pattern.strip())
     root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
-    if not (paths := _paths(pattern)):
+    if not (paths := file_kinds.without_indices(_paths(pattern))):
       raise InputError(f'{pattern!r} {_why_none(pattern)} config.data.train or config.data.validation')
     for path in paths:
       file_kinds.check_name(path, data)
@@ -122,7 +122,7 @@ def _why_none(pattern: str) -> str:
   return f"is a folder: write a pattern of files, as '{folder}/*.txt', in"
 
 
-def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
+def _draws(files: Sequence[tuple[str, str]], data: settings.Data) -> dict[str, float]:
   """Returns {path: draw} of files of plain text, {} where they are too few to be held back whole.
 
   A draw is the share of all text before the file, in the order of a hash of names; LARGE files come last, undrawn.
@@ -130,7 +130,7 @@ def _draws(files: Sequence[tuple[str, str]]) -> dict[str, float]:
   sizes = {  # bytes, at least 1; in a bucket all files count alike
     (name, path): 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
     for name, path in files
-    if file_kinds.is_plain(path)
+    if file_kinds.is_one_text(path, data)
   }
   if len(sizes) < WHOLE_FILES:
     return {}
@@ -160,14 +160,23 @@ def domains_of(paths: Sequence[str]) -> dict[str, str]:
 def _items_of(data: settings.Data, files, draws, names: Mapping[str, str], fraction: float) -> source.Items:
   """Yields the items of files (name, path); `draws` and `names` are those of the functions above, by path."""
   for name, path in files:
-    if not file_kinds.is_plain(path):
+    if not file_kinds.is_one_text(path, data):
       for number, read in file_kinds.documents(path, data, names[path]):
         yield source.Item(f'{name}:{number}', source.spread(name, number), read)
     else:
-      whole = ((piece, draws[path]) for piece in text_files.pieces(text_files.decode(path))) if path in draws else None
-      for number, (piece, draw) in enumerate(whole or placed_pieces(path, fraction)):
+      for number, (piece, draw) in enumerate(_pieces(path, data, draws.get(path), fraction)):
         read = functools.partial(source.already_read, piece, names[path])
         yield source.Item(f'{name}#{number}', draw, read, is_piece=True)
+
+
+def _pieces(path: str, data: settings.Data, draw: float | None, fraction: float) -> Iterator[tuple[source.Text, float]]:
+  """Yields the pieces of one text, each with a draw: the text's own `draw`, or one that falls towards its end."""
+  if file_kinds.suffix(path) == file_kinds.TOKENS:
+    placed = token_files.pieces(path, data, fraction)
+    return placed if draw is None else ((piece, draw) for piece, _ in placed)
+  if draw is not None:
+    return ((piece, draw) for piece in text_files.pieces(text_files.decode(path)))
+  return placed_pieces(path, fraction)
 
 
 def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from dipaco_jax.core import errors, extension, grid as grid_lib, inner, modules, outer, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
-from dipaco_jax.data import corpus, tokenizer_files
+from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib, stage as stage_lib, stage_records, tokenize_stage
 from dipaco_jax.storage import files, module_store, publishing, seals
@@ -64,7 +64,7 @@ def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Looks at the text, unless it is tokenized already. Raises InputError where it cannot be read or is too little."""
   if not finished_tokenizing(workdir):
     with display.doing('looking at the text'):
-      corpus.check_readable(settings.data)
+      corpus.check_readable(source.settings_of(settings))
       tokenize_stage.check_input(settings)
 
 

@@ -17,7 +17,7 @@ import jax
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.data import corpus, sequences, tokenizer, tokenizer_files
+from dipaco_jax.data import corpus, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import model_folder
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing, seals
@@ -65,7 +65,7 @@ def _folder_name(s: settings.Settings) -> str:
 def _sample(s: settings.Settings, samples: list[Path], share: publishing.Share, held: corpus.HeldBack):
   with display.doing('reading text for the tokenizer'):
     for k in publishing.missing(samples, share):
-      documents = corpus.documents(s.data, 'train', (k, s.data.parts), held.fraction)
+      documents = corpus.documents(source.settings_of(s), 'train', (k, s.data.parts), held.fraction)
       found = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
       publishing.write_sealed(samples[k], found.encode())
 
@@ -94,6 +94,7 @@ def check_parts(parts: list[Path]):
 def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: corpus.HeldBack):
   """Writes the parts of a share that are missing."""
   s, parts, done = run.settings, run.settings.data.parts, 0
+  documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction)
   missing = publishing.missing([folder / str(k) for k in range(parts)], share)
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
@@ -106,7 +107,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: c
 
     with publishing.publish_directory(folder / str(k)) as aside:
       meta = sequences.write_part(
-        functools.partial(corpus.documents, s.data, part=(k, parts), fraction=held.fraction), run.tokenizer, str(aside),
+        functools.partial(documents, part=(k, parts)), run.tokenizer, str(aside),
         part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
         pieces=held.sequences, progress=show,
       )  # fmt: skip
@@ -140,8 +141,8 @@ def check_input(s: settings.Settings):
     tokenizer_files.open_file(s.tokenizer.model_file)
   check_validation(s)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
-  for document in corpus.documents(s.data, 'train', fraction=corpus.plan_held_back(s).fraction):
-    most += len(document.text.encode()) + 2  # a token has a byte at least, but for those at a document's ends
+  for document in corpus.documents(source.settings_of(s), 'train', fraction=corpus.plan_held_back(s).fraction):
+    most += source.most_tokens(document.text)
     if most >= needed:
       return
   check_rows(s, most)
@@ -150,13 +151,13 @@ def check_input(s: settings.Settings):
 def check_validation(s: settings.Settings):
   """Raises InputError where no document of validation can be longer than the prefix, of which no loss counts."""
   prefix, longest = s.routing.prefix_tokens, 0
-  for document in corpus.documents(s.data, 'validation'):
-    longest = max(longest, len(document.text.encode()))
-    if longest + 2 > prefix:
+  for document in corpus.documents(source.settings_of(s), 'validation'):
+    longest = max(longest, source.most_tokens(document.text))
+    if longest > prefix:
       return
   raise InputError(
-    f'no document of validation is longer than config.routing.prefix_tokens={prefix}: the longest has {longest} bytes; '
-    'name longer ones in config.data.validation, or use more text'
+    f'no document of validation is longer than config.routing.prefix_tokens={prefix}: the longest has at most '
+    f'{longest} tokens; name longer ones in config.data.validation, or use more text'
   )
 
 

@@ -126,7 +126,9 @@ def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
     ('a.tfrecord', "config.data.source='tfds'"),
     ('a.pdf', r'\.pdf is not one of \.txt .*set config\.data\.plain_suffixes=\.pdf, else leave it out'),
     ('a.py', r'\.py is not one of'),
-    ('a.parquet.gz', 'compressed inside'),
+    ('a.parquet.gz', r'\.parquet files are read uncompressed'),
+    ('a.bin.zst', r'\.bin files are read uncompressed'),
+    ('a.idx', r'it belongs beside .*/a\.bin, which is missing'),
   ],
 )
 def test_what_cannot_be_read_is_refused_by_name_and_never_trained_on(name, words, tmp_path):

@@ -75,7 +75,10 @@ def test_a_grid_that_proves_too_large(command, config, given, tmp_path, monkeypa
 def test_no_document_to_validate_on_is_known_before_any_work(command, tmp_path):
   (tmp_path / 'short.txt').write_text('Too short a text.')
   said = command(f'--workdir={tmp_path}/run', f'--config.data.validation={tmp_path}/short.txt')
-  assert 'no document of validation is longer than config.routing.prefix_tokens=32: the longest has 17 bytes' in said
+  assert (
+    'no document of validation is longer than config.routing.prefix_tokens=32: the longest has at most 19 tokens'
+    in said
+  )
   assert not (tmp_path / 'run').exists()
 
 
