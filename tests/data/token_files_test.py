@@ -180,7 +180,7 @@ def test_a_wrong_token_beyond_the_beginning_is_found_by_the_stream(tmp_path, tok
   one_more_token(70_000, np.uint32)(tmp_path, encoded(tokenizer), tokenizer.eos_id)
   monkeypatch.setattr(token_files, 'CHUNK_IDS', 1000)
   data = of(tmp_path, 'a.bin')
-  corpus.check_readable(data)
+  token_files.check_beginning(f'{tmp_path}/a.bin', data)
   with pytest.raises(ValueError, match=r'a\.bin: token \d+ is 70000'):
     list(corpus.documents(data, 'train'))
 
