@@ -38,7 +38,7 @@ def read(path: str) -> tuple[np.dtype, Iterator[Places]]:
     raise InputError(f"{index}: no index of Megatron's, which begins with MMIDIDX: {ANEW}, or leave out {path}")
   header = content[: HEADER.itemsize].view(HEADER)[0]
   if (version := int(header['version'])) != VERSION or (kind := int(header['kind'])) not in KINDS:
-    words = f'version {version}' if version != VERSION else f'tokens of type {kind}, which is no integer'
+    words = f'version {version}' if version != VERSION else f'tokens of type {kind}, no integer'
     raise InputError(f'{index}: it has {words}, which cannot be read: {ANEW}')
   dtype, count, borders = np.dtype(KINDS[kind]), int(header['sequences']), int(header['borders'])
   size = HEADER.itemsize + (4 + 8) * count + 8 * borders

@@ -136,7 +136,7 @@ def _checked(ids: np.ndarray, begin: int, path: str, tokenizer: Tokenizer) -> np
   if outside.any():
     at = int(outside.argmax())
     words = f'token {begin + at} is {ids[at]}, and the vocabulary of config.tokenizer.model_file has'
-    raise InputError(f'{path}: {words} {tokenizer.vocab_size}: name the tokenizer that made this file')
+    raise InputError(f'{path}: {words} {tokenizer.vocab_size}: name the tokenizer that made this file, or leave it out')
   return ids.astype(np.int32)
 
 

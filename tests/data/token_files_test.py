@@ -156,7 +156,7 @@ BAD = {
   'version 2': (damaged_index(put(9, 2)), r'a\.idx: it has version 2, which cannot be read'),
   'numbers with a point': (
     damaged_index(lambda i: i[:17] + b'\7' + i[18:]),
-    r'a\.idx: it has tokens of type 7, which is no integer',
+    r'a\.idx: it has tokens of type 7, no integer',
   ),
   'an index cut short': (damaged_index(lambda i: i[:-8]), r'a\.idx: damaged, cut short or not of text alone'),
   'a huge number of sequences': (damaged_index(put(18, 1 << 60)), r'a\.idx: damaged, cut short or not of text'),
