@@ -26,7 +26,7 @@ TO_PARQUET = "with pandas, read_csv('{path}'{more}).to_parquet('{stem}.parquet')
 INSTEAD = {
   '.csv': TO_PARQUET.replace('{more}', ''),
   '.tsv': TO_PARQUET.replace('{more}', ", sep='\\t'"),
-  INDEX: 'it is read with {stem}.bin beside it: name that',
+  INDEX: 'name {stem}.bin, beside which it belongs',
   '.tgz': 'name it {stem}.tar.gz',
   '.zip': 'unpack it, and name the files in it',
   '.tfrecord': "prepare it as a dataset, and set config.data.source='tfds'",

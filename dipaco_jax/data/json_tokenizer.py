@@ -12,7 +12,7 @@ from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 JSON, CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 SPECIAL = ('bos', 'eos', 'unk', 'pad')
-END = '<|endoftext|>'  # of a tokenizer that is trained here
+END = '<|endoftext|>'  # of a tokenizer that is trained here, and of GPT-2's, whose tokenizer_config.json names none
 
 
 def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
@@ -65,7 +65,8 @@ class JsonTokenizer(Tokenizer):
     self._tokenizer.no_padding()
     self._tokenizer.encode_special_tokens = True  # those that are spelled in a text are text
     self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
-    named = {name: self._id_of(config.get(f'{name}_token')) for name in SPECIAL}
+    given = {'eos_token': END} | config
+    named = {name: self._id_of(given.get(f'{name}_token')) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
     if 'eos' not in self.special_ids:
       words = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'

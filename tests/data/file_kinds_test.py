@@ -128,7 +128,7 @@ def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
     ('a.py', r'\.py is not one of'),
     ('a.parquet.gz', r'\.parquet files are read uncompressed'),
     ('a.bin.zst', r'\.bin files are read uncompressed'),
-    ('a.idx', r'it is read with .*/a\.bin beside it: name that'),
+    ('a.idx', r'name .*/a\.bin, beside which it belongs'),
   ],
 )
 def test_what_cannot_be_read_is_refused_by_name_and_never_trained_on(name, words, tmp_path):

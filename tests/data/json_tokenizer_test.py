@@ -150,6 +150,11 @@ def test_sizes_that_do_not_fit_are_named():
   assert json_tokenizer.JsonTokenizer(json_tokenizer.train(['a few words, and no more'], most)).vocab_size == most
 
 
+def test_gpt_2_ends_texts_though_its_config_does_not_say_so():
+  files = json_tokenizer.train(TEXTS, 600) | {'tokenizer_config.json': b'{"model_max_length": 1024}'}
+  assert json_tokenizer.JsonTokenizer(files).special_ids == {'eos': 0}
+
+
 @pytest.mark.parametrize(
   ('files', 'words'),
   [

@@ -80,8 +80,9 @@ def test_a_begin_of_text_token_stands_in_front_as_of_a_text(tmp_path, tokenizer)
     assert sorted(found) == sorted(expected), name
 
 
-def test_a_file_without_documents_is_one_text_in_pieces(tmp_path, tokenizer, monkeypatch, caplog):
-  monkeypatch.setattr(token_files, 'CHUNK_IDS', 8192)
+@pytest.mark.parametrize('chunk', [8192, 1 << 20])
+def test_a_file_without_documents_is_one_text_in_pieces(chunk, tmp_path, tokenizer, monkeypatch, caplog):
+  monkeypatch.setattr(token_files, 'CHUNK_IDS', chunk)
   tokens = np.random.default_rng(0).integers(3, 270, 100_001).astype(np.uint16)
   tokens[-1] = tokenizer.eos_id
   tokens.tofile(tmp_path / 'one.bin')
