@@ -69,20 +69,22 @@ def check_name(path: str, data: settings.Data) -> None:
 def check_beginning(path: str, data: settings.Data) -> None:
   """Reads the beginning of a file as the stream will read it. Raises InputError, also where there is no text."""
   if suffix(path) == TOKENS:
-    return token_files.check_beginning(path, data)
+    token_files.say_how_it_is_taken(path, data)
   seen, found = 0, False
   for number, text in enumerate(_texts(path, data), 1):
-    seen, found = seen + len(text), found or bool(text.strip())
+    seen, found = seen + len(text), found or bool(text.strip() if isinstance(text, str) else len(text))
     if seen >= CHECK_BYTES or number >= CHECK_DOCUMENTS:
       break
   if not found:
     raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
 
 
-def _texts(path: str, data: settings.Data) -> Iterator[str]:
+def _texts(path: str, data: settings.Data) -> Iterator[source.Text]:
   if suffix(path) not in READERS:
     return text_files.decode(path)
-  return (str(read()[0]) for _, read in documents(path, data, ''))
+  if is_one_text(path, data):
+    return (piece for piece, _ in token_files.pieces(path, data))
+  return (read()[0] for _, read in documents(path, data, ''))
 
 
 def without_indices(paths: Collection[str]) -> list[str]:

@@ -62,14 +62,12 @@ def is_one_text(path: str, data: settings.Data) -> bool:
   return _has_no_end(path, modified_ns, _tokenizer_file(path, data))
 
 
-def check_beginning(path: str, data: settings.Data) -> None:
-  """Reads the beginning of a file, and says how it is taken where that is not plain. Raises InputError."""
-  tokenizer = _tokenizer(path, data)
+def say_how_it_is_taken(path: str, data: settings.Data) -> None:
+  """Logs that a file is one text: its documents may have ends that the tokenizer does not know."""
   if is_one_text(path, data):
+    tokenizer = _tokenizer(path, data)
     words = '%s: no document ends (by token %d) in its first %d tokens: it is one text, cut into pieces of %d'
     logging.warning(words, path, tokenizer.eos_id, min(CHUNK_IDS, _layout(path, tokenizer).ids), PIECE_IDS)
-  elif next(documents(path, data, ''), None) is None:
-    raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
 
 
 @functools.lru_cache(100_000)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, json_tokenizer, megatron_index, source, token_files, tokenizer_files
+from dipaco_jax.data import corpus, file_kinds, json_tokenizer, megatron_index, source, token_files, tokenizer_files
 
 TEXTS = [f'document {i} of some words, and more of them: {i * i}' for i in range(200)]
 
@@ -164,6 +164,10 @@ BAD = {
   'with modes': (damaged_index(lambda i: i + bytes(200)), r'a\.idx: damaged, cut short or not of text alone'),
   'a place before the file': (damaged_index(put(34 + 4 * 200, -8)), r'a\.idx: damaged \(its places'),
   'documents beyond the file': (damaged_index(lambda i: put(len(i) - 8, 201)(i)), r'a\.idx: damaged \(its places'),
+  'a token too many, by an index': (
+    lambda tmp_path, ids, eos: foreign_tokens.megatron(tmp_path / 'a', [*([x] for x in ids), [[-1]]]),
+    r'a\.bin: token \d+ is -1, and the vocabulary',
+  ),
   'tokens cut short': (cut_file('megatron', 'a.bin', 2), r'a\.bin: damaged, cut short or of another \.idx \('),
 }
 
@@ -180,8 +184,9 @@ def test_bad_files_are_named(name, tmp_path, tokenizer):
 def test_a_wrong_token_beyond_the_beginning_is_found_by_the_stream(tmp_path, tokenizer, monkeypatch):
   one_more_token(70_000, np.uint32)(tmp_path, encoded(tokenizer), tokenizer.eos_id)
   monkeypatch.setattr(token_files, 'CHUNK_IDS', 1000)
+  monkeypatch.setattr(file_kinds, 'CHECK_DOCUMENTS', 100)
   data = of(tmp_path, 'a.bin')
-  token_files.check_beginning(f'{tmp_path}/a.bin', data)
+  file_kinds.check_beginning(f'{tmp_path}/a.bin', data)
   with pytest.raises(ValueError, match=r'a\.bin: token \d+ is 70000'):
     list(corpus.documents(data, 'train'))
 

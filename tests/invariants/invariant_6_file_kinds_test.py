@@ -12,7 +12,8 @@ import tiny_run
 from dipaco_jax.data import json_tokenizer, tokenizer_files
 
 SHORT = ('--config.pretrain.steps=4', '--config.train.phases=2', '--config.checkpoint.every_steps=3')
-KINDS = ['txt', 'txt.gz', *corpora.RECORDS, 'mixture', 'nanogpt', 'llm.c', 'megatron']
+RECORDS = 'jsonl ndjson jsonl.gz jsonl.bz2 jsonl.xz jsonl.zst parquet arrow tar'.split()
+KINDS = ['txt', *RECORDS, 'mixture', 'nanogpt', 'llm.c', 'megatron']
 
 
 def write(kind, folder, records) -> list[str]:
@@ -20,13 +21,12 @@ def write(kind, folder, records) -> list[str]:
   if kind == 'mixture':
     halves = [corpora.write_records(folder, 'parquet', records[i::2], stem) for i, stem in enumerate('ab')]
     return [f'--config.data.train={dict(zip("ab", ((half, i + 1) for i, half in enumerate(halves)), strict=True))}']
-  if kind.startswith('txt'):
-    content = '\n\n'.join(record['text'] for record in records).encode()
-    (folder / f'a.{kind}').write_bytes(corpora.COMPRESS['gz'](content) if kind == 'txt.gz' else content)
-    return [f'--config.data.train={folder}/a.{kind}']
-  if kind in corpora.RECORDS:
+  if kind in RECORDS:
     return [f'--config.data.train={corpora.write_records(folder, kind, records)}']
   texts = [record['text'] for record in records]
+  if kind == 'txt':
+    (folder / 'a.txt').write_text('\n\n'.join(texts))
+    return [f'--config.data.train={folder}/a.txt']
   for name, content in json_tokenizer.train(texts, 300).items():
     (folder / name).write_bytes(content)
   tokenizer = tokenizer_files.open_file(folder / 'tokenizer.json')
