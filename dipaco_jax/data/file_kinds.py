@@ -89,4 +89,5 @@ def _texts(path: str, data: settings.Data) -> Iterator[source.Text]:
 
 def without_indices(paths: Collection[str]) -> list[str]:
   """Returns the paths without those of indices, which are read with the files of tokens that they stand beside."""
-  return [path for path in paths if suffix(path) != INDEX or f'{os.path.splitext(path)[0]}{TOKENS}' not in paths]
+  found = {*paths}
+  return [path for path in paths if suffix(path) != INDEX or f'{os.path.splitext(path)[0]}{TOKENS}' not in found]

@@ -64,8 +64,8 @@ def _check(path: str, lengths: np.ndarray, starts: np.ndarray, borders: np.ndarr
   """Raises InputError where an index points out of itself or of its .bin file."""
   with compressed_files.reading(path), remote_files.open_file(path) as f:
     size = f.seek(0, os.SEEK_END)
-  is_whole = not len(lengths) or (lengths.min() >= 0 and starts.min() >= 0)
-  if not is_whole or np.any(np.diff(borders) < 0) or np.any((borders < 0) | (borders > len(lengths))):
+  is_inside = not len(lengths) or (lengths.min() >= 0 and starts.min() >= 0)
+  if not is_inside or np.any(np.diff(borders) < 0) or np.any((borders < 0) | (borders > len(lengths))):
     raise InputError(f'{of(path)}: damaged (its places are not in order): {ANEW}')
   if len(lengths) and (needed := int((starts + lengths.astype(np.int64) * itemsize).max())) > size:
     words = f'{size} bytes, and its .idx tells of {needed}'
