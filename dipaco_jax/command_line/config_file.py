@@ -179,7 +179,7 @@ def example(name: str) -> str:
   if name.startswith('grid.'):
     return '4'
   if kind_of(name) in fields.OF_GLOBS:
-    return "'books/*.txt'"
+    return f"'{','.join(ast.literal_eval(ABOUT[name].example))}'"
   return f'"{ABOUT[name].example}"' if ABOUT[name].example else f'{FIELDS[name]}' or 'TEXT'
 
 

@@ -18,6 +18,7 @@ from dipaco_jax.training import (
   metrics_log,
   performance,
   processes,
+  sinks,
   stopping,
   training_loop,
 )
@@ -44,6 +45,7 @@ def train(
     preflight.check_text(workdir, settings)
     with display.doing('looking at the model'):
       preflight.check_model(settings)
+    made = sinks.make(settings, workdir.resolve().name) if first else []
     stack.enter_context(preflight.kept(workdir))
     if first:
       stack.enter_context(lock.hold(workdir))
@@ -51,7 +53,8 @@ def train(
     processes.barrier('config')
     compilation_cache.keep_in(workdir)
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
-    _run_stages(workdir, settings, signals, page.write_if_due, reuse)
+    with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
+      _run_stages(workdir, settings, signals, page.write_if_due, reuse)
     page.close()
     report = _finish(workdir) if first else {}
     processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
@@ -66,8 +69,9 @@ def _run_stages(
   reuse: str | os.PathLike | None,
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
+  events = 'tensorboard' in settings.metrics.sinks
   with (
-    metrics_log.Metrics(workdir, processes.is_first(), evaluated) as metrics,
+    metrics_log.Metrics(workdir, processes.is_first(), evaluated, events) as metrics,
     performance.watch_compilations() as compilations,
   ):
     run = run_lib.Run(workdir, settings, metrics, compilations, signals.requested, signals.graceful)

@@ -43,7 +43,7 @@ def blaming(name: str, reference: str) -> Iterator[None]:
   except InputError:
     raise
   except Exception as e:
-    raise InputError(f'config.{name}={reference!r} raises {_in_words(e)}') from e
+    raise InputError(f'config.{name}={reference!r} raises {in_words(e)}') from e
 
 
 @functools.cache
@@ -103,10 +103,10 @@ def _modules(settings: Any) -> dict[str, tuple[str, str]]:
 
 def _not_there(name: str, reference: str, e: Exception) -> InputError:
   words = 'run this where Python finds it: in its folder, or with its folder in PYTHONPATH'
-  return InputError(f'config.{name}={reference!r} cannot be imported, {_in_words(e)}; {words}')
+  return InputError(f'config.{name}={reference!r} cannot be imported, {in_words(e)}; {words}')
 
 
-def _in_words(e: Exception) -> str:
+def in_words(e: Exception) -> str:
   """Says what an error is and, in the user's own file, where."""
   [*_, last] = traceback.extract_tb(e.__traceback__) or [None]
   where = f' (line {last.lineno} of {last.filename})' if last and last.filename != __file__ else ''

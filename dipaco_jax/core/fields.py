@@ -96,7 +96,7 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   words = wanted(name, kind, example)
   if name == 'grid':
     return _grid(value.items() if isinstance(value, Mapping) else value, words)
-  if name.startswith('data.') and isinstance(value, str) and kind in OF_GLOBS:
+  if name.startswith(('data.', 'metrics.')) and isinstance(value, str) and kind in OF_GLOBS:
     value = tuple(value.split(',')) if value else ()
   if kind == MIXABLE:
     if isinstance(value, Mapping) or (isinstance(value, (tuple, list)) and any(not isinstance(v, str) for v in value)):

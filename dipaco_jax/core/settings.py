@@ -250,6 +250,23 @@ class Mesh:
 
 
 @dataclasses.dataclass(frozen=True)
+class Metrics:
+  """Where metrics go beside metrics.jsonl."""
+
+  sinks: tuple[str, ...] = field(
+    ('tensorboard',),
+    'that get every row of it',
+    choices='tensorboard wandb mlflow',
+    extensible=True,
+    example="('tensorboard', 'wandb')",
+    may_change=True,
+    added=True,
+  )
+  project: str = field('dipaco_jax', 'in W&B; in MLflow, the experiment', may_change=True, added=True)
+  run: str = field('', "its name there; '': the workdir's", may_change=True, added=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
   """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
 
@@ -275,6 +292,7 @@ class Settings:
   evaluate: Evaluate = Evaluate()
   checkpoint: Checkpoint = Checkpoint()
   mesh: Mesh = Mesh()
+  metrics: Metrics = Metrics()
 
   def to_dict(self) -> dict[str, Any]:
     """Returns nested dicts of plain values, the grid as a dict: what a config file edits and config.json holds."""

@@ -29,6 +29,8 @@ def check(s: Any) -> None:
     words = 'a row that one path alone has moved would go further than that path'
     raise InputError(f'config.outer.row_weights goes with config.outer.rescale=False: {words}')
   _check_inner(s)
+  if len({*s.metrics.sinks}) < len(s.metrics.sinks):
+    raise InputError(f'config.metrics.sinks={s.metrics.sinks} names a sink twice')
   _check_schedule(s, num_paths)
 
 

@@ -36,7 +36,8 @@ def holdout(island: Island, task: Task) -> list[Fact]:
 
 def finish(island: Island, task: Task) -> list[Fact]:
   """Publishes the last version and those that early stopping chose, and ends as `main` does: evaluation, report."""
-  own = dataclasses.replace(island.run, metrics=metrics_log.Metrics(island.run.workdir))
+  events = 'tensorboard' in island.run.settings.metrics.sinks
+  own = dataclasses.replace(island.run, metrics=metrics_log.Metrics(island.run.workdir, events=events))
   rounds = range(own.settings.rounds + 1)
   island.fetch_trees('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
   island.fetch_tokenizer()

@@ -21,6 +21,7 @@ import numpy as np
 from dipaco_jax.islands import (
   evaluator,
   lineage,
+  live_rows,
   module_weights,
   outer_executor,
   pieces,
@@ -36,11 +37,12 @@ from dipaco_jax.islands.registry import SILENT_S, Fact
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
-from dipaco_jax.training import display
+from dipaco_jax.training import display, sinks
 
 PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
 ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': evaluator.KINDS}
+LOOK_S = 5.0  # between looks of sinks for rows, which ask the database
 PAGE_S = 60.0  # between pages of the run so far
 
 
@@ -50,7 +52,9 @@ def watch(island: Island):
   told, progress = -1, display.Progress('train', island.run.settings.train.phases, 'phases of all paths')
   # Signs of life come from a thread, as collecting may take minutes.
   beating = retry.every(PAUSE_S, lambda: island.registry.beat(island.name, 'monitor', dict(about)))
-  with contextlib.closing(progress), beating:
+  made = sinks.make(island.run.settings, island.storage.url.rstrip('/').rpartition('/')[2])
+  fed = sinks.fed(made, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
+  with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
@@ -232,7 +236,7 @@ class LivePage:
 
   def make_rows(self) -> list[dict[str, Any]]:
     """Makes rows as metrics.jsonl has them; those of complete phases are read once."""
-    while self.is_complete(self.phases):
+    while run_history.is_complete(self.island, self.phases):
       found = run_history.read_phase(self.island, self.pointers, self.phases)
       after = screening_facts.first_step(self.island, self.phases + 1)
       row = run_history.phase_row(self.island, after, self.phases, found)
@@ -244,14 +248,6 @@ class LivePage:
       rows += self.steps(facts)
       phase += 1
     return rows
-
-  def is_complete(self, phase: int) -> bool:
-    """Returns whether all modules of the version after a phase are there, and evaluated."""
-    registry, s = self.island.registry, self.island.run.settings
-    if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(self.island.all_modules()):
-      return False
-    paths = self.island.layout.grid.num_paths
-    return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
 
   def steps(self, facts: Sequence[Fact]) -> Iterator[dict[str, Any]]:
     """Yields a row of steps for each path's checkpoint of a phase; notes replays."""

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import averaging_gap, outer
-from dipaco_jax.islands import pieces, run_costs
+from dipaco_jax.islands import pieces, run_costs, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation, train_state as state_lib
-from dipaco_jax.training.job import Job
 
 # The report's phase, counted from 1, of a task with number 0.
 FIRST_PHASE = {pieces.TRAIN: 1, pieces.PIECE: 1, 'outer': 0, 'evaluate': 0}
@@ -66,6 +65,15 @@ def read(island: Island) -> History:
   return History(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
+def is_complete(island: Island, phase: int) -> bool:
+  """Returns whether all modules of the version after a phase are there, and evaluated."""
+  registry, s = island.registry, island.run.settings
+  if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(island.all_modules()):
+    return False
+  paths = island.layout.grid.num_paths
+  return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
+
+
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
   """Reads the next phase, all facts of which are there."""
   losses, facts = pointers.add(phase + 1), island.registry.facts
@@ -86,21 +94,29 @@ def holdout_losses(island: Island, version: int) -> tuple[list[float | None], li
 def write_rows(island: Island, run: run_lib.Run, told: History):
   """Writes what training leaves in the workdir: its rows, as SPMD writes them, and the timeline of tasks."""
   publishing.write_json(run.workdir / 'timeline.json', timeline(island, replays(trained(island, told))))
-  job = jobs.paths_job(run, run.settings.rounds)
   run.metrics.rewind('train', -1)
   for phase, found in enumerate(told.phases):
-    for fact in found.checkpoints:
-      seconds = max(fact.meta['timed_s'], 1e-9)
-      rate = fact.meta['timed_steps'] * job.data.batch_size * run.settings.model.seq_len / seconds or None
-      for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
-        run.metrics.write(
-          'step', 'train', job.updates(phase, int(fact.key), after, piece_of(job, phase, after)), phase=phase,
-          step=job.schedule.global_step(phase, after),
-          paths=[int(fact.key)], paths_in_phase=len(found.checkpoints), loss=[loss], grad_norm=[norm],
-          learning_rate=learning_rate, tokens_per_s=rate, **({'skipped': [skipped]} if skipped else {}),
-        )  # fmt: skip
-    after = job.schedule.global_step(phase + 1, 0)
-    run.metrics.write('phase', 'train', job.updates(phase + 1, 0, 0), **phase_row(island, after, phase, found))
+    for row in rows_of_phase(island, phase, found):
+      run.metrics.write(**row)
+
+
+def rows_of_phase(island: Island, phase: int, found: Phase) -> list[dict[str, Any]]:
+  """Makes the rows of a phase's steps, by rising `updates`, and of its end."""
+  s, rows = island.run.settings, list[dict[str, Any]]()
+  for fact in found.checkpoints:
+    seconds = max(fact.meta['timed_s'], 1e-9)
+    rate = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len / seconds or None
+    for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
+      values = {
+        'phase': phase, 'step': screening_facts.first_step(island, phase) + after, 'paths': [int(fact.key)],
+        'paths_in_phase': len(found.checkpoints), 'loss': [loss], 'grad_norm': [norm], 'learning_rate': learning_rate,
+        'tokens_per_s': rate, **({'skipped': [skipped]} if skipped else {}),
+      }  # fmt: skip
+      rows.append({'kind': 'step', 'updates': updates(island, int(fact.key), phase, after), **values})
+  rows.sort(key=lambda row: row['updates'])
+  first, after = updates(island, 0, phase + 1, 0), screening_facts.first_step(island, phase + 1)
+  rows.append({'kind': 'phase', 'updates': first, **phase_row(island, after, phase, found)})
+  return [{'stage': 'train'} | row for row in rows]
 
 
 def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
@@ -139,9 +155,11 @@ def busy_seconds(facts: Sequence[Fact]) -> float:
   return math.fsum(seconds)
 
 
-def piece_of(job: Job, phase: int, after: int) -> int:
-  """Returns the piece of a phase to which the step belongs that ends after so many steps."""
-  return next(i for i, piece in enumerate(job.times.pieces(phase)) if after <= piece.end)
+def updates(island: Island, path: int, phase: int, after: int) -> int:
+  """Returns what `Job.updates` does after so many steps of a path's phase, where paths take turns on one device."""
+  num_paths, times = island.layout.grid.num_paths, island.timetable
+  begin, end = (0, 0) if not after else next(piece[:2] for piece in times.pieces(phase) if after <= piece.end)
+  return num_paths * (times.tau * phase + begin) + path * (end - begin) + after - begin
 
 
 def trained(island: Island, told: History) -> list[Fact]:

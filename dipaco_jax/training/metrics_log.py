@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dipaco_jax.training import tensorboard
+from dipaco_jax.training import curves, tensorboard
 
 SEALED = re.compile(rb'(.*), "seal": "([0-9a-f]{8})"}\n?', re.DOTALL)
 
@@ -25,12 +25,15 @@ SEALED = re.compile(rb'(.*), "seal": "([0-9a-f]{8})"}\n?', re.DOTALL)
 class Metrics:
   """Appends rows to metrics.jsonl in the workdir and mirrors their numbers to events/<stage>/ for TensorBoard."""
 
-  def __init__(self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None):
+  def __init__(
+    self, workdir: str | os.PathLike, writes: bool = True, evaluated: Callable[[], None] = lambda: None,
+    events: bool = True,
+  ):  # fmt: skip
     """Opens metrics.jsonl. Only one process of a job `writes`; rows of the others are dropped.
 
-    `evaluated` is called after each evaluation.
+    `evaluated` is called after each evaluation; `events`: whether there are events for TensorBoard.
     """
-    self._workdir, self._evaluated = pathlib.Path(workdir), evaluated
+    self._workdir, self._evaluated, self._has_events = pathlib.Path(workdir), evaluated, events
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else None
     self._events: dict[str, tensorboard.Events] = {}  # by stage
 
@@ -45,9 +48,10 @@ class Metrics:
     line = to_line(row)
     if self._file.write(line) != len(line):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))
-    if stage not in self._events:
-      self._events[stage] = tensorboard.Events(self._workdir / 'events' / stage)
-    self._events[stage].write(row)
+    if self._has_events:
+      if stage not in self._events:
+        self._events[stage] = tensorboard.Events(self._workdir / 'events' / stage)
+      self._events[stage].write(row)
     if kind == 'evaluation':
       self._evaluated()
 
@@ -68,14 +72,19 @@ class Metrics:
           continue
         f.write(to_line(row))
         if row['stage'] == stage and row['kind'] == 'phase':
-          ended, since = tensorboard.position(row), []
-        elif row['stage'] == stage and tensorboard.position(row) > ended:
+          ended, since = curves.position(row), []
+        elif row['stage'] == stage and curves.position(row) > ended:
           since.append(row)
       f.flush()
       os.fsync(f.fileno())
     self._file.close()
     os.replace(aside, path)
     self._file = _open_whole(path)
+    if self._has_events:
+      self._show_again(stage, ended, since)
+
+  def _show_again(self, stage: str, ended: int, since: list[dict[str, Any]]):
+    """Hides the stage's events after the step `ended`, and writes those of the rows `since` then."""
     if stage in self._events:
       self._events.pop(stage).close()
     # What is shown of the phase goes, and comes again as far as it is kept: where paths take turns, the one that is

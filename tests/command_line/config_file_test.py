@@ -8,6 +8,7 @@ from repository import ROOT
 
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 
 START = """
 from ml_collections import ConfigDict
@@ -66,6 +67,24 @@ def test_overrides_of_other_kinds(write):
 def test_globs_together_or_one_by_one(words):
   data = read('--config.data.source=files', *(f'--config.data.train={word}' for word in words)).data
   assert data.train == ('x y/*.txt', 'b.txt')
+
+
+@pytest.mark.parametrize(
+  'word, sinks',
+  [
+    ('wandb,tensorboard', ('wandb', 'tensorboard')),
+    ("('wandb', 'my.sink:make')", ('wandb', 'my.sink:make')),
+    ('mlflow', ('mlflow',)),
+    ('', ()),
+  ],
+)
+def test_sinks_of_metrics(word, sinks):
+  assert read(f'--config.metrics.sinks={word}').metrics.sinks == sinks
+
+
+def test_the_example_of_a_tuple_is_its_own():
+  with pytest.raises(InputError, match=r"as --config\.metrics\.sinks='tensorboard,wandb'"):
+    read('--config.metrics.sinks')
 
 
 def test_a_source_may_have_a_dot_in_its_name():

@@ -131,6 +131,13 @@ def test_fields_that_are_written_in_their_own_way_have_examples():
     from_dict(GRID | {'data': {'source': 'files', 'train': 'x'}} | nest(name, ast.literal_eval(words)))
 
 
+def test_sinks_of_metrics_change_no_digest_and_may_change():
+  other = from_dict({'metrics': {'sinks': 'wandb,my.sink:make', 'project': 'p'}})
+  assert other.metrics.sinks == ('wandb', 'my.sink:make')
+  assert not settings.differences(Settings(), other) and 'metrics' not in settings.stated(Settings())
+  assert error({'metrics': {'sinks': ('wandb', 'wandb')}}).endswith('names a sink twice')
+
+
 @pytest.mark.parametrize('name', ['model', 'grid'])
 def test_a_section_or_grid_that_is_no_dict(name):
   assert f'config.{name}=3' in error({name: 3})
@@ -156,7 +163,8 @@ def test_every_field_has_a_description_and_a_default_that_it_allows():
 
 @pytest.mark.parametrize('name', [name for name, about in ABOUT.items() if about.choices])
 def test_choices(name):
-  assert DEFAULTS[name] in ABOUT[name].choices
+  default = DEFAULTS[name]
+  assert {*default} <= {*ABOUT[name].choices} if isinstance(default, tuple) else default in ABOUT[name].choices
   assert error(nest(name, 'none such')).startswith(f"config.{name}='none such': choose one of ")
   assert all(choice in error(nest(name, 'none such')) for choice in ABOUT[name].choices)
 

@@ -13,9 +13,25 @@ import tiny_run
 from dipaco_jax.storage import files
 from dipaco_jax.training import metrics_log
 
+SINK = """
+import json, os
 
-def start(config, workdir):
-  return tiny_run.start(config, workdir, tiny_run.CONTROL, '--config.checkpoint.every_steps=8', own_cache=True)
+class Sink:
+  def __init__(self, config):
+    self.rows = open(f'{os.environ["PYTHONPATH"].split(os.pathsep)[-1]}/{config.run}.jsonl', 'a')
+
+  def write(self, row):
+    print(json.dumps(row), file=self.rows, flush=True)
+
+  def close(self):
+    self.rows.close()
+"""
+
+
+def start(config, workdir, *options):
+  return tiny_run.start(
+    config, workdir, tiny_run.CONTROL, '--config.checkpoint.every_steps=8', *options, own_cache=True
+  )
 
 
 def rows(workdir):
@@ -45,7 +61,10 @@ def exists(path: pathlib.Path):
   return path.exists
 
 
-def test_killed_in_every_stage(workdir, undisturbed, request):
+def test_killed_in_every_stage(workdir, undisturbed, request, tmp_path, monkeypatch):
+  (tmp_path / 'own_sink.py').write_text(SINK)
+  monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+  sink = '--config.metrics.sinks=tensorboard,own_sink:Sink'
   draw = random.Random(6)
   early, late = draw.randrange(1, 40), draw.randrange(41, 80)
   checkpoints = workdir / 'checkpoints' / 'train'
@@ -60,13 +79,22 @@ def test_killed_in_every_stage(workdir, undisturbed, request):
     lambda: tiny_run.updates(workdir, 'control') >= 10,
   ]
   for moment in moments if request.config.getoption('--slow') else moments[1::3]:
-    said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir), moment, signal.SIGKILL)
+    said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir, sink), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
   half = files.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing
   half.write_bytes(b'{"di')
-  assert 'corrupt' not in tiny_run.finish(start(undisturbed.parent / 'config.py', workdir))
+  assert 'corrupt' not in tiny_run.finish(start(undisturbed.parent / 'config.py', workdir, sink))
   assert_same(workdir, undisturbed)
+  check_sink(workdir, tmp_path / 'run.jsonl', len(moments))
   assert not half.exists()
+
+
+def check_sink(workdir, file, kills):
+  """A sink has got each row once, but for those that it was being given as the process was killed."""
+  key = lambda row: (row['stage'], row['updates'], row['kind'])  # noqa: E731
+  got = [key(json.loads(line)) for line in file.read_text().splitlines()]
+  assert list(dict.fromkeys(got)) == [key(row) for row in metrics_log.read_rows(workdir)]
+  assert len(got) - len({*got}) <= kills
 
 
 def newest(workdir):

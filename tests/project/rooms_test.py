@@ -20,7 +20,7 @@ COMMANDS = 'main recipe status generate serve export harness inspect report'.spl
 TOP = {'__init__', '__main__', 'inspect.__main__', *COMMANDS} - {'inspect'}
 
 FLAGS = ('absl.flags', 'absl.app', 'ml_collections')
-NEVER_BEFORE_USE = ('tensorflow', 'tensorflow_datasets', 'seqio', 'pyarrow', 'fsspec', 'backports')
+NEVER_BEFORE_USE = ('tensorflow', 'tensorflow_datasets', 'seqio', 'pyarrow', 'fsspec', 'backports', 'wandb', 'mlflow')
 IMPURE = 'sys io time datetime random pathlib shutil socket subprocess threading tempfile logging etils absl'.split()
 
 

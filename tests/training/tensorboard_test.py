@@ -6,7 +6,7 @@ import struct
 import pytest
 from tensorboardX.proto import event_pb2
 
-from dipaco_jax.training import metrics_log, tensorboard as events_lib
+from dipaco_jax.training import curves, metrics_log
 
 
 @pytest.fixture
@@ -130,6 +130,6 @@ def test_tensorboard_after_a_resume_is_as_if_nothing_had_happened(tmp_path, kept
 
 def test_many_paths_and_modules_are_not_all_tagged():
   row = {'kind': 'step', 'stage': 'train', 'updates': 1, 'step': 1, 'paths': list(range(256)), 'loss': [1.0] * 256}
-  assert len(list(events_lib.scalars(row))) == events_lib.MAX_TAGGED
+  assert len(list(curves.scalars(row))) == curves.MAX_TAGGED
   row = {'kind': 'phase', 'updates': 1, 'step': 1, 'norm': {'own': {str(i): 1.0 for i in range(256)}}}
-  assert len(list(events_lib.scalars(row))) == 1 + events_lib.MAX_TAGGED
+  assert len(list(curves.scalars(row))) == 1 + curves.MAX_TAGGED
