@@ -5,7 +5,6 @@ When a client disconnects, its texts' rows are freed.
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,12 +12,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from dipaco_jax.inference import openai_api
+from dipaco_jax.inference import http_messages, openai_api
 from dipaco_jax.inference.engine_thread import Delta, EngineThread, PendingRequest
 from dipaco_jax.inference.openai_api import ApiError, CompletionRequest
-
-EVENT_HEADERS = [(b'content-type', b'text/event-stream; charset=utf-8'), (b'cache-control', b'no-cache')]
-FAILED = 'the server failed on this request; its log has the error'
 
 
 class Completions:
@@ -45,18 +41,18 @@ class Completions:
 
   async def stream(self, request: CompletionRequest, scope: Scope, receive: Receive, send: Send):
     """Sends texts as events while they grow; what fails before the first event is answered as any other error."""
-    started, end = False, b'data: [DONE]\n\n'
+    started, end = False, http_messages.EVENTS_END
     async with self._deltas(request, receive) as deltas:
       try:
         async for chunk in _chunks(request, deltas):
           if not started:
-            await send({'type': 'http.response.start', 'status': 200, 'headers': EVENT_HEADERS})
+            await send({'type': 'http.response.start', 'status': 200, 'headers': http_messages.EVENT_HEADERS})
             started = True
-          await send({'type': 'http.response.body', 'body': _event(chunk), 'more_body': True})
+          await send({'type': 'http.response.body', 'body': http_messages.event(chunk), 'more_body': True})
       except (ApiError, ClientDisconnect) as e:
         if not started:
           raise
-        end = _event(e.body) if isinstance(e, ApiError) else b''
+        end = http_messages.event(e.body) if isinstance(e, ApiError) else b''
     await send({'type': 'http.response.body', 'body': end})
 
   @contextlib.asynccontextmanager
@@ -79,8 +75,7 @@ class Completions:
 
 async def _watch(receive: Receive, pending: PendingRequest):
   """Waits for the client to hang up."""
-  while (await receive())['type'] != 'http.disconnect':
-    pass
+  await http_messages.watch(receive)
   pending.deltas.put_nowait(ClientDisconnect())
 
 
@@ -91,7 +86,7 @@ async def _until_finished(pending: PendingRequest) -> AsyncIterator[Delta]:
     if isinstance(delta, Exception):
       raise delta
     if delta.finished not in ('', 'stop', 'length'):
-      raise ApiError(500, FAILED)
+      raise ApiError(500, http_messages.FAILED)
     num_left -= bool(delta.finished)
     yield delta
 
@@ -108,7 +103,3 @@ async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> A
   if request.include_usage:
     usage = openai_api.usage_object(request.prompt_tokens, num_tokens)
     yield openai_api.completion_object(name, request.model, []) | {'usage': usage}
-
-
-def _event(body: dict[str, Any]) -> bytes:
-  return f'data: {json.dumps(body, ensure_ascii=False)}\n\n'.encode()

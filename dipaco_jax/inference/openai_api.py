@@ -10,7 +10,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
@@ -85,23 +85,11 @@ class ServedModel:
   reroute_every: int  # where a body gives neither that nor a path
   max_texts: int  # in one body
 
-  def path(self, given: str) -> int | None:
-    """Returns the path that a model's name stands for, None for the model itself; raises ApiError."""
-    found = re.fullmatch(re.escape(self.name) + r'(/path-(0|[1-9][0-9]{0,8}))?', given)
-    if not found or (found[2] and int(found[2]) >= self.num_paths):
-      paths = f'{self.name}/path-0' + (f' to path-{self.num_paths - 1}' if self.num_paths > 1 else '')
-      words = f'there is no model {given[:80]!r}: ask for {self.name}, or {paths}'
-      raise ApiError(404, words, 'model', 'model_not_found')
-    return int(found[2]) if found[2] else None
-
   def parse(self, body: bytes) -> CompletionRequest:
     """Parses and checks a body; raises ApiError."""
     values = _parse_fields(body)
     n, seed = values.get('n', 1), values.get('seed', Request.seed)
-    path, named = values.get('path'), self.path(values['model'])
-    if path is not None and named is not None and path != named:
-      raise ApiError(400, f'path={path} is not the path of model {values["model"]!r}: leave one of them out', 'path')
-    path = named if path is None else path
+    path = asked_path(values, self.name, self.num_paths)
     prompts = _prompts(values['prompt'], self.tokenizer)
     if not 1 <= n <= self.max_texts // len(prompts):
       raise ApiError(400, f'n={n} for {len(prompts)} prompts: ask for 1 to {self.max_texts} texts at one time', 'n')
@@ -134,20 +122,55 @@ class ServedModel:
       raise ApiError(400, words, param if param in FIELDS else None) from e
 
 
-def _parse_fields(body: bytes) -> dict[str, Any]:
-  """Returns the fields that are not null, of the right types; raises ApiError."""
+def named_path(name: str, num_paths: int, given: str) -> int | None:
+  """Returns the path that a model's name stands for, None for the model `name` itself; raises ApiError."""
+  found = re.fullmatch(re.escape(name) + r'(/path-(0|[1-9][0-9]{0,8}))?', given)
+  if not found or (found[2] and int(found[2]) >= num_paths):
+    paths = f'{name}/path-0' + (f' to path-{num_paths - 1}' if num_paths > 1 else '')
+    words = f'there is no model {given[:80]!r}: ask for {name}, or {paths}'
+    raise ApiError(404, words, 'model', 'model_not_found')
+  return int(found[2]) if found[2] else None
+
+
+def asked_path(values: Mapping[str, Any], name: str, num_paths: int) -> int | None:
+  """Returns the path that a body asks for, by its model or by `path`; raises ApiError where these differ."""
+  path, named = values.get('path'), named_path(name, num_paths, values['model'])
+  if path is not None and named is not None and path != named:
+    raise ApiError(400, f'path={path} is not the path of model {values["model"]!r}: leave one of them out', 'path')
+  return named if path is None else path
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+  """Returns the fields of a body that are not null; raises ApiError."""
   try:
     values = json.loads(body)
   except (ValueError, RecursionError) as e:
     raise ApiError(400, f'the body is not JSON: {" ".join(str(e).split())}') from e
   if not isinstance(values, dict):
     raise ApiError(400, 'the body should be a JSON object, such as {"model": "NAME", "prompt": "A text"}')
-  values = {name: value for name, value in values.items() if value is not None}
-  for name, value in values.items():
-    _check_field(name, value)
-  for name in ('model', 'prompt'):
+  return {name: value for name, value in values.items() if value is not None}
+
+
+def check_type(name: str, value: Any):
+  """Raises ApiError where a field of FIELDS is of another type."""
+  words, is_valid = FIELDS[name]
+  if not is_valid(value):
+    raise ApiError(400, f'{name} should be {words}', name)
+
+
+def check_there(values: Mapping[str, Any], *names: str):
+  """Raises ApiError where a field is missing."""
+  for name in names:
     if name not in values:
       raise ApiError(400, f'{name} is missing', name)
+
+
+def _parse_fields(body: bytes) -> dict[str, Any]:
+  """Returns the fields that are not null, of the right types; raises ApiError."""
+  values = parse_object(body)
+  for name, value in values.items():
+    _check_field(name, value)
+  check_there(values, 'model', 'prompt')
   if '' in (values.get('stop'), *(values['stop'] if isinstance(values.get('stop'), list) else ())):
     raise ApiError(400, 'stop has an empty string, before which every text would end: leave it out', 'stop')
   return values
@@ -162,9 +185,7 @@ def _check_field(name: str, value: Any):
     nearest = difflib.get_close_matches(name, FIELDS, 1)
     words = f'; did you mean {nearest[0]}?' if nearest else ': leave it out'
     raise ApiError(400, f'there is no field {name[:80]!r}{words}', name[:80], 'unknown_parameter')
-  words, is_valid = FIELDS[name]
-  if not is_valid(value):
-    raise ApiError(400, f'{name} should be {words}', name)
+  check_type(name, value)
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ...]]]:
@@ -211,6 +232,12 @@ def choice_object(index: int, text: str, paths: Sequence[int], finished: str | N
 def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
   total = prompt_tokens + completion_tokens
   return {'prompt_tokens': prompt_tokens, 'completion_tokens': completion_tokens, 'total_tokens': total}
+
+
+def model_list(name: str, num_paths: int, created: int) -> dict[str, Any]:
+  """Returns the model `name` and its paths."""
+  names = [name, *(f'{name}/path-{path}' for path in range(num_paths))]
+  return {'object': 'list', 'data': [model_object(one, created) for one in names]}
 
 
 def model_object(name: str, created: int) -> dict[str, Any]:

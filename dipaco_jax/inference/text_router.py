@@ -14,6 +14,7 @@ from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router
 
+CHARS = 32  # of a text that are encoded at first, for each token that is wanted
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TextRouter:
@@ -34,11 +35,31 @@ class TextRouter:
 
   def scores(self, text: str | Sequence[int]) -> np.ndarray:
     """Returns how well each path suits a text, [P] float32."""
-    tokens = token_ids(self.tokenizer, text)[: self.prefix_tokens]
+    return self.batch_scores([self.prefix(text)])[0]
+
+  def prefix(self, text: str | Sequence[int]) -> np.ndarray:
+    """Returns the tokens that decide a text's path; raises InputError where there are none."""
+    tokens = beginning(self.tokenizer, text, self.prefix_tokens)
     if not len(tokens):
       raise InputError('an empty text has no path: give it a word')
-    tokens_1L, seen_1L = packing.pad([tokens], self.prefix_tokens)
-    return np.asarray(_scores(self.model, self.base, self.fitted, tokens_1L, seen_1L))
+    return tokens
+
+  def batch_scores(self, prefixes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns how well each path suits each of these prefixes, [B, P] float32. Compiles once for each B."""
+    tokens_BL, seen_BL = packing.pad(prefixes, self.prefix_tokens)
+    return np.asarray(_scores(self.model, self.base, self.fitted, tokens_BL, seen_BL))
+
+
+def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) -> np.ndarray:
+  """Returns the first tokens of a text, or of token ids. Of a long text only the beginning is encoded, where that does.
+
+  What stands behind a token does not change it if it is far enough away: here, as many tokens again as are asked for.
+  """
+  if isinstance(text, str) and len(text) > (most := CHARS * num_tokens):
+    tokens = token_ids(tokenizer, text[:most])
+    if len(tokens) >= 2 * num_tokens:
+      return tokens[:num_tokens]
+  return token_ids(tokenizer, text)[:num_tokens]
 
 
 def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
@@ -51,7 +72,7 @@ def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scores(model: transformer.Transformer, base: transformer.Params, fitted, tokens_1L, seen_1L) -> jax.Array:
-  x_1LD = transformer.hidden(model, base, tokens_1L, seen_1L).astype(jnp.float32)
-  z_1D = (x_1LD * seen_1L[..., None]).sum(axis=1) / seen_1L.sum()
-  return router.scores(fitted, z_1D)[0]
+def _scores(model: transformer.Transformer, base: transformer.Params, fitted, tokens_BL, seen_BL) -> jax.Array:
+  x_BLD = transformer.hidden(model, base, tokens_BL, seen_BL).astype(jnp.float32)
+  z_BD = (x_BLD * seen_BL[..., None]).sum(axis=1) / seen_BL.sum(axis=1, keepdims=True)
+  return router.scores(fitted, z_BD)
