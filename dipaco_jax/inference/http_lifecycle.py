@@ -1,4 +1,4 @@
-"""How an HTTP server begins and ends: uvicorn with our limits; a first signal lets answers finish, the next does not."""
+"""How an HTTP server starts and ends: uvicorn with our limits; one signal lets answers finish, a second does not."""
 
 import asyncio
 import contextlib

@@ -16,6 +16,7 @@ from dipaco_jax.routing import router
 
 CHARS = 32  # of a text that are encoded at first, for each token that is wanted
 
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class TextRouter:
   """r(z) with the base model that computes z [2.4]."""

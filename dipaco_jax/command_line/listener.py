@@ -1,0 +1,64 @@
+"""Where the HTTP servers among the commands listen, and the options that they share."""
+
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+from absl import flags
+
+from dipaco_jax.core.errors import InputError
+
+
+def define(port: int):
+  """Defines the options; `port` is the default."""
+  flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0: all addresses of this machine.')
+  flags.DEFINE_integer('port', port, 'The port; 0: any that is free.')
+  flags.DEFINE_float('grace_s', 30.0, 'Seconds that answers may still take when the server is stopped.')
+  flags.DEFINE_bool('access_log', False, 'Log a line for each request.')
+
+
+def check(least: Mapping[str, float]):
+  """Raises InputError where an option makes no sense; `least` are the least values of a command's own."""
+  f = flags.FLAGS
+  if not f.workdir:
+    raise InputError('name a run with --workdir=DIR')
+  if not 0 <= f.port < 2**16:
+    raise InputError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0: any that is free')
+  for name, bound in {**least, 'grace_s': 0}.items():
+    if (f[name].value or 0) < bound:
+      raise InputError(f'--{name}={f[name].value} should be {bound} or more')
+
+
+def listen(host: str, port: int) -> socket.socket:
+  """Returns a socket that listens; raises InputError where there can be none."""
+  try:
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it Nagle's algorithm
+    # holds every other piece of a stream back for 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+  except (OSError, OverflowError) as e:
+    words = str(getattr(e, 'strerror', None) or e).partition(' (')[0]
+    raise InputError(f'--host={host} --port={port}: {words}; choose another, or --port=0 for any free port') from e
+
+
+def url(listener: socket.socket) -> str:
+  host, port = listener.getsockname()[:2]
+  return f'http://{f"[{host}]" if ":" in host else host}:{port}'
+
+
+def log(listener: socket.socket):
+  """Warns where a server is open to everybody, and logs requests if that is asked for."""
+  f = flags.FLAGS
+  if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback and not os.environ.get('DIPACO_API_KEY'):
+    logging.warning('--host=%s: whoever reaches it may use it; set DIPACO_API_KEY to ask for a key', f.host)
+  if f.access_log:
+    logging.getLogger('uvicorn.access').setLevel(logging.INFO)
+
+
+def model_name(workdir: str) -> str:
+  """Returns what a run is called as a model: the last part of its workdir."""
+  return os.path.basename(os.path.realpath(workdir) if '://' not in workdir else workdir.rstrip('/'))

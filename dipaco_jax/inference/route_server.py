@@ -1,0 +1,141 @@
+"""The router of a run as an HTTP server in front of engines: OpenAI's completions and chat, health and metrics."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import numpy as np
+import prometheus_client as prometheus
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.inference import connections, http_messages, openai_api, relay, route_api
+from dipaco_jax.inference.batched_router import BatchedRouter
+from dipaco_jax.inference.engine_pool import EnginePool
+from dipaco_jax.inference.engines_file import Engines
+from dipaco_jax.inference.http_lifecycle import Lifecycle
+from dipaco_jax.inference.openai_api import ApiError
+from dipaco_jax.inference.route_api import ApiParser, Asked
+from dipaco_jax.inference.route_metrics import Metrics
+from dipaco_jax.storage import seals
+
+ROUTES = 'POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health and GET /metrics'
+POSTS = ('/v1/completions', '/v1/chat/completions')
+
+
+@dataclasses.dataclass(eq=False)
+class RouteServer:
+  parser: ApiParser
+  router: BatchedRouter | None  # None: there is one path
+  engines: Engines
+  started: Callable[[], None]  # called once requests can be answered
+  most_open: int  # requests at one time
+  timeout_s: float  # that an engine may take for a piece of an answer
+  grace_s: float  # that answers may still take after a signal
+  api_key: str  # that requests to /v1 must bring; '': none
+
+  def __post_init__(self):
+    self.metrics = Metrics()
+    self.lifecycle = Lifecycle(lambda: len(self.relay.open), lambda why: self.relay.end(why), self.grace_s)
+    self.created = int(time.time())
+
+  def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
+    """Serves until a signal; returns the exit status."""
+    return self.lifecycle.run(self._app(), listener, limits, access_log)
+
+  def _app(self) -> Starlette:
+    completions, chat = POSTS
+    return Starlette(
+      routes=[
+        Route(completions, self.complete, methods=['POST']),
+        Route(chat, self.chat, methods=['POST']),
+        Route('/v1/models', self.list_models),
+        Route('/v1/models/{name:path}', self.retrieve_model),
+        Route('/health', self.health),
+        Route('/metrics', self.export_metrics),
+      ],
+      middleware=[Middleware(http_messages.guarded, self.api_key, self._count)],
+      exception_handlers=http_messages.error_handlers(ROUTES),
+      lifespan=self._lifespan,
+    )
+
+  @contextlib.asynccontextmanager
+  async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async with relay.open_session(self.timeout_s) as session:
+      self.pool = EnginePool(self.engines, session, self.metrics)
+      self.relay = relay.Relay(self.pool, self.metrics)
+      async with self.lifecycle.listening(self.metrics.connections):
+        await self.pool.start()
+        self.started()
+        yield
+      self.pool.close()
+
+  def _count(self, path: str, status: int):
+    if path in POSTS:
+      self.metrics.requests.labels(status).inc()
+
+  async def complete(self, request: Request) -> ASGIApp:
+    """POST /v1/completions."""
+    return await self._relayed(request, 'completions', self.parser.completion)
+
+  async def chat(self, request: Request) -> ASGIApp:
+    """POST /v1/chat/completions."""
+    return await self._relayed(request, 'chat/completions', self.parser.chat)
+
+  async def _relayed(self, request: Request, endpoint: str, parse: Callable[[bytes], Asked]) -> ASGIApp:
+    if self.lifecycle.signal:
+      raise ApiError(503, 'the server stops')
+    if len(self.relay.open) >= self.most_open:
+      raise ApiError(429, f'{self.most_open} requests are open already: try again')
+    body = await http_messages.read_body(request)
+    with self.metrics.route_s.time():
+      asked = await http_messages.parse(parse, body)
+      ranks = await asyncio.gather(*(self._ranked(asked, text) for text in asked.texts))
+      parts = route_api.deal(asked, ranks)
+    return functools.partial(self.relay, endpoint, parts)
+
+  async def _ranked(self, asked: Asked, text: str | Sequence[int]) -> tuple[int, ...]:
+    """Returns the paths whose engines may get a text, the best first; raises ApiError."""
+    if asked.path is not None or not self.router:
+      return (asked.path or 0,)
+    try:
+      scores = await self.router.scores(text)
+    except seals.Damaged:  # a fault of the server's
+      raise
+    except InputError as e:
+      raise ApiError(400, str(e), 'prompt') from e
+    return self._open_paths(scores)
+
+  def _open_paths(self, scores: np.ndarray) -> tuple[int, ...]:
+    """Returns the best path, or with a fallback all paths that have an engine, the best first."""
+    ready = self.pool.ready_paths
+    ranked = [int(path) for path in np.argsort(-scores, kind='stable')]
+    found = [path for path in ranked if path in ready] if self.engines.nearest else []
+    return tuple(found) or (ranked[0],)
+
+  async def list_models(self, request: Request) -> Response:
+    return JSONResponse(openai_api.model_list(self.parser.name, self.parser.num_paths, self.created))
+
+  async def retrieve_model(self, request: Request) -> Response:
+    name = request.path_params['name']
+    openai_api.named_path(self.parser.name, self.parser.num_paths, name)
+    return JSONResponse(openai_api.model_object(name, self.created))
+
+  async def health(self, request: Request) -> Response:
+    """GET /health: 200 while texts of some path can be answered; which paths have no engine is listed."""
+    without = sorted({*range(self.parser.num_paths)} - (ready := self.pool.ready_paths))
+    state = 'stopping' if self.lifecycle.signal else 'no engine' if not ready else 'degraded' if without else 'ready'
+    status = 200 if state in ('ready', 'degraded') else 503
+    return JSONResponse({'status': state, 'paths_without_engine': without}, status)
+
+  async def export_metrics(self, request: Request) -> Response:
+    return Response(prometheus.generate_latest(self.metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
