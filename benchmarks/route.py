@@ -15,8 +15,8 @@ On a run of two paths with random parameters; router and engines are processes o
                            those of neighbouring turns
     router_cpu_ms          CPU time that the router took for one of these requests
 
-Prints a table and, as the last line, one JSON object. All sides take turns, after one that is not counted. The server has
-half of the cores for itself, as if router and clients were on other machines.
+Prints a table and, as the last line, one JSON object. All sides take turns, after one that is not counted. The server
+has half of the cores for itself, as if router and clients were on other machines.
 """
 
 import concurrent.futures

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dipaco_jax.core.errors import InputError
 
 FIELDS = ('url', 'model', 'api_key_env')
-EXAMPLE = '{"paths": {"0": ["http://HOST:PORT/v1"], ...}}'
+EXAMPLE = '{"paths": {"0": ["http://10.0.0.1:8000/v1"], ...}}'
 
 
 class Engine(NamedTuple):
@@ -51,7 +51,7 @@ def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
     if not re.fullmatch('0|[1-9][0-9]{0,8}', name):
       raise InputError(f'{option}: paths.{name} should be the number of a path, as "0"')
     if not isinstance(listed, list) or not listed:
-      raise InputError(f'{option}: paths.{name} should be a list of engines, as ["http://HOST:PORT/v1"]')
+      raise InputError(f'{option}: paths.{name} should be a list of engines, as ["http://10.0.0.1:8000/v1"]')
     for i, one in enumerate(listed):
       engine = _engine(one, int(name), f'{option}: paths.{name}[{i}]', environ)
       if engine in engines:
@@ -86,8 +86,8 @@ def _engine(one: Any, path: int, where: str, environ: Mapping[str, str]) -> Engi
   name = fields.get('api_key_env', '')
   if name and not environ.get(name):
     raise InputError(f'{where}: api_key_env={name}: there is no {name} in the environment: set it to the key')
-  if not re.fullmatch(r'[\x21-\x7e]*', key := environ.get(name, '') if name else ''):
-    raise InputError(f'{where}: api_key_env={name}: its value has spaces or characters that no header can have')
+  if not re.fullmatch(r'([\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?)?', key := environ.get(name, '') if name else ''):
+    raise InputError(f'{where}: api_key_env={name}: its value has a character that no header can have, or outer spaces')
   return Engine(path, _url(fields.get('url'), where), fields.get('model', ''), key)
 
 
@@ -98,9 +98,9 @@ def _url(url: str | None, where: str) -> str:
     parts = urllib.parse.urlsplit(url)
     has_host, has_port = bool(parts.hostname), parts.port != 0
   except ValueError:  # of a bracket or a port
-    raise InputError(f'{where}: {url!r} should be a URL, as http://HOST:PORT/v1') from None
+    raise InputError(f'{where}: {url!r} should be a URL, as http://10.0.0.1:8000/v1') from None
   if not (re.fullmatch(r'https?://[\x21-\x7e]+', url) and has_host and has_port) or parts.query or parts.fragment:
-    raise InputError(f'{where}: {url!r} should be a URL, as http://HOST:PORT/v1')
+    raise InputError(f'{where}: {url!r} should be a URL, as http://10.0.0.1:8000/v1')
   if parts.username is not None:
     raise InputError(f'{where}: a URL may not hold a password: name the key with api_key_env')
   if not parts.path.strip('/'):

@@ -1,7 +1,6 @@
-"""The command's options, its socket and its greeting; a server at work is in inference/http_server_test."""
+"""The command's options and its greeting; a server at work is in inference/http_server_test."""
 
 import shlex
-import socket
 import subprocess
 import sys
 
@@ -9,19 +8,6 @@ import pytest
 from repository import ROOT
 
 from dipaco_jax import serve
-
-
-def test_no_piece_of_an_answer_waits_for_an_acknowledgement():
-  listener = serve.listen('127.0.0.1', 0)
-  with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
-    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_port_that_is_taken_is_an_error_that_names_the_fix():
-  with socket.create_server(('127.0.0.1', 0)) as taken:
-    port = taken.getsockname()[1]
-    with pytest.raises(ValueError, match=f'--port={port}: Address already in use; choose another, or --port=0'):
-      serve.listen('127.0.0.1', port)
 
 
 @pytest.mark.parametrize(

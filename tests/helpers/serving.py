@@ -23,18 +23,18 @@ PATIENCE_S = 120
 
 
 class Serving:
-  """A process, and how to talk to it."""
+  """A process, of `serve` or `route`, and how to talk to it."""
 
-  def __init__(self, workdir: pathlib.Path, log: pathlib.Path, *options: str):
+  def __init__(self, workdir: pathlib.Path, log: pathlib.Path, *options: str, command: str = 'serve'):
     env = os.environ | {'PYTHONPATH': str(ROOT), 'DIPACO_API_KEY': KEY}
-    command = [sys.executable, '-m', 'dipaco_jax.serve', f'--workdir={workdir}', '--port=0', *options]
-    self.log = log
+    line = [sys.executable, '-m', f'dipaco_jax.{command}', f'--workdir={workdir}', '--port=0', *options]
+    self.log, self.greeting_lines = log, {'serve': 2, 'route': 1}[command]
     with open(log, 'w') as err:
-      self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
+      self.process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
 
   def wait(self) -> str:
     """Until it serves; what it says then."""
-    said = self.process.stdout.readline() + self.process.stdout.readline()
+    said = ''.join(self.process.stdout.readline() for _ in range(self.greeting_lines))
     assert said, self.log.read_text()
     self.port = int(said.partition('/v1')[0].rpartition(':')[2])
     return said

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import dipaco_jax
+from dipaco_jax.data import json_tokenizer, tokenizer_files
 from dipaco_jax.data.sequences import Sequences
+from dipaco_jax.inference import text_router
 from dipaco_jax.inference.text_router import TextRouter
 
 
@@ -39,3 +41,18 @@ def test_padding_of_a_short_text_does_not_count(router):
 def test_an_empty_text_has_no_path(router):
   with pytest.raises(ValueError, match='give it a word'):
     router.path('')
+
+
+@pytest.mark.parametrize('kind', ['pieces', 'bytes'])
+def test_the_beginning_of_a_long_text_is_enough(kind):
+  files = (
+    json_tokenizer.train(made_run.TEXT * 20, 330)
+    if kind == 'bytes'
+    else {'tokenizer.model': made_run.tokenizer_bytes()}
+  )
+  tokenizer, rng = tokenizer_files.load(files), np.random.default_rng(0)
+  parts = [*made_run.TEXT, ' ' * 90, '\n\n', 'x' * 50, '\u2581', 'é', '가', '🇩🇪']
+  texts = [''.join(rng.choice(parts, 60)) for _ in range(50)] + [' ' * 5000, ' ' * 5000 + 'fox', 'a' * 5000]
+  for text in texts:
+    whole = text_router.token_ids(tokenizer, text)[:8]
+    np.testing.assert_array_equal(text_router.beginning(tokenizer, text, 8), whole)

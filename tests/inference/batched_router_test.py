@@ -1,0 +1,67 @@
+"""Texts that are routed together get the paths that each gets by itself, and errors of their own."""
+
+import asyncio
+
+import made_run
+import numpy as np
+import pytest
+
+import dipaco_jax
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.inference.batched_router import SIZES, BatchedRouter
+
+
+@pytest.fixture(scope='module')
+def router(tmp_path_factory):
+  return dipaco_jax.load_router(made_run.write(tmp_path_factory.mktemp('made'), made_run.settings()))
+
+
+def test_a_batch_gives_what_each_text_gets_alone(router):
+  rng = np.random.default_rng(0)
+  texts = [rng.integers(3, 300, rng.integers(1, 20)).tolist() for _ in range(19)] + made_run.TEXT
+  batched = BatchedRouter(router)
+  sizes = []
+  scores = batched.router.batch_scores
+  object.__setattr__(router, 'batch_scores', lambda prefixes: sizes.append(len(prefixes)) or scores(prefixes))
+  bad = {4: '', 7: [-1], 9: '\ud800'}
+  given = [bad.get(i, text) for i, text in enumerate(texts)]
+
+  async def route():
+    return await asyncio.gather(*map(batched.scores, given), return_exceptions=True)
+
+  found = asyncio.run(route())
+  assert set(sizes) <= {*SIZES} and len(sizes) < len(texts) / 2
+  for i, (text, got) in enumerate(zip(texts, found, strict=True)):
+    if i in bad:
+      assert isinstance(got, InputError)
+    else:
+      np.testing.assert_allclose(got, router.scores(text), rtol=1e-4, atol=1e-5)
+      assert got.argmax() == router.path(text)
+
+
+def test_nothing_is_compiled_for_a_batch_of_any_size_once_it_has_been_compiled(router):
+  batched = BatchedRouter(router)
+  batched.compile()
+  from dipaco_jax.inference import text_router
+
+  before = text_router._scores._cache_size()
+
+  async def route(count: int):
+    return await asyncio.gather(*(batched.scores('fox') for _ in range(count)))
+
+  for count in (1, 3, 8, 11):
+    asyncio.run(route(count))
+  assert text_router._scores._cache_size() == before
+
+
+def test_a_client_that_has_gone_is_nobody_elses_trouble(router):
+  batched = BatchedRouter(router)
+
+  async def route():
+    tasks = [asyncio.create_task(batched.scores('fox')) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+  first, gone, last = asyncio.run(route())
+  assert isinstance(gone, asyncio.CancelledError) and np.array_equal(first, last)
