@@ -14,6 +14,10 @@ COMMANDS = {
   'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
   'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
+  'route': (
+    '--workdir=runs/tiny --engines=FILE',
+    'the same by other engines, such as vLLM, one or more a path',
+  ),
   'export': (
     '--workdir=runs/tiny --path=3 --out=DIR',
     "a path for other engines, as Hugging Face's transformers has it",

@@ -24,10 +24,13 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   if tokenizer_files.JSON in tokenizer.files:
     return dict(tokenizer.files)
   model = tokenizer.files[tokenizer_files.MODEL]
-  pieces = parse_model(model).pieces
+  proto = parse_model(model)
+  pieces = proto.pieces
   config = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'add_bos_token': tokenizer.bos_id >= 0,
+    # For llama.cpp, whose converter reads it here and not in the model, and else puts a space before each text.
+    'add_prefix_space': proto.normalizer_spec.add_dummy_prefix,
     **dict.fromkeys(('add_eos_token', 'clean_up_tokenization_spaces'), False),
     'model_input_names': ['input_ids', 'attention_mask'],
     'split_special_tokens': True,  # '</s>' in a text is four characters

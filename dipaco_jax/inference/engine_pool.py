@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import aiohttp
 
@@ -112,13 +111,14 @@ class EnginePool:
 
   async def _probe(self, remote: Remote) -> str:
     """Asks an engine for its models, and takes it in; returns why not, or ''."""
+    url, model = remote.engine.url, remote.engine.model
     try:
-      timeout = aiohttp.ClientTimeout(total=PROBE_S)
-      options: Any = {'headers': remote.headers, 'timeout': timeout, 'allow_redirects': False}
-      async with self.session.get(f'{remote.engine.url}/models', **options) as response:
-        if response.status != 200:
-          return f'status {response.status} of GET {remote.engine.url}/models'
-        remote.model = remote.engine.model or only_model(await response.read(), remote.engine.path)
+      status, listed = await self._get(remote, f'{url}/models')
+      if status != 200 and model:  # transformers serve cannot list models that no hub knows
+        status, _ = await self._get(remote, f'{url.rpartition("/")[0]}/health')
+      if status != 200:
+        return f'it answered GET {url}/models with status {status}'
+      remote.model = model or only_model(listed, remote.engine.path)
     except (aiohttp.ClientError, OSError, TimeoutError) as e:
       return explain(e)
     except ValueError as e:
@@ -126,6 +126,11 @@ class EnginePool:
     remote.out.clear()
     remote.is_in = True
     return ''
+
+  async def _get(self, remote: Remote, url: str) -> tuple[int, bytes]:
+    timeout = aiohttp.ClientTimeout(total=PROBE_S)
+    async with self.session.get(url, headers=remote.headers, timeout=timeout, allow_redirects=False) as response:
+      return response.status, await response.read()
 
 
 def only_model(listed: bytes, path: int) -> str:

@@ -98,6 +98,12 @@ def test_files_name_the_special_pieces():
   assert config['split_special_tokens'] and 'pad_token' not in config
 
 
+@pytest.mark.parametrize('kind, adds', [('ours', False), ('llama', True), ('gemma', False)])
+def test_whether_a_text_gets_a_space_in_front_is_told_for_llama_cpp(kind, adds):
+  files = tokenizer_json.make_files(sentencepiece_tokenizer.SentencePieceTokenizer(MODELS[kind]()))
+  assert json.loads(files['tokenizer_config.json'])['add_prefix_space'] is adds
+
+
 def test_a_token_that_is_put_in_front_is_in_the_files():
   ours = sentencepiece_tokenizer.SentencePieceTokenizer(MODELS['ours'](), adds_bos=True)
   files = tokenizer_json.make_files(ours)
