@@ -68,6 +68,14 @@ def test_serve():
 
 
 @pytest.mark.slow
+def test_route():
+  sizes = '--num_layers=2 --vocab_size=512 --requests=6 --clients=3 --tokens=5 --prompt=8 --asks=20 --repeats=1'
+  found = run('route.py', *sizes.split())
+  assert found['passed_ms'] > 0 and found['own_ms'] == pytest.approx(found['passed_ms'] + found['routing_ms'])
+  assert found['ratio'] > 0 and found['streamed_ratio'] > 0 and found['router_cpu_ms'] > 0
+
+
+@pytest.mark.slow
 def test_paths():
   found = run('paths.py', '--num_layers=3', '--paths=1,4', '--steps=1', '--phases=1')
   assert {'time_ratio', 'memory_ratio', 'memory_ratios', 'results'} <= set(found)
