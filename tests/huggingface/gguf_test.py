@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not LLAMA_CPP, reason='LLAMA_
 SIZES = {'width': 32, 'num_layers': 7, 'num_heads': 4, 'head_dim': 32, 'mlp_dim': 48, 'seq_len': 64, 'dtype': 'float32'}
 PROMPT = 'The quick brown'
 NUM_TOKENS = 12
-BYTES = slice(3, 3 + 256)  # ids of the tokenizer's bytes
+RARE = slice(0, 3 + 256)  # ids of the tokenizer's special pieces and single bytes
 # What llama.cpp has built in, or leaves out: windows of Mistral, every how many blocks have no rope or no window, the
 # size of heads of Qwen 2.
 AS_LLAMA_CPP = {
@@ -64,8 +64,8 @@ def write(folder: pathlib.Path, family: str) -> tuple[list[int], list[int]]:
   model = dataclasses.replace(settings.Model(), **fields)
   made = transformer.make_model(model, tokenizer.vocab_size)
   params = small.base(made, 1)
-  for name in params.keys() & {'embed/tokens', 'head/kernel'}:  # no single bytes: its JSON takes no half characters
-    params[name][BYTES if name == 'embed/tokens' else (slice(None), BYTES)] *= 0.01
+  for name in params.keys() & {'embed/tokens', 'head/kernel'}:  # llama.cpp's JSON takes no half characters
+    params[name][RARE if name == 'embed/tokens' else (slice(None), RARE)] *= 0.01
   for name, data in model_folder.make_files(params, model, tokenizer, 'float32', {}).items():
     (folder / name).write_bytes(data)
   ids = tokenizer.encode(PROMPT, eos=False).tolist()
