@@ -91,6 +91,9 @@ def main():
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
+  if own := run.settings.model.block:
+    use = f'serve it with `python -m dipaco_jax.serve --workdir={options.workdir}`, or use it by dipaco_jax.load'
+    raise InputError(f'config.model.block={own!r} has no counterpart in transformers: {use}')
   if options.base:
     check_out(out)
     with display.doing('writing the base', tells=False):

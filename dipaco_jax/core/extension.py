@@ -19,6 +19,12 @@ from dipaco_jax.core import fields
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import is_reference as is_reference
 
+IMPORTS = (
+  '<frozen importlib._bootstrap>',
+  '<frozen importlib._bootstrap_external>',
+  importlib.__file__,
+)  # Python's own
+
 
 def make(name: str, reference: str, section: Any, *more: Any) -> Any:
   """Calls what a field refers to with its section of the settings, and returns what it makes.
@@ -43,7 +49,7 @@ def blaming(name: str, reference: str) -> Iterator[None]:
   except InputError:
     raise
   except Exception as e:
-    raise InputError(f'config.{name}={reference!r} raises {in_words(e)}') from e
+    raise InputError(f'config.{name}={reference!r} raises {in_words(e, reference)}') from e
 
 
 @functools.cache
@@ -106,8 +112,10 @@ def _not_there(name: str, reference: str, e: Exception) -> InputError:
   return InputError(f'config.{name}={reference!r} cannot be imported, {in_words(e)}; {words}')
 
 
-def in_words(e: Exception) -> str:
-  """Says what an error is and, in the user's own file, where."""
-  [*_, last] = traceback.extract_tb(e.__traceback__) or [None]
+def in_words(e: Exception, reference: str = '') -> str:
+  """Says what an error is and where: in the file of a reference's module, if it came through there."""
+  frames: list[Any] = [f for f in traceback.extract_tb(e.__traceback__) if f.filename not in IMPORTS]
+  own = importlib.import_module(reference.partition(':')[0]).__file__ if reference else None
+  [*_, last] = [frame for frame in frames if frame.filename == own] or frames or [None]
   where = f' (line {last.lineno} of {last.filename})' if last and last.filename != __file__ else ''
   return f'{type(e).__name__}: {e}{where}'

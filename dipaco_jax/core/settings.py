@@ -93,6 +93,7 @@ class Model:
   rope_attention: float = field(0.0, "yarn's, of queries and keys; 0: 0.1 ln(factor) + 1", zero=True, added=True)
   rope_local_base: float = field(0.0, 'of blocks with a window, unscaled; 0: as of others', zero=True, added=True)
   no_rope_every: int = field(0, 'every so manieth block has no rotary embedding; 0: none', zero=True, added=True)
+  block: str = field('', "your own, as 'package.module:name', see docs/extend.md", extensible=True, added=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,9 @@ def check(s: Any) -> None:
     _check_range(name, value, described.get(name, Field('')))
   num_paths = s.num_paths
   _check_model(s.model)
+  if s.model.block and s.pretrain.init:
+    words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave one of them out'
+    raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
   _check_data(s.data)
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)

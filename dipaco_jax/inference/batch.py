@@ -77,7 +77,7 @@ class Batch:
   def join(self, text: Text, row: decoding.Texts):
     """Adds a text, in a free row or in a new one."""
     num_rows = len(self.members) if None in self.members else 2 * len(self.members)
-    self._resize(num_rows, power_of_two(max(_capacity(self.state), _capacity(row)), MIN_CAPACITY))
+    self._resize(num_rows, power_of_two(max(map(self._capacity, (self.state, row))), MIN_CAPACITY))
     index = self.members.index(None)
     self.state = _insert(self.state, row, jnp.int32(index))
     self.members[index] = text
@@ -88,7 +88,8 @@ class Batch:
     return max(text.limit - len(text.tokens) for text in self.members if text)
 
   def row(self, text: Text) -> decoding.Texts:
-    return _rearrange(self.state, jnp.asarray([self.members.index(text)]), _capacity(self.state), 1)
+    rows = jnp.asarray([self.members.index(text)])
+    return _rearrange(self.path.model, self.state, rows, self._capacity(self.state))
 
   def leave(self, text: Text):
     self.members[self.members.index(text)] = None
@@ -96,7 +97,7 @@ class Batch:
   def advance(self) -> list[Text]:
     """Adds up to STEPS tokens to each text; returns the texts that are finished, or are to be routed again."""
     longest = max(len(text.tokens) for text in self.members if text)
-    capacity = _with_slack(_capacity(self.state), power_of_two(longest + STEPS, MIN_CAPACITY))
+    capacity = _with_slack(self._capacity(self.state), power_of_two(longest + STEPS, MIN_CAPACITY))
     self._resize(_with_slack(len(self.members), power_of_two(self.count, 1)), capacity)
     self.state, tokens = _advance(self.path.model, self.path.params, self.state)
     for text, mine in zip(self.members, np.asarray(tokens).T.tolist(), strict=True):
@@ -105,13 +106,18 @@ class Batch:
           text.add(token, self.path.tokenizer.eos_id)
     return [text for text in self.members if text and (text.finished or len(text.tokens) >= text.limit)]
 
+  def _capacity(self, texts: decoding.Texts) -> int:
+    return decoding.capacity(self.path.model, texts.cache)
+
   def _resize(self, num_rows: int, capacity: int):
     """Makes the state `num_rows` rows of `capacity` positions, rows in use first."""
-    keys, cache_rows = self.state.cache.keys[0], max(2, num_rows)
-    if (num_rows, cache_rows, capacity) == (len(self.members), len(keys), keys.shape[2]):
+    if not (there := self._capacity(self.state)):
+      capacity = 0  # nothing has positions
+    if (num_rows, capacity) == (len(self.members), there):
       return
     used = [i for i, text in enumerate(self.members) if text]
-    self.state = _rearrange(self.state, jnp.asarray((used + [0] * num_rows)[:num_rows]), capacity, cache_rows)
+    rows = jnp.asarray((used + [0] * num_rows)[:num_rows])
+    self.state = _rearrange(self.path.model, self.state, rows, capacity)
     self.members = ([self.members[i] for i in used] + [None] * num_rows)[:num_rows]
 
 
@@ -125,24 +131,16 @@ def power_of_two(number: int, least: int) -> int:
   return 1 << (max(number, least) - 1).bit_length()
 
 
-def _capacity(texts: decoding.Texts) -> int:
-  """Returns S, the positions in the cache."""
-  return texts.cache.keys[0].shape[2]
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _advance(model: Transformer, params: Params, texts: decoding.Texts):
   return decoding.advance(model, params, texts, STEPS)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _rearrange(texts: decoding.Texts, rows, S: int, cache_rows: int) -> decoding.Texts:
-  """Returns rows of a batch with S positions; a single one is `cache_rows` times in the cache (see `decoding`)."""
-  in_cache = jnp.broadcast_to(rows, (cache_rows,)) if len(rows) == 1 else rows
-  resized = decoding.resize(texts.cache, S)
-  cache = jax.tree.map(lambda x: jnp.take(x, in_cache, axis=0), resized)
-  others = (jax.tree.map(lambda x: jnp.take(x, rows, axis=0), x) for x in texts[1:])
-  return decoding.Texts(cache, *others)
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _rearrange(model: Transformer, texts: decoding.Texts, rows, S: int) -> decoding.Texts:
+  """Returns rows of a batch with S positions."""
+  texts = texts._replace(cache=decoding.resize(model, texts.cache, S))
+  return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), texts)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

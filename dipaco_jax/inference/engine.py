@@ -260,6 +260,6 @@ def _prefill(
 def _recompute(model: Transformer, keep, first: int, params: Params, row: decoding.Texts, tokens_1L) -> decoding.Texts:
   """Computes a row's cache anew from block `first` on."""
   L = tokens_1L.shape[1]
-  below = decoding.resize(row.cache, L)
+  below = decoding.resize(model, row.cache, L)
   x_1LD = below.entering[first] if first else decoding.embed(model, params, tokens_1L)
   return row._replace(cache=decoding.prefill(model, params, x_1LD, row.position[0], first, below, keep)[0])

@@ -1,6 +1,6 @@
 """The model of a path: a decoder-only transformer, its loss, and decoding token by token.
 
-Read `transformer`, then `loss`. `attention` chooses a kernel, `decoding` is for serving. Pure.
+Read `transformer`, then `block` and `loss`. `attention` chooses a kernel, `decoding` is for serving. Pure.
 
 Imports from `core`.
 """

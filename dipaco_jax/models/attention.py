@@ -36,6 +36,50 @@ class Scores(NamedTuple):
 PLAIN = Scores()
 
 
+class Cache(NamedTuple):
+  """Keys and values of earlier tokens, [B, G, S, K] each."""
+
+  keys: Array
+  values: Array
+
+
+def attend_cached(
+  q_BLHK: Array,
+  k_BLGK: Array,
+  v_BLGK: Array,
+  positions_BL: Array,
+  segments_BL: Array,
+  cache: Cache | None,
+  kernel: str,
+  scores: Scores = PLAIN,
+) -> tuple[Array, Cache]:
+  """Returns attention, [B, L, H, K], and the cache with these tokens: of whole rows, or of one more token of each text.
+
+  Args:
+    q_BLHK, k_BLGK, v_BLGK, segments_BL, kernel, scores: as of `attend`.
+    positions_BL: of the tokens.
+    cache: of earlier tokens, with L = 1; None: the rows are whole, and the cache returned has S = L.
+  """
+  k_BGLK, v_BGLK = k_BLGK.swapaxes(1, 2), v_BLGK.swapaxes(1, 2)
+  if cache is None:
+    return attend(q_BLHK, k_BLGK, v_BLGK, segments_BL, kernel, scores), Cache(k_BGLK, v_BGLK)
+  position_B = positions_BL[:, 0]
+  cache = Cache(put(cache.keys, k_BGLK, position_B, 2), put(cache.values, v_BGLK, position_B, 2))
+  return attend_to_cache(q_BLHK, *cache, position_B, scores), cache
+
+
+def put(cache: Array, new: Array, position_B: Array, axis: int = 1) -> Array:
+  """Returns a cache with what is new, which has one position, at the position of each text along `axis`.
+
+  A single row is written twice: one update XLA for CPU fuses into its readers, and copies the cache at every step.
+  """
+  B, count = cache.shape[0], max(2, cache.shape[0])
+  rows = jnp.arange(count, dtype=jnp.int32) % B
+  new, place = jnp.take(new, 0, axis)[rows], position_B[rows]
+  at = cache.at[(rows, *[slice(None)] * (axis - 1), place)]
+  return at.set(new.astype(cache.dtype), indices_are_sorted=True, unique_indices=B > 1, mode='clip')
+
+
 def attend(
   q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, kernel: str, scores: Scores = PLAIN
 ) -> Array:

@@ -1,39 +1,36 @@
 """Decoding of one path token by token: the key-value cache, and sampling of the next token. Pure.
 
-A token's keys and values depend only on it and on earlier tokens: they are computed once and kept [arXiv 1911.02150].
+What a block keeps of a token, as its keys and values, depends only on it and on earlier tokens: it is computed once and
+kept [arXiv 1911.02150].
 Where the path may change [2.4.3], the hidden states that enter some blocks are kept too. If two paths first differ in
 block n, then all below n is the same, and computing blocks n and up once for all tokens turns the cache of one path
 into that of the other.
 
-For one text a cache may have two equal rows: with one row XLA for CPU fuses the update into its readers and copies the
-cache at every step. (Two rows of everything would be slower still: a matrix times one row is fastest.)
-
-Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, H heads, G heads of
-keys and values, K head size, V vocabulary.
+Dimensions: B texts, L tokens given at one time, S positions in a cache, D width, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
-from dipaco_jax.models import attention, rotary
-from dipaco_jax.models.layers import layer
-from dipaco_jax.models.transformer import Block, Params, Transformer, variables
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.models import attention, block as block_lib
+from dipaco_jax.models.transformer import Params, Transformer, variables
 
 
 class Cache(NamedTuple):
-  """Keys, values and hidden states of earlier tokens, for B texts; or for one text, in both of two rows."""
+  """What is kept of earlier tokens, for B texts."""
 
-  keys: tuple[jax.Array, ...]  # by block, [B, G, S, K]
-  values: tuple[jax.Array, ...]
+  blocks: tuple[Any, ...]  # by block, its own cache, see `block`
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
 
 
 Blocks = tuple[int, ...]
-EMPTY = Cache((), (), {})
+EMPTY = Cache((), {})
 
 
 class SamplingParams(NamedTuple):
@@ -76,38 +73,29 @@ def prefill(
   Returns:
     A cache with S = L, and the logits of the next token, float32 [B, V].
   """
-  keys, values = list(below.keys[:first]), list(below.values[:first])
-  entering = {n: x for n, x in below.entering.items() if n < first}
-  segments_BL = jnp.broadcast_to((jnp.arange(x_BLD.shape[1]) < length).astype(jnp.int32), x_BLD.shape[:2])
-  angles = rotary.angles(jnp.arange(x_BLD.shape[1])[None], model.config)
+  blocks, entering = [*below.blocks[:first]], {n: x for n, x in below.entering.items() if n < first}
+  index_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
   for n in range(first, model.config.num_layers):
     if n in keep:
       entering[n] = x_BLD
-    block = _block(model, params, n)
-    q_BLHK, k_BLGK, v_BLGK = block('qkv', x_BLD, angles)
-    x_BLD = block('out', x_BLD, block('attend', q_BLHK, k_BLGK, v_BLGK, segments_BL))
-    keys.append(k_BLGK.swapaxes(1, 2))
-    values.append(v_BLGK.swapaxes(1, 2))
+    x_BLD, cache = _call(model, params, n, x_BLD, index_BL, (index_BL < length).astype(jnp.int32))
+    blocks.append(cache)
   last_B1D = jax.lax.dynamic_slice_in_dim(x_BLD, length - 1, 1, axis=1)
-  return Cache(tuple(keys), tuple(values), entering), _logits(model, params, last_B1D)
+  return Cache(tuple(blocks), entering), _logits(model, params, last_B1D)
 
 
 def step(model: Transformer, params: Params, texts: Texts) -> tuple[Cache, jax.Array]:
   """Returns the cache with each text's newest token, and the logits of the next token, float32 [B, V]."""
-  cache, position_B, B = texts.cache, texts.position, len(texts.token)
-  keys, values, entering, rows = [], [], dict(cache.entering), functools.partial(_rows, len(texts.cache.keys[0]))
+  cache, position_B = texts.cache, texts.position
+  blocks, entering = [], dict(cache.entering)
   x_B1D = embed(model, params, texts.token[:, None])
-  angles = rotary.angles(position_B[:, None], model.config)
-  for n in range(model.config.num_layers):
+  for n, below in enumerate(cache.blocks):
     if n in entering:
-      entering[n] = _put(entering[n], rows(x_B1D), rows(position_B))
-    block = _block(model, params, n)
-    q_B1HK, k_B1GK, v_B1GK = block('qkv', x_B1D, angles)
-    keys.append(_put_heads(cache.keys[n], rows(k_B1GK.swapaxes(1, 2)), rows(position_B)))
-    values.append(_put_heads(cache.values[n], rows(v_B1GK.swapaxes(1, 2)), rows(position_B)))
-    seen = keys[n], values[n], rows(position_B), block('scores')
-    x_B1D = block('out', x_B1D, attention.attend_to_cache(rows(q_B1HK), *seen)[:B])
-  return Cache(tuple(keys), tuple(values), entering), _logits(model, params, x_B1D)
+      entering[n] = attention.put(entering[n], x_B1D, position_B)
+    place_B1 = position_B[:, None]
+    x_B1D, own = _call(model, params, n, x_B1D, place_B1, jnp.ones_like(place_B1), below)
+    blocks.append(own)
+  return Cache(tuple(blocks), entering), _logits(model, params, x_B1D)
 
 
 def sample(logits_BV: jax.Array, sampling: SamplingParams, position_B: jax.Array) -> jax.Array:
@@ -142,6 +130,7 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   def add_token(texts: Texts, _: None) -> tuple[Texts, jax.Array]:
     cache, logits_BV = step(model, params, texts)
     going_B = texts.position + 1 < texts.end
+    cache = _of_going(model, texts.cache, cache, going_B)
     token_B = jnp.where(going_B, sample(logits_BV, texts.sampling, texts.position + 1), texts.token)
     texts = texts._replace(cache=cache, token=token_B, position=texts.position + going_B)
     return texts, token_B
@@ -149,34 +138,71 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
   return jax.lax.scan(add_token, texts, length=num_steps)
 
 
-def resize(cache: Cache, num_positions: int) -> Cache:
+@functools.lru_cache
+def position_axes(model: Transformer) -> tuple[Any, ...]:
+  """Returns, by block, along which dimension the arrays of its cache have positions; 0 where one has none.
+
+  Raises InputError where a block's cache is not as it should be.
+  """
+  period = block_lib.period(model.config)
+  found = [_axes_of(model, made) for made in block_lib.blocks(model.config)[:period]]
+  return tuple(found[n % period] for n in range(model.config.num_layers))
+
+
+def _axes_of(model: Transformer, made: nn.Module) -> Any:
+  B, field = 3, f'config.{block_lib.NAME}={model.config.block!r}'
+
+  def run(*args: Any) -> Any:
+    return made.init_with_output(jax.random.key(0), *args)[0]
+
+  def of_length(L: int) -> Any:
+    x_BLD, ids_BL = jnp.zeros((B, L, model.config.width), model.dtype), jnp.ones((B, L), jnp.int32)
+    return block_lib.call(model.config, run, x_BLD, ids_BL, ids_BL)[1]
+
+  def axis(short: Any, long: Any) -> int:
+    found = [i for i in range(1, short.ndim) if short.shape[i] != long.shape[i]]
+    if short.shape[:1] != (B,) or long.ndim != short.ndim or len(found) > 1:
+      words = f'B texts in front and L tokens along one dimension at most: with B={B}, L=8 one is {[*short.shape]}'
+      raise InputError(f'{field}: arrays of its cache should have {words}')
+    return found[0] if found else 0
+
+  return jax.tree.map(axis, *(jax.eval_shape(functools.partial(of_length, L)) for L in (8, 16)))
+
+
+def _of_going(model: Transformer, old: Cache, new: Cache, going_B: jax.Array) -> Cache:
+  """Returns the new cache; of texts that have ended, states are the old ones: their last token is read again."""
+
+  def one(axis: int, before: jax.Array, after: jax.Array) -> jax.Array:
+    return after if axis else jnp.where(going_B.reshape(-1, *[1] * (after.ndim - 1)), after, before)
+
+  return new._replace(blocks=jax.tree.map(one, position_axes(model), old.blocks, new.blocks))
+
+
+def capacity(model: Transformer, cache: Cache) -> int:
+  """Returns S, the positions in a cache; 0 where it has no such arrays."""
+  sizes = jax.tree.map(lambda axis, x: x.shape[axis] if axis else 0, position_axes(model), cache.blocks)
+  return max([*jax.tree.leaves(sizes), *(x.shape[1] for x in cache.entering.values())], default=0)
+
+
+def resize(model: Transformer, cache: Cache, num_positions: int) -> Cache:
   """Returns a cache of so many positions: the first ones, or all and then some of 0."""
 
-  def one(x: jax.Array, axis: int) -> jax.Array:
-    more = num_positions - x.shape[axis]
+  def one(axis: int, x: jax.Array) -> jax.Array:
+    more = num_positions - x.shape[axis] if axis else 0
     return jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, more if i == axis else 0, 0) for i in range(x.ndim)])
 
-  keys, values = (tuple(one(x, 2) for x in blocks) for blocks in (cache.keys, cache.values))
-  return Cache(keys, values, {n: one(x, 1) for n, x in cache.entering.items()})
+  blocks = jax.tree.map(one, position_axes(model), cache.blocks)
+  return Cache(blocks, {n: one(1, x) for n, x in cache.entering.items()})
 
 
-def _block(model: Transformer, params: Params, n: int) -> Callable[..., Any]:
-  """Returns a function that calls a method of block n: (name, arguments...)."""
+def _call(model: Transformer, params: Params, n: int, *args: Any) -> tuple[jax.Array, Any]:
+  """Calls block n: (x, positions, segments[, cache])."""
   prefix = f'block_{n}/'
   found = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})
-  block = Block(model.config, model.dtype, layer(model.config, n), parent=None)
-  return lambda method, *args: block.apply(found, *args, method=method)
+  made = block_lib.blocks(model.config)[n]
+  return block_lib.call(model.config, functools.partial(made.apply, found), *args)
 
 
 def _logits(model: Transformer, params: Params, x_B1D: jax.Array) -> jax.Array:
   x_B1D, head_DV = model.apply(variables(params), x_B1D, method=Transformer.norm_and_head)
   return jnp.einsum('BLD,DV->BLV', x_B1D, head_DV, preferred_element_type=jnp.float32)[:, 0]
-
-
-def _rows(count: int, x: jax.Array) -> jax.Array:
-  """Repeats a single row to the number of rows in the cache."""
-  return jnp.broadcast_to(x, (count, *x.shape[1:]))
-
-
-# (x [B, S, D] or [B, G, S, K], new [B, 1, D] or [B, G, 1, K], position [B]) -> x with `new` at the position
-_put, _put_heads = (jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=i)) for i in (0, 1))

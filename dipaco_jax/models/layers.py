@@ -1,7 +1,13 @@
-"""What differs from block to block of a model."""
+"""Parts that blocks are made of: RMSNorm, a gated MLP, fresh weights; and what differs from block to block."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
 
 from dipaco_jax.core import settings
 
@@ -21,6 +27,46 @@ def layer(c: settings.Model, n: int) -> Layer:
   return Layer(window, bool(window and c.rope_local_base), turns)
 
 
-def period(c: settings.Model) -> int:
-  """Returns the number of blocks after which they repeat."""
-  return math.lcm(c.full_every if c.window and c.full_every else 1, c.no_rope_every or 1)
+def scaled_normal(scale: float, fan_in: int) -> nn.initializers.Initializer:
+  """Returns a normal initializer of standard deviation scale / sqrt(fan_in)."""
+  return nn.initializers.normal(scale / math.sqrt(fan_in))
+
+
+class RMSNorm(nn.Module):
+  """x / sqrt(mean(x^2) + epsilon) * scale, in float32, over the last dimension; or * (1 + scale)."""
+
+  epsilon: float
+  from_one: bool = False
+
+  @nn.compact
+  def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    fresh = nn.initializers.zeros if self.from_one else nn.initializers.ones
+    scale_D = self.param('scale', fresh, (x_BLD.shape[-1],))
+    x32_BLD = x_BLD.astype(jnp.float32)
+    inverse_BL1 = jax.lax.rsqrt(jnp.mean(x32_BLD**2, -1, keepdims=True) + self.epsilon)
+    return (x32_BLD * inverse_BL1 * (1 + scale_D if self.from_one else scale_D)).astype(x_BLD.dtype)
+
+
+def make_norm(c: settings.Model) -> RMSNorm:
+  """Returns a norm of the kind that a model has everywhere."""
+  return RMSNorm(c.norm_epsilon, c.norm_from_one)
+
+
+GATES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'silu': nn.silu,
+  'gelu': functools.partial(nn.gelu, approximate=True),
+}
+
+
+class MLP(nn.Module):
+  """SwiGLU: (silu(x gate) * (x up)) down; or with gelu (arXiv 2002.05202)."""
+
+  config: settings.Model
+
+  @nn.compact
+  def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    c, D, F = self.config, self.config.width, self.config.mlp_dim
+    gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)).astype(c.dtype) for name in ('gate', 'up'))
+    down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(c.dtype)
+    gate_BLF = GATES[c.activation](jnp.einsum('BLD,DF->BLF', x_BLD, gate_DF))
+    return jnp.einsum('BLF,FD->BLD', gate_BLF * jnp.einsum('BLD,DF->BLF', x_BLD, up_DF), down_FD)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from dipaco_jax.core import errors, extension, grid as grid_lib, inner, modules, outer, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
-from dipaco_jax.models import transformer
+from dipaco_jax.models import block_check, transformer
 from dipaco_jax.pipeline import run as run_lib, stage as stage_lib, stage_records, tokenize_stage
 from dipaco_jax.storage import files, module_store, publishing, seals
 from dipaco_jax.training import display, mesh, metrics_log, processes
@@ -73,7 +73,10 @@ def check_model(settings: settings_lib.Settings):
   kernel, platform = settings.model.attention, jax.default_backend()
   if (owner := {'splash': 'tpu', 'flash': 'gpu', 'cudnn': 'gpu'}.get(kernel, platform)) != platform:
     raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
-  shapes = transformer.shapes(transformer.make_model(settings.model, settings.tokenizer.vocab_size))
+  made = transformer.make_model(settings.model, settings.tokenizer.vocab_size)
+  shapes = transformer.shapes(made)
+  if settings.model.block:
+    block_check.check(made)
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   _check_optimizers(settings, shapes)
   wanted = settings.train.microbatch

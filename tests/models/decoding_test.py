@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_modules
 import pytest
 import shapes_of_families
 import small
@@ -100,7 +101,7 @@ def test_another_path_s_cache_from_the_block_that_differs(made, first):
   cache, _ = begun(made, old, tokens, (1, 2))
   found, again = reread(made, broken, padded(tokens), np.int32(20), first, cache if first else decoding.EMPTY, (1, 2))
   np.testing.assert_array_equal(again[0], logits)
-  jax.tree.map(np.testing.assert_array_equal, decoding.resize(found, 20), decoding.resize(expected, 20))
+  jax.tree.map(np.testing.assert_array_equal, decoding.resize(made, found, 20), decoding.resize(made, expected, 20))
 
 
 def test_a_text_stays_as_it_is_at_its_end(made):
@@ -110,6 +111,17 @@ def test_a_text_stays_as_it_is_at_its_end(made):
   state, found = advance(made, params, state, 6)
   assert state.position.tolist() == [6, 11] and len(set(found[1:, 0].tolist())) == 1
   assert found[0, 0] == found[0, 1]
+
+
+def test_a_state_stays_as_it_is_at_the_end(tmp_path, monkeypatch):
+  """Of a recurrence, which would read the last token again."""
+  own = own_modules.write(tmp_path, monkeypatch, own_modules.RECURRENT)
+  made = transformer.make_model(dataclasses.replace(CONFIG, block=f'{own}:make'), small.VOCAB)
+  params, tokens = small.base(made), np.arange(5, dtype=np.int32)
+  cache, logits = begun(made, params, tokens)
+  state, _ = advance(made, params, texts_of([cache], [int(logits.argmax())], [5])._replace(end=jnp.asarray([7])), 6)
+  expected, _ = begun(made, params, [*tokens, int(logits.argmax())])
+  small.assert_close(state.cache, expected, CLOSE)
 
 
 def allowed(logits, temperature, top_k, top_p) -> np.ndarray:
