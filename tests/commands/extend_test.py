@@ -13,6 +13,7 @@ OPTIONS = {  # of the examples, by file
   'my_outer.py': '--config.outer.optimizer=my_outer:make',
   'my_inner.py': '--config.inner.optimizer=my_inner:make',
   'my_schedule.py': '--config.inner.schedule=my_schedule:make',
+  'my_sink.py': '--config.metrics.sinks=my_sink:Csv',
   'my_block.py': '--config.model.block=my_block:make',
 }
 
@@ -25,6 +26,7 @@ def folder(tmp_path_factory):
     (folder / file).write_text(source)
   tiny_run.write_config(folder)
   with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(folder)  # where the sink writes
     patch.setenv('PYTHONPATH', os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
     yield folder
 
