@@ -62,7 +62,8 @@ def test_what_has_no_counterpart_elsewhere_is_not_exported(workdir, tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
-def test_a_command_that_cannot_import_a_part_says_so(workdir, monkeypatch):
+def test_a_command_that_cannot_import_a_part_says_so(workdir, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('PYTHONPATH', '')
   done = command('generate', workdir, '--prompt=aeiou')
   assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].count("'my_block:make' cannot be imported") == 1
