@@ -12,6 +12,7 @@ import pathlib
 from absl import flags
 
 from dipaco_jax.command_line import command
+from dipaco_jax.core import extension
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
@@ -91,6 +92,8 @@ def main():
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
+  if extension.is_reference(kind := run.settings.tokenizer.kind):
+    raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
   if options.base:
     check_out(out)
     with display.doing('writing the base', tells=False):

@@ -16,6 +16,9 @@ def check(s: Any) -> None:
   num_paths = s.num_paths
   _check_model(s.model)
   _check_data(s.data)
+  if is_reference(s.tokenizer.kind) and s.tokenizer.model_file:
+    words = 'which is used instead: leave one of them out'
+    raise InputError(f'config.tokenizer.kind={s.tokenizer.kind!r} has a config.tokenizer.model_file beside it, {words}')
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)
   if s.train.paths_per_phase > num_paths:
