@@ -12,9 +12,15 @@ import pathlib
 from absl import flags
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core import extension
+from dipaco_jax.core import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
+
+
+def check_tokenizer(s: settings.Settings):
+  """Raises InputError where the tokenizer is the user's own."""
+  if extension.is_reference(kind := s.tokenizer.kind):
+    raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
 
 
 def check_out(out: pathlib.Path):
@@ -92,8 +98,7 @@ def main():
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
-  if extension.is_reference(kind := run.settings.tokenizer.kind):
-    raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
+  check_tokenizer(run.settings)
   if options.base:
     check_out(out)
     with display.doing('writing the base', tells=False):

@@ -56,19 +56,13 @@ def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.
 
 
 def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterator[own_router.Texts]:
-  """Yields what a router of the user's sees of a split's sequences, for each of the `chunks` of their indices.
-
-  The length of a sequence whose document has others too is `model.seq_len`, the most that is ever known.
-  """
-  found, s = run.sequences(split), run.settings
-  documents, sees = found.columns()[0], own_router.uses_features(s.routing)
-  goes_on = np.bincount(documents) > 1
+  """Yields what a router of the user's sees of a split's sequences, for each of the `chunks` of their indices."""
+  found, routing = run.sequences(split), run.settings.routing
+  lengths_N, sees = found.lengths(), own_router.uses_features(routing)
   for indices in chunks:
     tokens = [sequence.tokens for sequence in found.read(indices)]
-    sizes = np.minimum([len(mine) for mine in tokens], s.model.seq_len)
-    lengths = np.where(goes_on[documents[indices]], s.model.seq_len, sizes)
     z_ND = np.concatenate(list(compute(run, split, indices))) if sees else None
-    yield own_router.make_texts(tokens, lengths, s.routing.prefix_tokens, run.tokenizer.decode, z_ND)
+    yield own_router.make_texts(tokens, lengths_N[indices], routing.prefix_tokens, run.tokenizer.decode, z_ND)
 
 
 @functools.cache

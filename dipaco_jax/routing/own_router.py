@@ -34,7 +34,7 @@ class Texts:
   """What a router sees of N texts, in training, evaluation and serving alike."""
 
   tokens: np.ndarray  # int32 [N, T], the first `routing.prefix_tokens`; 0 behind the end of a shorter text
-  lengths: np.ndarray  # int32 [N], tokens of the whole document as far as they are known, at most `model.seq_len`
+  lengths: np.ndarray  # int32 [N], tokens of the whole document; in serving of what there is, as a prompt
   _decode: Callable[[np.ndarray], str]
   _features: np.ndarray | None = None
 
@@ -136,7 +136,7 @@ def rehearse(s: settings.Settings) -> None:
   """Fits the user's router on texts that are made up, before any work. Raises InputError where it fails."""
   rng, prefix, num_texts = np.random.default_rng(0), s.routing.prefix_tokens, max(REHEARSED, 2 * s.num_paths)
   z_ND = rng.normal(size=(num_texts, s.model.width)).astype('f') if uses_features(s.routing) else None
-  lengths = rng.integers(prefix + 1, s.model.seq_len + 1, num_texts)
+  lengths = rng.integers(prefix + 1, 16 * s.model.seq_len, num_texts)
   tokens = rng.integers(0, s.tokenizer.vocab_size, (num_texts, prefix))
 
   def some(count: int) -> Texts:
