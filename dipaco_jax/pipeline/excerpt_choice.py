@@ -77,7 +77,7 @@ class Reader:
       packed = chunk_losses.pack_windows(windows, self.prefix_tokens, row_length)
       return self.read(None, packed, size)[1].reshape(-1).tolist()
     z_ND = None
-    if own_router.uses_features(self.fitted.config):
+    if self.fitted.uses_features:
       compute = functools.partial(model_lib.features_of_seen, self.model, self.base)
       z_ND = chunk_losses.in_batches(compute, ROWS, *packing.pad(windows, self.prefix_tokens))
     texts = own_router.make_texts(windows, lengths, self.prefix_tokens, self.tokenizer.decode, z_ND)

@@ -59,10 +59,14 @@ def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterato
   """Yields what a router of the user's sees of a split's sequences, for each of the `chunks` of their indices."""
   found, routing = run.sequences(split), run.settings.routing
   lengths_N, sees = found.lengths(), own_router.uses_features(routing)
+
+  def decode(tokens: np.ndarray) -> str:
+    return run.tokenizer.decode(tokens)  # which is opened only for routers that read words
+
   for indices in chunks:
     tokens = [sequence.tokens for sequence in found.read(indices)]
     z_ND = np.concatenate(list(compute(run, split, indices))) if sees else None
-    yield own_router.make_texts(tokens, lengths_N[indices], routing.prefix_tokens, run.tokenizer.decode, z_ND)
+    yield own_router.make_texts(tokens, lengths_N[indices], routing.prefix_tokens, decode, z_ND)
 
 
 @functools.cache

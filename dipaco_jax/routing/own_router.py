@@ -81,12 +81,16 @@ class OwnRouter:
   def made(self) -> Any:
     return make(self.config)
 
+  @property
+  def uses_features(self) -> bool:
+    return bool(getattr(self.made, 'uses_features', False))
+
   def scores(self, texts: Texts) -> np.ndarray:
     """Returns the score of each path for each text, float32 [N, P]; raises InputError where they are not that."""
     made, wanted = self.made, (len(texts), self.num_paths)
     with extension.blaming(FIELD, self.config.method):
       found = np.asarray(made.scores(self.state, texts))
-    if found.shape != wanted or found.dtype == object:
+    if found.shape != wanted or found.dtype.kind in 'OSU':
       words = f'a number for each of {len(texts)} texts and {self.num_paths} paths is asked, {[*wanted]}'
       raise _wrong(self.config, f'scores returns {found.dtype} {[*found.shape]}: {words}')
     found = found.astype(np.float32)
@@ -115,7 +119,7 @@ def make(config: settings.Routing) -> Any:
 
 def uses_features(config: settings.Routing) -> bool:
   """Returns whether the router of these settings looks at features; one of ours always does."""
-  return not extension.is_reference(config.method) or bool(getattr(make(config), 'uses_features', False))
+  return not extension.is_reference(config.method) or OwnRouter(config, 0, {}).uses_features
 
 
 def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> OwnRouter:
