@@ -109,6 +109,5 @@ def _not_there(name: str, reference: str, e: Exception) -> InputError:
 def in_words(e: Exception) -> str:
   """Says what an error is and, in the user's own file, where."""
   [*_, last] = traceback.extract_tb(e.__traceback__) or [None]
-  is_theirs = last and last.filename != __file__ and not last.filename.startswith('<')
-  where = f' (line {last.lineno} of {last.filename})' if is_theirs else ''
+  where = f' (line {last.lineno} of {last.filename})' if last and last.filename != __file__ else ''
   return f'{type(e).__name__}: {e}{where}'

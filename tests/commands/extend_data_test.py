@@ -56,7 +56,7 @@ def test_documents_go_by_their_length_whichever_part_of_them_it_is(folder):
     highest = [lengths[routed == path].max() for path in range(4)]
     lowest = [lengths[routed == path].min() for path in range(4)]
     assert all(high < low for high, low in zip(highest[:-1], lowest[1:], strict=True))
-    assert split == 'validation' or np.bincount(routed).min() > 0.9 * len(routed) / 4
+    assert split == 'validation' or np.bincount(routed).min() > 0.7 * len(routed) / 4
 
 
 def test_it_generates_by_the_length_of_what_there_is(folder):
