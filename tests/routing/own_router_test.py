@@ -1,6 +1,7 @@
 """Routers of the user's own: what they see, what their scores decide, and what is said where one goes wrong."""
 
 import dataclasses
+import itertools
 import shutil
 
 import made_run
@@ -11,6 +12,9 @@ import safetensors.numpy
 import dipaco_jax
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.inference.engine import Engine
+from dipaco_jax.inference.request import Request
+from dipaco_jax.inference.trained_run import TrainedRun
 from dipaco_jax.routing import own_router
 from dipaco_jax.storage import publishing, tensors
 
@@ -161,3 +165,15 @@ def test_a_loaded_router_sees_features_as_ours_does(module, tmp_path):
     expected = usual.scores(tokens) + (centroids**2).sum(1)
     # Both sum products of D terms in float32, and ours adds |c|^2, which is taken away here.
     np.testing.assert_allclose(2 * mine.scores(tokens), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_generation_goes_by_the_whole_prompt_and_then_by_the_text_so_far(module, tmp_path):
+  s = routed_by(module, 'by_length')
+  loaded(tmp_path / 'run', s, own_router.fit(s.routing, 4, 0, texts_of([10, 20, 30, 40])))
+  engine = Engine(TrainedRun(str(tmp_path / 'run')))
+  texts = engine.generate([Request((5,) * length, 1) for length in (3, 20, 26, 80)])
+  assert [text.paths for text in texts] == [[0], [1], [2], [3]]
+  (text,) = engine.generate([Request((5,) * 3, 36, reroute_every=8, until_eos=False)])
+  edges = engine.run.router.fitted.state['edges']
+  expected = [int(np.searchsorted(edges, known)) for known in (3, 8, 16, 24, 32)]
+  assert [path for path, _ in itertools.groupby(expected)] == text.paths and len(text.paths) > 2
