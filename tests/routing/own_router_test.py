@@ -64,6 +64,14 @@ class Beside(ByLength):
   def scores(self, state, texts):
     return texts.lengths[:, None] / texts.lengths.mean() + np.zeros(4)
 
+class Forgotten(ByLength):
+  def fit(self, texts, num_paths, seed):
+    self.kept = super().fit(texts, num_paths, seed)
+    return {}
+
+  def scores(self, state, texts):
+    return super().scores(self.kept, texts)
+
 class Failing(ByLength):
   def scores(self, state, texts):
     return texts.colour
@@ -71,7 +79,7 @@ class Failing(ByLength):
 by_length, by_features = lambda config: ByLength(), lambda config: ByFeatures()
 forgetful, listed, worded, flat = (lambda config, made=made: made() for made in (Forgetful, Listed, Worded, Flat))
 endless, beside, failing = (lambda config, made=made: made() for made in (Endless, Beside, Failing))
-nothing = lambda config: None
+nothing, forgotten = lambda config: None, lambda config: Forgotten()
 """
 
 
@@ -117,6 +125,7 @@ def test_a_rehearsal_of_what_works_is_silent(module, name):
   ('flat', r'scores returns int32 \[256\]: a number for each of 256 texts and 4 paths is asked, \[256, 4\]'),
   ('endless', 'scores are not finite: nan for text 0 and path 2'),
   ('beside', 'the scores of a text are others where it is scored alone'),
+  ('forgotten', "raises AttributeError: 'Forgotten' object has no attribute 'kept'"),
   ('failing', r"raises AttributeError: 'Texts' object has no attribute 'colour' \(line \d+ of .*own_.*py\)"),
 ])  # fmt: skip
 def test_what_goes_wrong_is_said_before_any_work(module, name, words):
