@@ -40,7 +40,7 @@ class TextRouter:
 
   def scores(self, text: str | Sequence[int], length: int | None = None) -> np.ndarray:
     """Returns how well each path suits a text, [P] float32; see `path`."""
-    return self.batch_scores([self.prefix(text)], length and [length])[0]
+    return self.batch_scores([self.prefix(text)], [length] if length else None)[0]
 
   def prefix(self, text: str | Sequence[int]) -> np.ndarray:
     """Returns the tokens that decide a text's path; raises InputError where there are none.

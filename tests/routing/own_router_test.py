@@ -158,6 +158,8 @@ def test_a_loaded_router_sees_the_length_of_what_there_is(module, tmp_path):
   s = routed_by(module, 'by_length')
   router = loaded(tmp_path / 'run', s, own_router.fit(s.routing, 4, 0, texts_of([10, 20, 30, 40])))
   assert [router.path([5] * length) for length in (3, 20, 26, 80)] == [0, 1, 2, 3]
+  together = router.batch_scores([router.prefix([5] * length) for length in (3, 20, 26, 80)])
+  assert together.argmax(1).tolist() == [0, 1, 2, 3]  # as python -m dipaco_jax.route asks
   assert router.path([5] * 3, length=80) == 3 and f'{module}:by_length to 4 paths' in repr(router)
 
 
