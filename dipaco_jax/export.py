@@ -12,8 +12,15 @@ import pathlib
 from absl import flags
 
 from dipaco_jax.command_line import command
+from dipaco_jax.core import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
+
+
+def check_tokenizer(s: settings.Settings):
+  """Raises InputError where the tokenizer is the user's own."""
+  if extension.is_reference(kind := s.tokenizer.kind):
+    raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
 
 
 def check_out(out: pathlib.Path):
@@ -94,6 +101,7 @@ def main():
   if own := run.settings.model.block:
     use = f'serve it with `python -m dipaco_jax.serve --workdir={options.workdir}`, or use it by dipaco_jax.load'
     raise InputError(f'config.model.block={own!r} has no counterpart in transformers: {use}')
+  check_tokenizer(run.settings)
   if options.base:
     check_out(out)
     with display.doing('writing the base', tells=False):

@@ -18,7 +18,7 @@ import time
 from typing import TextIO
 
 from dipaco_jax.command_line import command, config_file
-from dipaco_jax.core import errors, printable, settings
+from dipaco_jax.core import errors, extension, printable, settings
 from dipaco_jax.data import corpus
 from dipaco_jax.islands import held_states, kept_arrays, registry, registry_url, roles, status_table
 from dipaco_jax.pipeline import tokenize_stage
@@ -150,7 +150,8 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """Returns the registry's URL; raises InputError where that, the config or the text cannot be used."""
-  s = settings.from_dict(config_file.read(options.config, config_file.split(rest)[1], options.workdir))
+  values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
+  s = extension.with_digests(settings.from_dict(values))
   has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
   if not has_begun:  # else its text may be gone
     corpus.check_readable(s.data)
@@ -248,4 +249,5 @@ def wait(running: list[Role], seconds: float) -> list[Role]:
 
 
 if __name__ == '__main__':
+  sys.path.insert(0, os.getcwd())  # where the roles, which `python -m` starts, find modules of the user's
   sys.exit(main())

@@ -20,7 +20,9 @@ from dipaco_jax.core.fields import Source, field
 class Data:
   """Source of documents."""
 
-  source: str = field('stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio')
+  source: str = field(
+    'stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio', extensible=True
+  )
   train: tuple[str | Source, ...] = field(
     (), 'globs of .txt, .jsonl, .parquet, .arrow, .tar, .bin; or (name, globs, weight)...', example="('books/*.txt',)"
   )
@@ -46,7 +48,11 @@ class Tokenizer:
 
   model_file: str = field('', "SentencePiece's .model, for instance T5's 32,000 pieces, or a tokenizer.json")
   kind: str = field(
-    'sentencepiece', "of the one to train; 'bytes': byte-level BPE", choices='sentencepiece bytes', added=True
+    'sentencepiece',
+    "of the one to train; 'bytes': byte-level BPE",
+    choices='sentencepiece bytes',
+    extensible=True,
+    added=True,
   )
   vocab_size: int = field(32_000, 'of the model to train')
   sample_bytes: int = field(20_000_000, 'of text to train it on')
@@ -193,6 +199,7 @@ class Routing:
     'kmeans',
     'of routing: k-means [2.4.1], product k-means [7.3], discriminative [2.4.2]',
     choices='kmeans product_kmeans discriminative random single',
+    extensible=True,
   )
   prefix_tokens: int = field(32, 'which the router sees, and which no loss counts')
   top_n: int = field(1, 'training sequences go to so many paths [2.4.4]')

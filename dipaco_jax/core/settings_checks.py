@@ -19,6 +19,9 @@ def check(s: Any) -> None:
     words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave one of them out'
     raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
   _check_data(s.data)
+  if is_reference(s.tokenizer.kind) and s.tokenizer.model_file:
+    words = 'which is used instead: leave one of them out'
+    raise InputError(f'config.tokenizer.kind={s.tokenizer.kind!r} has a config.tokenizer.model_file beside it, {words}')
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)
   if s.train.paths_per_phase > num_paths:

@@ -13,12 +13,12 @@ import heapq
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dipaco_jax.core import fields, printable, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import mixture, source, source_files, source_seqio, source_stdlib, source_tfds
+from dipaco_jax.data import mixture, source, source_files, source_own, source_seqio, source_stdlib, source_tfds
 
 SOURCES = {  # (data, split, part, side) -> items, None where there is no such split
   'files': source_files.items,
@@ -32,6 +32,11 @@ FLOORS_PER_PATH = 2  # times a path's floor, for each path, as routes are uneven
 UNEVEN = 2  # times the mean: a piece that is cut where held-back text begins has few sequences
 ALL = 1 << 20  # sequences of a piece: more than any has
 HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
+
+
+def find(name: str) -> Callable[..., source.Items | None]:
+  """Returns the function of a source by its name: one of SOURCES, or that of the user's own."""
+  return source_own.items if fields.is_reference(name) else SOURCES[name]
 
 
 class Document(NamedTuple):
@@ -65,7 +70,7 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   d = source.settings_of(s)
   floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * s.num_paths)
   sources: list[settings.Data] = [of_source for of_source, _ in sources_of(d).values()] or [d]
-  given = [own for own in (SOURCES[d.source](one, 'validation') for one in sources) if own]
+  given = [own for own in (find(d.source)(one, 'validation') for one in sources) if own]
   how = 'given' if given else _how_held_back(d.source, sources)
   fraction = 1.0 if given else d.validation_fraction
   kept = given or [_take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE) for d in sources]
@@ -112,7 +117,7 @@ def _count_tokens(s: settings.Settings, items: source.Items, fraction: float, fl
 
 
 def _train_items(data: settings.Data, part: source.Part, side: source.Side | None = None) -> source.Items:
-  items = SOURCES[data.source](data, 'train', part, side)
+  items = find(data.source)(data, 'train', part, side)
   assert items
   return items
 
@@ -204,6 +209,8 @@ def check_readable(data: settings.Data) -> None:
   """Reads the beginning of every file and the first document of each split. Raises InputError with the fix."""
   if data.source == 'files':
     source_files.check_beginnings(data)
+  elif fields.is_reference(data.source):
+    source_own.check(data)
   next(documents(data, 'train'))
   if data.source != 'files' or source_files.is_small(data):  # of more, there is text of both splits
     next(documents(data, 'validation'))
@@ -214,8 +221,8 @@ def _items(data: settings.Data, split: str, part: source.Part, fraction: float) 
 
   Limited validation items of files are drawn from all of them: the first ones would be of one book, or of one domain.
   """
-  find, is_validation = SOURCES[data.source], split == 'validation'
-  own, most = find(data, 'validation', part), data.max_validation_documents if is_validation else 0
+  is_validation = split == 'validation'
+  own, most = find(data.source)(data, 'validation', part), data.max_validation_documents if is_validation else 0
   limit = _take_lowest if data.source == 'files' else _take_first
   if own:
     return limit(own, most, part) if is_validation else _take_first(_train_items(data, part), data.max_documents, part)

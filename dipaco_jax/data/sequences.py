@@ -6,7 +6,8 @@ sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no
 
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
-the same numbers; and `<split>.draws`, if any document has a draw, by which neighbouring pieces are held back together.
+the same numbers; `<split>.lengths`, the tokens of the whole document; and `<split>.draws`, if any document has a draw,
+by which neighbouring pieces are held back together.
 Memory for tokens does not grow with the text. Nothing here imports JAX.
 """
 
@@ -77,7 +78,8 @@ def write_part(
         long, dropped = _cut(tokens[:end].astype(dtype), length, prefix_tokens)
         kept = _spread(long, pieces, document.id) if in_pieces else long
         domain = _counted_as(domains, document.domain)
-        write(part[0] + part[1] * number, domains.setdefault(domain, len(domains)), document.draw, kept)
+        numbers = part[0] + part[1] * number, domains.setdefault(domain, len(domains))
+        write(*numbers, document.draw, len(tokens), kept)
         size = sum(map(len, kept))
         if split == 'train':
           by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
@@ -120,23 +122,25 @@ def no_counts() -> collections.Counter[str]:
 
 
 @contextlib.contextmanager
-def _writer(stem: str) -> Iterator[Callable[[int, int, float, list[np.ndarray]], None]]:
-  """Yields a function that writes the sequences of a document, given (document, domain, draw, sequences)."""
+def _writer(stem: str) -> Iterator[Callable[[int, int, float, int, list[np.ndarray]], None]]:
+  """Yields a function that writes the sequences of a document, given (document, domain, draw, length, sequences)."""
   have_draws = False
   with (
     record_writer(f'{stem}.array_record') as records,
     open(f'{stem}.documents', 'wb') as documents,
     open(f'{stem}.domains', 'wb') as domains,
+    open(f'{stem}.lengths', 'wb') as lengths,
     open(f'{stem}.draws', 'wb') as draws,
   ):
 
-    def write(document: int, domain: int, draw: float, sequences: list[np.ndarray]):
+    def write(document: int, domain: int, draw: float, length: int, sequences: list[np.ndarray]):
       nonlocal have_draws
       have_draws = have_draws or draw >= 0
       for tokens in sequences:
         records.write(HEADER.pack(document, domain, tokens.itemsize) + tokens.tobytes())
       documents.write(np.full(len(sequences), document, '<u4').tobytes())
       domains.write(bytes([domain]) * len(sequences))
+      lengths.write(np.full(len(sequences), length, '<u4').tobytes())
       draws.write(np.full(len(sequences), draw, '<f4').tobytes())
 
     yield write
@@ -236,6 +240,15 @@ class Sequences:
       documents[begin:end] = _column(pathlib.Path(f'{stem}.documents'), '<u4', count)
       domains[begin:end] = renumbered[_column(pathlib.Path(f'{stem}.domains'), 'u1', count)]
     return documents, domains
+
+  def lengths(self) -> np.ndarray:
+    """Reads the tokens of all sequences' whole documents, uint32 [N]; raises InputError where nobody counted them."""
+    files = [pathlib.Path(f'{stem}.lengths') for stem in self._stems]
+    if not all(map(seals.is_expected, files)):
+      raise InputError(
+        'this text was tokenized before lengths of documents were kept: tokenize it again, without --reuse'
+      )
+    return np.concatenate([_column(file, '<u4', count) for file, count in zip(files, self.counts, strict=True)])
 
   def draws(self) -> np.ndarray | None:
     """Reads the draws of all sequences' documents, float32 [N], -1 for those without; None where none has one."""

@@ -34,7 +34,7 @@ def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> 
 
 
 class Tokenizer(abc.ABC):
-  """Maps text to ids and back; `sentencepiece_tokenizer` and `json_tokenizer` are its two kinds.
+  """Maps text to ids and back; `sentencepiece_tokenizer`, `json_tokenizer` and `own_tokenizer` are its kinds.
 
   A document is `bos_id`, where the tokenizer's own config puts one in front, its text, and `eos_id`.
   """

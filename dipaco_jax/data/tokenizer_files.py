@@ -1,7 +1,7 @@
 """Tokenizers as files: which kind one is, by what it holds; what is kept of it in a run.
 
 A run has `tokenizer.model` (SentencePiece) or `tokenizer.json`, and beside either a `tokenizer_config.json` where one
-was given or made.
+was given or made. Of a tokenizer of the user's own it has no file.
 """
 
 import contextlib
@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer
 from dipaco_jax.data.json_tokenizer import CONFIG, JSON, JsonTokenizer
+from dipaco_jax.data.own_tokenizer import OwnTokenizer
 from dipaco_jax.data.sentencepiece_tokenizer import MODEL, SentencePieceTokenizer
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.storage import remote_files
@@ -55,15 +57,19 @@ def train(texts: Iterable[str], wanted: settings.Tokenizer) -> Mapping[str, byte
   return {MODEL: sentencepiece_tokenizer.train(texts, wanted.vocab_size)}
 
 
-def names(there: Callable[[str], bool]) -> list[str]:
-  """Lists the files of a run's tokenizer, by which of them are `there`; `MODEL` where none is."""
+def names(wanted: settings.Tokenizer, there: Callable[[str], bool]) -> list[str]:
+  """Lists the files of a run's tokenizer, by which of them are `there`; `MODEL` where none is. The user's has none."""
+  if is_reference(wanted.kind):
+    return []
   kept = [name for name in FILES if there(name)]
   return kept if {MODEL, JSON} & {*kept} else [MODEL]
 
 
-def read(there: Callable[[str], bool], of: Callable[[str], bytes]) -> Tokenizer:
-  """Makes a run's tokenizer of its files: those of them that are `there`, which `of` reads."""
-  found = {name: of(name) for name in names(there)}
+def read(wanted: settings.Tokenizer, there: Callable[[str], bool], of: Callable[[str], bytes]) -> Tokenizer:
+  """Makes a run's tokenizer of its files: those of them that are `there`, which `of` reads; or the user's own."""
+  if is_reference(wanted.kind):
+    return OwnTokenizer(wanted)
+  found = {name: of(name) for name in names(wanted, there)}
   try:
     return load(found)
   except InputError as e:

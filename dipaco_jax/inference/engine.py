@@ -201,7 +201,8 @@ class Engine:
       chosen_1L = chunk_router.choose(self.run.router.model, self.run.chooser, tokens_1L, np.ones_like(tokens_1L))
       return int(chosen_1L[0, known - 1])
     prefix = self.run.settings.routing.prefix_tokens
-    return self.run.router.path(tokens[max(0, known - prefix) : known] if known else tokens[:prefix])
+    seen = tokens[max(0, known - prefix) : known] if known else tokens[:prefix]
+    return self.run.router.path(seen, length=known or len(tokens))
 
   def prefill(self, text: Text, path: Path) -> decoding.Texts:
     """Returns a row with the prompt in its cache, and with the first token after it."""

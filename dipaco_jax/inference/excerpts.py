@@ -31,7 +31,7 @@ def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int |
   longest = run.settings.model.seq_len
   tokens = reader.tokenizer.encode(text, eos=False)
   name = 'from token {}' if len(tokens) > longest else ''
-  texts = [Text(name.format(i), tokens[i : i + longest], i > 0) for i in range(0, len(tokens), longest)]
+  texts = [Text(name.format(i), tokens[i : i + longest], i > 0, len(tokens)) for i in range(0, len(tokens), longest)]
   needed = max(min(len(tokens), longest), reader.prefix_tokens)
   length = min(longest, -(-needed // excerpt_choice.LENGTH_STEP) * excerpt_choice.LENGTH_STEP)
   return excerpt_choice.read(reader, texts, W, length, None if path is None else [path] * len(texts))

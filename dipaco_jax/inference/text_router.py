@@ -5,50 +5,68 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.models import transformer
-from dipaco_jax.routing import router
+from dipaco_jax.routing import own_router, router
 
 CHARS = 32  # of a text that are encoded at first, for each token that is wanted
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TextRouter:
-  """r(z) with the base model that computes z [2.4]."""
+  """r(z) with the base model that computes z [2.4], or the user's own router."""
 
-  fitted: router.Router
+  fitted: own_router.AnyRouter
   model: transformer.Transformer
   base: transformer.Params
   prefix_tokens: int
   tokenizer: Tokenizer
 
   def __repr__(self) -> str:
+    if isinstance(self.fitted, own_router.OwnRouter):
+      return f'<router {self.fitted.config.method} to {self.fitted.num_paths} paths>'
     return f'<router to {len(self.fitted.bias)} paths, by the first {self.prefix_tokens} tokens>'
 
-  def path(self, text: str | Sequence[int]) -> int:
-    """Returns the path of a text, or of token ids, by its first tokens; by fewer where there are no more."""
-    return int(self.scores(text).argmax())
+  def path(self, text: str | Sequence[int], length: int | None = None) -> int:
+    """Returns the path of a text, or of token ids, by its first tokens; by fewer where there are no more.
 
-  def scores(self, text: str | Sequence[int]) -> np.ndarray:
-    """Returns how well each path suits a text, [P] float32."""
-    return self.batch_scores([self.prefix(text)])[0]
+    `length` is that of the text where only a part of it is given, which routers of the user's own may look at.
+    """
+    return int(self.scores(text, length).argmax())
+
+  def scores(self, text: str | Sequence[int], length: int | None = None) -> np.ndarray:
+    """Returns how well each path suits a text, [P] float32; see `path`."""
+    return self.batch_scores([self.prefix(text)], [length] if length else None)[0]
 
   def prefix(self, text: str | Sequence[int]) -> np.ndarray:
-    """Returns the tokens that decide a text's path; raises InputError where there are none."""
-    tokens = beginning(self.tokenizer, text, self.prefix_tokens)
+    """Returns the tokens that decide a text's path; raises InputError where there are none.
+
+    They are the first, but all for a router of the user's own, which may look at how many they are.
+    """
+    is_own = isinstance(self.fitted, own_router.OwnRouter)
+    tokens = token_ids(self.tokenizer, text) if is_own else beginning(self.tokenizer, text, self.prefix_tokens)
     if not len(tokens):
       raise InputError('an empty text has no path: give it a word')
     return tokens
 
-  def batch_scores(self, prefixes: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns how well each path suits each of these prefixes, [B, P] float32. Compiles once for each B."""
+  def batch_scores(self, prefixes: Sequence[np.ndarray], lengths: Sequence[int] | None = None) -> np.ndarray:
+    """Returns how well each path suits each of these prefixes, [B, P] float32. Compiles once for each B.
+
+    `lengths` are those of the texts, by default of what is given of them.
+    """
     tokens_BL, seen_BL = packing.pad(prefixes, self.prefix_tokens)
-    return np.asarray(_scores(self.model, self.base, self.fitted, tokens_BL, seen_BL))
+    if not isinstance(self.fitted, own_router.OwnRouter):
+      return np.asarray(_scores(self.model, self.base, self.fitted, tokens_BL, seen_BL))
+    z_BD = None
+    if self.fitted.uses_features:
+      z_BD = np.asarray(transformer.features_of_seen(self.model, self.base, tokens_BL, seen_BL))
+    lengths = lengths or [len(tokens) for tokens in prefixes]
+    texts = own_router.make_texts(prefixes, lengths, self.prefix_tokens, self.tokenizer.decode, z_BD)
+    return self.fitted.scores(texts)
 
 
 def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) -> np.ndarray:
@@ -74,6 +92,4 @@ def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(model: transformer.Transformer, base: transformer.Params, fitted, tokens_BL, seen_BL) -> jax.Array:
-  x_BLD = transformer.hidden(model, base, tokens_BL, seen_BL).astype(jnp.float32)
-  z_BD = (x_BLD * seen_BL[..., None]).sum(axis=1) / seen_BL.sum(axis=1, keepdims=True)
-  return router.scores(fitted, z_BD)
+  return router.scores(fitted, transformer.features_of_seen(model, base, tokens_BL, seen_BL))

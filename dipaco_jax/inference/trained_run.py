@@ -29,7 +29,7 @@ from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
 from dipaco_jax.models import transformer
-from dipaco_jax.routing import router
+from dipaco_jax.routing import own_router
 from dipaco_jax.storage import module_store, seals
 from dipaco_jax.storage.object_store import Missing
 
@@ -130,7 +130,7 @@ class TrainedRun:
       with self.files.required(name):
         return self.files.read(name)
 
-    return tokenizer_files.read(self.files.storage.exists, read)
+    return tokenizer_files.read(self.settings.tokenizer, self.files.storage.exists, read)
 
   @functools.cached_property
   def layout(self) -> modules.Layout:
@@ -204,7 +204,7 @@ class TrainedRun:
         break
     else:
       return None
-    fitted = router.Router(**{name: jnp.asarray(x) for name, x in arrays.items()})
+    fitted = own_router.of_arrays(s, arrays)
     base = self.base
     model = transformer.make_model(s.model, len(base['embed/tokens']))
     return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)

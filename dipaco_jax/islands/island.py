@@ -118,7 +118,8 @@ class Island:
 
   def publish_tokenizer(self) -> str | dict[str, str]:
     """Writes the tokenizer's files to storage; returns their sha256 by name, of SentencePiece's alone only that."""
-    names = tokenizer_files.names(lambda name: (self.run.workdir / name).exists())
+    wanted = self.run.settings.tokenizer
+    names = tokenizer_files.names(wanted, lambda name: (self.run.workdir / name).exists())
     made = {name: self.storage.write(name, (self.run.workdir / name).read_bytes()) for name in names}
     return made[tokenizer_files.MODEL] if [*made] == [tokenizer_files.MODEL] else made
 

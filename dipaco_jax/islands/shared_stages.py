@@ -29,7 +29,8 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
       except Gone:
         for name in tokenizer_files.FILES:
           (run.workdir / name).unlink(missing_ok=True)
-    if run.record('route') and not all(map(is_here, (*TREES, *tokenizer_files.names(is_here)))):
+    needed = (*TREES, *tokenizer_files.names(run.settings.tokenizer, is_here))
+    if run.record('route') and not all(map(is_here, needed)):
       stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
     stages.run_all(run, 'route')
     lease.check()  # after a long stop, what is here may be in use by others

@@ -196,3 +196,10 @@ def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segm
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:
   """Returns z = g(x), the mean of the last block's output over the tokens given, the prefix's [2.4]: float32 [B, D]."""
   return hidden(model, params, tokens_BL, jnp.ones_like(tokens_BL)).astype(jnp.float32).mean(axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def features_of_seen(model: Transformer, params: Params, tokens_BL: jax.Array, seen_BL: jax.Array) -> jax.Array:
+  """Returns z of texts that may be shorter than the prefix, of tokens with `seen` 1, 0 behind them: float32 [B, D]."""
+  x_BLD = hidden(model, params, tokens_BL, seen_BL).astype(jnp.float32)
+  return (x_BLD * seen_BL[..., None]).sum(axis=1) / jnp.maximum(seen_BL.sum(axis=1, keepdims=True), 1)

@@ -18,7 +18,7 @@ from dipaco_jax.data import packing
 from dipaco_jax.data.tokenizer import Tokenizer, Transcript
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib, token_losses
-from dipaco_jax.routing import chunk_losses, chunk_router, router
+from dipaco_jax.routing import chunk_losses, chunk_router, own_router
 from dipaco_jax.storage import module_store, publishing, tensors
 from dipaco_jax.training import metrics_log, processes
 
@@ -36,6 +36,7 @@ class Text(NamedTuple):
   name: str
   tokens: np.ndarray
   goes_on: bool = False  # from the one before it
+  length: int = 0  # of the whole of it, as far as it is known; 0: that of `tokens`
 
 
 def chunk_tokens(s: settings.Settings) -> int:
@@ -50,7 +51,7 @@ class Reader:
   model: model_lib.Transformer
   base: Any  # parameters
   params: Callable[[int], Any]  # of a path
-  fitted: router.Router | None  # None: it is not asked
+  fitted: own_router.AnyRouter | None  # None: it is not asked
   chooser: Any  # parameters of the learned one, or None
   tokenizer: Tokenizer
   prefix_tokens: int
@@ -63,8 +64,24 @@ class Reader:
   def read(self, path: int | None, rows: tuple[np.ndarray, np.ndarray], size: int) -> Any:
     """Returns `chunk_losses.losses_and_routes` of padded rows, `size` at a time, under a path; None: the base model."""
     params = self.base if path is None else self.params(path)
-    read = functools.partial(chunk_losses.losses_and_routes, self.model, self.prefix_tokens, params, self.fitted)
+    fitted = None if isinstance(self.fitted, own_router.OwnRouter) else self.fitted
+    read = functools.partial(chunk_losses.losses_and_routes, self.model, self.prefix_tokens, params, fitted)
     return chunk_losses.in_batches(read, size, *rows)
+
+  def route(self, windows: Sequence[np.ndarray], lengths: Sequence[int], size: int, row_length: int) -> list[int]:
+    """Returns the router's path of each window of `chunk_losses.windows`, in `size` rows of `row_length` at a time.
+
+    `lengths` are the texts' as far as they are known then, for a router of the user's own.
+    """
+    if not isinstance(self.fitted, own_router.OwnRouter):
+      packed = chunk_losses.pack_windows(windows, self.prefix_tokens, row_length)
+      return self.read(None, packed, size)[1].reshape(-1).tolist()
+    z_ND = None
+    if self.fitted.uses_features:
+      compute = functools.partial(model_lib.features_of_seen, self.model, self.base)
+      z_ND = chunk_losses.in_batches(compute, ROWS, *packing.pad(windows, self.prefix_tokens))
+    texts = own_router.make_texts(windows, lengths, self.prefix_tokens, self.tokenizer.decode, z_ND)
+    return self.fitted.route(texts)[:, 0].tolist()
 
 
 def read(
@@ -87,9 +104,9 @@ def read(
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
   found, words, documents = chunk_losses.gather_losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
-  for n, (name, tokens, _) in enumerate(texts):
+  for n, text in enumerate(texts):
     losses, of_text = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), (W, reader.prefix_tokens, paths[n])
-    documents.append(chunk_losses.make_excerpt(name, words[n], len(tokens), *of_text, losses))
+    documents.append(chunk_losses.make_excerpt(text.name, words[n], len(text.tokens), *of_text, losses))
   return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 
@@ -100,8 +117,10 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
   if first is None or reader.by == 'router':
     prefix, asked = reader.prefix_tokens, [1 if reader.by == 'chooser' else count for count in counts]
     seen = [chunk_losses.windows(x.tokens, W, prefix)[:n] for x, n in zip(texts, asked, strict=True)]
-    packed = chunk_losses.pack_windows(list(itertools.chain(*seen)), reader.prefix_tokens, rows[0].shape[1])
-    flat = iter(reader.read(None, packed, size)[1].reshape(-1).tolist())
+    known = [[text.length or len(text.tokens), *range(W, n * W, W)] for text, n in zip(texts, asked, strict=True)]
+    windows = list(itertools.chain(*seen))
+    lengths = [max(count, len(tokens)) for count, tokens in zip(itertools.chain(*known), windows, strict=True)]
+    flat = iter(reader.route(windows, lengths, size, rows[0].shape[1]))
     routed = [list(itertools.islice(flat, n)) for n in asked]
   first = [mine[0] for mine in routed] if first is None else first
   if reader.by == 'chooser':

@@ -1,8 +1,8 @@
-"""Features z of sequences, which routers see: kept in `features/` where that is not too large [2.4.1]."""
+"""What routers see of sequences: features z, kept in `features/` where that is not too large [2.4.1], and texts."""
 
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.routing import own_router
 from dipaco_jax.storage import publishing, seals, tensors
 from dipaco_jax.training import display
 
@@ -52,6 +53,20 @@ def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.
     yield np.asarray(_features_program(run.model)(base, tokens))[: len(chosen)]
     progress.update(start + len(chosen))
   progress.close()
+
+
+def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterator[own_router.Texts]:
+  """Yields what a router of the user's sees of a split's sequences, for each of the `chunks` of their indices."""
+  found, routing = run.sequences(split), run.settings.routing
+  lengths_N, sees = found.lengths(), own_router.uses_features(routing)
+
+  def decode(tokens: np.ndarray) -> str:
+    return run.tokenizer.decode(tokens)  # which is opened only for routers that read words
+
+  for indices in chunks:
+    tokens = [sequence.tokens for sequence in found.read(indices)]
+    z_ND = np.concatenate(list(compute(run, split, indices))) if sees else None
+    yield own_router.make_texts(tokens, lengths_N[indices], routing.prefix_tokens, decode, z_ND)
 
 
 @functools.cache

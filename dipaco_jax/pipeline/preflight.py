@@ -15,6 +15,7 @@ from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.models import block_check, transformer
 from dipaco_jax.pipeline import run as run_lib, stage as stage_lib, stage_records, tokenize_stage
+from dipaco_jax.routing import own_router
 from dipaco_jax.storage import files, module_store, publishing, seals
 from dipaco_jax.training import display, mesh, metrics_log, processes
 
@@ -79,6 +80,8 @@ def check_model(settings: settings_lib.Settings):
     block_check.check(made)
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   _check_optimizers(settings, shapes)
+  if extension.is_reference(settings.routing.method):
+    own_router.rehearse(settings)
   wanted = settings.train.microbatch
   for stage, grid in (('train', layout.grid), ('pretrain', grid_lib.Grid())):
     sizes = settings.batch_sizes(stage)
@@ -167,7 +170,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
       return
     needed = [path for path in one.artefacts if path not in OPTIONAL]
     if one.name == 'tokenize':
-      needed += tokenizer_files.names(lambda name: (other / name).exists())
+      needed += tokenizer_files.names(run.settings.tokenizer, lambda name: (other / name).exists())
     if not all((other / path).exists() for path in needed):
       return
     for path in one.artefacts:

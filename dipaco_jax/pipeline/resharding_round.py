@@ -18,7 +18,7 @@ import numpy as np
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts, packing
 from dipaco_jax.pipeline import features, route_stage, run as run_lib
-from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
+from dipaco_jax.routing import balanced_assignment, classifier, own_router, path_labels
 from dipaco_jax.storage import module_store, publishing, seals, tensors
 from dipaco_jax.training import display, evaluation, processes
 
@@ -101,7 +101,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   return np.stack([tensors.read_array(file) for file in files], axis=1)
 
 
-def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndarray) -> dict[str, Any]:
+def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: np.ndarray) -> dict[str, Any]:
   """Gives each path that no training text was routed to what suits it best by the router, so that it can go on.
 
   Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
@@ -123,7 +123,7 @@ def fill(run: run_lib.Run, number: int, fitted: router.Router, paths_NT: np.ndar
   return {'given_by_path': given_P.tolist()}
 
 
-def _suitable(run: run_lib.Run, number: int, fitted: router.Router, paths_NT, indices, count_P):
+def _suitable(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT, indices, count_P):
   """Returns (path, indices of sequences) for paths without text, drawn from `indices`: GIVEN_SHARE of a mean shard."""
   drawn = np.random.default_rng([run.settings.seed, number]).permutation(indices)[: run.settings.routing.sample]
   drawn, empty = np.sort(drawn), np.flatnonzero(count_P == 0)

@@ -5,24 +5,25 @@ import logging
 import math
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import features, run as run_lib, stage_records
-from dipaco_jax.routing import balanced_assignment, classifier, path_labels, router
+from dipaco_jax.routing import balanced_assignment, classifier, own_router, path_labels, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 from dipaco_jax.storage.publishing import Share
 from dipaco_jax.training import display, processes
 
 PART_ROWS = 64 * features.FEATURE_ROWS  # sequences that a process routes before it keeps their paths
 
-Fitted = tuple[router.Router, dict[str, Any]]
-Mend = Callable[[router.Router, np.ndarray], dict[str, Any]]
+Fitted = tuple[own_router.AnyRouter, dict[str, Any]]
+Mend = Callable[[own_router.AnyRouter, np.ndarray], dict[str, Any]]
 
 
 def route(run: run_lib.Run) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
   routing = run.settings.routing
   method = routing.first if routing.method == 'discriminative' else routing.method
   features.check_router_data(run)
-  if method in router.FITS:
+  if method in router.FITS or is_reference(method):
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
     processes.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
@@ -54,6 +55,9 @@ def summarize_shards(run: run_lib.Run, number: int) -> dict[str, Any]:
 def _fit(run: run_lib.Run, method: str) -> Fitted:
   s, num_sequences = run.settings, len(run.sequences('train'))
   drawn = np.sort(np.random.default_rng(s.seed).permutation(num_sequences)[: s.routing.sample])
+  if is_reference(method):
+    [texts] = features.texts(run, 'train', [drawn])
+    return own_router.fit(s.routing, s.num_paths, s.seed, texts), {}
   z_ND = jax.numpy.asarray(np.concatenate(list(features.compute(run, 'train', drawn))))
   return router.fit(method, jax.random.key(s.seed), z_ND, run.layout.grid.shape, s.routing), {}
 
@@ -75,7 +79,7 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
     return
   folder = parts_folder(run, number)
   processes.only_first(lambda: _keep_router(run, folder, fit), f'fitted {number}')
-  fitted = router.Router(**jax.device_put(tensors.read_arrays(folder / 'router.safetensors')))
+  fitted = own_router.of_arrays(run.settings, tensors.read_arrays(folder / 'router.safetensors'))
   capacity = run.settings.routing.capacity  # of training text
   top = {'validation': 1} if capacity else {'train': run.settings.routing.top_n, 'validation': 1}
   for split, top_n in top.items():
@@ -101,9 +105,8 @@ def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], Fitte
     with display.doing('fitting the router'):
       fitted, meta = fit()
     publishing.write_json(folder / 'meta.json', meta)
-    arrays = {name: np.asarray(x) for name, x in fitted._asdict().items()}
-    publishing.write_sealed(folder / 'router.safetensors', tensors.to_bytes(arrays))
-  for split in ('train', 'validation'):
+    publishing.write_sealed(folder / 'router.safetensors', tensors.to_bytes(own_router.arrays(fitted)))
+  for split in ('train', 'validation') if own_router.uses_features(run.settings.routing) else ():
     features.keep(run, split)
 
 
@@ -112,16 +115,28 @@ def _parts(run: run_lib.Run, folder: pathlib.Path, split: str) -> list[pathlib.P
   return [folder / f'{split}-{i}.npy' for i in range(-(-len(run.sequences(split)) // PART_ROWS))]
 
 
-def route_parts(run: run_lib.Run, fitted: router.Router, folder: pathlib.Path, split: str, top_n: int, share: Share):
+def route_parts(
+  run: run_lib.Run, fitted: own_router.AnyRouter, folder: pathlib.Path, split: str, top_n: int, share: Share
+):
   """Routes the parts of a share that are missing."""
   num_sequences, parts = len(run.sequences(split)), _parts(run, folder, split)
-  for i in publishing.missing(parts, share):
-    mine = np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences))
-    routed = [np.asarray(router.route(fitted, z, top_n)) for z in features.compute(run, split, mine)]
-    publishing.write_array(parts[i], np.concatenate(routed).astype(np.int32))
+  missing = publishing.missing(parts, share)
+  chunks = [np.arange(i * PART_ROWS, min((i + 1) * PART_ROWS, num_sequences)) for i in missing]
+  for i, routed in zip(missing, _routed(run, fitted, split, top_n, chunks), strict=True):
+    publishing.write_array(parts[i], routed)
 
 
-def _assign_within(run: run_lib.Run, fitted: router.Router, capacity: float) -> np.ndarray:
+def _routed(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, top_n: int, chunks) -> Iterator[np.ndarray]:
+  """Yields the best paths of the sequences of each chunk of indices, int32 [N, top_n]."""
+  if isinstance(fitted, own_router.OwnRouter):
+    yield from (fitted.route(texts, top_n) for texts in features.texts(run, split, chunks))
+    return
+  for indices in chunks:
+    found = [np.asarray(router.route(fitted, z, top_n)) for z in features.compute(run, split, indices)]
+    yield np.concatenate(found).astype(np.int32)
+
+
+def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: float) -> np.ndarray:
   """Returns the paths [N, 1] of training text, none of which gets more than `capacity` times the mean."""
   num_paths, scores_NP = run.layout.grid.num_paths, scores(run, fitted, 'train')
   room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
@@ -131,8 +146,12 @@ def _assign_within(run: run_lib.Run, fitted: router.Router, capacity: float) -> 
   return balanced_assignment.assign(scores_NP + bias_P, room_P)[:, None]
 
 
-def scores(run: run_lib.Run, fitted: router.Router, split: str, indices: np.ndarray | None = None) -> np.ndarray:
+def scores(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, indices: np.ndarray | None = None) -> np.ndarray:
   """Returns how much a router prefers each path for a split's sequences (all, or those at `indices`), [N, P]."""
+  if isinstance(fitted, own_router.OwnRouter):
+    indices = np.arange(len(run.sequences(split))) if indices is None else indices
+    parts = [indices[start : start + PART_ROWS] for start in range(0, len(indices), PART_ROWS)]
+    return np.concatenate([fitted.scores(texts) for texts in features.texts(run, split, parts)])
   chunks = (router.scores(fitted, jax.numpy.asarray(z)) for z in features.compute(run, split, indices))
   return np.concatenate([np.asarray(chunk) for chunk in chunks])
 
@@ -210,6 +229,8 @@ def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, 
   meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
-    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid or more text')
+    method = run.settings.routing.method
+    own = f', or mend config.routing.method={method!r}' if is_reference(method) else ''
+    raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid or more text{own}')
   publishing.write_json(folder / 'meta.json', meta)
   files.put_in_place(folder, done)

@@ -15,7 +15,7 @@ from dipaco_jax.core import modules, settings as settings_lib
 from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.routing import router as router_lib
+from dipaco_jax.routing import own_router
 from dipaco_jax.storage import seals, tensors
 from dipaco_jax.training import mesh, metrics_log, performance, programs as programs_lib
 
@@ -47,7 +47,7 @@ class Run:
       with seals.reading(self.workdir / name) as file:
         return file.read_bytes()
 
-    return tokenizer_files.read(lambda name: (self.workdir / name).exists(), read)
+    return tokenizer_files.read(self.settings.tokenizer, lambda name: (self.workdir / name).exists(), read)
 
   @functools.cached_property
   def model(self) -> transformer.Transformer:
@@ -98,10 +98,10 @@ class Run:
     """Returns the paths of a split's sequences by a round's router, int32: [N, top_n], or [N] of 'validation'."""
     return tensors.read_array(self.workdir / 'routing' / str(number) / f'{split}.npy')
 
-  def router(self, number: int) -> router_lib.Router | None:
-    """Returns the router of a round, on the device; None if text was not routed by one."""
+  def router(self, number: int) -> own_router.AnyRouter | None:
+    """Returns the router of a round; None if text was not routed by one."""
     file = self.workdir / 'routing' / str(number) / 'router.safetensors'
-    return router_lib.Router(**jax.device_put(tensors.read_arrays(file))) if file.exists() else None
+    return own_router.of_arrays(self.settings, tensors.read_arrays(file)) if file.exists() else None
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
     """Returns the meta.json of the shards of a round, or of 'base': sizes by path (see `shards.merge_meta`)."""

@@ -16,8 +16,9 @@ import jax
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.data import corpus, sequences, source, tokenizer, tokenizer_files
+from dipaco_jax.data import corpus, own_tokenizer, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import model_folder
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing, seals
@@ -34,7 +35,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   share = jax.process_index(), jax.process_count()
   if given := s.tokenizer.model_file:
     processes.only_first(lambda: _keep(run, tokenizer_files.open_file(given).files), 'tokenizer')
-  elif not processes.any_process(_is_kept(run), 'tokenizer'):
+  elif not is_reference(s.tokenizer.kind) and not processes.any_process(_is_kept(run), 'tokenizer'):
     # A part's own sample: the lowest hashes of all are among the lowest of the parts.
     samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
     _sample(s, samples, share, held)
@@ -139,6 +140,8 @@ def check_input(s: settings.Settings):
   check_init(s)
   if s.tokenizer.model_file:
     tokenizer_files.open_file(s.tokenizer.model_file)
+  elif is_reference(s.tokenizer.kind):
+    own_tokenizer.OwnTokenizer(s.tokenizer)
   check_validation(s)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
   for document in corpus.documents(source.settings_of(s), 'train', fraction=corpus.plan_held_back(s).fraction):

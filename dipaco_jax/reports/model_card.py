@@ -48,12 +48,21 @@ def _training(f: Facts) -> dict[str, str]:
     'version': f'{f.version}: as many outer steps, {t.steps_per_phase:,} inner steps apart',
     'steps of this path': f'{steps:,} of {t.batch_size:,} rows, after those of the base',
     'tokens read, with the base': f'{tokens:,}',
-    'routing': f'{s.routing.method}, by the first {s.routing.prefix_tokens} tokens, which no loss counts',
+    'routing': _routing(s.routing),
     'optimizers': f'{s.inner.optimizer} inside the path, {s.outer.optimizer} between paths',
   }
 
 
+def _routing(routing: settings.Routing) -> str:
+  prefix = f'the first {routing.prefix_tokens} tokens'
+  if fields.is_reference(routing.method):
+    return f"`{routing.method}`, of its trainer's own; no loss counts {prefix}"
+  return f'{routing.method}, by {prefix}, which no loss counts'
+
+
 def _source(data: settings.Data) -> str:
+  if fields.is_reference(data.source):
+    return f"documents of `{data.source}`, of its trainer's own"
   if data.source == 'files':
     return ', '.join(f'`{pattern}`' for pattern in fields.globs(data.train))
   return {'stdlib': "Python's own source and documentation"}.get(data.source, f'`{data.name}` by {data.source}')

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax.pipeline import features, resharding_round, route_stage, run as run_lib, stage_records
+from dipaco_jax.pipeline import (
+  features,
+  rerouted_perplexity,
+  resharding_round,
+  route_stage,
+  run as run_lib,
+  stage_records,
+)
 from dipaco_jax.routing import router
 from dipaco_jax.storage import publishing, seals
 
@@ -103,4 +110,42 @@ def test_too_little_router_data_is_said_before_training(undisturbed, tmp_path):
   run = dataclasses.replace(run, settings=dataclasses.replace(s, routing=few))
   with pytest.raises(ValueError, match=r'router_fraction=0.0001 keeps \d sequences, fewer than the 4 paths'):
     route_stage.route(run)
+  run.metrics.close()
+
+
+OWN = """
+class ByFeature:
+  uses_features = True
+
+  def fit(self, texts, num_paths, seed):
+    assert len(texts) == 400 and seed == 0
+    return {'like': texts.features[:num_paths]}
+
+  def scores(self, state, texts):
+    return -((texts.features[:, None] - state['like']) ** 2).sum(-1)
+
+def make(config):
+  return ByFeature()
+"""
+
+
+@pytest.mark.parametrize('changes', [{'top_n': 2}, {'capacity': 1.1}])
+def test_a_router_of_the_users_own_has_what_ours_have(undisturbed, tmp_path, monkeypatch, changes):
+  (tmp_path / 'own_by_feature.py').write_text(OWN)
+  monkeypatch.syspath_prepend(tmp_path)
+  run, _ = opened(undisturbed, tmp_path, 'sequences', 'base', 'stages')
+  routing = dataclasses.replace(run.settings.routing, method='own_by_feature:make', sample=400, **changes)
+  run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, routing=routing))
+  monkeypatch.setattr(route_stage, 'PART_ROWS', 128)
+  meta = route_stage.route(run)
+  z_ND, fitted = np.load(tmp_path / 'features' / 'train.npy'), run.router(0)
+  scores_NP = -((z_ND[:, None] - fitted.state['like']) ** 2).sum(-1)
+  routed = run.routed('train', 0)
+  if routing.top_n == 2:
+    np.testing.assert_array_equal(routed, np.argsort(-scores_NP, axis=1, kind='stable')[:, :2])
+  else:
+    assert np.bincount(routed[:, 0]).max() <= np.ceil(1.1 * len(routed) / 4) < np.bincount(scores_NP.argmax(1)).max()
+  weights = rerouted_perplexity.log_weights(run)
+  np.testing.assert_array_equal(weights.argmax(1), run.routed('validation', 0))
+  assert sum(meta['validation_sequences']) == len(weights)
   run.metrics.close()

@@ -1,6 +1,7 @@
 """The card of an exported path says what its run was, in Markdown that no name breaks."""
 
 from dipaco_jax.core import settings
+from dipaco_jax.huggingface import families
 from dipaco_jax.reports import model_card
 
 REPORT = {
@@ -15,10 +16,10 @@ REPORT = {
 def card(values: dict, number: int = 0, measured: bool = True, report: dict = REPORT, **tokenizer) -> str:
   s = settings.from_dict({'grid': {'a': 2}, 'levels': (('all', '.*', ('a',)),)} | values)
   coordinates = (number,) if s.grid else ()
-  of_tokenizer = {'adds_bos': False, 'has_pieces': True} | tokenizer
+  others = {'family': families.FAMILIES[0], 'adds_bos': False, 'has_pieces': True} | tokenizer
   modules = {'all': f'all/{number}'}
   return model_card.render(
-    model_card.Facts(s, number, coordinates, 2, modules, measured, report, 'float32', 1234, **of_tokenizer)
+    model_card.Facts(s, number, coordinates, 2, modules, measured, report, 'float32', 1234, **others)
   )
 
 
@@ -32,6 +33,13 @@ def test_a_path_of_several_names_its_place_and_its_router():
   assert '# Path 1 of 2\n\nA language model of 1,234 parameters' in text
   assert 'by its first 16 tokens; it is not in this folder' in text
   assert rows(text)['this path'] == '1, at a=1' and rows(text)['modules'] == '`all/1`'
+
+
+def test_parts_of_the_trainers_own_are_named():
+  text = card({'routing': {'method': 'my.router:make'}, 'data': {'source': 'my_source:make'}})
+  assert "a text belongs to\n(`my.router:make`, of its trainer's own); it is not in this folder" in text
+  assert rows(text)['routing'] == "`my.router:make`, of its trainer's own; no loss counts the first 32 tokens"
+  assert rows(text)['text'] == "documents of `my_source:make`, of its trainer's own"
 
 
 def test_random_paths_have_no_router():

@@ -1,0 +1,92 @@
+"""Documents of a source of the user's own, 'package.module:name' in config.data.source.
+
+make(config.data, split) returns the documents of a split, (id, text) or (id, text, domain), always the same in the same
+order; None, or none of them, for 'validation' where there is no such split. A text may be a function that returns it,
+so that a document costs little until it is read: every process goes through all of them, and reads its share.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from dipaco_jax.core import extension, settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import source
+
+FIELD = 'data.source'
+MOST_IDS = 1 << 20  # of which repetitions are found
+LISTED_TWICE = 100  # documents, before any work
+END = object()
+
+
+def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
+  """Yields the items of a part; None for validation without documents. What is wrong with one is an InputError."""
+  listed = _documents(data, split)
+  first = next(listed, END)
+  if first is END:
+    return None if split == 'validation' else iter(())
+  return source.take(_as_items(data, split, itertools.chain([first], listed)), part)
+
+
+def check(data: settings.Data) -> None:
+  """Raises InputError where the documents are others when they are listed again, in what comes first."""
+
+  def ids() -> list[str]:
+    listed = _as_items(data, 'train', _documents(data, 'train'))
+    return [item.id for item in itertools.islice(listed, LISTED_TWICE)]
+
+  once, again = ids(), ids()
+  for number, (a, b) in enumerate(itertools.zip_longest(once, again)):
+    if a != b:
+      words = f'document {number} is {a!r} at first, and {b!r} when they are listed again'
+      raise _wrong(data, f'{words}: let the order always be the same')
+
+
+def _documents(data: settings.Data, split: str) -> Iterator[Any]:
+  """Yields what the user's source does; errors in it become an InputError."""
+  made = extension.make(FIELD, data.source, data, split)
+  if made is None:
+    return
+  with extension.blaming(FIELD, data.source):
+    rest = iter(made)
+  while True:
+    with extension.blaming(FIELD, data.source):
+      document = next(rest, END)
+    if document is END:
+      return
+    yield document
+
+
+def _as_items(data: settings.Data, split: str, listed: Iterator[Any]) -> source.Items:
+  seen: set[int] = set()
+  for number, document in enumerate(listed):
+    if not isinstance(document, tuple | list) or len(document) not in (2, 3):
+      kind = type(document).__name__
+      raise _wrong(data, f'document {number} of {split} is a {kind}: a tuple (id, text) or (id, text, domain) is asked')
+    name, text, domain = (*document, '')[:3]
+    if not isinstance(name, str) or not name:
+      raise _wrong(data, f'document {number} of {split} has the id {name!r}: a text is asked, of each document another')
+    if len(seen) < MOST_IDS:
+      if hash(name) in seen:
+        raise _wrong(data, f'document {number} of {split} has the id {name!r}, as one before it: give each its own')
+      seen.add(hash(name))
+    yield source.Item(name, source.uniform(name), functools.partial(_read, data, name, text, domain))
+
+
+def _read(data: settings.Data, name: str, text: Any, domain: Any) -> tuple[str, str]:
+  if callable(text):
+    with extension.blaming(FIELD, data.source):
+      text = text()
+  if not isinstance(text, str) or not isinstance(domain, str):
+    kinds = f'{type(text).__name__} and {type(domain).__name__}'
+    raise _wrong(data, f'text and domain of document {name!r} are {kinds}: str is asked')
+  try:
+    text.encode()
+  except UnicodeEncodeError as e:
+    raise _wrong(data, f'the text of document {name!r} has half a character (a lone surrogate) at {e.start}') from e
+  return text, domain
+
+
+def _wrong(data: settings.Data, words: str) -> InputError:
+  return InputError(f'config.{FIELD}={data.source!r}: {words}')

@@ -1,0 +1,170 @@
+"""Routers of the user's own, 'package.module:name' in config.routing.method: fitted on texts, they score every path.
+
+make(config.routing) returns an object with
+
+    fit(texts, num_paths, seed) -> state        {name: array}, which is kept as router.safetensors
+    scores(state, texts) -> [N, P]              higher is better; of each text by itself
+    uses_features = True                        if it looks at texts.features
+
+With these scores all goes on as with ours: the best `top_n` paths, or as many as `capacity` lets in. Pure but for the
+user's part, which is imported and called here.
+
+Dimensions: N texts, P paths, T tokens of the prefix, D width.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dipaco_jax.core import extension, settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.routing.router import Router, check_features
+
+FIELD = 'routing.method'
+REHEARSED = 256  # made-up texts, at least
+ALONE = 0.01  # of the largest score: more than numerics alone change where a text is scored by itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+  """What a router sees of N texts, in training, evaluation and serving alike."""
+
+  tokens: np.ndarray  # int32 [N, T], the first `routing.prefix_tokens`; 0 behind the end of a shorter text
+  lengths: np.ndarray  # int32 [N], tokens of the whole document; in serving of what there is, as a prompt
+  _decode: Callable[[np.ndarray], str]
+  _features: np.ndarray | None = None
+
+  def __len__(self) -> int:
+    return len(self.tokens)
+
+  @functools.cached_property
+  def words(self) -> list[str]:
+    """The texts of `tokens`."""
+    sizes = np.minimum(self.lengths, self.tokens.shape[1])
+    return [self._decode(tokens[:size]) for tokens, size in zip(self.tokens, sizes, strict=True)]
+
+  @property
+  def features(self) -> np.ndarray:
+    """z of the first tokens, float32 [N, D]."""
+    if self._features is None:
+      raise ValueError('texts.features are made for routers with `uses_features = True` alone: set that')
+    return self._features
+
+
+def make_texts(
+  tokens: Iterable[np.ndarray],
+  lengths: Sequence[int] | np.ndarray,
+  prefix: int,
+  decode: Callable[[np.ndarray], str],
+  features: np.ndarray | None = None,
+) -> Texts:
+  """Makes what a router sees of token lists, each cut to its first `prefix` tokens."""
+  tokens_NT = np.zeros((len(lengths), prefix), np.int32)
+  for row, mine in zip(tokens_NT, tokens, strict=True):
+    row[: len(mine)] = mine[:prefix]
+  return Texts(tokens_NT, np.asarray(lengths, np.int32), decode, features)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRouter:
+  """A fitted router of the user's."""
+
+  config: settings.Routing
+  num_paths: int
+  state: Mapping[str, np.ndarray]
+
+  @functools.cached_property
+  def made(self) -> Any:
+    return make(self.config)
+
+  @property
+  def uses_features(self) -> bool:
+    return bool(getattr(self.made, 'uses_features', False))
+
+  def scores(self, texts: Texts) -> np.ndarray:
+    """Returns the score of each path for each text, float32 [N, P]; raises InputError where they are not that."""
+    made, wanted = self.made, (len(texts), self.num_paths)
+    with extension.blaming(FIELD, self.config.method):
+      found = np.asarray(made.scores(self.state, texts))
+    if found.shape != wanted or found.dtype.kind in 'OSU':
+      words = f'a number for each of {len(texts)} texts and {self.num_paths} paths is asked, {[*wanted]}'
+      raise _wrong(self.config, f'scores returns {found.dtype} {[*found.shape]}: {words}')
+    found = found.astype(np.float32)
+    if not np.isfinite(found).all():
+      text, path = np.argwhere(~np.isfinite(found))[0]
+      raise _wrong(self.config, f'scores are not finite: {found[text, path]} for text {text} and path {path}')
+    return found
+
+  def route(self, texts: Texts, top_n: int = 1) -> np.ndarray:
+    """Returns the `top_n` best paths of each text, best first, ties to the lower: int32 [N, top_n]."""
+    return np.argsort(-self.scores(texts), axis=1, kind='stable')[:, :top_n].astype(np.int32)
+
+
+AnyRouter = Router | OwnRouter
+
+
+def make(config: settings.Routing) -> Any:
+  """Makes the user's router, not yet fitted; raises InputError where it has not what a router has."""
+  made = extension.make(FIELD, config.method, config)
+  for name in ('fit', 'scores'):
+    if not callable(getattr(made, name, None)):
+      words = f'returns a {type(made).__name__} without {name}(...)'
+      raise _wrong(config, f'{words}: an object with fit and scores is asked')
+  return made
+
+
+def uses_features(config: settings.Routing) -> bool:
+  """Returns whether the router of these settings looks at features; one of ours always does."""
+  return not extension.is_reference(config.method) or OwnRouter(config, 0, {}).uses_features
+
+
+def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> OwnRouter:
+  """Fits the user's router; raises InputError where its state is not arrays by name, or a feature is not finite."""
+  made = make(config)
+  if texts._features is not None:
+    check_features(texts._features)
+  with extension.blaming(FIELD, config.method):
+    found = made.fit(texts, num_paths, seed)
+    state = {name: np.asarray(x) for name, x in found.items()} if isinstance(found, Mapping) else None
+  if state is None or not all(isinstance(name, str) and x.dtype.kind in 'biuf' for name, x in state.items()):
+    what = type(found).__name__ if state is None else {name: str(x.dtype) for name, x in state.items()}
+    raise _wrong(config, f'fit returns {what}: its state, a dict of arrays of numbers by name, is asked')
+  return OwnRouter(config, num_paths, state)
+
+
+def rehearse(s: settings.Settings) -> None:
+  """Fits the user's router on texts that are made up, before any work. Raises InputError where it fails."""
+  rng, prefix, num_texts = np.random.default_rng(0), s.routing.prefix_tokens, max(REHEARSED, 2 * s.num_paths)
+  z_ND = rng.normal(size=(num_texts, s.model.width)).astype('f') if uses_features(s.routing) else None
+  lengths = rng.integers(prefix + 1, 16 * s.model.seq_len, num_texts)
+  tokens = rng.integers(0, s.tokenizer.vocab_size, (num_texts, prefix))
+
+  def some(count: int) -> Texts:
+    features = None if z_ND is None else z_ND[:count]
+    return make_texts(tokens[:count], lengths[:count], prefix, lambda ids: ' '.join(map(str, ids)), features)
+
+  fitted = fit(s.routing, s.num_paths, s.seed, some(num_texts))
+  together, alone = fitted.scores(some(num_texts)), fitted.scores(some(1))
+  if np.abs(together[0] - alone[0]).max() > ALONE * max(1.0, np.abs(together[0]).max()):
+    raise _wrong(s.routing, 'the scores of a text are others where it is scored alone: they may depend on it only')
+
+
+def arrays(fitted: AnyRouter) -> dict[str, np.ndarray]:
+  """Returns the arrays of a router, as its file holds them."""
+  found = fitted.state if isinstance(fitted, OwnRouter) else fitted._asdict()
+  return {name: np.asarray(x) for name, x in found.items()}
+
+
+def of_arrays(s: settings.Settings, found: Mapping[str, np.ndarray]) -> AnyRouter:
+  """Makes the router of a run from the arrays of its file; ours is on the device."""
+  if extension.is_reference(s.routing.method):
+    return OwnRouter(s.routing, s.num_paths, dict(found))
+  return Router(**{name: jnp.asarray(x) for name, x in found.items()})
+
+
+def _wrong(config: settings.Routing, words: str) -> InputError:
+  return InputError(f'config.{FIELD}={config.method!r}: {words}')

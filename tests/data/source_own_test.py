@@ -1,0 +1,109 @@
+"""Sources of the user's own: split by ids, dealt out in parts, and what is said where one goes wrong."""
+
+import itertools
+
+import pytest
+
+from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import corpus
+
+SOURCE = """
+import itertools
+
+opened = []
+
+def read(i):
+  opened.append(i)
+  return f'text {i}'
+
+def make(config, split):
+  for i in range(400) if split == 'train' else ():
+    yield f'id {i}', lambda i=i: read(i), 'ab'[i % 2]
+
+def both(config, split):
+  return [(f'{split} {i}', f'text {i}') for i in range(30)]
+
+def shuffled(config, split, calls=itertools.count()):
+  first = next(calls)
+  return [(f'id {(i + first) % 9}', 'text') for i in range(9)]
+
+def failing(config, split):
+  yield 'a', 'text'
+  yield 'b', 1 / 0
+
+unnamed = lambda config, split: ['text'] * 3
+numbered = lambda config, split: [(i, 'text') for i in range(3)]
+repeated = lambda config, split: [('a', 'text'), ('a', 'more')]
+wordless = lambda config, split: [('a', None)]
+halved = lambda config, split: [('a', 'text'), ('b', 'x\\ud800')]
+empty = lambda config, split: None
+unread = lambda config, split: [('a', lambda: 1 / 0)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+  """The user's module, under a name that no other test has."""
+  name = f'own_{tmp_path.name.replace("-", "_")}'
+  (tmp_path / f'{name}.py').write_text(SOURCE)
+  monkeypatch.syspath_prepend(tmp_path)
+  return name
+
+
+def data(module: str, name: str = 'make', **changes) -> settings.Data:
+  return settings.from_dict({'data': {'source': f'{module}:{name}', **changes}}).data
+
+
+def test_validation_text_is_held_back_by_id(module):
+  d = data(module, validation_fraction=0.25)
+  train, validation = (list(corpus.documents(d, split)) for split in ('train', 'validation'))
+  assert len(train) + len(validation) == 400 and {x.id for x in train}.isdisjoint(x.id for x in validation)
+  assert 60 < len(validation) < 140 and {x.domain for x in train} == {'a', 'b'}
+  assert train[0].text == f'text {train[0].id.removeprefix("id ")}'
+
+
+def test_parts_are_the_whole_and_read_only_their_own(module):
+  d = data(module, validation_fraction=0.25)
+  whole = [x.id for x in corpus.documents(d, 'train')]
+  opened = __import__(module).opened
+  parts = []
+  for k in range(3):
+    opened.clear()
+    parts.append([x.id for x in corpus.documents(d, 'train', (k, 3))])
+    assert len(opened) == len(parts[-1])
+  assert sorted(itertools.chain(*parts)) == sorted(whole) and min(map(len, parts)) > 60
+
+
+def test_a_split_of_its_own(module):
+  found = list(corpus.documents(data(module, 'both'), 'validation'))
+  assert [x.id for x in found] == [f'validation {i}' for i in range(30)] and {x.domain for x in found} == {''}
+  assert len(list(corpus.documents(data(module, 'both', max_documents=7), 'train'))) == 7
+
+
+def test_mixtures_may_have_it_too(module):
+  d = data(module, 'both', train={'x': 'a', 'y': 'b'})
+  assert {x.domain for x in corpus.documents(d, 'train')} == {'x', 'y'}
+
+
+@pytest.mark.parametrize('name, words', [
+  ('shuffled', "document 0 is 'id 0' at first, and 'id 1' when they are listed again"),
+  ('failing', r'raises ZeroDivisionError: division by zero \(line \d+ of .*own_.*py\)'),
+  ('unnamed', r'document 0 of train is a str: a tuple \(id, text\) or \(id, text, domain\) is asked'),
+  ('numbered', 'document 0 of train has the id 0: a text is asked, of each document another'),
+  ('repeated', "document 1 of train has the id 'a', as one before it"),
+  ('wordless', "text and domain of document 'a' are NoneType and str: str is asked"),
+  ('halved', "the text of document 'b' has half a character"),
+  ('unread', 'raises ZeroDivisionError: division by zero'),
+  ('missing', 'has no function missing'),
+])  # fmt: skip
+def test_what_goes_wrong_names_the_field(module, name, words):
+  d = data(module, name)
+  with pytest.raises(InputError, match=rf"config.data.source='{module}:{name}'[: ].*{words}"):
+    corpus.check_readable(d)
+    list(corpus.documents(d, 'train', fraction=0.0))
+
+
+def test_no_documents(module):
+  with pytest.raises(InputError, match='no document is left for training'):
+    corpus.check_readable(data(module, 'empty'))
