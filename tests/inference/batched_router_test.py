@@ -22,7 +22,9 @@ def test_a_batch_gives_what_each_text_gets_alone(router):
   batched = BatchedRouter(router)
   sizes = []
   scores = batched.router.batch_scores
-  object.__setattr__(router, 'batch_scores', lambda prefixes: sizes.append(len(prefixes)) or scores(prefixes))
+  object.__setattr__(
+    router, 'batch_scores', lambda tokens, *others: sizes.append(len(tokens)) or scores(tokens, *others)
+  )
   bad = {4: '', 7: [-1], 9: '\ud800'}
   given = [bad.get(i, text) for i, text in enumerate(texts)]
 
