@@ -1,11 +1,9 @@
 """docs/extend.md: its router, source and tokenizer, as they are written there, in a run from text to text."""
 
-import re
-
 import numpy as np
+import own_modules
 import pytest
 import tiny_run
-from repository import ROOT
 
 import dipaco_jax
 from dipaco_jax.data.sequences import Sequences
@@ -14,8 +12,6 @@ from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 from dipaco_jax.inference.trained_run import TrainedRun
 
-PAGE = (ROOT / 'docs' / 'extend.md').read_text()
-FILES = dict(re.findall(r'^```python\n# (\w+\.py): [^\n]*\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
 NAMES = ('my_router', 'my_source', 'my_tokenizer')
 
 
@@ -24,7 +20,7 @@ def folder(tmp_path_factory):
   """Files of the page, documents, and the run in `run`."""
   folder = tmp_path_factory.mktemp('stranger')
   for name in NAMES:
-    (folder / f'{name}.py').write_text(FILES[f'{name}.py'])
+    (folder / f'{name}.py').write_text(own_modules.examples()[f'{name}.py'])
   rng = np.random.default_rng(0)
   for i in range(160):
     words = [''.join(rng.choice([*'aeiouy'], 4)) for _ in range(rng.integers(10, 90))]
