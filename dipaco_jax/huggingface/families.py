@@ -25,7 +25,9 @@ class Family(NamedTuple):
   names: Mapping[str, str]  # in a block, beside MATRICES
   defaults: Mapping[str, Any]  # of its config.json, where they are not everybody's
   plain: Mapping[str, Any]  # fields of config.json that it writes, and that have to be so
-  windows: str = ''  # 'all': every block has one; 'switched' by use_sliding_window; 'layers': by block
+  # Who has one: 'all' blocks; 'switched': by use_sliding_window; 'unturned': likewise, of blocks that have no rotary
+  # embedding; 'layers': by block.
+  windows: str = ''
 
 
 ENDS = {
@@ -50,27 +52,36 @@ NO_BIAS = {'attention_bias': False}
 GEMMA = {
   'norms': 'both', 'norm_from_one': True, 'activation': 'gelu', 'embed_scale': True, 'qk_norm': 'head',
 }  # fmt: skip
-GEMMA_DEFAULTS = {'tie_word_embeddings': True, 'rope_theta': 1e6, 'head_dim': 256, 'rope_local_base_freq': 1e4}
+GEMMA_DEFAULTS = {
+  'tie_word_embeddings': True, 'rope_theta': 1e6, 'rope_local_base_freq': 1e4, 'head_dim': 256,
+  'num_key_value_heads': 4, 'query_pre_attn_scalar': 256, 'sliding_window': 4096, 'sliding_window_pattern': 6,
+}  # fmt: skip
 GEMMA_PLAIN = {
   'hidden_activation': 'gelu_pytorch_tanh', 'attn_logit_softcapping': None, 'final_logit_softcapping': None,
   'use_bidirectional_attention': False,
 }  # fmt: skip
+MISTRAL_DEFAULTS = {'num_key_value_heads': 8, 'sliding_window': 4096}
 OLMO2_DEFAULTS = {'rms_norm_eps': 1e-5}
-SMOLLM3_DEFAULTS = {'tie_word_embeddings': True, 'rope_theta': 2e6}
+QWEN_DEFAULTS = {'num_key_value_heads': 32, 'sliding_window': 4096, 'max_window_layers': 28}
+SMOLLM3_DEFAULTS = {
+  'tie_word_embeddings': True, 'rope_theta': 2e6, 'num_key_value_heads': 4, 'no_rope_layer_interval': 4,
+}  # fmt: skip
 QK_AFTER = {'norms': 'after', 'qk_norm': 'all'}
 
 # A path is exported as the first that has all of it.
 FAMILIES = (
   Family('Llama 2 and 3, SmolLM2', 'llama', 'LlamaForCausalLM', {}, BEFORE, {}, SILU | NO_BIAS | {'mlp_bias': False}),
-  Family('Mistral', 'mistral', 'MistralForCausalLM', {}, BEFORE, {}, SILU, 'all'),
-  Family('Qwen 2.5', 'qwen2', 'Qwen2ForCausalLM', {'qkv_bias': True}, BEFORE | BIASES, {}, SILU, 'switched'),
+  Family('Mistral', 'mistral', 'MistralForCausalLM', {}, BEFORE, MISTRAL_DEFAULTS, SILU, 'all'),
   Family(
-    'Qwen 3', 'qwen3', 'Qwen3ForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS, {'head_dim': 128}, SILU | NO_BIAS,
-    'switched',
+    'Qwen 2.5', 'qwen2', 'Qwen2ForCausalLM', {'qkv_bias': True}, BEFORE | BIASES, QWEN_DEFAULTS, SILU, 'switched',
+  ),
+  Family(
+    'Qwen 3', 'qwen3', 'Qwen3ForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS, QWEN_DEFAULTS | {'head_dim': 128},
+    SILU | NO_BIAS, 'switched',
   ),
   Family(
     'SmolLM3', 'smollm3', 'SmolLM3ForCausalLM', {}, BEFORE, SMOLLM3_DEFAULTS, SILU | NO_BIAS | {'mlp_bias': False},
-    'switched',
+    'unturned',
   ),
   Family('OLMo 2', 'olmo2', 'Olmo2ForCausalLM', QK_AFTER, AFTER | QK_NORMS, OLMO2_DEFAULTS, SILU | NO_BIAS),
   Family(
