@@ -4,6 +4,7 @@ Their matrices are [out, in] with heads one after the other in rows or columns, 
 dimension: our q of [D, H, K] is theirs of [H * K, D]. Both rotate dimension i of a head with dimension i + K/2.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -116,23 +117,32 @@ def _to_theirs(kind: str, x: np.ndarray) -> np.ndarray:
   return x if x.ndim == 1 or kind == 'tokens' else np.ascontiguousarray(x.T)
 
 
-def to_ours(theirs: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Converts one of their parameters, called `theirs`, to ours of this name and shape, float32.
+def fits(name: str, shape: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+  """Returns whether one of their parameters, of this shape, can be ours of this name and shape."""
+  kind = name.split('/')[-1]
+  if len(ours) == 1 or len(shape) != 2:
+    return shape == ours
+  if kind in ('tokens', 'kernel'):
+    V, D = ours if kind == 'tokens' else ours[::-1]
+    return shape[0] >= V and shape[1] == D
+  if kind in ('k', 'v'):
+    D, G, K = ours
+    return shape[1] == D and shape[0] > 0 and shape[0] % K == 0 and G * K % shape[0] == 0
+  into, out = (ours[:-1], ours[-1:]) if kind == 'o' else (ours[:1], ours[1:])
+  return shape == (math.prod(out), math.prod(into))
+
+
+def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Converts one of their parameters, whose shape fits, to ours of this name and shape, float32.
 
   Keys and values of fewer heads are repeated; rows of the embedding and of the head behind the end of the vocabulary
-  are left out. Raises InputError where the shapes don't fit.
+  are left out.
   """
   kind, x = name.split('/')[-1], x.astype(np.float32)
-  wrong = InputError(f'{theirs} is of shape {x.shape}, which contradicts its config.json')
-  if x.ndim != (1 if len(shape) == 1 else 2):
-    raise wrong
   if kind in ('tokens', 'kernel'):
     x = x[: shape[0 if kind == 'tokens' else 1]]
   x = x if kind == 'tokens' else x.T
-  if kind in ('k', 'v') and x.size and x.shape[1] % shape[2] == 0:
+  if kind in ('k', 'v'):
     x_DGK = x.reshape(len(x), -1, shape[2])
-    x = np.repeat(x_DGK, max(1, shape[1] // x_DGK.shape[1]), axis=1).reshape(len(x), -1)
-  flat = (shape[0] * shape[1], shape[2]) if kind == 'o' else (shape[0], int(np.prod(shape[1:])))
-  if x.shape != flat[: x.ndim]:
-    raise wrong
+    x = np.repeat(x_DGK, shape[1] // x_DGK.shape[1], axis=1)
   return np.ascontiguousarray(x).reshape(shape)

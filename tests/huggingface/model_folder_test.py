@@ -259,6 +259,42 @@ def test_a_weight_of_another_shape_is_named(tmp_path):
         model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
 
 
+def test_shapes_and_a_tied_head_are_looked_at_before_any_work(tmp_path, pieces):
+  tied = dataclasses.replace(MODEL, tied=True)
+  weights, file = write_model(tmp_path, tied, 400), tmp_path / 'model.safetensors'
+  of_tied, head = of(tmp_path, str(pieces), tied=True), weights['model.embed_tokens.weight']
+  safetensors.numpy.save_file(weights | {'lm_head.weight': head.copy()}, file)
+  tokenize_stage.check_init(of_tied)
+  safetensors.numpy.save_file(weights | {'lm_head.weight': head + 1}, file)
+  with pytest.raises(InputError, match=r'lm_head\.weight is not model\.embed_tokens\.weight'):
+    tokenize_stage.check_init(of_tied)
+  safetensors.numpy.save_file(weights | {'model.embed_tokens.weight': head[:399]}, file)
+  with pytest.raises(InputError, match=r'embed_tokens\.weight is of shape \(399, 32\), which contradicts'):
+    tokenize_stage.check_init(of_tied)
+
+
+def test_another_tokenizer_than_its_own_is_refused(tmp_path, pieces):
+  write(tmp_path, 400)
+  (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
+  (tmp_path / 'copy.model').write_bytes(pieces.read_bytes())
+  tokenize_stage.check_init(of(tmp_path, f'{tmp_path}/copy.model'))
+  other = tmp_path / 'other.model'
+  other.write_bytes(sentencepiece_tokenizer.train([pathlib.Path(__file__).read_text()], 399))
+  with pytest.raises(InputError, match=rf'={other} is not the tokenizer that config\.pretrain\.init=.* leave it out'):
+    tokenize_stage.check_init(of(tmp_path, str(other)))
+
+
+def test_pytorchs_own_files_give_the_same(tmp_path):
+  torch = pytest.importorskip('torch')
+  weights, made = write(tmp_path), model_lib.make_model(MODEL, V)
+  expected, _ = model_folder.load_params(str(tmp_path), made)
+  (tmp_path / 'model.safetensors').unlink()
+  torch.save({name: torch.from_numpy(x) for name, x in weights.items()}, tmp_path / 'pytorch_model.bin')
+  found, about = model_folder.load_params(str(tmp_path), made)
+  assert found.keys() == expected.keys() and all((found[name] == x).all() for name, x in expected.items())
+  assert about['sha256'].keys() == {'pytorch_model.bin'}
+
+
 def test_a_run_starts_from_it(undisturbed, tmp_path):
   """The stage of a run, with what its record says; the digest of the stage tells where it started."""
   values = json.loads((undisturbed / 'config.json').read_text())
