@@ -26,11 +26,19 @@ DTYPES = {'float32': np.dtype(np.float32), 'bfloat16': np.dtype(jnp.bfloat16)}
 
 
 def make_files(
-  params: families.Arrays, model: settings.Model, tokenizer: Tokenizer, dtype: str, about: Any
+  params: families.Arrays, model: settings.Model, tokenizer: Tokenizer, dtype: str, about: Any, max_positions: int = 0
 ) -> dict[str, bytes]:
-  """Returns {name: bytes} of a folder; raises InputError. `about` goes into its config.json, under our own name."""
+  """Returns {name: bytes} of a folder; raises InputError.
+
+  Args:
+    params, model, tokenizer: a path.
+    dtype: of the weights.
+    about: goes into its config.json, under our own name.
+    max_positions: tokens that a text may have, if those are more than in a row of training.
+  """
   special_ids = tokenizer.special_ids
   family, config = config_json.write(model, len(params['embed/tokens']), special_ids)
+  config['max_position_embeddings'] = max(max_positions, config['max_position_embeddings'])
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in families.to_theirs(family, params).items()}
   generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
   generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
@@ -135,6 +143,8 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
   if left_out:
     logging.warning('%s: %d rows of its vocabulary are left out: the tokenizer has no such ids', folder, left_out)
   about = {'folder': folder, 'sha256': sha256, 'key_value_heads': kv_heads, 'vocabulary_left_out': left_out}
+  if isinstance(most := theirs.get('max_position_embeddings'), int):
+    about['max_positions'] = most
   return dict(sorted(found.items())), about
 
 

@@ -150,7 +150,7 @@ def test_a_family_starts_trains_generates_and_is_exported(family, tmp_path):
   assert text.startswith('aeiou') and len(text) > len('aeiou') + 5
   call('export', f'--workdir={tmp_path}/run', '--path=5', f'--out={tmp_path}/out')
   theirs, ours = (json.loads((tmp_path / name / 'config.json').read_text()) for name in ('model', 'out'))
-  assert theirs['architectures'] == ours['architectures']
+  assert theirs['architectures'] == ours['architectures'] and ours['max_position_embeddings'] == 4096
   assert (tmp_path / 'out' / 'tokenizer.json').read_bytes() == (tmp_path / 'model' / 'tokenizer.json').read_bytes()
   trained, _ = model_folder.load_params(str(tmp_path / 'out'), made)
   assert any(not np.array_equal(trained[name], x) for name, x in given.items())
