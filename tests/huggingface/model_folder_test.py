@@ -111,6 +111,32 @@ def test_logits_of_a_family_are_those_of_transformers(name, tmp_path):
   np.testing.assert_allclose(ours, expected, rtol=0, atol=hf_small.tolerance(made.config, L, ours))
 
 
+UNSAID = [  # changes of config.json; None: it is left out
+  ('qwen2', {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': None, 'layer_types': None}),
+  ('qwen2', {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': 0, 'layer_types': None}),
+  ('smollm3', {'use_sliding_window': True, 'sliding_window': 5, 'layer_types': ['full_attention'] * 4}),
+  ('smollm3', {'no_rope_layers': None, 'no_rope_layer_interval': 3}),
+  ('mistral', {'layer_types': ['sliding_attention', 'full_attention'] * 2}),
+  ('gemma3', {'layer_types': None, 'sliding_window_pattern': 4, 'sliding_window': 3}),
+  ('llama3', {'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}, 'max_position_embeddings': 12}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'changes'), UNSAID)
+def test_what_a_config_leaves_out_is_what_transformers_takes(name, changes, tmp_path):
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  model = dataclasses.replace(MODEL, **{'num_layers': 4} | shapes_of_families.FAMILIES[name])
+  write_model(tmp_path, model, **changes)
+  theirs = json.loads((tmp_path / 'config.json').read_text())
+  tokens = np.random.default_rng(0).integers(0, V, (2, L)).astype(np.int32)
+  with torch.no_grad():
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(torch.tensor(tokens))
+  read = dataclasses.replace(settings.Model(seq_len=L), **config_json.read_config(theirs))
+  made = model_lib.make_model(read, V)
+  ours = hf_small.logits(made, model_folder.load_params(str(tmp_path), made)[0], tokens)
+  np.testing.assert_allclose(ours, found.logits.numpy(), rtol=0, atol=hf_small.tolerance(made.config, L, ours))
+
+
 def test_what_would_be_dropped_is_named(tmp_path):
   weights = write(tmp_path)
   file, made = tmp_path / 'model.safetensors', model_lib.make_model(MODEL, V)
