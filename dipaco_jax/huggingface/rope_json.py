@@ -62,7 +62,8 @@ def _scaling(given: dict[str, Any], most_positions: Any) -> dict[str, Any]:
   _check(given, kind, fields if kind != 'default' else ('factor', 'original_max_position_embeddings'))
   if kind == 'default':
     return {}
-  given = (YARN_DEFAULTS if kind == 'yarn' else {}) | {'original_max_position_embeddings': most_positions} | given
+  usual = YARN_DEFAULTS if kind == 'yarn' else {}
+  given = {**usual, 'original_max_position_embeddings': most_positions, **given}
   if missing := [name for name in fields if given.get(name) is None and name != 'attention_factor']:
     raise InputError(f'its rope scaling has no {missing[0]}')
   found = {
