@@ -38,6 +38,25 @@ HELP = {
   'loss_chunk': 'tokens whose logits exist at one time',
 }
 
+# Fields of config.model that families of models have beside sizes; windows are shorter than a row here.
+FAMILIES: dict[str, dict[str, Any]] = {
+  'llama2': {},
+  'llama3': {
+    'rope_base': 5e5, 'rope_scaling': 'llama3', 'rope_factor': 8.0, 'rope_original_len': 128,
+  },
+  'smollm2': {'rope_base': 1e5},
+  'smollm3': {'rope_base': 5e6, 'no_rope_every': 4},
+  'mistral': {'window': 64},
+  'qwen2': {'rope_base': 1e6, 'qkv_bias': True},
+  'qwen3': {'rope_base': 1e6, 'qk_norm': 'head'},
+  'olmo2': {'rope_base': 5e5, 'norms': 'after', 'qk_norm': 'all'},
+  'gemma3': {
+    'rope_base': 1e6, 'rope_local_base': 1e4, 'window': 64, 'full_every': 6, 'norms': 'both',
+    'norm_from_one': True, 'qk_norm': 'head', 'activation': 'gelu', 'embed_scale': True, 'query_scale': 256.0,
+  },
+}  # fmt: skip
+UNSHARED = ('llama2', 'olmo2')  # every query has keys and values of its own
+
 ABOUT = dict(fields.fields(settings.Settings))
 
 
@@ -50,6 +69,8 @@ def define_sizes(**sizes: int):
   flags.DEFINE_enum('layers', 'auto', ABOUT['model.layers'].choices, 'how blocks are compiled')
   flags.DEFINE_enum('remat', 'none', ABOUT['model.remat'].choices, 'what is computed again')
   flags.DEFINE_bool('tied', False, 'the head is the embedding, transposed')
+  flags.DEFINE_integer('num_kv_heads', 0, 'of keys and values, in families that share them; 0: num_heads / 2')
+  flags.DEFINE_enum('family', 'llama2', FAMILIES, 'of models, whose architecture it is')
 
 
 def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Settings:
@@ -58,6 +79,7 @@ def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Set
   names = ('width', 'num_layers', 'num_heads', 'mlp_dim', 'seq_len', 'loss_chunk', 'dtype', 'remat', 'tied')
   names += ('attention', 'layers')
   sizes = {name: getattr(f, name) for name in names} | {'head_dim': f.head_dim or f.width // f.num_heads}
+  sizes |= FAMILIES[f.family] | ({} if f.family in UNSHARED else {'num_kv_heads': f.num_kv_heads or f.num_heads // 2})
   return settings.from_dict(
     {'grid': grid, 'levels': tuple(levels), 'model': sizes, 'train': {'batch_size': f.batch_size}}
   )

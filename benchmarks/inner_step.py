@@ -1,6 +1,7 @@
 """How fast inner steps are, against loops written straight in JAX and Optax (bare.py) and in PyTorch (torch_loop.py).
 
     python benchmarks/inner_step.py [--width=256 --batch_size=16 --steps_per_dispatch=6 --torch=compiled,eager ...]
+    python benchmarks/inner_step.py --family=qwen3
 
 The loops take turns in one process: the product's program of k steps, the bare loop with k steps in a scan, the bare
 loop with one step per dispatch (--bare=many leaves it out), and PyTorch's. All must find the same losses. Prints a
@@ -53,9 +54,9 @@ def ours(made: programs.Programs, params, rows) -> Loop:
 
 
 def bare_config(made: programs.Programs) -> bare.Config:
-  m, prefix = made.settings.model, made.settings.routing.prefix_tokens
+  m = made.settings.model
   flash = 'cudnn' if jax.default_backend() == 'gpu' and m.dtype == 'bfloat16' else None
-  return bare.Config(jnp.dtype(m.dtype), m.rope_base, m.norm_epsilon, prefix, m.remat != 'none', flash)
+  return bare.config_of(m, made.settings.routing.prefix_tokens, flash)
 
 
 def bare_loops(made: programs.Programs, params, rows) -> dict[str, Loop]:
@@ -86,6 +87,8 @@ def torch_loops(made: programs.Programs, params, rows) -> dict:
   """The loops in PyTorch, where they are asked for."""
   if not TORCH.value:
     return {}
+  if flags.FLAGS.family != 'llama2':
+    raise InputError(f'--torch={",".join(TORCH.value)} is for --family=llama2: leave out one of them')
   import torch_loop
 
   rates = np.asarray(jax.vmap(made.specs.inner.learning_rate)(jnp.arange(STEPS.value * (ROUNDS.value + 2))))
@@ -143,8 +146,8 @@ def measure() -> dict:
 
 def main(_):
   f = flags.FLAGS
-  title = f'{f.width} x {f.num_layers}, vocabulary {f.vocab_size}, {f.batch_size} rows of {f.seq_len}, {f.dtype}, '
-  common.report(title + f'{STEPS.value} steps per dispatch', measure())
+  title = f'{f.family}, {f.width} x {f.num_layers}, vocabulary {f.vocab_size}, {f.batch_size} rows of {f.seq_len}, '
+  common.report(f'{title}{f.dtype}, {STEPS.value} steps per dispatch', measure())
 
 
 if __name__ == '__main__':

@@ -14,13 +14,13 @@ from dipaco_jax import settings
 from dipaco_jax.huggingface import pretrained
 
 
-def get_config(model: str) -> ConfigDict:
-  """model: a folder, or a name on the Hub; dense:... is the control."""
+def get_config(model: str, workdir: str = '') -> ConfigDict:
+  """model: a folder, or a name on the Hub; dense:... is the control. workdir: of the run, which may have begun."""
   c = ConfigDict(settings.Settings().to_dict())
   kind, _, name = model.partition(':')
   is_dense = kind == 'dense'
   c.pretrain.init = name if is_dense else model
-  num_layers = pretrained.read_model(pretrained.located(c.pretrain.init))['num_layers']
+  num_layers = pretrained.read_model(pretrained.located(c.pretrain.init), workdir)['num_layers']
   half = num_layers // 2
 
   c.data.update(source='files', max_validation_documents=1000)

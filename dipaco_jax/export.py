@@ -61,7 +61,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   )
   named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()}
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
-  files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about)
+  files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about, run.max_positions)
   files['README.md'] = model_card.render(facts).encode()
   write(out, files)
 
@@ -70,7 +70,8 @@ def export_base(run, out: pathlib.Path, dtype: str):
   """Writes the folder of the base. Raises InputError."""
   from dipaco_jax.huggingface import model_folder
 
-  write(out, model_folder.make_files(run.base, run.settings.model, run.tokenizer, dtype, {'base': True}))
+  about = {'base': True}
+  write(out, model_folder.make_files(run.base, run.settings.model, run.tokenizer, dtype, about, run.max_positions))
 
 
 def write(out: pathlib.Path, files: dict[str, bytes]):

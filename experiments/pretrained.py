@@ -74,19 +74,24 @@ def without(file: str, out: pathlib.Path):
 
 
 def make_base(size: str, seed: int, data: str, validation: str, folder: pathlib.Path):
-  """Trains and exports the base of a seed, where it is not there."""
-  out, of = folder / f'base-{seed}', runs.text_digest(data, validation)
-  if (out / 'config.json').exists():
-    if (folder / f'base-{seed}.text').read_text() != of:
-      raise InputError(f'{out} is of another text: name another --workdir')
-    return
+  """Trains and exports the base of a seed, which reads other kinds of text alone, where it is not there."""
   for name, file in (('train', data), ('validation', validation)):
     without(file, folder / f'{name}.jsonl.gz')
-  one = runs.make(size, base_row(size), seed, str(folder / 'train.jsonl.gz'), str(folder / 'validation.jsonl.gz'))
+  kept = [str(folder / f'{name}.jsonl.gz') for name in ('train', 'validation')]
+  export_base(runs.make(size, base_row(size), seed, *kept), runs.text_digest(data, validation), folder)
+
+
+def export_base(one: runs.Run, of: str, folder: pathlib.Path):
+  """Trains and exports a base, where it is not there; `of` is the digest of all text."""
+  out = folder / f'base-{one.seed}'
+  if (out / 'config.json').exists():
+    if out.with_suffix('.text').read_text() != of:
+      raise InputError(f'{out} is of another text: name another --workdir')
+    return
   if status := runs.execute(one, folder):
     sys.exit(status)
   command = [sys.executable, '-m', 'dipaco_jax.export', f'--workdir={runs.workdir(one, folder)}', '--path=0']
-  common.publish(folder / f'base-{seed}.text', of)
+  common.publish(out.with_suffix('.text'), of)
   subprocess.run([*command, f'--out={out}'], check=True)
 
 

@@ -23,12 +23,13 @@ import sharing
 import sizes
 import tau
 import tune
+import upcycle
 import wire
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
-MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire, muon
+MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire, muon, upcycle
 TABLES = [module.TABLE for module in MODULES]
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ <>\n]+)+) -->[^<]*<!-- / -->')

@@ -68,7 +68,7 @@ def read(named: str, overrides: Sequence[Override] = (), workdir: str = '') -> d
     overrides: applied in order; several of one tuple of strings, as data.train, are joined.
     workdir: of the run, which may have begun.
   """
-  c = load(*find(named))
+  c = load(*find(named), workdir)
   return change(c, [(name, value_of(name, text)) for name, text in _joined(overrides)], workdir)
 
 
@@ -110,8 +110,11 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
   raise InputError(f'--config={name}{wrong}; {fix}')
 
 
-def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
-  """Runs a config file and returns what its get_config() returns. Raises InputError with the line of an error in it."""
+def load(file: pathlib.Path, variant: Sequence[str], workdir: str = '') -> ConfigDict:
+  """Runs a config file and returns what its get_config() returns. Raises InputError with the line of an error in it.
+
+  A get_config with a parameter `workdir` gets the run's.
+  """
   try:
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
@@ -121,7 +124,7 @@ def load(file: pathlib.Path, variant: Sequence[str]) -> ConfigDict:
     except TypeError as e:
       fix = f'it has no variants: leave out :{variant[0]}' if variant else 'name a variant, as --config=FILE:VARIANT'
       raise InputError(f'get_config{inspect.signature(get_config)}: {fix}') from e
-    c = get_config(*variant)
+    c = get_config(*variant, **({'workdir': workdir} if 'workdir' in inspect.signature(get_config).parameters else {}))
     if c is None:
       raise InputError('get_config() returns nothing: end it with `return c`')
     if not isinstance(c, (ConfigDict, dict)):

@@ -4,6 +4,7 @@ Their matrices are [out, in] with heads one after the other in rows or columns, 
 dimension: our q of [D, H, K] is theirs of [H * K, D]. Both rotate dimension i of a head with dimension i + K/2.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,7 +26,9 @@ class Family(NamedTuple):
   names: Mapping[str, str]  # in a block, beside MATRICES
   defaults: Mapping[str, Any]  # of its config.json, where they are not everybody's
   plain: Mapping[str, Any]  # fields of config.json that it writes, and that have to be so
-  windows: str = ''  # 'all': every block has one; 'switched' by use_sliding_window; 'layers': by block
+  # Who has one: 'all' blocks; 'switched': by use_sliding_window; 'unturned': likewise, of blocks that have no rotary
+  # embedding; 'layers': by block.
+  windows: str = ''
 
 
 ENDS = {
@@ -50,27 +53,36 @@ NO_BIAS = {'attention_bias': False}
 GEMMA = {
   'norms': 'both', 'norm_from_one': True, 'activation': 'gelu', 'embed_scale': True, 'qk_norm': 'head',
 }  # fmt: skip
-GEMMA_DEFAULTS = {'tie_word_embeddings': True, 'rope_theta': 1e6, 'head_dim': 256, 'rope_local_base_freq': 1e4}
+GEMMA_DEFAULTS = {
+  'tie_word_embeddings': True, 'rope_theta': 1e6, 'rope_local_base_freq': 1e4, 'head_dim': 256,
+  'num_key_value_heads': 4, 'query_pre_attn_scalar': 256, 'sliding_window': 4096, 'sliding_window_pattern': 6,
+}  # fmt: skip
 GEMMA_PLAIN = {
   'hidden_activation': 'gelu_pytorch_tanh', 'attn_logit_softcapping': None, 'final_logit_softcapping': None,
   'use_bidirectional_attention': False,
 }  # fmt: skip
+MISTRAL_DEFAULTS = {'num_key_value_heads': 8, 'sliding_window': 4096}
 OLMO2_DEFAULTS = {'rms_norm_eps': 1e-5}
-SMOLLM3_DEFAULTS = {'tie_word_embeddings': True, 'rope_theta': 2e6}
+QWEN_DEFAULTS = {'num_key_value_heads': 32, 'sliding_window': 4096, 'max_window_layers': 28}
+SMOLLM3_DEFAULTS = {
+  'tie_word_embeddings': True, 'rope_theta': 2e6, 'num_key_value_heads': 4, 'no_rope_layer_interval': 4,
+}  # fmt: skip
 QK_AFTER = {'norms': 'after', 'qk_norm': 'all'}
 
 # A path is exported as the first that has all of it.
 FAMILIES = (
   Family('Llama 2 and 3, SmolLM2', 'llama', 'LlamaForCausalLM', {}, BEFORE, {}, SILU | NO_BIAS | {'mlp_bias': False}),
-  Family('Mistral', 'mistral', 'MistralForCausalLM', {}, BEFORE, {}, SILU, 'all'),
-  Family('Qwen 2.5', 'qwen2', 'Qwen2ForCausalLM', {'qkv_bias': True}, BEFORE | BIASES, {}, SILU, 'switched'),
+  Family('Mistral', 'mistral', 'MistralForCausalLM', {}, BEFORE, MISTRAL_DEFAULTS, SILU, 'all'),
   Family(
-    'Qwen 3', 'qwen3', 'Qwen3ForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS, {'head_dim': 128}, SILU | NO_BIAS,
-    'switched',
+    'Qwen 2.5', 'qwen2', 'Qwen2ForCausalLM', {'qkv_bias': True}, BEFORE | BIASES, QWEN_DEFAULTS, SILU, 'switched',
+  ),
+  Family(
+    'Qwen 3', 'qwen3', 'Qwen3ForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS, QWEN_DEFAULTS | {'head_dim': 128},
+    SILU | NO_BIAS, 'switched',
   ),
   Family(
     'SmolLM3', 'smollm3', 'SmolLM3ForCausalLM', {}, BEFORE, SMOLLM3_DEFAULTS, SILU | NO_BIAS | {'mlp_bias': False},
-    'switched',
+    'unturned',
   ),
   Family('OLMo 2', 'olmo2', 'Olmo2ForCausalLM', QK_AFTER, AFTER | QK_NORMS, OLMO2_DEFAULTS, SILU | NO_BIAS),
   Family(
@@ -105,23 +117,32 @@ def _to_theirs(kind: str, x: np.ndarray) -> np.ndarray:
   return x if x.ndim == 1 or kind == 'tokens' else np.ascontiguousarray(x.T)
 
 
-def to_ours(theirs: str, name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Converts one of their parameters, called `theirs`, to ours of this name and shape, float32.
+def fits(name: str, shape: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+  """Returns whether one of their parameters, of this shape, can be ours of this name and shape."""
+  kind = name.split('/')[-1]
+  if len(ours) == 1 or len(shape) != 2:
+    return shape == ours
+  if kind in ('tokens', 'kernel'):
+    V, D = ours if kind == 'tokens' else ours[::-1]
+    return shape[0] >= V and shape[1] == D
+  if kind in ('k', 'v'):
+    D, G, K = ours
+    return shape[1] == D and shape[0] > 0 and shape[0] % K == 0 and G * K % shape[0] == 0
+  into, out = (ours[:-1], ours[-1:]) if kind == 'o' else (ours[:1], ours[1:])
+  return shape == (math.prod(out), math.prod(into))
+
+
+def to_ours(name: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Converts one of their parameters, whose shape fits, to ours of this name and shape, float32.
 
   Keys and values of fewer heads are repeated; rows of the embedding and of the head behind the end of the vocabulary
-  are left out. Raises InputError where the shapes don't fit.
+  are left out.
   """
   kind, x = name.split('/')[-1], x.astype(np.float32)
-  wrong = InputError(f'{theirs} is of shape {x.shape}, which contradicts its config.json')
-  if x.ndim != (1 if len(shape) == 1 else 2):
-    raise wrong
   if kind in ('tokens', 'kernel'):
     x = x[: shape[0 if kind == 'tokens' else 1]]
   x = x if kind == 'tokens' else x.T
-  if kind in ('k', 'v') and x.size and x.shape[1] % shape[2] == 0:
+  if kind in ('k', 'v'):
     x_DGK = x.reshape(len(x), -1, shape[2])
-    x = np.repeat(x_DGK, max(1, shape[1] // x_DGK.shape[1]), axis=1).reshape(len(x), -1)
-  flat = (shape[0] * shape[1], shape[2]) if kind == 'o' else (shape[0], int(np.prod(shape[1:])))
-  if x.shape != flat[: x.ndim]:
-    raise wrong
+    x = np.repeat(x_DGK, shape[1] // x_DGK.shape[1], axis=1)
   return np.ascontiguousarray(x).reshape(shape)

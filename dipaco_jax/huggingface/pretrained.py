@@ -13,6 +13,7 @@ from dipaco_jax.huggingface import config_json
 from dipaco_jax.storage import remote_files
 
 NAME = r'[\w.-]+/[\w.-]+'  # on the Hub
+TRAINED = {'tokenizer.kind', 'tokenizer.vocab_size', 'tokenizer.sample_bytes'}  # of a tokenizer that is trained here
 
 
 def fill(values: dict[str, Any], given: Collection[str], workdir: str = '') -> None:
@@ -23,11 +24,15 @@ def fill(values: dict[str, Any], given: Collection[str], workdir: str = '') -> N
     given: fields that the command line names; they stay as they are.
     workdir: of the run; where it has begun from this folder, its config.json says all, as the folder may be gone.
 
-  Raises InputError where the folder's config.json cannot be read, or is of a model that cannot be a path.
+  Raises InputError where the folder's config.json cannot be read, or is of a model that cannot be a path, or where a
+  field is given that is of a tokenizer trained here.
   """
   folder = values['pretrain']['init'] = located(values['pretrain']['init'])
   if not (found := _begun(workdir, folder)):
     found = {'model': read_model(folder), 'tokenizer': _tokenizer(folder)}
+  if found['tokenizer'] and (odd := sorted(TRAINED & {*given})):
+    words = f'is of a tokenizer that is trained, and config.pretrain.init={folder} comes with its own: leave it out'
+    raise InputError(f'config.{odd[0]} {words}')
   for section, fields in found.items():
     ours = values[section]
     for name, x in fields.items():
@@ -42,20 +47,34 @@ def located(init: str) -> str:
   return f'{remote_files.HUB}{init}' if is_name else init.rstrip('/')
 
 
-def read_model(folder: str) -> dict[str, Any]:
-  """Returns the fields of config.model that a folder's config.json says. Raises InputError."""
+def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
+  """Returns the fields of config.model that a folder's config.json says, or that of the run. Raises InputError.
+
+  Args:
+    folder: as `located` returns it.
+    workdir: of the run; where it has begun from this folder, the folder may be gone.
+  """
+  if begun := _begun(workdir, folder):
+    return begun['model']
   try:
     return config_json.read_config(json.loads(remote_files.read(f'{folder}/config.json')))
   except OSError as e:
-    if folder.startswith(remote_files.HUB):
-      words = f'there is no folder {folder.removeprefix(remote_files.HUB)}, and from the Hub: {e.strerror or e}'
-      raise InputError(f'config.pretrain.init: {words}') from e
-    words = "name a folder as Hugging Face's transformers writes it, or a model on the Hub, as 'name/model'"
-    raise InputError(f'config.pretrain.init={folder}: config.json: {e.strerror or e}; {words}') from e
+    raise _unreadable(folder, e.strerror or str(e)) from e
   except InputError as e:
-    raise InputError(f'config.pretrain.init={folder}: {e}') from e
+    at_hub = folder.startswith(remote_files.HUB) and str(e).startswith(folder)
+    raise _unreadable(folder, str(e)) if at_hub else InputError(f'config.pretrain.init={folder}: {e}') from e
   except (ValueError, AttributeError, TypeError) as e:
     raise InputError(f'config.pretrain.init={folder}: config.json is not JSON of an object; name another folder') from e
+
+
+def _unreadable(folder: str, why: str) -> InputError:
+  """Returns the error of a folder, or of a model on the Hub, that cannot be read."""
+  why = ' '.join(why.split())[:300]
+  if folder.startswith(remote_files.HUB):
+    name = folder.removeprefix(remote_files.HUB)
+    return InputError(f'config.pretrain.init={name}: there is no such folder, and from the Hub: {why}')
+  words = "name a folder as Hugging Face's transformers writes it, or a model on the Hub, as 'name/model'"
+  return InputError(f'config.pretrain.init={folder}: config.json: {why}; {words}')
 
 
 def _tokenizer(folder: str) -> dict[str, str]:
@@ -68,12 +87,13 @@ def _tokenizer(folder: str) -> dict[str, str]:
 
 
 def _begun(workdir: str, folder: str) -> dict[str, Any]:
-  """Returns model and tokenizer of a run that has begun from the folder, {} where none has."""
+  """Returns what a folder says of a run that has begun from it, by section; {} where none has."""
   if not workdir:
     return {}
   try:
     kept = json.loads(remote_files.read(f'{workdir}/config.json'))
-    is_same = kept['pretrain']['init'] == folder
-    return {'model': kept['model'], 'tokenizer': {'model_file': kept['tokenizer']['model_file']}} if is_same else {}
-  except (OSError, InputError, ValueError, KeyError, TypeError):
+    model = {name: x for name, x in kept['model'].items() if name in config_json.READ}
+    tokenizer = {'model_file': kept['tokenizer']['model_file']}
+    return {'model': model, 'tokenizer': tokenizer} if kept['pretrain']['init'] == folder else {}
+  except (OSError, InputError, ValueError, KeyError, TypeError, AttributeError):
     return {}

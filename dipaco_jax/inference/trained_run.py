@@ -214,6 +214,15 @@ class TrainedRun:
     with self.files.required('base/params.safetensors'):
       return self.files.read_arrays('base/params.safetensors')
 
+  @property
+  def max_positions(self) -> int:
+    """Returns the tokens that a text may have, as the model says that the base is of; 0 where it is of none."""
+    try:
+      result = self.files.read_json('stages/pretrain.json', 'result')['result']
+    except Missing:
+      return 0
+    return result.get('init', {}).get('max_positions', 0)
+
   @functools.cached_property
   def chooser(self) -> transformer.Params | None:
     """The learned chooser [7.2.2], where the run has trained one."""

@@ -15,12 +15,13 @@ from dipaco_jax.routing import own_router
 from dipaco_jax.storage import publishing, seals, tensors
 from dipaco_jax.training import display
 
-FEATURE_ROWS = 1024  # sequences whose features are computed at one time
+FEATURE_ROWS = 1024  # sequences whose features are handed on at one time
+LARGE_MODEL = 10_000_000  # parameters, from which fewer rows keep a processor busy and tell how far it is
 MAX_FEATURE_BYTES = 2**30
 
 
 def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
-  """Yields z of a split's sequences (all, or those at `indices`), float32 [FEATURE_ROWS, D] at a time.
+  """Yields z of a split's sequences (all, or those at `indices`), float32 [FEATURE_ROWS, D] at a time, or fewer.
 
   They are read from the kept file, which is made first; where it would be too large (`keep`), they are computed.
   """
@@ -45,10 +46,11 @@ def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
 def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
   found, prefix = run.sequences(split), run.settings.routing.prefix_tokens
   base = jax.device_put(run.base())
+  rows = FEATURE_ROWS if sum(x.size for x in base.values()) < LARGE_MODEL else FEATURE_ROWS // 16
   progress = display.Progress(f'features of {split}', len(indices), 'sequences')
-  for start in range(0, len(indices), FEATURE_ROWS):
-    chosen = indices[start : start + FEATURE_ROWS]
-    tokens = np.zeros((FEATURE_ROWS, prefix), np.int32)
+  for start in range(0, len(indices), rows):
+    chosen = indices[start : start + rows]
+    tokens = np.zeros((rows, prefix), np.int32)  # of one shape, for one program
     tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
     yield np.asarray(_features_program(run.model)(base, tokens))[: len(chosen)]
     progress.update(start + len(chosen))

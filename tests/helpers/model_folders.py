@@ -31,5 +31,5 @@ def write(folder: pathlib.Path, family: str, text: list[str]) -> None:
   params = {name: rng.normal(0, 0.2, x.shape).astype('f') for name, x in shapes.items()}
   params |= {name: x + 1 for name, x in params.items() if name.endswith('scale') and not made.norm_from_one}
   kind, config = config_json.write(made, VOCAB, {'eos': 0})
-  (folder / 'config.json').write_text(json.dumps(config))
+  (folder / 'config.json').write_text(json.dumps(config | {'max_position_embeddings': 4096}))
   safetensors.numpy.save_file(families.to_theirs(kind, params), folder / 'model.safetensors', metadata={'format': 'pt'})

@@ -6,6 +6,7 @@ ROPE = {'rope_original_len': 12, 'rope_factor': 4.0, 'rope_base': 50.0}  # short
 FAMILIES = {
   'llama2': {},
   'llama3': HEADS | ROPE | {'rope_scaling': 'llama3', 'rope_low': 0.5, 'rope_high': 1.5},
+  'smollm2': HEADS | {'rope_base': 1e5, 'norm_epsilon': 1e-5},
   'mistral': HEADS | {'window': 7, 'tied': False},
   'smollm3': HEADS | {'no_rope_every': 2},
   'qwen2': HEADS | ROPE | {'qkv_bias': True, 'rope_scaling': 'yarn', 'rope_low': 0.3, 'rope_high': 2.0},

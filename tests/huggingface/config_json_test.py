@@ -136,12 +136,15 @@ def test_models_that_are_out_there_are_read(name):
   assert config_json.misfits(published(name), dataclasses.replace(model, width=8)) == {'width': model.width}
 
 
+TYPES = {'llama2': 'llama', 'llama3': 'llama', 'smollm2': 'llama', 'gemma3': 'gemma3_text'}
+
+
 @pytest.mark.parametrize('name', shapes_of_families.FAMILIES)
 def test_what_is_written_is_read_back_as_the_same(name):
   sizes = dict(width=12, num_layers=4, num_heads=4, head_dim=4, mlp_dim=20)
   model = settings.Model(**sizes | shapes_of_families.FAMILIES[name])
   family, theirs = config_json.write(model, 30, {'bos': 1, 'eos': 2})
-  assert name.startswith(family.model_type[:5].removesuffix('_')) and theirs['vocab_size'] == 30
+  assert family.model_type == TYPES.get(name, name) and theirs['vocab_size'] == 30
   assert (theirs['bos_token_id'], theirs['eos_token_id'], theirs['pad_token_id']) == (1, 2, None)
   found = dataclasses.replace(settings.Model(), **config_json.read_config(json.loads(json.dumps(theirs))))
   assert config_json.canonical(found) == config_json.canonical(model)
@@ -151,10 +154,12 @@ def test_what_is_written_is_read_back_as_the_same(name):
 def test_what_no_family_has_is_not_exported():
   with pytest.raises(InputError, match=r'Llama 2 and 3, SmolLM2 has no config\.model\.attention_cap=5\.0'):
     config_json.write(settings.Model(attention_cap=5.0), 30, {})
-  with pytest.raises(InputError, match=r'Mistral has no config\.model\.full_every=3'):
-    config_json.write(settings.Model(window=7, full_every=3), 30, {})
+  with pytest.raises(InputError, match=r"Mistral has no config\.model\.activation='gelu'"):
+    config_json.write(settings.Model(window=7, activation='gelu'), 30, {})
 
 
+UNSAID = LLAMA3 | {'original_max_position_embeddings': None}
+WITHOUT_KINDS = {'layer_types': None}  # null in a config.json is as missing
 ROPE = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 4096}
 
 
@@ -163,11 +168,29 @@ ROPE = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 
   [
     ('Llama-3.2-1B', {'rope_scaling': {'rope_type': 'dynamic', 'factor': 2.0}}, "its rope scaling is 'dynamic'"),
     ('Llama-3.2-1B', {'rope_scaling': {'rope_type': 'linear'}}, 'its rope scaling has no factor'),
-    ('Llama-3.2-1B', {'rope_scaling': LLAMA3 | {'odd': 1}}, "its rope scaling has {'odd'}, which is not understood"),
+    ('Llama-3.2-1B', {'rope_scaling': LLAMA3 | {'odd': 1}}, 'its rope scaling has odd, which is not understood'),
     ('Llama-3.2-1B', {'rope_scaling': ROPE | {'truncate': False}}, 'its rope scaling has truncate=False'),
-    ('Llama-3.2-1B', {'rope_scaling': ROPE | {'mscale': 1.0}}, "its rope scaling has {'mscale'}"),
+    ('Llama-3.2-1B', {'rope_scaling': ROPE | {'mscale': 1.0}}, 'its rope scaling has mscale, which'),
+    ('Llama-3.2-1B', {'rope_parameters': {'rope_type': 'default', 'rope_theta': 9.0}}, 'are both there: leave the one'),
+    ('Llama-2-7b', {'rope_parameters': {'partial_rotary_factor': 0.5}}, 'has partial_rotary_factor=0.5'),
+    ('Llama-2-7b', {'rope_parameters': {'full_attention': {}}}, 'its rope scaling has full_attention, which'),
+    ('Llama-2-7b', {'rope_parameters': 3}, 'its rope_parameters is 3, which is no object'),
+    ('Llama-2-7b', {'rope_scaling': {'rope_type': ['x']}}, "its rope scaling is ['x'], not one of default"),
+    ('Llama-2-7b', {'rope_scaling': {'type': 'linear', 'factor': '2'}}, "scaling factor is '2', which is no number"),
+    ('Llama-2-7b', {'architectures': ['LlamaForSequenceClassification']}, "its architectures are ['LlamaForSequ"),
+    ('Llama-2-7b', {'is_causal': False}, 'its is_causal is False, not True'),
+    ('Llama-2-7b', {'odd': 1, 'odder': 2}, 'its odder is 2, which is not understood: take out of config.json what'),
+    ('Llama-2-7b', {'tie_word_embeddings': 'false'}, "its tie_word_embeddings is 'false', which is neither true nor"),
+    ('Llama-2-7b', {'hidden_size': 4096.5}, 'its hidden_size is 4096.5, which is no whole number of 1 or more'),
+    ('Llama-2-7b', {'num_attention_heads': 0}, 'its num_attention_heads is 0, which is no whole number'),
+    ('Llama-2-7b', {'num_key_value_heads': 5}, 'its num_key_value_heads is 5, which does not divide its num_attention'),
+    ('Llama-2-7b', {'rms_norm_eps': None}, 'its rms_norm_eps is None, which is no number above 0'),
+    ('Llama-2-7b', {'vocab_size': '32000'}, "its vocab_size is '32000', which is no whole number"),
+    ('Llama-2-7b', {'layer_types': ['sliding_attention'] * 32}, 'but its sliding_window is None'),
+    ('Llama-2-7b', {'layer_types': ['linear_attention'] * 32}, 'which is not sliding_attention or'),
+    ('Llama-2-7b', {'layer_types': ['full_attention']}, "its layer_types is ['full_attention'], which is not"),
     ('Llama-3.2-1B', {'attention_bias': True}, 'its attention_bias is True, not False'),
-    ('Llama-3.2-1B', {'sliding_window': 4096}, 'its sliding_window is 4096, which llama does not have'),
+    ('Llama-3.2-1B', {'sliding_window': 4096}, 'its sliding_window is 4096, not None'),
     ('Llama-3.2-1B', {'quantization_config': {'bits': 4}}, "its quantization_config is {'bits': 4}, not None"),
     ('Llama-3.2-1B', {'residual_multiplier': 0.2}, 'its residual_multiplier is 0.2, which is not understood'),
     ('Llama-3.2-1B', {'attention_dropout': 0.1}, 'its attention_dropout is 0.1, not 0.0'),
@@ -175,7 +198,14 @@ ROPE = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 
     ('Llama-3.2-1B', {'model_type': 'gpt_neox'}, "its model_type is 'gpt_neox', not one of llama, mistral, qwen2"),
     ('Qwen2.5-0.5B', {'use_mrope': True}, 'its use_mrope is True, not False'),
     ('Qwen2.5-0.5B', {'use_sliding_window': True, 'max_window_layers': 5}, 'its blocks [1, 2, 3, 4, 5] have no window'),
+    ('Qwen2.5-0.5B', {'layer_types': ['sliding_attention'] * 24}, 'but its sliding_window is 32768, its use_sliding_w'),
+    ('Qwen2.5-0.5B', {'use_sliding_window': 'no'}, "its use_sliding_window is 'no', which is neither true nor false"),
     ('SmolLM3-3B', {'no_rope_layers': [0] + [1] * 35}, 'its blocks [1] have no rotary embedding'),
+    ('SmolLM3-3B', {'no_rope_layers': [1, 0]}, 'its no_rope_layers is [1, 0], which is not 0 or 1 for each'),
+    ('SmolLM3-3B', WITHOUT_KINDS | {'use_sliding_window': True, 'sliding_window': 9}, 'its blocks [1, 2, 3, 5, 6, 7'),
+    ('gemma-3-270m', WITHOUT_KINDS | {'_sliding_window_pattern': 2}, 'its _sliding_window_pattern is 2, its'),
+    ('gemma-3-270m', {'rope_parameters': {'full_attention': {'rope_type': 'default'}, 'odd': {}}}, 'has odd, which is'),
+    ('gemma-3-270m', {'rope_parameters': {'full_attention': {}, 'sliding_attention': {'type': 'yarn'}}}, "'yarn'}"),
     ('gemma-3-270m', {'final_logit_softcapping': 30.0}, 'its final_logit_softcapping is 30.0, not None'),
     ('gemma-3-270m', {'use_bidirectional_attention': True}, 'its use_bidirectional_attention is True'),
     ('gemma-3-270m', {'hidden_size': None}, 'its config.json has no hidden_size'),
@@ -186,6 +216,30 @@ def test_what_is_not_understood_is_named(name, changes, words):
   with pytest.raises(InputError) as e:
     config_json.read_config(theirs)
   assert words in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'name, without, changes, expected',
+  [
+    ('Llama-2-7b', ['head_dim', 'num_key_value_heads', 'architectures'], {}, {'num_kv_heads': 0, 'head_dim': 128}),
+    ('Mistral-7B-v0.1', ['num_key_value_heads', 'sliding_window'], {}, {'num_kv_heads': 8, 'window': 4096}),
+    ('Mistral-7B-v0.1', [], {'sliding_window': None}, {'window': 0}),
+    ('Qwen2.5-0.5B', ['max_window_layers'], {'use_sliding_window': True}, {'window': 0}),
+    ('Qwen2.5-0.5B', [], {'use_sliding_window': True, 'max_window_layers': 0}, {'window': 32768, 'full_every': 0}),
+    ('Qwen3-0.6B', ['head_dim', 'tie_word_embeddings'], {}, {'head_dim': 128, 'tied': False}),
+    ('OLMo-2-0425-1B', ['rms_norm_eps'], {}, {'norm_epsilon': 1e-5}),
+    ('SmolLM3-3B', ['no_rope_layers', 'tie_word_embeddings'], {}, {'no_rope_every': 4, 'tied': True}),
+    ('gemma-3-270m', ['layer_types', 'sliding_window', 'rope_theta'], {}, {'window': 4096, 'full_every': 6}),
+    ('gemma-3-270m', ['layer_types'], {'sliding_window_pattern': 3, '_sliding_window_pattern': 3}, {'full_every': 3}),
+    ('Llama-3.2-1B', [], {'rope_scaling': UNSAID}, {'rope_original_len': 131072}),
+    ('Llama-2-7b', [], {'rope_parameters': {'partial_rotary_factor': 1.0, 'rope_theta': 5}}, {'rope_base': 5}),
+    ('Llama-2-7b', [], {'is_decoder': False, 'eos_token_id': [1, 2], 'dtype': 'bfloat16'}, {'width': 4096}),
+  ],
+)  # fmt: skip
+def test_what_is_missing_is_what_transformers_takes(name, without, changes, expected):
+  theirs = {key: x for key, x in published(name).items() if key not in without} | changes
+  found = dataclasses.replace(settings.Model(), **config_json.read_config(theirs))
+  assert {key: getattr(found, key) for key in expected} == expected
 
 
 def test_gemma_as_newer_libraries_write_it():

@@ -111,6 +111,32 @@ def test_logits_of_a_family_are_those_of_transformers(name, tmp_path):
   np.testing.assert_allclose(ours, expected, rtol=0, atol=hf_small.tolerance(made.config, L, ours))
 
 
+UNSAID = [  # changes of config.json; None: it is left out
+  ('qwen2', {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': None, 'layer_types': None}),
+  ('qwen2', {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': 0, 'layer_types': None}),
+  ('smollm3', {'use_sliding_window': True, 'sliding_window': 5, 'layer_types': ['full_attention'] * 4}),
+  ('smollm3', {'no_rope_layers': None, 'no_rope_layer_interval': 3}),
+  ('mistral', {'layer_types': ['sliding_attention', 'full_attention'] * 2}),
+  ('gemma3', {'layer_types': None, 'sliding_window_pattern': 4, 'sliding_window': 3}),
+  ('llama3', {'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}, 'max_position_embeddings': 12}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'changes'), UNSAID)
+def test_what_a_config_leaves_out_is_what_transformers_takes(name, changes, tmp_path):
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  model = dataclasses.replace(MODEL, **{'num_layers': 4} | shapes_of_families.FAMILIES[name])
+  write_model(tmp_path, model, **changes)
+  theirs = json.loads((tmp_path / 'config.json').read_text())
+  tokens = np.random.default_rng(0).integers(0, V, (2, L)).astype(np.int32)
+  with torch.no_grad():
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(torch.tensor(tokens))
+  read = dataclasses.replace(settings.Model(seq_len=L), **config_json.read_config(theirs))
+  made = model_lib.make_model(read, V)
+  ours = hf_small.logits(made, model_folder.load_params(str(tmp_path), made)[0], tokens)
+  np.testing.assert_allclose(ours, found.logits.numpy(), rtol=0, atol=hf_small.tolerance(made.config, L, ours))
+
+
 def test_what_would_be_dropped_is_named(tmp_path):
   weights = write(tmp_path)
   file, made = tmp_path / 'model.safetensors', model_lib.make_model(MODEL, V)
@@ -257,6 +283,42 @@ def test_a_weight_of_another_shape_is_named(tmp_path):
       safetensors.numpy.save_file(weights | {name: part}, tmp_path / 'model.safetensors')
       with pytest.raises(InputError, match=rf'{name} is of shape'):
         model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+
+
+def test_shapes_and_a_tied_head_are_looked_at_before_any_work(tmp_path, pieces):
+  tied = dataclasses.replace(MODEL, tied=True)
+  weights, file = write_model(tmp_path, tied, 400), tmp_path / 'model.safetensors'
+  of_tied, head = of(tmp_path, str(pieces), tied=True), weights['model.embed_tokens.weight']
+  safetensors.numpy.save_file(weights | {'lm_head.weight': head.copy()}, file)
+  tokenize_stage.check_init(of_tied)
+  safetensors.numpy.save_file(weights | {'lm_head.weight': head + 1}, file)
+  with pytest.raises(InputError, match=r'lm_head\.weight is not model\.embed_tokens\.weight'):
+    tokenize_stage.check_init(of_tied)
+  safetensors.numpy.save_file(weights | {'model.embed_tokens.weight': head[:399]}, file)
+  with pytest.raises(InputError, match=r'embed_tokens\.weight is of shape \(399, 32\), which contradicts'):
+    tokenize_stage.check_init(of_tied)
+
+
+def test_another_tokenizer_than_its_own_is_refused(tmp_path, pieces):
+  write(tmp_path, 400)
+  (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
+  (tmp_path / 'copy.model').write_bytes(pieces.read_bytes())
+  tokenize_stage.check_init(of(tmp_path, f'{tmp_path}/copy.model'))
+  other = tmp_path / 'other.model'
+  other.write_bytes(sentencepiece_tokenizer.train([pathlib.Path(__file__).read_text()], 399))
+  with pytest.raises(InputError, match=rf'={other} is not the tokenizer that config\.pretrain\.init=.* leave it out'):
+    tokenize_stage.check_init(of(tmp_path, str(other)))
+
+
+def test_pytorchs_own_files_give_the_same(tmp_path):
+  torch = pytest.importorskip('torch')
+  weights, made = write(tmp_path), model_lib.make_model(MODEL, V)
+  expected, _ = model_folder.load_params(str(tmp_path), made)
+  (tmp_path / 'model.safetensors').unlink()
+  torch.save({name: torch.from_numpy(x) for name, x in weights.items()}, tmp_path / 'pytorch_model.bin')
+  found, about = model_folder.load_params(str(tmp_path), made)
+  assert found.keys() == expected.keys() and all((found[name] == x).all() for name, x in expected.items())
+  assert about['sha256'].keys() == {'pytorch_model.bin'}
 
 
 def test_a_run_starts_from_it(undisturbed, tmp_path):

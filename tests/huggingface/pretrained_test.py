@@ -76,6 +76,32 @@ def test_a_run_that_has_begun_needs_the_folder_no_more(qwen, tmp_path):
       read(str(config), *options, workdir=workdir)
 
 
+def test_upcycle_goes_on_without_the_folder_too(qwen, tmp_path):
+  copy = tmp_path / 'copy'
+  shutil.copytree(qwen, copy)
+  options = "data.train=('x.txt',)", 'model.seq_len=96'
+  first = read(f'upcycle:{copy}', *options)
+  (tmp_path / 'config.json').write_text(json.dumps(first.to_dict()))
+  shutil.rmtree(copy)
+  assert read(f'upcycle:{copy}', *options, workdir=str(tmp_path)) == first
+  # What is computed is of the folder, how it is computed of the config.
+  assert read(f'upcycle:{copy}', options[0], workdir=str(tmp_path)).model.seq_len == 512
+
+
+def test_a_tokenizer_to_train_contradicts_it(qwen):
+  for option in ('vocab_size=900', 'kind=bytes', 'sample_bytes=9'):
+    with pytest.raises(
+      InputError, match=rf'config\.tokenizer\.{option.split("=")[0]} is of a tokenizer that is trained'
+    ):
+      read(f'upcycle:{qwen}', "data.train=('x.txt',)", f'tokenizer.{option}')
+
+
+def test_a_model_of_the_hub_without_its_library(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+  with pytest.raises(InputError, match=r"init=org/odd: there is no such folder.* pip install 'dipaco_jax\[hub\]'$"):
+    read('tiny', 'pretrain.init=org/odd')
+
+
 @pytest.mark.parametrize(('config', 'words'), [('[]', 'not JSON of an object'), ('{', 'not JSON of an object')])
 def test_a_folder_that_is_none_is_named(tmp_path, config, words):
   (tmp_path / 'config.json').write_text(config)
@@ -124,7 +150,7 @@ def test_a_family_starts_trains_generates_and_is_exported(family, tmp_path):
   assert text.startswith('aeiou') and len(text) > len('aeiou') + 5
   call('export', f'--workdir={tmp_path}/run', '--path=5', f'--out={tmp_path}/out')
   theirs, ours = (json.loads((tmp_path / name / 'config.json').read_text()) for name in ('model', 'out'))
-  assert theirs['architectures'] == ours['architectures']
+  assert theirs['architectures'] == ours['architectures'] and ours['max_position_embeddings'] == 4096
   assert (tmp_path / 'out' / 'tokenizer.json').read_bytes() == (tmp_path / 'model' / 'tokenizer.json').read_bytes()
   trained, _ = model_folder.load_params(str(tmp_path / 'out'), made)
   assert any(not np.array_equal(trained[name], x) for name, x in given.items())

@@ -1,5 +1,6 @@
 """Every benchmark runs at a tiny size, as a person runs it, and ends with its JSON object."""
 
+import dataclasses
 import json
 import math
 import os
@@ -7,8 +8,15 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import repository
+import shapes_of_families
+import small
+
+from dipaco_jax.models import loss, transformer
 
 FOLDER = repository.ROOT / 'benchmarks'
 SIZES = '--width=32 --num_heads=2 --mlp_dim=48 --vocab_size=64 --seq_len=64 --batch_size=2'.split()
@@ -31,6 +39,36 @@ def test_inner_step():
   assert found['compilations'] == 4  # start, begin, fresh_state and steps, once each
   assert math.isclose(found['losses'][0], math.log(64), rel_tol=0.2)  # of an untrained model on random tokens
   assert found['tokens_per_s'] > 0 and found['ratio_bare_many'] > 0 and found['ratio_bare_one'] > 0
+
+
+def bare_families() -> dict[str, dict]:
+  """Those that the bare loop can be of."""
+  stretched = {'qwen2', 'qwen3'}  # their longer texts, in other ways than Llama's
+  return {
+    name: {x: y for x, y in has.items() if name not in stretched or 'rope' not in x}
+    for name, has in shapes_of_families.FAMILIES.items()
+  }
+
+
+@pytest.mark.parametrize('family', bare_families())
+def test_the_bare_loop_is_of_the_same_architecture(family, monkeypatch):
+  monkeypatch.syspath_prepend(str(FOLDER))
+  import bare
+
+  model = small.settings(model={'width': 16, 'num_layers': 4, 'num_heads': 4, 'head_dim': 4, 'mlp_dim': 24}).model
+  model = dataclasses.replace(model, seq_len=64, **bare_families()[family])
+  made = transformer.make_model(model, small.VOCAB)
+  params = {name: x + 0.1 for name, x in transformer.init(made, jax.random.key(0)).items()}
+  tokens = jax.random.randint(jax.random.key(1), (2, 64), 0, small.VOCAB)
+  segments = jnp.asarray(np.repeat([[1, 2, 2, 0], [1, 1, 1, 1]], 16, axis=1))
+
+  @jax.jit
+  def both(params):
+    nll, count = loss.path_loss(made, 8, params, tokens, segments)
+    return nll / count, bare.mean_loss(bare.config_of(made.config, 8), bare.from_flat(params), tokens, segments)
+
+  ours, theirs = both(params)
+  np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.slow

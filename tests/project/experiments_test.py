@@ -74,7 +74,7 @@ def test_tau_is_all_that_differs_in_its_rows(size):
 
 @pytest.mark.parametrize('size', config.SIZES)
 def test_all_rows_of_a_table_of_equal_steps_train_as_many(size):
-  for table in (readme.tau, readme.sharing, readme.wire):
+  for table in (readme.tau, readme.sharing, readme.wire, readme.upcycle):
     found = [runs.make(size, row, 0).settings for row in table.rows(size)]
     assert len({s.pretrain.steps + s.train.phases * s.train.steps_per_phase for s in found}) == 1, table.__name__
 

@@ -1,0 +1,144 @@
+"""Files of a model's weights: safetensors, or PyTorch's own by `weights_only`, whole or in shards with an index.
+
+Names, types and shapes are told by headers alone, for checks before any work.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Collection
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import remote_files, tensors
+
+MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
+FLOATS = ('F64', 'F32', 'BF16', 'F16')  # safetensors' names
+TORCH_FLOATS = ('torch.float64', 'torch.float32', 'torch.bfloat16', 'torch.float16')
+WEIGHTS = 'model.safetensors'
+TORCH = 'pytorch_model.bin'
+INDEX = '.index.json'  # behind the name of the whole
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def wrong(folder: str, words: str) -> InputError:
+  """Returns the error of a folder that no grid can start from."""
+  return InputError(f'config.pretrain.init={folder}: {words}')
+
+
+def find(folder: str) -> list[str]:
+  """Lists the files of a folder's weights, those of the first kind that is there. Raises InputError."""
+  for name in (WEIGHTS, TORCH):
+    if _is_there(f'{folder}/{name}'):
+      return [name]
+    if _is_there(f'{folder}/{name}{INDEX}'):
+      return _shards(folder, f'{name}{INDEX}')
+  raise unreadable(folder, WEIGHTS, FileNotFoundError(2, 'No such file or directory'))
+
+
+def _is_there(path: str) -> bool:
+  try:
+    remote_files.open_file(path).close()
+    return True
+  except OSError:
+    return False
+
+
+def _shards(folder: str, index: str) -> list[str]:
+  of = parsed(folder, index, read(folder, index)).get('weight_map')
+  found = sorted({str(file) for file in of.values()}) if isinstance(of, dict) else []
+  if not found or any('/' in file or '\\' in file for file in found):
+    raise wrong(folder, f'{index} has no weight_map that names files beside it; name another folder')
+  return found
+
+
+def shapes(folder: str, name: str) -> Shapes:
+  """Returns names and shapes of a file's weights, by its header; raises InputError where we cannot take one's type."""
+  try:
+    with remote_files.open_file(f'{folder}/{name}') as file:
+      return _torch_shapes(folder, name, file) if name.endswith('.bin') else _shapes(folder, name, file)
+  except OSError as e:
+    raise unreadable(folder, name, e) from e
+
+
+def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
+  try:
+    header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
+    found = {key: (x['dtype'], tuple(x['shape'])) for key, x in header.items() if key != '__metadata__'}
+  except (ValueError, AttributeError, TypeError, KeyError) as e:
+    raise wrong(folder, f'{name} is no safetensors file, or not whole') from e
+  for key, (kind, _) in found.items():
+    if kind not in tensors.DTYPES or (key.endswith(('.weight', '.bias')) and kind not in FLOATS):
+      raise _wrong_type(folder, name, kind)
+  return {key: shape for key, (_, shape) in found.items()}
+
+
+def _torch_shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
+  return {key: tuple(x.shape) for key, x in _torch_load(folder, name, file, 'meta').items()}
+
+
+def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str, np.ndarray], Collection[str]]:
+  """Returns a file's sha256, those of its weights that are wanted, and the names of all. Raises InputError."""
+  data = read(folder, name)
+  sha256 = hashlib.sha256(data).hexdigest()
+  if name.endswith('.bin'):
+    loaded = _torch_load(folder, name, io.BytesIO(data), 'cpu')
+    return sha256, {key: x.float().numpy() for key, x in loaded.items() if key in wanted}, loaded.keys()
+  try:
+    arrays = tensors.from_bytes(memoryview(data))
+  except KeyError as e:
+    raise _wrong_type(folder, name, e.args[0]) from e
+  except (ValueError, TypeError) as e:
+    raise wrong(folder, f'{name} is no safetensors file, or not whole: {e}') from e
+  return sha256, {key: x for key, x in arrays.items() if key in wanted}, arrays.keys()
+
+
+def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str, Any]:
+  """Returns PyTorch's tensors; on 'meta' without what they hold. Runs nothing that the file says."""
+  try:
+    import torch
+  except ImportError as e:
+    words = "is PyTorch's own file: pip install torch, or convert it to safetensors"
+    raise wrong(folder, f'{name} {words}') from e
+  try:
+    found = torch.load(file, map_location=device, weights_only=True)
+  except Exception as e:  # of pickle, zipfile and PyTorch
+    words = 'is no file of weights alone as PyTorch writes it, or not whole'
+    raise wrong(folder, f'{name} {words}: {" ".join(str(e).split())[:100]}') from e
+  if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
+    raise wrong(folder, f'{name} is not of tensors by name; name another folder')
+  for key, x in found.items():
+    if x.layout is not torch.strided or (key.endswith(('.weight', '.bias')) and str(x.dtype) not in TORCH_FLOATS):
+      raise _wrong_type(folder, name, str(x.dtype))
+  return found
+
+
+def read(folder: str, name: str) -> bytes:
+  """Returns the bytes of a file of a folder; raises InputError."""
+  try:
+    return remote_files.read(f'{folder}/{name}')
+  except OSError as e:
+    raise unreadable(folder, name, e) from e
+
+
+def unreadable(folder: str, name: str, e: OSError) -> InputError:
+  """Returns the error of a file that cannot be read."""
+  fix = "name a folder as Hugging Face's transformers writes it, with weights in safetensors or pytorch_model.bin"
+  return wrong(folder, f'{name}: {e.strerror or e}; {fix}')
+
+
+def parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
+  """Returns an object of JSON; raises InputError."""
+  try:
+    if isinstance(found := json.loads(data), dict):
+      return found
+  except ValueError:
+    pass
+  raise wrong(folder, f'{name} is not JSON of an object; name another folder')
+
+
+def _wrong_type(folder: str, name: str, kind: str) -> InputError:
+  return wrong(folder, f'{name} has weights of type {kind!r}: convert them to float32, bfloat16 or float16')
