@@ -18,7 +18,7 @@ NAMES = {'splash': ('tpu_custom_call', 'splash_mha_fwd', 'splash_mha_dkv'), 'fla
 def blocks(family: str) -> tuple[settings.Model, list[attention.Scores]]:
   """A model of a family, and how its kinds of blocks score."""
   model = dataclasses.replace(settings.Model(num_heads=4, head_dim=SIZE), **shapes_of_families.FAMILIES[family])
-  kinds = {layers.layer(model, n).window for n in range(layers.period(model))}
+  kinds = {layers.layer(model, n).window for n in range(model.num_layers)}
   return model, [attention.Scores(window, model.query_scale, model.attention_cap) for window in sorted(kinds)]
 
 
