@@ -36,6 +36,7 @@ RARE = slice(0, 3 + 256)  # ids of the tokenizer's special pieces and single byt
 AS_LLAMA_CPP = {
   'llama2': {},
   'llama3': {},
+  'smollm2': {},
   'mistral': {'window': 64},
   'smollm3': {'no_rope_every': 4},
   'qwen2': {'width': 128, 'rope_scaling': 'none'},
