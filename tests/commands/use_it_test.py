@@ -15,7 +15,8 @@ BLOCKS = [found for page in PAGES for found in re.findall(r'^```(\w*)\n(.*?)^```
 COMMANDS = [line for kind, block in BLOCKS if not kind for line in block.replace('\\\n', ' ').splitlines()]
 # What they need is not here: an address to listen on for good, tasks to download, a model of the Hub.
 ELSEWHERE = {
-  'dipaco_jax.serve': ('helpers/serving.py', 'dipaco_jax.serve'),
+  'dipaco_jax.serve': ('helpers/serving.py', "{'serve': "),
+  'dipaco_jax.route': ('helpers/serving.py', "'route': "),
   'dipaco_jax.harness': ('inference/lm_eval_model_test.py', 'dipaco_jax.harness'),
   'dipaco_jax.main': ('huggingface/pretrained_test.py', 'upcycle:'),
 }

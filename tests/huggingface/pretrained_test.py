@@ -130,9 +130,10 @@ def call(module: str, *options: str) -> str:
   return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'family',
-  [pytest.param(name, marks=[] if name == 'qwen3' else pytest.mark.slow) for name in shapes_of_families.FAMILIES],
+  shapes_of_families.FAMILIES,
 )
 def test_a_family_starts_trains_generates_and_is_exported(family, tmp_path):
   tiny_run.write_config(tmp_path, 300)

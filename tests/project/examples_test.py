@@ -37,6 +37,7 @@ def execute(tmp_path, monkeypatch):
   return run
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')  # of Jupyter's own
 def test_train_and_route(execute, tmp_path):
   _, trained, report, picture, _, _, routed, scored, _, compared = execute('train_and_route')

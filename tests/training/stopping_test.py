@@ -162,6 +162,7 @@ def mine(number, frame):
   print('mine')
 
 signal.signal(signal.SIGTERM, mine)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have us ignore
 number = int(sys.argv[1])
 try:
   with stopping.interrupting('so') as signals:
