@@ -33,9 +33,9 @@ def without_time(rows):
 
 @pytest.mark.parametrize('stream', ['off', 'on'])
 def test_sinks_get_the_rows_of_the_record(machine, prepared, tmp_path, one_device, monkeypatch, stream):  # noqa: F811
-  monkeypatch.syspath_prepend(tmp_path)
-  monkeypatch.setattr(monitor, 'LOOK_S', 0.01)
   (tmp_path / 'island_sink.py').write_text(SOURCE)
+  monkeypatch.syspath_prepend(tmp_path)  # after the file: what a folder holds is remembered by Python
+  monkeypatch.setattr(monitor, 'LOOK_S', 0.01)
   sinks = dict(sinks=('island_sink:Sink',), project=str(tmp_path))
   run = machine.begin(prepared, tmp_path / 'run', changed(machine.settings, outer=dict(stream=stream), metrics=sinks))
   run.live(tmp_path / 'run')
