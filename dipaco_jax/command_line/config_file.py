@@ -119,12 +119,14 @@ def load(file: pathlib.Path, variant: Sequence[str], workdir: str = '') -> Confi
     get_config = runpy.run_path(str(file), run_name='config_config').get('get_config')  # a file may import a `config`
     if not callable(get_config):
       raise InputError('a config is a Python file with a function get_config(), as docs/configs.md shows')
+    signature = inspect.signature(get_config)
+    named = {'workdir': workdir} if 'workdir' in signature.parameters else {}
     try:
-      inspect.signature(get_config).bind(*variant)
+      signature.bind(*variant, **named)
     except TypeError as e:
       fix = f'it has no variants: leave out :{variant[0]}' if variant else 'name a variant, as --config=FILE:VARIANT'
-      raise InputError(f'get_config{inspect.signature(get_config)}: {fix}') from e
-    c = get_config(*variant, **({'workdir': workdir} if 'workdir' in inspect.signature(get_config).parameters else {}))
+      raise InputError(f'get_config{signature}: {fix}') from e
+    c = get_config(*variant, **named)
     if c is None:
       raise InputError('get_config() returns nothing: end it with `return c`')
     if not isinstance(c, (ConfigDict, dict)):

@@ -79,7 +79,7 @@ def train(
 
 def _settings(config: Config, workdir: str, overrides: Mapping[str, Any]) -> settings_lib.Settings:
   if isinstance(config, (str, os.PathLike)):
-    c = config_file.load(*config_file.find(os.fspath(config)))
+    c = config_file.load(*config_file.find(os.fspath(config)), workdir)
   elif isinstance(config, (settings_lib.Settings, ConfigDict)):
     c = ConfigDict(config.to_dict(), allow_dotted_keys=True)
   elif isinstance(config, Mapping):

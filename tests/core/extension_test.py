@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import own_modules
 import pytest
 
 from dipaco_jax.core import extension, inner, outer, settings
@@ -31,9 +32,7 @@ NUMBER = 3
 @pytest.fixture
 def module(tmp_path, monkeypatch):
   """The name of a module of the user's, of which no other test knows, and its file."""
-  monkeypatch.syspath_prepend(tmp_path)
-  name = f'own_{tmp_path.name.replace("-", "_")}'
-  (tmp_path / f'{name}.py').write_text(SOURCE)
+  name = own_modules.write(tmp_path, monkeypatch, SOURCE)
   yield name, tmp_path / f'{name}.py'
   sys.modules.pop(name, None)
   extension.load.cache_clear()

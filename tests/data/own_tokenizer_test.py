@@ -1,6 +1,7 @@
 """Tokenizers of the user's own: that of the page, and what is said where one goes wrong."""
 
 import numpy as np
+import own_modules
 import pytest
 
 from dipaco_jax import export
@@ -38,10 +39,7 @@ bare, failing = wrong(decode=lambda self, ids: ids), wrong(encode=lambda self, t
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
   """The user's module, under a name that no other test has."""
-  name = f'own_{tmp_path.name.replace("-", "_")}'
-  (tmp_path / f'{name}.py').write_text(SOURCE)
-  monkeypatch.syspath_prepend(tmp_path)
-  return name
+  return own_modules.write(tmp_path, monkeypatch, SOURCE)
 
 
 def opened(module: str, name: str = 'make'):

@@ -2,6 +2,7 @@
 
 import itertools
 
+import own_modules
 import pytest
 
 from dipaco_jax.core import settings
@@ -45,10 +46,7 @@ unread = lambda config, split: [('a', lambda: 1 / 0)]
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
   """The user's module, under a name that no other test has."""
-  name = f'own_{tmp_path.name.replace("-", "_")}'
-  (tmp_path / f'{name}.py').write_text(SOURCE)
-  monkeypatch.syspath_prepend(tmp_path)
-  return name
+  return own_modules.write(tmp_path, monkeypatch, SOURCE)
 
 
 def data(module: str, name: str = 'make', **changes) -> settings.Data:

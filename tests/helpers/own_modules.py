@@ -43,7 +43,7 @@ def examples() -> dict[str, str]:
 
 def write(folder, monkeypatch, source: str) -> str:
   """Writes a module that can be imported, of a name of the folder's own; returns the name."""
-  monkeypatch.syspath_prepend(folder)
   name = 'own_' + re.sub(r'\W', '_', folder.name)
   (folder / f'{name}.py').write_text(source)
+  monkeypatch.syspath_prepend(folder)  # after the file: Python remembers what a folder holds
   return name

@@ -6,6 +6,7 @@ import shutil
 
 import made_run
 import numpy as np
+import own_modules
 import pytest
 import safetensors.numpy
 
@@ -86,10 +87,7 @@ nothing, forgotten = lambda config: None, lambda config: Forgotten()
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
   """The user's module, under a name that no other test has."""
-  name = f'own_{tmp_path.name.replace("-", "_")}'
-  (tmp_path / f'{name}.py').write_text(SOURCE)
-  monkeypatch.syspath_prepend(tmp_path)
-  return name
+  return own_modules.write(tmp_path, monkeypatch, SOURCE)
 
 
 def routed_by(module: str, name: str, **changes) -> settings.Settings:

@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import re
 import sys
 import time
 
+import own_modules
 import pytest
-from repository import ROOT
 
 from dipaco_jax.core import extension, settings
 from dipaco_jax.core.errors import InputError
@@ -44,9 +43,7 @@ def raises(config):
 @pytest.fixture
 def module(tmp_path, monkeypatch):
   """The name of a module of the user's, of which no other test knows."""
-  monkeypatch.syspath_prepend(tmp_path)
-  name = f'own_{tmp_path.name.replace("-", "_")}'
-  (tmp_path / f'{name}.py').write_text(SOURCE)
+  name = own_modules.write(tmp_path, monkeypatch, SOURCE)
   yield name
   sys.modules.pop(name, None)
   extension.load.cache_clear()
@@ -236,8 +233,7 @@ def test_what_is_no_sink_is_an_error_before_any_work(module, name, words):
 def test_the_example_of_the_page(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.chdir(tmp_path)
-  [source] = re.findall(r'```python\n(# my_sink.py.*?)```', (ROOT / 'docs' / 'extend.md').read_text(), re.DOTALL)
-  (tmp_path / 'my_sink.py').write_text(source)
+  (tmp_path / 'my_sink.py').write_text(own_modules.examples()['my_sink.py'])
   memory = sinks.in_workdir(tmp_path)
   with metrics_log.Metrics(tmp_path) as rows, sinks.fed(made('my_sink:Csv'), lambda: sinks.follow(tmp_path), memory):
     rows.write('step', 'train', 4, step=2, loss=[1.0, 2.0])
