@@ -9,25 +9,19 @@ import contextlib
 import dataclasses
 import functools
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 
-import prometheus_client as prometheus
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from dipaco_jax.inference import connections, http_messages, openai_api
+from dipaco_jax.inference import connections, http_app, http_messages, openai_api
 from dipaco_jax.inference.completions import Completions
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.engine_thread import EngineThread, Metrics
 from dipaco_jax.inference.http_lifecycle import CLOSE_S, Lifecycle
 from dipaco_jax.inference.openai_api import ApiError
-
-ROUTES = 'POST /v1/completions, GET /v1/models, GET /health and GET /metrics'
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,7 +43,6 @@ class Server:
     self.completions = Completions(self.engine_thread, self.max_waiting)
     self.model: openai_api.ServedModel | None = None  # until the engine is ready
     self.lifecycle = Lifecycle(lambda: len(self.completions.open), self.completions.end, self.grace_s)
-    self.created = int(time.time())
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
@@ -60,18 +53,8 @@ class Server:
     return status
 
   def _app(self) -> Starlette:
-    return Starlette(
-      routes=[
-        Route('/v1/completions', self.complete, methods=['POST']),
-        Route('/v1/models', self.list_models),
-        Route('/v1/models/{name:path}', self.retrieve_model),
-        Route('/health', self.health),
-        Route('/metrics', self.export_metrics),
-      ],
-      middleware=[Middleware(http_messages.guarded, self.api_key, self._count)],
-      exception_handlers=http_messages.error_handlers(ROUTES),
-      lifespan=self._lifespan,
-    )
+    posts = {'/v1/completions': self.complete}
+    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self._lifespan)
 
   @contextlib.asynccontextmanager
   async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -79,10 +62,6 @@ class Server:
       self.engine_thread.start(asyncio.get_running_loop(), self._changed)
       yield
     self.engine_thread.close()
-
-  def _count(self, path: str, status: int):
-    if path == '/v1/completions':
-      self.metrics.requests.labels(status).inc()
 
   def _changed(self):
     """Begins to answer when the engine is ready; ends when it has failed."""
@@ -107,22 +86,13 @@ class Server:
     parsed = await http_messages.parse(model.parse, body)
     return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
 
-  async def list_models(self, request: Request) -> Response:
-    model = self._ready_model()
-    return JSONResponse(openai_api.model_list(model.name, model.num_paths, self.created))
-
-  async def retrieve_model(self, request: Request) -> Response:
-    name = request.path_params['name']
-    model = self._ready_model()
-    openai_api.named_path(model.name, model.num_paths, name)
-    return JSONResponse(openai_api.model_object(name, self.created))
-
   async def health(self, request: Request) -> Response:
     state = 'stopping' if self.lifecycle.signal else 'ready' if self.model else 'loading'
     return JSONResponse({'status': state}, 200 if state == 'ready' else 503)
 
-  async def export_metrics(self, request: Request) -> Response:
-    return Response(prometheus.generate_latest(self.metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+  def _served(self) -> tuple[str, int]:
+    model = self._ready_model()
+    return model.name, model.num_paths
 
   def _ready_model(self) -> openai_api.ServedModel:
     if self.lifecycle.signal or not self.model:

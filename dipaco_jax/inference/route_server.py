@@ -5,20 +5,16 @@ import contextlib
 import dataclasses
 import functools
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
-import prometheus_client as prometheus
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import connections, http_messages, openai_api, relay, route_api
+from dipaco_jax.inference import connections, http_app, http_messages, relay, route_api
 from dipaco_jax.inference.batched_router import BatchedRouter
 from dipaco_jax.inference.engine_pool import EnginePool
 from dipaco_jax.inference.engines_file import Engines
@@ -27,9 +23,6 @@ from dipaco_jax.inference.openai_api import ApiError
 from dipaco_jax.inference.route_api import ApiParser, Asked
 from dipaco_jax.inference.route_metrics import Metrics
 from dipaco_jax.storage import seals
-
-ROUTES = 'POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health and GET /metrics'
-POSTS = ('/v1/completions', '/v1/chat/completions')
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,27 +39,17 @@ class RouteServer:
   def __post_init__(self):
     self.metrics = Metrics()
     self.lifecycle = Lifecycle(lambda: len(self.relay.open), lambda why: self.relay.end(why), self.grace_s)
-    self.created = int(time.time())
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status."""
     return self.lifecycle.run(self._app(), listener, limits, access_log)
 
   def _app(self) -> Starlette:
-    completions, chat = POSTS
-    return Starlette(
-      routes=[
-        Route(completions, self.complete, methods=['POST']),
-        Route(chat, self.chat, methods=['POST']),
-        Route('/v1/models', self.list_models),
-        Route('/v1/models/{name:path}', self.retrieve_model),
-        Route('/health', self.health),
-        Route('/metrics', self.export_metrics),
-      ],
-      middleware=[Middleware(http_messages.guarded, self.api_key, self._count)],
-      exception_handlers=http_messages.error_handlers(ROUTES),
-      lifespan=self._lifespan,
-    )
+    posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
+    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self._lifespan)
+
+  def _served(self) -> tuple[str, int]:
+    return self.parser.name, self.parser.num_paths
 
   @contextlib.asynccontextmanager
   async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -78,10 +61,6 @@ class RouteServer:
         self.started()
         yield
       self.pool.close()
-
-  def _count(self, path: str, status: int):
-    if path in POSTS:
-      self.metrics.requests.labels(status).inc()
 
   async def complete(self, request: Request) -> ASGIApp:
     """POST /v1/completions."""
@@ -122,20 +101,9 @@ class RouteServer:
     found = [path for path in ranked if path in ready] if self.engines.nearest else []
     return tuple(found) or (ranked[0],)
 
-  async def list_models(self, request: Request) -> Response:
-    return JSONResponse(openai_api.model_list(self.parser.name, self.parser.num_paths, self.created))
-
-  async def retrieve_model(self, request: Request) -> Response:
-    name = request.path_params['name']
-    openai_api.named_path(self.parser.name, self.parser.num_paths, name)
-    return JSONResponse(openai_api.model_object(name, self.created))
-
   async def health(self, request: Request) -> Response:
     """GET /health: 200 while texts of some path can be answered; which paths have no engine is listed."""
     without = sorted({*range(self.parser.num_paths)} - (ready := self.pool.ready_paths))
     state = 'stopping' if self.lifecycle.signal else 'no engine' if not ready else 'degraded' if without else 'ready'
     status = 200 if state in ('ready', 'degraded') else 503
     return JSONResponse({'status': state, 'paths_without_engine': without}, status)
-
-  async def export_metrics(self, request: Request) -> Response:
-    return Response(prometheus.generate_latest(self.metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
