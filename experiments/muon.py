@@ -16,10 +16,7 @@ RATE = {'micro': 1e-2}  # Muon's, from tune.py
 
 def rows(size: str) -> list[Row]:
   grid, workers = wire.NUMBERS.get(size, ('4x4', '8'))
-  usual = {
-    **config.lasting(size, wire.STEPS[size], wire.TAU[size]),
-    'train.steps_per_dispatch': wire.DISPATCH[size],
-  }
+  usual = wire.usual(size)
   muon = {'inner.optimizer': 'muon', **({'inner.learning_rate': RATE[size]} if size in RATE else {})}
   plain = {'outer.row_weights': False}
   by_row = Row('dipaco_byrow', f'DiPaCo {grid}, AdamW, averages by row', f'dipaco,{grid}', usual)

@@ -23,7 +23,7 @@ NUMBERS = {'test': ('2x2', '4'), 'smoke': ('2x2', '4')}  # grid, workers
 def rows(size: str) -> list[Row]:
   grid, workers = NUMBERS.get(size, ('4x4', '8'))
   methods = {'dipaco': (f'DiPaCo {grid}', f'dipaco,{grid}'), 'diloco': (f'DiLoCo {workers}', f'fragments,{workers}')}
-  lasting = config.lasting(size, STEPS[size], TAU[size]) | {'train.steps_per_dispatch': DISPATCH[size]}
+  lasting = usual(size)
   overlap = overlap_steps(size, lasting)
   late = {'outer.stream': 'on', 'outer.overlap_steps': overlap}
   short = max(1, TAU[size] * 2 // 25)
@@ -45,6 +45,11 @@ def rows(size: str) -> list[Row]:
     for name, (title, method) in methods.items()
     for wire, (words, changes) in wires.items()
   ]
+
+
+def usual(size: str) -> dict[str, int]:
+  """The changes that all rows have: how long they train, in which phases and dispatches."""
+  return config.lasting(size, STEPS[size], TAU[size]) | {'train.steps_per_dispatch': DISPATCH[size]}
 
 
 def overlap_steps(size: str, lasting: dict[str, int]) -> int:

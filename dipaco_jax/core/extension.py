@@ -11,19 +11,29 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from dipaco_jax.core import fields
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.fields import is_reference as is_reference
 
 IMPORTS = (
   '<frozen importlib._bootstrap>',
   '<frozen importlib._bootstrap_external>',
   importlib.__file__,
 )  # Python's own
+
+
+def is_reference(value: Any) -> bool:
+  """Returns whether a field's value has the form 'package.module:name'."""
+  return isinstance(value, str) and re.fullmatch(r'[^\W\d][\w.]*:[^\W\d]\w*', value) is not None
+
+
+def module_of(reference: str) -> str:
+  """Returns 'package.module' of 'package.module:name'."""
+  return reference.partition(':')[0]
 
 
 def make(name: str, reference: str, section: Any, *more: Any) -> Any:
@@ -80,15 +90,14 @@ def with_digests(settings: Any) -> Any:
 
 def source_digest(name: str, reference: str) -> str:
   """Returns the sha256 of the source of a reference's module, of this one file; raises InputError, naming the field."""
-  module = reference.partition(':')[0]
+  module = module_of(reference)
   try:
     spec = importlib.util.find_spec(module)
     source = spec.loader.get_source(module) if spec else None  # type: ignore[union-attr]
   except Exception as e:
     raise _not_there(name, reference, e) from e
   if source is None:
-    why = ImportError(f'no source of {module} is found')
-    raise _not_there(name, reference, why)
+    raise _not_there(name, reference, ImportError(f'no source of {module} is found'))
   return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -104,7 +113,7 @@ def changed(settings: Any) -> list[str]:
 
 def _modules(settings: Any) -> dict[str, tuple[str, str]]:
   """Returns {module: (field, reference)} of the modules that fields name."""
-  return {reference.partition(':')[0]: (name, reference) for name, reference in references(settings).items()}
+  return {module_of(reference): (name, reference) for name, reference in references(settings).items()}
 
 
 def _not_there(name: str, reference: str, e: Exception) -> InputError:
@@ -115,7 +124,7 @@ def _not_there(name: str, reference: str, e: Exception) -> InputError:
 def in_words(e: Exception, reference: str = '') -> str:
   """Says what an error is and where: in the file of a reference's module, if it came through there."""
   frames: list[Any] = [f for f in traceback.extract_tb(e.__traceback__) if f.filename not in IMPORTS]
-  own = importlib.import_module(reference.partition(':')[0]).__file__ if reference else None
+  own = importlib.import_module(module_of(reference)).__file__ if reference else None
   [*_, last] = [frame for frame in frames if frame.filename == own] or frames or [None]
   where = f' (line {last.lineno} of {last.filename})' if last and last.filename != __file__ else ''
   return f'{type(e).__name__}: {e}{where}'

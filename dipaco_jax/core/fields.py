@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import math
-import re
 import typing
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -53,11 +52,6 @@ class Field(NamedTuple):
 def field(default: Any, about: str, choices: str = '', **bounds: Any) -> Any:
   """Returns a dataclass field with its default and a `Field`; `choices` are words apart by spaces."""
   return dataclasses.field(default=default, metadata={'field': Field(about, choices=tuple(choices.split()), **bounds)})
-
-
-def is_reference(value: Any) -> bool:
-  """Returns whether a field's value has the form 'package.module:name'."""
-  return isinstance(value, str) and re.fullmatch(r'[^\W\d][\w.]*:[^\W\d]\w*', value) is not None
 
 
 def fields(settings: Any, prefix: str = '') -> Iterator[tuple[str, Field]]:

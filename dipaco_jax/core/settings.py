@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.core import fields, settings_checks
+from dipaco_jax.core import extension, fields, settings_checks
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Source, field
 
@@ -362,7 +362,7 @@ def digest(settings: Settings, *prefixes: str) -> str:
   """Returns the sha256 of the canonical JSON of the fields that start with one of `prefixes` (none: all)."""
   values = fields.flatten(stated(settings))
   chosen = {name: value for name, value in values.items() if not prefixes or name.startswith(prefixes)}
-  named = {value.partition(':')[0] for value in chosen.values() if fields.is_reference(value)}
+  named = {extension.module_of(value) for value in chosen.values() if extension.is_reference(value)}
   chosen |= {f'extensions.{module}': sha256 for module, sha256 in settings.extensions if module in named}
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from dipaco_jax.core import streaming
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.fields import Field, fields, flatten, is_reference, sources
+from dipaco_jax.core.extension import is_reference
+from dipaco_jax.core.fields import Field, fields, flatten, sources
 
 
 def check(s: Any) -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from dipaco_jax.core import fields, printable, settings
+from dipaco_jax.core import extension, fields, printable, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import mixture, source, source_files, source_own, source_seqio, source_stdlib, source_tfds
 
@@ -36,7 +36,7 @@ HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
 
 def find(name: str) -> Callable[..., source.Items | None]:
   """Returns the function of a source by its name: one of SOURCES, or that of the user's own."""
-  return source_own.items if fields.is_reference(name) else SOURCES[name]
+  return source_own.items if extension.is_reference(name) else SOURCES[name]
 
 
 class Document(NamedTuple):
@@ -209,7 +209,7 @@ def check_readable(data: settings.Data) -> None:
   """Reads the beginning of every file and the first document of each split. Raises InputError with the fix."""
   if data.source == 'files':
     source_files.check_beginnings(data)
-  elif fields.is_reference(data.source):
+  elif extension.is_reference(data.source):
     source_own.check(data)
   next(documents(data, 'train'))
   if data.source != 'files' or source_files.is_small(data):  # of more, there is text of both splits

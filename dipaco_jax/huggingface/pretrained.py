@@ -1,6 +1,5 @@
 """What a config need not say of the model that its grid starts from (`config.pretrain.init`): the folder says it."""
 
-import contextlib
 import json
 import os
 import re
@@ -79,11 +78,8 @@ def _unreadable(folder: str, why: str) -> InputError:
 
 def _tokenizer(folder: str) -> dict[str, str]:
   """Returns the folder's own tokenizer: what its authors' tokenizer.json says goes before SentencePiece's model."""
-  for name in (tokenizer_files.JSON, tokenizer_files.MODEL):
-    with contextlib.suppress(OSError):
-      remote_files.open_file(f'{folder}/{name}').close()
-      return {'model_file': f'{folder}/{name}'}
-  return {}
+  found = [f'{folder}/{name}' for name in (tokenizer_files.JSON, tokenizer_files.MODEL)]
+  return next(({'model_file': path} for path in found if remote_files.can_open(path)), {})
 
 
 def _begun(workdir: str, folder: str) -> dict[str, Any]:

@@ -32,19 +32,11 @@ def wrong(folder: str, words: str) -> InputError:
 def find(folder: str) -> list[str]:
   """Lists the files of a folder's weights, those of the first kind that is there. Raises InputError."""
   for name in (WEIGHTS, TORCH):
-    if _is_there(f'{folder}/{name}'):
+    if remote_files.can_open(f'{folder}/{name}'):
       return [name]
-    if _is_there(f'{folder}/{name}{INDEX}'):
+    if remote_files.can_open(f'{folder}/{name}{INDEX}'):
       return _shards(folder, f'{name}{INDEX}')
   raise unreadable(folder, WEIGHTS, FileNotFoundError(2, 'No such file or directory'))
-
-
-def _is_there(path: str) -> bool:
-  try:
-    remote_files.open_file(path).close()
-    return True
-  except OSError:
-    return False
 
 
 def _shards(folder: str, index: str) -> list[str]:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import fields, outer, settings
+from dipaco_jax.core import extension, fields, outer, settings
 from dipaco_jax.huggingface import families
 from dipaco_jax.reports import headline, pages
 
@@ -55,13 +55,13 @@ def _training(f: Facts) -> dict[str, str]:
 
 def _routing(routing: settings.Routing) -> str:
   prefix = f'the first {routing.prefix_tokens} tokens'
-  if fields.is_reference(routing.method):
+  if extension.is_reference(routing.method):
     return f"`{routing.method}`, of its trainer's own; no loss counts {prefix}"
   return f'{routing.method}, by {prefix}, which no loss counts'
 
 
 def _source(data: settings.Data) -> str:
-  if fields.is_reference(data.source):
+  if extension.is_reference(data.source):
     return f"documents of `{data.source}`, of its trainer's own"
   if data.source == 'files':
     return ', '.join(f'`{pattern}`' for pattern in fields.globs(data.train))

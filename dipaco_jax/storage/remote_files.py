@@ -55,6 +55,15 @@ def read(path: str) -> bytes:
     return f.read()
 
 
+def can_open(path: str) -> bool:
+  """Tells whether a file is there and can be read."""
+  try:
+    open_file(path).close()
+    return True
+  except OSError:
+    return False
+
+
 def _open_in_hub(path: str) -> BinaryIO:
   try:
     return cast(BinaryIO, _hub(path).open(path.removeprefix(HUB), 'rb'))

@@ -69,6 +69,14 @@ async def relayed(*engines: Engine, timeout_s: float = 10):
       pool.close()
 
 
+async def answered_again(relay):
+  """Waits for an engine that was out, and asks it."""
+  async with asyncio.timeout(5):
+    while not relay.pool.ready_paths:
+      await asyncio.sleep(0.01)
+  assert (await Client(relay).ask()).status == 200
+
+
 def engines_of(scripted, path: int = 0, api_key: str = '') -> list[Engine]:
   return [Engine(path, engine.url, '', api_key) for engine in scripted]
 
@@ -167,10 +175,7 @@ def test_an_engine_that_is_out_comes_back_when_it_answers(monkeypatch):
       probes = len(engine.heads)
       assert 2 < probes < 8  # at growing intervals
       engine.script, engine.models = good, ['m']
-      async with asyncio.timeout(5):
-        while not relay.pool.ready_paths:
-          await asyncio.sleep(0.01)
-      assert (await Client(relay).ask()).status == 200
+      await answered_again(relay)
 
   asyncio.run(main())
 
@@ -185,10 +190,7 @@ def test_an_engine_that_is_killed_and_started_again_is_used_again(monkeypatch):
       with pytest.raises(ApiError, match='no engine of path 0 answers'):
         await Client(relay).ask()
       await engines[0].start(engines[0].port)
-      async with asyncio.timeout(5):
-        while not relay.pool.ready_paths:
-          await asyncio.sleep(0.01)
-      assert (await Client(relay).ask()).status == 200
+      await answered_again(relay)
 
   asyncio.run(main())
 
