@@ -12,7 +12,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.storage import publishing
-from dipaco_jax.training import evaluation, train_state as state_lib
+from dipaco_jax.training import evaluation, job as job_lib, train_state as state_lib
 
 # The report's phase, counted from 1, of a task with number 0.
 FIRST_PHASE = {pieces.TRAIN: 1, pieces.PIECE: 1, 'outer': 0, 'evaluate': 0}
@@ -158,8 +158,8 @@ def busy_seconds(facts: Sequence[Fact]) -> float:
 def updates(island: Island, path: int, phase: int, after: int) -> int:
   """Returns what `Job.updates` does after so many steps of a path's phase, where paths take turns on one device."""
   num_paths, times = island.layout.grid.num_paths, island.timetable
-  begin, end = (0, 0) if not after else next(piece[:2] for piece in times.pieces(phase) if after <= piece.end)
-  return num_paths * (times.tau * phase + begin) + path * (end - begin) + after - begin
+  piece = next(i for i, piece in enumerate(times.pieces(phase)) if after <= piece.end)
+  return job_lib.count_updates(times, num_paths, num_paths, phase, path, after, piece)
 
 
 def trained(island: Island, told: History) -> list[Fact]:

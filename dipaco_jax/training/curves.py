@@ -19,6 +19,7 @@ POSITION = ('kind', 'stage', 'updates', 'time', 'step', 'phase', 'paths', 'paths
 UNAVERAGED = ('perplexity', 'best_version')  # that of the whole has this tag, or a mean says nothing
 
 Scalar = tuple[str, float]  # tag and number
+Points = tuple[int, dict[str, float]]  # of curves, by name, at a step
 
 
 def position(row: Mapping[str, Any]) -> int:
@@ -58,7 +59,7 @@ class CurvesOfStages:
   def __init__(self):
     self._curves: dict[str, Curves] = {}
 
-  def points(self, row: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+  def points(self, row: Mapping[str, Any]) -> Iterator[Points]:
     """Yields (step, {name: value}) of the points that come with a row."""
     stage = row['stage']
     prefix = '' if stage == 'train' else f'{stage}/'

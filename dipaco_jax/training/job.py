@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -41,6 +40,19 @@ class Schedule:
   def global_step(self, phase: int, step: int) -> int:
     """Returns the step of the learning rate's schedule, pretraining included."""
     return self.first_step + phase * self.steps_per_phase + step
+
+
+def count_updates(
+  times: streaming.Timetable, num_paths: int, turns: int, phase: int, turn: int, step: int, piece: int = 0
+) -> int:
+  """Returns the inner steps of all paths before a point of a phase, which they go through in so many turns.
+
+  `step` counts from the beginning of the phase. Paths that do not train count too, so that the number does not depend
+  on the schedule.
+  """
+  begin, end, *_ = times.pieces(phase)[piece]
+  in_turn = turns * begin + turn * (end - begin) + max(0, step - begin)
+  return num_paths * times.tau * phase + num_paths // turns * in_turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +96,9 @@ class Job:
     return schedule.timetable or streaming.at_the_end(levels, schedule.steps_per_phase, schedule.dispatch_steps)
 
   def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
-    """Returns the inner steps of all paths before a point of a phase, on whatever devices: a checkpoint's name.
-
-    `step` counts from the beginning of the phase. Paths that do not train count too, so that names do not depend on the
-    schedule.
-    """
-    turns, (begin, end, *_) = len(self.programs.placement.turns()), self.times.pieces(phase)[piece]
-    in_turn = math.prod(self.programs.placement.positions)
-    return phase * self.phase_updates + in_turn * (turns * begin + turn * (end - begin) + max(0, step - begin))
+    """Returns `count_updates` on this job's devices: a checkpoint's name."""
+    num_paths, turns = self.programs.layout.grid.num_paths, len(self.programs.placement.turns())
+    return count_updates(self.times, num_paths, turns, phase, turn, step, piece)
 
   @property
   def phase_updates(self) -> int:

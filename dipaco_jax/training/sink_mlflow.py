@@ -6,11 +6,11 @@ The id of MLflow's run is kept in ours, which goes on in it.
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dipaco_jax.core import fields, settings as settings_lib
-from dipaco_jax.training import curves
+from dipaco_jax.training.curves import Points
 
 SETTLES_S = 0.0  # what it has taken is in its database, or at its server
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 500  # in one call; of a parameter
@@ -31,23 +31,19 @@ class Sink:
 
   def __init__(self, settings: settings_lib.Settings, kept: dict[str, Any]):
     self._settings, self._kept = settings, kept
-    self._curves = curves.CurvesOfStages()
     self._client: Any = None
 
-  def write(self, row: Mapping[str, Any]):
+  def write(self, wall_time: float, points: Iterable[Points]):
+    """Takes points of curves, measured `wall_time` seconds since 1970."""
     from mlflow.entities import Metric
 
     if self._client is None:
       self._client = self._begin()
-    at_ms = int(1000 * row['time'])
-    for step, values in self._curves.points(row):
+    at_ms = int(1000 * wall_time)
+    for step, values in points:
       metrics = [Metric(name_of(curve), value, at_ms, step) for curve, value in values.items()]
       for some in _split(metrics, MOST_METRICS):
         self._client.log_batch(self._kept['id'], metrics=some)
-
-  def skip(self, row: Mapping[str, Any]):
-    for _ in self._curves.points(row):  # for means that later rows complete
-      pass
 
   def close(self):
     if self._client is not None:

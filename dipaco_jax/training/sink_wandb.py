@@ -4,12 +4,13 @@ Points are numbered, and the numbers kept in the run, with the id of W&B's run: 
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import curves, stopping
+from dipaco_jax.training import stopping
+from dipaco_jax.training.curves import Points
 
 SETTLES_S = 30.0  # its own process writes what it has taken after up to 15 s, and is gone with this one
 
@@ -29,21 +30,17 @@ class Sink:
 
   def __init__(self, settings: settings_lib.Settings, kept: dict[str, Any]):
     self._settings, self._kept = settings, kept
-    self._curves = curves.CurvesOfStages()
     self._run: Any = None
     kept.setdefault('id', secrets.token_hex(4))
     kept.setdefault('points', 0)
 
-  def write(self, row: Mapping[str, Any]):
+  def write(self, wall_time: float, points: Iterable[Points]):
+    """Takes points of curves, measured `wall_time` seconds since 1970."""
     if self._run is None:
       self._run = self._begin()
-    for step, values in self._curves.points(row):
-      self._run.log({**values, 'step': step, '_timestamp': row['time']}, step=self._kept['points'])
+    for step, values in points:
+      self._run.log({**values, 'step': step, '_timestamp': wall_time}, step=self._kept['points'])
       self._kept['points'] += 1
-
-  def skip(self, row: Mapping[str, Any]):
-    for _ in self._curves.points(row):  # for means that later rows complete
-      pass
 
   def close(self):
     if self._run is not None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from dipaco_jax.core import extension, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import files, object_store
-from dipaco_jax.training import display, metrics_log, sink_mlflow, sink_wandb
+from dipaco_jax.training import curves, display, metrics_log, sink_mlflow, sink_wandb
 
 POLL_S = 0.5  # between looks at the rows
 CLOSE_S, STOP_S = 10.0, 3.0  # for the last rows, at the end of a run; and where it was stopped, or failed
@@ -85,8 +85,12 @@ def _make(name: str, settings: settings_lib.Settings) -> Made:
       built_in.check()
 
     def begin(kept: dict[str, Any]) -> Taker:
-      sink = built_in.Sink(settings, kept)
-      return Taker(sink.write, sink.skip, sink.close)
+      sink, seen = built_in.Sink(settings, kept), curves.CurvesOfStages()
+
+      def write(row: Row):
+        sink.write(row['time'], seen.points(row))
+
+      return Taker(write, lambda row: list(seen.points(row)), sink.close)  # means that later rows complete
 
     return Made(name, begin, built_in.SETTLES_S)
   made: Sink = extension.make('metrics.sinks', name, settings.metrics)
