@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ASIDE = re.compile(r'\.(.+)\.\d+')  # the names that `beside` gives
+WRITES = 5  # of a file, where another process tidies
 
 Data = bytes | memoryview
 
@@ -25,18 +26,24 @@ def read_file(path: Path) -> memoryview:
 def write_file(path: Path, *parts: Data | str, publish: Callable[[Path, Path], None] | None = None):
   """Writes a file of these parts, text in UTF-8, atomically: under a temporary name, synced, then renamed.
 
-  The folder is made if it is absent. `publish` gives the file its name (from, to); None: `os.replace`.
+  The folder is made if it is absent. `publish` gives the file its name (from, to); None: `os.replace`. What another
+  process has tidied away before it had its name is written again.
   """
-  path.parent.mkdir(parents=True, exist_ok=True)
-  aside = beside(path)
-  try:
-    with open(aside, 'wb') as f:
-      f.writelines(part.encode() if isinstance(part, str) else part for part in parts)
-      f.flush()
-      os.fsync(f.fileno())
-    (publish or os.replace)(aside, path)
-  finally:
-    aside.unlink(missing_ok=True)
+  for attempts_left in reversed(range(WRITES)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = beside(path)
+    try:
+      with open(aside, 'wb') as f:
+        f.writelines(part.encode() if isinstance(part, str) else part for part in parts)
+        f.flush()
+        os.fsync(f.fileno())
+      (publish or os.replace)(aside, path)
+      break
+    except FileNotFoundError:
+      if not attempts_left:
+        raise
+    finally:
+      aside.unlink(missing_ok=True)
   sync(path.parent)
 
 
@@ -76,7 +83,7 @@ def complete_files(folder: Path) -> list[Path]:
 
 
 def tidy(folder: Path):
-  """Removes what killed processes left aside below a directory, in which nobody may be writing."""
+  """Removes what killed processes left aside below a directory; `write_file` writes again what it was about to name."""
   for file in list(folder.rglob('*')):
     if written_as(file) != file and file.is_file():
       file.unlink(missing_ok=True)

@@ -86,7 +86,7 @@ class Storage:
     return self.retry(prefix, lambda: sorted(self.backend.names(prefix)))
 
   def tidy(self, prefix: str):
-    """Removes what killed writers left below a folder, '' for all, in which nobody may be writing."""
+    """Removes what killed writers left below a folder, '' for all."""
     self.retry(prefix, lambda: self.backend.tidy(prefix))
 
   def local_path(self, name: str) -> Path | None:

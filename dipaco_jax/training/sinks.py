@@ -40,7 +40,7 @@ class Sink(Protocol):
     """Takes a row; an error leaves the sink out, until the command is started again."""
 
   def close(self) -> Any:
-    """Is called after the last row."""
+    """Is called after the last row, or after an error."""
 
 
 class Taker(NamedTuple):
@@ -151,7 +151,19 @@ class Feeder(threading.Thread):
     self._kept = self._memory.load(self.sink)
     taken = self._kept.setdefault('rows', {})
     taker = self._made.begin(self._kept)
+    try:
+      self._note(at_once=True)
+      self._hand_over(taker, taken)
+    except Exception:
+      with contextlib.suppress(Exception):  # the first error is the one to tell
+        taker.close()
+      raise
+    if not self.abandoned:
+      taker.close()
     self._note(at_once=True)
+
+  def _hand_over(self, taker: Taker, taken: dict[str, list]):
+    """Hands the sink all rows but those that it has taken."""
     with contextlib.closing(self._rows):
       for row in self._new_rows():
         if is_before(row, taken):
@@ -162,9 +174,6 @@ class Feeder(threading.Thread):
           advance(taken, row)
         finally:
           self._note()
-    if not self.abandoned:
-      taker.close()
-    self._note(at_once=True)
 
   def _new_rows(self) -> Iterator[Row]:
     """Yields each row once, though the record may be rewound; ends after a look that began when it was to end."""

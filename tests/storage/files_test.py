@@ -46,6 +46,30 @@ def test_what_is_written_aside_is_not_listed_and_is_tidied_up(tmp_path):
   assert sorted(file for file in tmp_path.rglob('*') if file.is_file()) == whole
 
 
+@pytest.mark.parametrize('times', [1, 2])
+def test_what_was_tidied_away_while_it_was_written_is_written_again(tmp_path, monkeypatch, times):
+  real, left = os.fsync, [None] * times
+
+  def meanwhile(handle):
+    real(handle)
+    if left:
+      left.pop()
+      files.tidy(tmp_path)
+
+  monkeypatch.setattr(os, 'fsync', meanwhile)
+  files.write_file(tmp_path / 'file', b'whole')
+  assert (tmp_path / 'file').read_bytes() == b'whole' and os.listdir(tmp_path) == ['file']
+
+
+def test_what_can_never_be_named_is_an_error(tmp_path):
+  def publish(aside, path):
+    raise FileNotFoundError(path)
+
+  with pytest.raises(FileNotFoundError, match='file'):
+    files.write_file(tmp_path / 'file', b'', publish=publish)
+  assert not os.listdir(tmp_path)
+
+
 def test_a_directory_is_replaced_whole(tmp_path):
   for text in ('one', 'two'):
     (tmp_path / 'aside').mkdir()

@@ -154,7 +154,7 @@ def test_an_error_is_one_warning_and_the_sink_goes_on_with_the_next_start(tmp_pa
   [said] = caplog.messages
   assert said.startswith(f'config.metrics.sinks: {module}:Sink is left out from here on: ValueError: no space at')
   assert f'(line 13 of {tmp_path / module}.py)' in said and 'secret' not in said
-  assert not (tmp_path / 'my_run.jsonl').exists() and not (tmp_path / 'closed').exists()
+  assert not (tmp_path / 'my_run.jsonl').exists() and (tmp_path / 'closed').exists()
   (tmp_path / 'raise').unlink()
   with fed():
     pass
