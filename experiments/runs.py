@@ -100,7 +100,7 @@ def config_digest(s: settings.Settings) -> str:
   """A field that is added with a default changes no digest."""
   default = fields.flatten(settings.Settings().to_dict())
   changed = {k: v for k, v in fields.flatten(s.to_dict()).items() if k not in default or v != default[k]}
-  changed = {k: v for k, v in changed.items() if not k.startswith(NOT_IN_DIGEST)}
+  changed = {k: v for k, v in changed.items() if not k.startswith(NOT_IN_DIGEST) and k != 'model.attention'}
   return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
 
 

@@ -72,7 +72,17 @@ class Model:
   dtype: str = field(
     'auto', "of compute; 'auto': float32 on CPU; parameters are float32", choices='auto float32 bfloat16'
   )
-  attention: str = field('auto', 'splash is for TPUs, flash and cudnn for GPUs', choices='auto xla flash cudnn splash')
+  attention: str = field(
+    'auto',
+    'splash is for TPUs, flash and cudnn for GPUs, blocked for CPUs',
+    choices='auto xla blocked flash cudnn splash',
+  )
+  product_dtype: str = field(
+    'auto',
+    "in which products of bfloat16 are summed; 'auto': float32 on CPU",
+    choices='auto float32 bfloat16',
+    added=True,
+  )
   layers: str = field('auto', "'scanned': one block is compiled for all", choices='auto scanned unrolled')
   remat: str = field('none', "'dots' keeps what matrix products, splash and flash make", choices='none full dots')
   loss_chunk: int = field(1024, 'tokens whose logits exist at one time')

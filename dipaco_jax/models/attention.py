@@ -5,6 +5,7 @@ The root may be that of another number; scores may be capped, c tanh(x / c), and
 splash   JAX's in Pallas, on TPU: blocks above the diagonal are never computed, and no [L, L] scores are in memory
 flash    ours in Pallas, on GPU in 16 bits: the same, and blocks of other segments are not computed either
 cudnn    JAX's on GPU in 16 bits, with an [L, L] mask
+blocked  ours in plain operations, for CPU: keys after a block of queries are left out, and its weights kept
 xla      anywhere, with an [L, L] mask
 """
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dipaco_jax.models import flash
+from dipaco_jax.models import blocked, flash
 
 LANES = 128  # of a TPU; splash takes multiples of it as lengths
 BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
@@ -89,7 +90,7 @@ def attend(
     q_BLHK, k_BLGK, v_BLGK: queries, keys and values; G divides H.
     segments_BL: segment ids; tokens attend to earlier ones of their own segment, which lie next to each other.
     kernel: `attention` of settings.Model. 'xla' stands in where 'splash' (lengths that are no multiple of LANES) or
-      'flash' (`flash.takes`) cannot compute it, nor 'flash' and 'cudnn' capped scores.
+      'flash' (`flash.takes`) cannot compute it, nor 'flash', 'cudnn' and 'blocked' capped scores.
     scores: how queries and keys are scored.
   """
   length = q_BLHK.shape[1]
@@ -97,6 +98,8 @@ def attend(
     return splash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores)
   if kernel == 'flash' and flash.takes(q_BLHK) and not scores.cap:
     return flash.flash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores.window, scores.factor(q_BLHK.shape[3]))
+  if kernel == 'blocked' and not scores.cap:
+    return blocked.blocked(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores.window, scores.factor(q_BLHK.shape[3]))
   same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]
   seen_LL = jnp.tril(jnp.ones((length, length), bool))
   if 0 < scores.window < length:

@@ -25,7 +25,8 @@ from flax import linen as nn
 from dipaco_jax.core import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import attention, rotary
-from dipaco_jax.models.layers import MLP, Layer, RMSNorm, layer, make_norm, scaled_normal
+from dipaco_jax.models.layers import MLP, Layer, RMSNorm, is_wide, layer, make_norm, scaled_normal
+from dipaco_jax.models.products import product
 
 NAME = 'model.block'  # the field
 
@@ -56,12 +57,12 @@ class Attention(nn.Module):
     attended_BLHK, cache = attention.attend_cached(
       q_BLHK, k_BLGK, v_BLGK, positions_BL, segments_BL, cache, c.attention, scores
     )
-    return jnp.einsum('BLHK,HKD->BLD', attended_BLHK, self.o.astype(c.dtype)), cache
+    return product('BLHK,HKD->BLD', attended_BLHK, self.o, is_wide(c)), cache
 
   def qkv(self, x_BLD: jax.Array, angles: rotary.Angles) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns queries, keys and values, [B, L, H or G, K] each, the first two normed and turned."""
-    weights = (w.astype(self.config.dtype) for w in (self.q, self.k, self.v))
-    found = [jnp.einsum('BLD,DHK->BLHK', x_BLD, w_DHK) for w_DHK in weights]
+    wide = is_wide(self.config)
+    found = [product('BLD,DHK->BLHK', x_BLD, w_DHK, wide) for w_DHK in (self.q, self.k, self.v)]
     for i, bias in enumerate(self.biases):
       found[i] += bias.astype(self.config.dtype).reshape(found[i].shape[2:])
     q_BLHK, k_BLGK, v_BLGK = found

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from dipaco_jax.core import settings
+from dipaco_jax.models.products import product
 
 
 class Layer(NamedTuple):
@@ -58,6 +59,11 @@ GATES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+def is_wide(c: settings.Model) -> bool:
+  """Returns whether products of 16 bits are computed into float32."""
+  return c.product_dtype == 'float32'
+
+
 class MLP(nn.Module):
   """SwiGLU: (silu(x gate) * (x up)) down; or with gelu (arXiv 2002.05202)."""
 
@@ -66,7 +72,7 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
     c, D, F = self.config, self.config.width, self.config.mlp_dim
-    gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)).astype(c.dtype) for name in ('gate', 'up'))
-    down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D)).astype(c.dtype)
-    gate_BLF = GATES[c.activation](jnp.einsum('BLD,DF->BLF', x_BLD, gate_DF))
-    return jnp.einsum('BLF,FD->BLD', gate_BLF * jnp.einsum('BLD,DF->BLF', x_BLD, up_DF), down_FD)
+    gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)) for name in ('gate', 'up'))
+    down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D))
+    gate_BLF, up_BLF = (product('BLD,DF->BLF', x_BLD, w_DF, is_wide(c)) for w_DF in (gate_DF, up_DF))
+    return product('BLF,FD->BLD', GATES[c.activation](gate_BLF) * up_BLF, down_FD, is_wide(c))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from dipaco_jax.core.grid import largest_divisor
 from dipaco_jax.models import transformer
+from dipaco_jax.models.products import into_float32
 from dipaco_jax.models.transformer import Params, Transformer
 
 
@@ -31,7 +32,7 @@ def into_chunks(x: jax.Array, chunk: int) -> jax.Array:
 
 
 def _chunk_nll(x_CD: jax.Array, head_DV: jax.Array, targets_C: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  logits_CV = jnp.einsum('CD,DV->CV', x_CD, head_DV, preferred_element_type=jnp.float32)
+  logits_CV = into_float32('CD,DV->CV', x_CD, head_DV)
   log_z_C = jax.nn.logsumexp(logits_CV, axis=-1)
   return log_z_C - jnp.take_along_axis(logits_CV, targets_C[:, None], axis=-1)[:, 0], logits_CV, log_z_C
 
@@ -77,8 +78,8 @@ def _forward(
     nll_C, logits_CV, log_z_C = _chunk_nll(x_CD, head_DV, targets_C)
     onehot_CV = jax.nn.one_hot(targets_C, head_DV.shape[1], dtype=jnp.float32)
     dlogits_CV = ((jnp.exp(logits_CV - log_z_C[:, None]) - onehot_CV) * weights_C[:, None]).astype(x_CD.dtype)
-    dx_CD = jnp.einsum('CV,DV->CD', dlogits_CV, head_DV)
-    dhead_DV += jnp.einsum('CD,CV->DV', x_CD, dlogits_CV, preferred_element_type=jnp.float32)
+    dx_CD = into_float32('CV,DV->CD', dlogits_CV, head_DV).astype(x_CD.dtype)
+    dhead_DV += into_float32('CD,CV->DV', x_CD, dlogits_CV)
     return (loss + jnp.sum(nll_C * weights_C), dhead_DV), dx_CD
 
   start = (jnp.zeros((), jnp.float32), jnp.zeros(head_DV.shape, jnp.float32))

@@ -156,9 +156,11 @@ def make_model(config: settings.Model, vocab_size: int) -> Transformer:
 def for_device(config: settings.Model, platform: str) -> settings.Model:
   """Replaces 'auto' in a config by what it means on 'cpu', 'tpu' or the 'gpu' at hand."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
-  kernel = 'splash' if platform == 'tpu' else 'flash' if platform == 'gpu' and flash.runs_here() else 'xla'
+  gpus = 'flash' if platform == 'gpu' and flash.runs_here() else 'xla'
+  kernel = {'tpu': 'splash', 'cpu': 'blocked'}.get(platform, gpus)
   layers = 'scanned' if platform == 'tpu' else 'unrolled'
-  chosen = {'dtype': dtype, 'attention': kernel, 'layers': layers}
+  products = 'float32' if platform == 'cpu' else 'bfloat16'
+  chosen = {'dtype': dtype, 'attention': kernel, 'layers': layers, 'product_dtype': products}
   unset: Any = {name: x for name, x in chosen.items() if getattr(config, name) == 'auto'}
   return dataclasses.replace(config, **unset)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax.models import attention, transformer
+from dipaco_jax.models import attention, blocked, transformer
 
 SHAPE = 2, 256, 3, 64  # B, L, H, K
 
@@ -37,6 +37,7 @@ def plain(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores=attention.PLAIN):
 
 KERNELS = {
   'xla': functools.partial(attention.attend, kernel='xla'),
+  'blocked': functools.partial(attention.attend, kernel='blocked'),
   'splash': functools.partial(attention.splash, interpret=True),
 }
 
@@ -57,12 +58,12 @@ def grouped(qkv):
 @pytest.mark.parametrize('scores', SCORES)
 def test_kernels_follow_the_equation(kernel, scores):
   qkv, segments_BL, _ = inputs()
-  for found in (qkv, grouped(qkv)) if kernel == 'xla' or scores != attention.PLAIN else (qkv,):
+  for found in (qkv, grouped(qkv)) if kernel != 'splash' or scores != attention.PLAIN else (qkv,):
     ours = KERNELS[kernel](*found, segments_BL, scores=scores)
     np.testing.assert_allclose(ours, plain(*found, segments_BL, scores), atol=2e-5)
 
 
-@pytest.mark.parametrize('scores', [attention.PLAIN, SCORES[-1]])
+@pytest.mark.parametrize('scores', [attention.PLAIN, SCORES[1], SCORES[-1]])
 def test_gradients_of_the_kernels_agree(scores):
   qkv, segments_BL, weight = inputs()
   qkv = qkv if scores == attention.PLAIN else grouped(qkv)
@@ -70,8 +71,48 @@ def test_gradients_of_the_kernels_agree(scores):
     jax.jit(jax.grad(lambda q, k, v, f=f: jnp.sum(weight * f(q, k, v, segments_BL, scores=scores)), (0, 1, 2)))(*qkv)
     for f in KERNELS.values()
   ]
-  for ours, theirs in zip(*found, strict=True):
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+  for of_xla, *others in zip(*found, strict=True):
+    for ours in others:
+      np.testing.assert_allclose(ours, of_xla, atol=1e-4)
+
+
+@pytest.mark.parametrize('window', [0, 1, 70])
+@pytest.mark.parametrize('length', [1, 63, 65, 600])
+def test_blocks_hold_all_that_is_seen_and_little_more(length, window):
+  computed = np.zeros((length, length), int)
+  for queries, keys in blocked.spans(length, window):
+    computed[queries, keys] += 1
+  seen = np.tril(np.ones((length, length), int))
+  seen = seen - np.tril(seen, -window) if window else seen
+  assert computed.max() == 1 and (computed >= seen).all()
+  assert length < 600 or computed.sum() <= (0.57 if window == 0 else 0.25) * length**2
+
+
+@pytest.mark.parametrize('length', [1, 63, 100, 256])
+def test_blocks_of_any_length_follow_the_equation(length):
+  (q, k, v), segments_BL, _ = inputs()
+  cut = [x[:, :length] for x in (q, k, v, segments_BL)]
+  np.testing.assert_allclose(KERNELS['blocked'](*cut), plain(*cut), atol=2e-5)
+
+
+def test_no_bit_of_another_segment_or_of_a_later_token_is_seen_by_blocks():
+  (q, k, v), segments_BL, _ = inputs()
+  before = KERNELS['blocked'](q, k, v, segments_BL)
+  other = (segments_BL == 2)[..., None, None] | (jnp.arange(SHAPE[1]) >= 200)[:, None, None]
+  after = KERNELS['blocked'](*(jnp.where(other, 1e6, x) for x in (q, k, v)), segments_BL)
+  np.testing.assert_array_equal(np.where(other, 0, before), np.where(other, 0, after))
+
+
+def test_blocks_in_16_bits_are_close():
+  (q, k, v), segments_BL, weight = inputs()
+
+  def gradients(dtype, kernel):
+    loss = lambda *qkv: jnp.sum(weight * KERNELS[kernel](*(x.astype(dtype) for x in qkv), segments_BL))  # noqa: E731
+    return jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
+
+  for ours, theirs in zip(gradients('bfloat16', 'blocked'), gradients('float32', 'xla'), strict=True):
+    # the factors' rounding, 2^-9 each, in sums of two products in a row
+    assert np.linalg.norm(ours - theirs) < 4 * 2**-9 * np.linalg.norm(theirs)
 
 
 def test_lengths_that_splash_does_not_take_are_computed_too():

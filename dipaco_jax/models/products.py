@@ -1,0 +1,46 @@
+"""Matrix products of 16 bits, computed into float32 and rounded: on CPUs that multiply them, twice as fast or more."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def product(spec: str, x: Array, w: Array, wide: bool) -> Array:
+  """Returns einsum(spec, x, w) in the dtype of x, to which w is rounded.
+
+  Args:
+    spec: of `jnp.einsum`, with two operands, in which no index stands in one place only.
+    x: activations.
+    w: a matrix, float32 or in the dtype of x; its gradient has its dtype.
+    wide: products of 16 bits are computed into float32, those of gradients too, so that that of w isn't rounded.
+  """
+  if wide and x.dtype.itemsize == 2:
+    return _wide(spec, x, w)
+  return jnp.einsum(spec, x, w.astype(x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _wide(spec: str, x: Array, w: Array) -> Array:
+  return into_float32(spec, x, w.astype(x.dtype)).astype(x.dtype)
+
+
+def _forward(spec: str, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+  return _wide(spec, x, w), (x, w)
+
+
+def _backward(spec: str, factors: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+  x, w = factors
+  inputs, result = spec.split('->')
+  of_x, of_w = inputs.split(',')
+  dx = into_float32(f'{result},{of_w}->{of_x}', g, w.astype(x.dtype)).astype(x.dtype)
+  return dx, into_float32(f'{of_x},{result}->{of_w}', x, g).astype(w.dtype)
+
+
+_wide.defvjp(_forward, _backward)
+
+
+def into_float32(spec: str, x: Array, y: Array) -> Array:
+  """Returns einsum(spec, x, y) as float32."""
+  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
