@@ -32,7 +32,9 @@ flags.DEFINE_string('config', None, 'A config: a file, or one that comes with th
 flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
 flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
-flags.DEFINE_string('topology', None, 'With --compile_only: a TPU, as v5e:16x16, or v5e:8x8*4 for four slices of that.')
+flags.DEFINE_string(
+  'topology', None, 'With --compile_only: a TPU, as v5e:16x16, or v5e:8x8*4 for four slices; several with commas.'
+)
 flags.DEFINE_bool('distributed', False, 'One of several processes of a job that all see the workdir, or of one worker.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
@@ -151,14 +153,19 @@ def compile_only(settings: settings_lib.Settings):
   os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax.planning import dry_run, topology
+    from dipaco_jax.planning import cost_text, dry_run, topology
     from dipaco_jax.training import metrics_log, performance
 
-    there = topology.find_topology(FLAGS.topology)
-  with performance.watch_compilations(), display.doing(f'compiling for {FLAGS.topology}', tells=False):
-    found = dry_run.estimate(settings, there)
-  print(dry_run.to_text(found))
-  print(json.dumps(metrics_log.plain(found)))
+    names = FLAGS.topology.split(',')
+    there = [topology.find_topology(name) for name in names]
+  found = []
+  for one in there:
+    with performance.watch_compilations(), display.doing(f'compiling for {one.name}', tells=False):
+      found.append(metrics_log.plain(dry_run.estimate(settings, one)))
+  if len(found) == 1:
+    print(cost_text.to_text(found[0]), json.dumps(found[0]), sep='\n')
+  else:
+    print(cost_text.to_table(found), json.dumps({'topologies': found}), sep='\n')
 
 
 def run_role(settings: settings_lib.Settings):

@@ -330,6 +330,12 @@ class Settings:
     """Number of rounds of re-sharding."""
     return self.routing.rounds if self.routing.method == 'discriminative' else 0
 
+  def dense(self) -> 'Settings':
+    """Returns the settings of one model: the empty grid, and an outer step that only takes over what AdamW did."""
+    takes_over = Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
+    train = dataclasses.replace(self.train, schedule=(), paths_per_phase=0, learning_rate=0.0)
+    return dataclasses.replace(self, grid=(), levels=(('all', '.*', ()),), outer=takes_over, train=train)
+
   def batch_sizes(self, stage: str) -> dict[str, int]:
     """Rows per path that the devices inside a path divide among them, by the field that says so."""
     train = getattr(self, stage).batch_size

@@ -64,21 +64,14 @@ class Run:
 
   @functools.cached_property
   def base_programs(self) -> programs_lib.Programs:
-    """Programs of the base model: the empty grid, and an outer step that only takes over what AdamW did."""
-    return self._programs(self._dense, 'pretrain')
+    """Programs of the base model."""
+    return self._programs(self.settings.dense(), 'pretrain')
 
   @functools.cached_property
   def control_programs(self) -> programs_lib.Programs:
     """Programs of the dense control: those of the base model, unless a path's batches need other devices."""
-    made = self._programs(self._dense, 'train')
+    made = self._programs(self.settings.dense(), 'train')
     return self.base_programs if made.placement == self.base_programs.placement else made
-
-  @property
-  def _dense(self) -> settings_lib.Settings:
-    takes_over = settings_lib.Outer('sgd', 1.0, rescale=False, reweigh=False, exclude_above=0.0)
-    train = dataclasses.replace(self.settings.train, schedule=(), paths_per_phase=0, learning_rate=0.0)
-    levels = (('all', '.*', ()),)
-    return dataclasses.replace(self.settings, grid=(), levels=levels, outer=takes_over, train=train)
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))

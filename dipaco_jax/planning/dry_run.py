@@ -37,29 +37,40 @@ class DoesNotFit(Exception):
 
 
 def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
-  """Returns the figures by name, which `to_text` prints. Raises InputError where the devices do not take the grid."""
+  """Returns the figures by name, which `cost_text` prints. Raises InputError where the devices do not take the grid."""
   s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
   # Raises InputError where pretraining's batches do not divide.
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)
-  made = make_programs(s, topology)
+  made, base = make_programs(s, topology), base_programs(s, topology)
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {'topology': topology.name, 'chips': chips, 'chips_per_path': made.placement.data}
   found |= {'paths_in_turn': len(made.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes}
   try:
     compiled = compile_all(made)
+    alone = compile_all(base, PROGRAMS[:1]) if base else {}
   except DoesNotFit as e:
     found |= {'fits': False, 'hbm_bytes_per_chip': e.needed} | wire_needs.estimate(s, ())
     return found | {'what_fits': find_fitting_options(s, topology)}
   sent = traffic(made, compiled, topology)
   found |= memory_use(made, compiled) | sent | roofline.estimate_times(made, compiled['steps'], topology, sent)
+  if base:
+    found['pretrain'] = pretraining(base, alone, topology)
+  found |= roofline.whole_run(made, found)
   found |= slices_traffic(s, found, topology) | wire_needs.estimate(s, (found['step_s_low'], found['step_s_high']))
   found['fits'] = fits(found, topology)
   return found if found['fits'] else found | {'what_fits': find_fitting_options(s, topology)}
 
 
-def fits(memory: dict[str, Any], topology: Topology) -> bool:
+def pretraining(base: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
+  """Returns the figures of the base model's inner steps, called as those of the paths."""
+  sent = traffic(base, compiled, topology)
+  found = memory_use(base, compiled) | sent | roofline.estimate_times(base, compiled['steps'], topology, sent)
+  return {'chips': base.placement.data} | {name: x for name, x in found.items() if not name.startswith('outer')}
+
+
+def fits(found: dict[str, Any], topology: Topology) -> bool:
   """Returns whether a run's memory use leaves the runtime its share of a chip's memory."""
-  return memory['hbm_bytes_per_chip'] <= USABLE * topology.chip.hbm_bytes
+  return all(x['hbm_bytes_per_chip'] <= USABLE * topology.chip.hbm_bytes for x in (found, found.get('pretrain', found)))
 
 
 def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
@@ -67,6 +78,16 @@ def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Prog
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
   return programs.Programs(placement, layout, made, s)
+
+
+def base_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs | None:
+  """Returns the programs of the base model, None if there is no pretraining."""
+  if not s.pretrain.steps:
+    return None
+  s = s.dense()
+  evaluate = dataclasses.replace(s.evaluate, batch_size=s.batch_sizes('train')['evaluate.batch_size'])
+  train = dataclasses.replace(s.train, batch_size=s.pretrain.batch_size)
+  return make_programs(dataclasses.replace(s, train=train, evaluate=evaluate), topology)
 
 
 # -- compiling
@@ -168,7 +189,7 @@ def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, A
     'outer': bytes_on_chip(a.state) + waiting,
     'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting,
   }
-  needed = {name: held[name] + program_bytes(compiled[name]) for name in held}
+  needed = {name: held[name] + program_bytes(program) for name, program in compiled.items()}
   found = compiled['steps'].memory_analysis()
   own = found.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # counted under other names
   return {
@@ -211,7 +232,7 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
   slices = [number[device] for device in made.placement.mesh.devices.reshape(-1)]
   everybody = list(range(len(slices)))
   found: dict[str, Any] = {}
-  for name in ('steps', 'outer'):
+  for name in {'steps', 'outer'} & {*compiled}:
     count, size = dict.fromkeys(LINKS, 0), dict.fromkeys(LINKS, 0.0)
     for collective in hlo.collectives(compiled[name].as_text()):
       crossed = [slowest_link(made.placement.data, slices, group) for group in collective.groups or [everybody]]
@@ -220,7 +241,7 @@ def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topolog
       size[link] += collective.sent(len(everybody))
     found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
   crossing = found['steps_collectives']['grid'] + found['steps_collectives']['dcn']
-  sent = sum(found['outer_collective_bytes'].values())
+  sent = sum(found.get('outer_collective_bytes', {}).values())
   return found | {'inner_grid_collectives': crossing, 'outer_bytes_per_chip': sent}
 
 
@@ -250,8 +271,7 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
     if size < last:
       changed = dataclasses.replace(changed, evaluate=dataclasses.replace(s.evaluate, batch_size=size))
     try:
-      made = make_programs(changed, topology)
-      if fits(memory_use(made, compile_all(made)), topology):
+      if _fit(changed, topology):
         fewer = f' --config.train.batch_size={size} --config.evaluate.batch_size={size}' if size < last else ''
         return f'--config.model.remat={remat} --config.train.microbatch={microbatch}{fewer}'
     except (DoesNotFit, InputError):  # InputError: the batch is not a multiple of a path's devices
@@ -259,36 +279,8 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
   return ''
 
 
-def to_text(found: dict[str, Any]) -> str:
-  """Returns the figures as a table for people."""
-
-  def gib(num_bytes: float) -> str:
-    return f'{num_bytes / GIB:.2f} GiB'
-
-  lines = [
-    f'topology       {found["topology"]}: {found["chips"]} chips, {found["chips_per_path"]} to a path, '
-    f'{found["paths_in_turn"]} paths in turn on each',
-    f'HBM a chip     {gib(found["hbm_bytes_per_chip"])} of {gib(found["hbm_capacity_bytes"])}: '
-    f'{"fits" if found["fits"] else "does not fit"}',
-  ]
-  lines += [f'  {name:28} {gib(size)}' for name, size in found.get('hbm_bytes_by_kind', {}).items()]
-  if not found['fits']:
-    lines.append(f'what would fit: {found["what_fits"] or "a topology with more chips, so that a path has more"}')
-  if 'step_s_low' not in found:
-    return '\n'.join([*lines, *wire_needs.to_text(found)])
-  links = {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}
-  for name, words in (('steps', 'an inner step'), ('outer', 'an outer step')):
-    counts, sizes = found[f'{name}_collectives'], found[f'{name}_collective_bytes']
-    sent = ', '.join(f'{counts[link]} {links[link]}, {size / 1e6:,.1f} MB' for link, size in sizes.items())
-    lines.append(f'collectives    of {words}: {sent}')
-  if (between := found.get('slices_bytes_per_phase')) is not None:
-    lines.append(f'between slices {between / 1e6:,.1f} MB a phase, of all chips together, as float32')
-  lines += [
-    f'a step         {found["flops_per_step"]:.3g} FLOPs of a path; {found["step_s_low"]:.3g} to '
-    f'{found["step_s_high"]:.3g} s',
-    f'MFU            {found["mfu_low"]:.0%} to {found["mfu_high"]:.0%}; at least {found["tokens_per_s"]:,.0f} tokens/s',
-    f'outer step     {found["outer_bytes_per_chip"] / 1e6:,.1f} MB a chip, {found["outer_s"]:.3f} s',
-    f'whole run      {found["hours_low"]:,.1f} to {found["hours"]:,.1f} hours; {found["chip_hours"]:,.0f} chip hours',
-    *wire_needs.to_text(found),
-  ]
-  return '\n'.join(lines)
+def _fit(s: settings_lib.Settings, topology: Topology) -> bool:
+  """Returns whether pretraining and training fit. Raises DoesNotFit where the compiler cannot place a program."""
+  made, base = make_programs(s, topology), base_programs(s, topology)
+  found = memory_use(made, compile_all(made))
+  return fits(found | ({'pretrain': memory_use(base, compile_all(base, PROGRAMS[:1]))} if base else {}), topology)

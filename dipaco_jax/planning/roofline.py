@@ -19,7 +19,7 @@ from dipaco_jax.core import grid as grid_lib, inner, outer, settings as settings
 from dipaco_jax.models import attention, layers, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
-from dipaco_jax.training import mesh, performance, programs
+from dipaco_jax.training import performance, programs
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:
@@ -63,7 +63,7 @@ def _share_of_blocks(config: settings_lib.Model) -> float:
 
 
 def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
-  """Returns bounds of the seconds of a step, model FLOPs utilization, and hours of the whole run.
+  """Returns bounds of the seconds of a step, and model FLOPs utilization.
 
   `steps` is the compiled program of inner steps; `sent` are the bytes of collectives on a chip, by `dry_run.traffic`.
   """
@@ -74,26 +74,33 @@ def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
   k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
   upper = hlo.Traffic(steps.as_text()).computation_bytes() / k
-  moved = (sent[f'{name}_collective_bytes'] for name in ('steps', 'outer'))  # half of a chip's links send
+  nothing = {'data': 0.0, 'grid': 0.0, 'dcn': 0.0}  # without an outer step
+  moved = (sent.get(f'{name}_collective_bytes', nothing) for name in ('steps', 'outer'))  # half of a chip's links send
   sent_s, outer_s = (2 * (x['data'] + x['grid']) / chip.ici_bytes_per_s + x['dcn'] / DCN_BYTES_PER_S for x in moved)
   best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
   useful = performance.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
-  hours = [whole_run_s(made, second, outer_s) / 3600 for second in (best_s, worst_s)]
   return {
     'flops_per_step': flops * data, 'traffic_bytes_per_step': upper, 'step_s_low': best_s, 'step_s_high': worst_s,
     'mfu_low': useful / (worst_s * chip.flops), 'mfu_high': useful / (best_s * chip.flops),
     'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
-    'hours_low': hours[0], 'hours': hours[1], 'chip_hours': hours[1] * made.placement.mesh.devices.size,
   }  # fmt: skip
 
 
-def whole_run_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
-  """Returns the seconds of pretraining and of all phases: paths in turn, and the outer step; nothing else."""
-  s, rows_per_chip = made.settings, made.settings.train.batch_size / made.placement.data
-  alone = mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), list(made.placement.mesh.devices.reshape(-1)))
-  base_s = s.pretrain.steps * step_s * s.pretrain.batch_size / alone.data / rows_per_chip
+def whole_run(made: programs.Programs, found: dict[str, Any]) -> dict[str, float]:
+  """Returns bounds of the hours of the whole run, from its figures and those of its pretraining."""
+  base, chips = found.get('pretrain', {}), made.placement.mesh.devices.size
+  hours = {}
+  for name, bound in (('hours_low', 'low'), ('hours', 'high')):
+    pretrain_s = made.settings.pretrain.steps * base.get(f'step_s_{bound}', 0.0)
+    hours[name] = (pretrain_s + phases_s(made, found[f'step_s_{bound}'], found['outer_s'])) / 3600
+  return hours | {'chip_hours': hours['hours'] * chips}
+
+
+def phases_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
+  """Returns the seconds of all phases: paths in turn, and the outer step; nothing else."""
+  s = made.settings
   turns = [made.placement.paths(turn) for turn in made.placement.turns()]
   active = [outer.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
   num_turns = sum(bool(of_phase[paths].any()) for of_phase in active for paths in turns)
-  return base_s + num_turns * s.train.steps_per_phase * step_s + s.train.phases * outer_s
+  return num_turns * s.train.steps_per_phase * step_s + s.train.phases * outer_s

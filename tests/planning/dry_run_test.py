@@ -9,7 +9,7 @@ import jax
 import pytest
 import small
 
-from dipaco_jax.planning import dry_run, topology
+from dipaco_jax.planning import cost_text, dry_run, topology
 from dipaco_jax.training import metrics_log, performance
 
 CHIP = performance.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
@@ -33,7 +33,7 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
   json.dumps(metrics_log.plain(found))
-  text = dry_run.to_text(found)
+  text = cost_text.to_text(found)
   assert 'fits' in text and 'as islands' in text and 'line needed' in text and 'between slices' not in text
   own = sum(
     4 * math.prod(made.shapes[name].shape) for name, level in made.layout.owner.items() if sent[level.axes] == 0
@@ -50,6 +50,28 @@ def test_between_slices_go_inner_and_outer_steps_of_all_chips():
   assert dry_run.slices_traffic(s, found, here(4)) == {}
 
 
+def test_pretraining_is_compiled_too():
+  s = small.on_2x2(pretrain=dict(steps=10, batch_size=8))
+  found = dry_run.estimate(s, here())
+  base, without = found['pretrain'], dry_run.estimate(small.on_2x2(), here())
+  parameters = sum(4 * math.prod(x.shape) for x in small.make_programs(s, 4).shapes.values())
+  assert base['chips'] == 4 and base['inner_grid_collectives'] == 0
+  # gradients of all parameters, summed over the 4 devices of the one path: 2 (n - 1) / n of each byte, in each step
+  assert base['steps_collective_bytes']['data'] >= 1.5 * parameters > found['steps_collective_bytes']['data'] == 0
+  assert base['step_s_high'] > base['step_s_low'] > 0
+  more_s = 3600 * (found['hours'] - without['hours'])
+  assert more_s == pytest.approx(10 * base['step_s_high'], rel=1e-3) and 'pretrain' not in without
+  assert 'pretraining    on 4 chips' in cost_text.to_text(found)
+  small_chip = base['hbm_bytes_per_chip'] - 1
+  assert not dry_run.fits(
+    without | {'hbm_bytes_per_chip': 1, 'pretrain': base}, here(chip=CHIP._replace(hbm_bytes=small_chip))
+  )
+  header, *rows = cost_text.to_table([found, without | {'fits': False}]).splitlines()
+  assert (
+    header.startswith('topology') and len(rows) == 2 and 'does not fit' not in rows[0] and 'does not fit' in rows[1]
+  )
+
+
 @pytest.mark.slow
 def test_collectives_cross_what_lies_between_their_devices():
   s = small.on_2x2(mesh=dict(data=2))
@@ -58,14 +80,14 @@ def test_collectives_cross_what_lies_between_their_devices():
   found = dry_run.estimate(s, here(8, slices=2))
   assert found['steps_collectives']['dcn'] == 0 and found['outer_collectives']['dcn'] > 0
   assert found['slices_bytes_per_phase'] == 8 * found['outer_collective_bytes']['dcn'] > 0
-  assert f'{found["slices_bytes_per_phase"] / 1e6:,.1f} MB a phase' in dry_run.to_text(found)
+  assert f'{found["slices_bytes_per_phase"] / 1e6:,.1f} MB a phase' in cost_text.to_text(found)
 
 
 def test_what_does_not_fit_is_answered_with_what_would():
   needed = dry_run.estimate(small.on_2x2(), here())['hbm_bytes_per_chip']
   found = dry_run.estimate(small.on_2x2(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))
   assert not found['fits'] and '--config.train.microbatch=' in found['what_fits']
-  assert 'does not fit' in dry_run.to_text(found)
+  assert 'does not fit' in cost_text.to_text(found)
 
 
 @pytest.mark.parametrize('error, needed', [

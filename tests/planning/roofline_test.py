@@ -14,7 +14,16 @@ def test_turns_without_a_path_that_trains_take_no_time():
   of = dict(phases=3, steps_per_phase=5)
   for changes, turns in (({}, 4), ({'paths_per_phase': 1}, 1), ({'schedule': ((0, (0, 2)), (2, (0, 1, 2, 3)))}, 8 / 3)):
     made = small.make_programs(small.on_2x2(train=of | changes, pretrain=dict(steps=0)), 1)
-    assert roofline.whole_run_s(made, 1.0, 0.0) == pytest.approx(3 * 5 * turns)
+    assert roofline.phases_s(made, 1.0, 0.0) == pytest.approx(3 * 5 * turns)
+
+
+def test_the_whole_run_is_pretraining_and_phases():
+  made = small.make_programs(small.on_2x2(train=dict(phases=3, steps_per_phase=5), pretrain=dict(steps=7)), 4)
+  paths = dict(step_s_low=1.0, step_s_high=2.0, outer_s=0.5)
+  found = roofline.whole_run(made, paths | {'pretrain': dict(step_s_low=10.0, step_s_high=30.0)})
+  low, high = 7 * 10 + 3 * (5 + 0.5), 7 * 30 + 3 * (10 + 0.5)
+  assert {n: 3600 * x for n, x in found.items()} == pytest.approx(dict(hours_low=low, hours=high, chip_hours=4 * high))
+  assert roofline.whole_run(made, paths)['hours_low'] * 3600 == pytest.approx(3 * 5.5)
 
 
 WIDE = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, dtype='float32')
