@@ -1,7 +1,9 @@
 """8 fake CPU devices, quick compilation, and a fixture against mixing dtypes by accident."""
 
 import fcntl
+import gc
 import os
+import pathlib
 
 import quick_xla
 
@@ -18,6 +20,10 @@ LONGEST = (
   'resharding_round two_processes invariant_6_resume chaos benchmarks invariant_8_islands reuse stopped_islands '
   'worker_hosts bandwidth experiments local'
 ).split()
+
+
+MAPS = pathlib.Path('/proc/self/maps')  # on Linux, which lets a process have 65,530, and ends one that wants more
+MANY_MAPS = 20_000
 
 
 @pytest.fixture
@@ -48,6 +54,15 @@ def pytest_collection_modifyitems(config, items):
       if item.get_closest_marker('slow'):
         item.add_marker(slow)
   items.sort(key=lambda item: item.path.stem.removesuffix('_test') not in LONGEST)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def few_programs():
+  """Each program that XLA has compiled maps memory: where they are many, those of earlier files are forgotten."""
+  yield
+  if MAPS.exists() and MAPS.read_bytes().count(b'\n') > MANY_MAPS:
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_generate_tests(metafunc):
