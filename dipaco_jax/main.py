@@ -14,6 +14,7 @@ import pathlib
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -29,7 +30,8 @@ from dipaco_jax.training import display, processes, stopping
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
-flags.DEFINE_string('workdir', None, 'Where everything is kept; made if it is not there.')
+flags.DEFINE_string('workdir', None, 'Where everything is kept: a folder, made if it is not there, or s3:// or gs://.')
+flags.DEFINE_string('scratch', None, 'With a bucket: where on this machine it works; by default in ~/.cache.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
 flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
 flags.DEFINE_string(
@@ -47,8 +49,8 @@ flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when thi
 flags.DEFINE_bool('backup', False, 'With --role=worker: does abandoned tasks, and copies those of stragglers.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
-  'config', 'workdir', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes', 'process_id',
-  'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
+  'config', 'workdir', 'scratch', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes',
+  'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
 ONLY_WITH = {
   'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'),
@@ -83,7 +85,7 @@ def check_options(rest: list[str]):
   printable.check_name('--workdir', FLAGS.workdir or '', 4096)
   printable.check_name('--name', FLAGS.name)
   if FLAGS.workdir and not FLAGS.role:
-    command.check_workdir(FLAGS.workdir)
+    command.check_workdir(FLAGS.workdir, FLAGS.scratch, FLAGS.distributed)
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
@@ -107,10 +109,12 @@ def guarded(argv: list[str], signals: stopping.Signals):
     if FLAGS.compile_only:
       compile_only(settings)
     elif FLAGS.role:
-      with command.full_disk_told(FLAGS.workdir):
+      # What is fetched from a bucket is on this machine.
+      remote = '://' in FLAGS.workdir
+      with command.full_disk_told(f'TMPDIR={tempfile.gettempdir()}' if remote else f'--workdir={FLAGS.workdir}'):
         run_role(settings)
     else:
-      run_in(pathlib.Path(FLAGS.workdir), settings, signals)
+      run_in(FLAGS.workdir, settings, signals)
   except KeyboardInterrupt:
     signals.leave()
   except Exception as e:
@@ -134,7 +138,7 @@ def tell(argv: list[str]) -> bool:
   return True
 
 
-def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stopping.Signals):
+def run_in(workdir: str, settings: settings_lib.Settings, signals: stopping.Signals):
   """Trains as one job, and prints a summary."""
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
@@ -142,8 +146,8 @@ def run_in(workdir: pathlib.Path, settings: settings_lib.Settings, signals: stop
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     from dipaco_jax.command_line import whole_run
 
-  call = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
-  report = whole_run.train(workdir, settings, signals, call, FLAGS.reuse)
+  words = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
+  report = whole_run.train(whole_run.Call(workdir, words, FLAGS.reuse, FLAGS.scratch), settings, signals)
   if report:
     print_summary(workdir, report)
 
@@ -206,8 +210,11 @@ def end_with_parent(parent: int) -> None:
   os.kill(os.getpid(), signal.SIGTERM)
 
 
-def print_summary(workdir: pathlib.Path, r: dict[str, Any]):
+def print_summary(workdir: str, r: dict[str, Any]):
+  from dipaco_jax.command_line import bucket_run
   from dipaco_jax.reports import failures, headline
+
+  place = workdir.rstrip('/') if '://' in workdir else pathlib.Path(workdir)
 
   lines = [
     f'perplexity    {headline.with_interval(r["perplexity"], r["perplexity_interval"])}',
@@ -216,11 +223,12 @@ def print_summary(workdir: pathlib.Path, r: dict[str, Any]):
     f'validated on  {r["validation_tokens"]:,} tokens of {r["validation_documents"]:,} documents',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
-    f'report        {workdir / "report.html"}',
-    f'next          python -m dipaco_jax.generate --workdir={workdir} --prompt=TEXT',
+    f'report        {place}/report.html',
+    f'next          python -m dipaco_jax.generate --workdir={place} --prompt=TEXT',
   ]
   with contextlib.suppress(OSError):  # nobody reads it any more
-    print('\n'.join([*lines, *failures.in_words(failures.read_failures(workdir))]), flush=True)
+    here = bucket_run.folder_here(workdir, FLAGS.scratch)
+    print('\n'.join([*lines, *failures.in_words(failures.read_failures(here))]), flush=True)
 
 
 if __name__ == '__main__':

@@ -6,11 +6,12 @@ Examples:
     python -m dipaco_jax.report --workdir=DIR --workdir=DIR2       a table; compare.html and compare.png under --out
 """
 
+import contextlib
 import pathlib
 
 from absl import flags
 
-from dipaco_jax.command_line import command
+from dipaco_jax.command_line import bucket_run, command
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import run_report
 from dipaco_jax.training import display
@@ -39,12 +40,12 @@ def check_options(workdirs: list[str], out: str | None):
   """Raises InputError where a report of the workdirs cannot be made, or not be written to `out`."""
   places = [pathlib.Path(name).resolve() for name in workdirs]
   for i, name in enumerate(workdirs):
-    if '://' in name:
-      raise InputError(f'--workdir={name}: a report is made in a folder; one of islands is in their bucket at the end')
     if places[i] in places[:i]:
       raise InputError(f'--workdir={name} is named twice: a run is compared with others')
-    if ',' in name and not pathlib.Path(name).exists():
+    if ',' in name and '://' not in name and not pathlib.Path(name).exists():
       raise InputError(f'--workdir={name}: there is no such folder; name each run by a --workdir of its own')
+  if not out and len(workdirs) > 1 and '://' in workdirs[0]:
+    raise InputError('--out is missing: the folder for the comparison of runs in buckets')
   if out and len(workdirs) == 1:
     raise InputError(f'--out={out} is for several runs; that of one is in its --workdir')
   if out and pathlib.Path(out).exists() and not pathlib.Path(out).is_dir():
@@ -52,22 +53,37 @@ def check_options(workdirs: list[str], out: str | None):
 
 
 def main():
-  workdirs = [pathlib.Path(name) for name in flags.FLAGS.workdir]
-  if not workdirs:
+  places = flags.FLAGS.workdir
+  if not places:
     raise InputError('name a run with --workdir=DIR, or several to compare them')
-  check_options(flags.FLAGS.workdir, flags.FLAGS.out)
+  check_options(places, flags.FLAGS.out)
   command.quiet()
-  if len(workdirs) == 1:
+  if len(places) == 1:
     with display.doing('writing the report', tells=False):
-      run_report.write(workdirs[0])
-    print(f'{workdirs[0] / "report.html"}, beside it report.json and plots/')
+      write(places[0])
+    print(f'{places[0].rstrip("/")}/report.html, beside it report.json and plots/')
   else:
-    out = pathlib.Path(flags.FLAGS.out or workdirs[0])
-    print(compare(workdirs, out))
+    out = pathlib.Path(flags.FLAGS.out or places[0])
+    with contextlib.ExitStack() as stack:
+      print(compare([stack.enter_context(here(place)) for place in places], out))
     print(f'\n{out / "compare.html"}')
 
 
+def write(place: str):
+  """Writes the report of a run, in a folder or in a bucket."""
+  trees = 'base', 'modules', 'control/modules'  # of which it shows how far they are from each other
+  with here(place, *trees) as workdir:
+    run_report.write(workdir)
+    if '://' in place:
+      bucket_run.upload_pages(place, workdir)
+
+
+def here(place: str, *trees: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+  """Returns the folder of a run: the workdir, or a copy of what is in the bucket, with trees of these names."""
+  return bucket_run.copied(place, *trees) if '://' in place else contextlib.nullcontext(pathlib.Path(place))
+
+
 if __name__ == '__main__':
-  flags.DEFINE_multi_string('workdir', [], 'A run; give it several times to compare runs.')
+  flags.DEFINE_multi_string('workdir', [], 'A run, a folder, s3:// or gs://; several are compared.')
   flags.DEFINE_string('out', None, 'Where compare.html and compare.png go; by default the first workdir.')
   command.run(main)

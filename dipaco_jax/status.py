@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax.command_line import command
+from dipaco_jax.command_line import bucket_run, command
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
@@ -179,14 +179,16 @@ def main():
   named = '' if is_of_main and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
   if '://' in flags.FLAGS.workdir and not url:
-    raise InputError(f'--workdir={flags.FLAGS.workdir}: name its --registry, which knows where a run in a bucket is')
-  if url and not (workdir / 'report.json').exists():
+    place = flags.FLAGS.workdir.rstrip('/')
+    with bucket_run.copied(place) as copy:
+      print(status(copy).replace(str(copy), place))
+  elif url and not (workdir / 'report.json').exists():
     print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://
   else:
     print(status(workdir))
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run.')
+  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
   flags.DEFINE_string('registry', None, 'The registry of an islands run; by default registry.db in the workdir.')
   command.run(main)

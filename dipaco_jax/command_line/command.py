@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
@@ -17,6 +16,7 @@ from absl import app, flags
 import dipaco_jax
 from dipaco_jax.core import errors, fields, printable
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import object_store
 from dipaco_jax.training import display, processes, stopping
 
 TRY_AGAIN = 75  # exit status: the disk is full
@@ -68,14 +68,19 @@ def run(main: Callable[[], int | None]):
       app.run(guarded, flags_parser=parse)
 
 
-def check_workdir(workdir: str):
+def check_workdir(workdir: str, scratch: str | os.PathLike | None, distributed: bool = False):
   """Raises InputError where one job cannot keep a run under this name."""
   printable.check_name('--workdir', workdir, 4096)
-  if '://' in workdir:
+  if '://' not in workdir:
+    if scratch:
+      raise InputError(f'--scratch={scratch} is for a --workdir in a bucket: leave it out')
+    return
+  if distributed:
     raise InputError(
-      f'--workdir={workdir}: one job needs a file system: mount the bucket there, name a disk, or run as '
-      'islands, which keep their work in buckets (--role; docs/islands.md)'
+      f'--workdir={workdir}: the processes of one job need a disk that all see: name a folder there, or run as '
+      'islands, which share a bucket (--role; docs/islands.md)'
     )
+  object_store.open_storage(workdir)
 
 
 def check_reuse(reuse: str | os.PathLike | None):
@@ -85,15 +90,13 @@ def check_reuse(reuse: str | os.PathLike | None):
 
 
 @contextlib.contextmanager
-def full_disk_told(workdir: str) -> Iterator[None]:
-  """Raises Unavailable, which names the disk, where the block fails because one is full."""
+def full_disk_told(where: str) -> Iterator[None]:
+  """Raises Unavailable, which says where the disk is, where the block fails because it is full."""
   try:
     yield
   except Exception as e:
     if not errors.disk_is_full(e):
       raise
-    local = '://' not in workdir  # else what is fetched from it lies on this machine, in TMPDIR
-    where = f'--workdir={workdir}' if local else f'TMPDIR={tempfile.gettempdir()}'
     raise errors.Unavailable(f'the disk of {where} is full; run it again when there is space') from e
 
 

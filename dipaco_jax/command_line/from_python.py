@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import logging
 import os
-import pathlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -34,6 +33,7 @@ def train(
   overrides: Mapping[str, Any] | None = None,
   *,
   reuse: str | os.PathLike | None = None,
+  scratch: str | os.PathLike | None = None,
   progress: bool = True,
 ) -> dict[str, Any]:
   """Trains a DiPaCo from text to report, as the command does; returns what report.json holds.
@@ -43,16 +43,17 @@ def train(
   Args:
     config: as --config names it ('tiny', 'my/config.py:variant', 'upcycle:MODEL'); or Settings; or a dict or ConfigDict
       of their sections, in which what is left out has its default.
-    workdir: where everything is kept; made if it is not there.
+    workdir: where everything is kept: a folder, made if it is not there, or s3://BUCKET/... or gs://BUCKET/...
     overrides: fields of the config to change, as {'train.phases': 8, 'grid': {'a': 4}}; text is read as on the command
       line.
     reuse: a run whose base and shards are taken, as far as its settings are these.
+    scratch: with a bucket, the folder of this machine where the run works; by default in the user's cache.
     progress: whether to show on stderr how far the run is. Warnings are always logged.
 
   Raises:
     InputError: the config or the text is wrong: before any work, where that can be known. The message names the fix.
     Diverged: training cannot go on; earlier checkpoints remain.
-    Unavailable: the disk is full or gone.
+    Unavailable: the disk is full or gone, or the bucket cannot be written.
     KeyboardInterrupt: Ctrl-C, in the main thread; what was trained is saved. A second one does not wait for that.
     SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
   """
@@ -62,7 +63,7 @@ def train(
     raise InputError('another run trains in this process: wait for it, or train in a process of its own')
   try:
     place = os.fspath(workdir)
-    command.check_workdir(place)
+    command.check_workdir(place, scratch)
     command.check_reuse(reuse)
     settings = _settings(config, place, overrides or {})
     with _shown(progress), _logged(), stopping.interrupting(GOES_ON) as signals:
@@ -72,7 +73,8 @@ def train(
 
       _import_again(settings)
       with compilation_cache.set_back():
-        return whole_run.train(pathlib.Path(place), settings, signals, _call(config, place, overrides), reuse)
+        call = whole_run.Call(place, _call(config, place, overrides), reuse, scratch)
+        return whole_run.train(call, settings, signals)
   finally:
     _one.release()
 

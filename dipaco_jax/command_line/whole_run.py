@@ -4,14 +4,14 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from dipaco_jax.command_line import command
+from dipaco_jax.command_line import bucket_run, command
 from dipaco_jax.core import errors, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages
 from dipaco_jax.reports import live_report, run_report
-from dipaco_jax.storage import files, lock
+from dipaco_jax.storage import files, lock, mirror as mirror_lib
 from dipaco_jax.training import (
   compilation_cache,
   display,
@@ -24,20 +24,39 @@ from dipaco_jax.training import (
 )
 
 
-def train(
-  workdir: pathlib.Path,
-  settings: settings_lib.Settings,
-  signals: stopping.Signals,
-  call: str,
-  reuse: str | os.PathLike | None = None,
-) -> dict[str, Any]:
+class Call(NamedTuple):
+  """What the user has asked for beside the settings."""
+
+  workdir: str  # a folder, or the URL of a bucket
+  words: str  # the command or call, for command.txt
+  reuse: str | os.PathLike | None = None
+  scratch: str | os.PathLike | None = None  # with a bucket; see `bucket_run.scratch_parent`
+
+
+def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals) -> dict[str, Any]:
   """Checks everything that can be checked, then runs the stages that are not done; returns what report.json holds.
 
-  `call` is how the user has said this, for command.txt. Other processes of a job than the first get {}.
+  Other processes of a job than the first get {}.
 
-  Raises InputError; Unavailable where the disk is full or gone; Diverged; KeyboardInterrupt when it was stopped.
+  Raises InputError; Unavailable where the disk is full or gone, or the bucket; Diverged; KeyboardInterrupt when it was
+  stopped.
   """
-  with command.full_disk_told(str(workdir)), contextlib.ExitStack() as stack:
+  if '://' not in call.workdir:
+    with command.full_disk_told(f'--workdir={call.workdir}'):
+      return _train(pathlib.Path(call.workdir), call, settings, signals)
+  parent = bucket_run.scratch_parent(call.scratch)
+  with command.full_disk_told(f'--scratch={parent}'), bucket_run.opened(call.workdir, parent, settings) as mirror:
+    return _train(mirror.workdir, call, settings, signals, mirror)
+
+
+def _train(
+  workdir: pathlib.Path,
+  call: Call,
+  settings: settings_lib.Settings,
+  signals: stopping.Signals,
+  mirror: mirror_lib.Mirror | None = None,
+) -> dict[str, Any]:
+  with contextlib.ExitStack() as stack:
     with display.doing('looking for devices'):
       command.check_devices()
     first = processes.is_first()
@@ -45,16 +64,17 @@ def train(
     preflight.check_text(workdir, settings)
     with display.doing('looking at the model'):
       preflight.check_model(settings)
-    made = sinks.make(settings, workdir.resolve().name) if first else []
+    place = call.workdir.rstrip('/') if mirror else workdir.resolve()
+    made = sinks.make(settings, pathlib.Path(place).name) if first else []
     stack.enter_context(preflight.kept(workdir))
     if first:
       stack.enter_context(lock.hold(workdir))
-      preflight.settle_config(workdir, settings, call)
+      preflight.settle_config(workdir, settings, call.words)
     processes.barrier('config')
     compilation_cache.keep_in(workdir)
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
-      _run_stages(workdir, settings, signals, page.write_if_due, reuse)
+      _run_stages(workdir, settings, signals, page.write_if_due, call.reuse, mirror)
     page.close()
     report = _finish(workdir) if first else {}
     processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
@@ -67,6 +87,7 @@ def _run_stages(
   signals: stopping.Signals,
   evaluated: Callable[[], None],
   reuse: str | os.PathLike | None,
+  mirror: mirror_lib.Mirror | None,
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
   events = 'tensorboard' in settings.metrics.sinks
@@ -74,11 +95,18 @@ def _run_stages(
     metrics_log.Metrics(workdir, processes.is_first(), evaluated, events) as metrics,
     performance.watch_compilations() as compilations,
   ):
-    run = run_lib.Run(workdir, settings, metrics, compilations, signals.requested, signals.graceful)
+
+    def stop() -> bool:
+      if mirror:
+        mirror.check()
+      return signals.requested()
+
+    run = run_lib.Run(workdir, settings, metrics, compilations, stop, signals.graceful, mirror=mirror)
     preflight.note_environment(run)
     if reuse and processes.is_first():
       preflight.take_stages(run, pathlib.Path(reuse))
     processes.barrier('reuse')
+    run.publish()
     try:
       stages.run_all(run)
     except training_loop.Stopped:

@@ -21,7 +21,6 @@ import pathlib
 import secrets
 import shutil
 import socket
-import stat
 import tempfile
 from typing import Any
 
@@ -51,7 +50,7 @@ from dipaco_jax.islands.role_loop import Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib, stage_records
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import publishing
+from dipaco_jax.storage import files, publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 
@@ -193,19 +192,12 @@ def local_place(workdir: str) -> pathlib.Path:
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`. Raises InputError where another user may have written into it, or can.
-
-  Its name can be guessed, and compiled programs in it are run.
-  """
+  """Makes `local_place`. Raises InputError where another user may have written into it, or can."""
   place = local_place(workdir)
   if open_storage(workdir).local_path('here'):
     place.mkdir(parents=True, exist_ok=True)
-    return place
-  with contextlib.suppress(FileExistsError):
-    place.mkdir(mode=0o700)
-  found = place.lstat()
-  if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-    raise InputError(f'{place} is not a folder of this user alone (mode 700): remove it, or name another in TMPDIR')
+  else:
+    files.make_private_folder(place, 'TMPDIR')
   return place
 
 

@@ -102,8 +102,9 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
 def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
+  run.publish()
   with display.doing('looking for a checkpoint to go on from'):
-    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested)
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.mirror)
   with run.graceful(trainer.has_news):
     return trainer.train()
 

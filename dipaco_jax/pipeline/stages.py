@@ -64,6 +64,7 @@ def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run
       result['goodput'] = min(1.0, result['busy_s'] / elapsed())
   if processes.is_first():
     stage_records.write_record(run.workdir, run.settings, name, elapsed(), result)
+  run.publish()
 
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:

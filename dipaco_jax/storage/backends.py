@@ -45,6 +45,10 @@ class Folder:
     """Tells whether there is an object of this name."""
     return (self.root / name).is_file()
 
+  def changed(self, name: str) -> float:
+    """Returns when an object was written, in unix seconds. Raises FileNotFoundError."""
+    return (self.root / name).stat().st_mtime
+
   def delete(self, name: str):
     """Removes an object, which may be absent."""
     path = self.root / name
@@ -109,6 +113,9 @@ class Bucket:
       self.api.head(self.store, name)
       return True
     return False
+
+  def changed(self, name: str) -> float:
+    return self.api.head(self.store, name)['last_modified'].timestamp()
 
   def delete(self, name: str):
     with contextlib.suppress(FileNotFoundError):

@@ -1,14 +1,18 @@
 """Files and directories that are published whole or not at all: written aside, synced, renamed."""
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+
+from dipaco_jax.core.errors import InputError
 
 ASIDE = re.compile(r'\.(.+)\.\d+')  # the names that `beside` gives
 WRITES = 5  # of a file, where another process tidies
@@ -96,3 +100,16 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     with open(folder / name, 'rb') as f:
       found[name] = hashlib.file_digest(f, 'sha256').hexdigest()
   return found
+
+
+def make_private_folder(folder: Path, option: str):
+  """Makes a folder of this user alone. Raises InputError where another may have written into it, or can.
+
+  Its name can be guessed, and compiled programs in it are run. `option` is what names another place.
+  """
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  with contextlib.suppress(FileExistsError):
+    folder.mkdir(mode=0o700)
+  found = folder.lstat()
+  if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    raise InputError(f'{folder} is not a folder of this user alone (mode 700): remove it, or name another in {option}')

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +35,16 @@ def hold(workdir: Path) -> Iterator[None]:
     f.truncate(0)
     started = time.strftime('%Y-%m-%d %H:%M:%S')
     f.write(json.dumps({'pid': os.getpid(), 'host': socket.gethostname(), 'started': started}))
+    f.flush()
+    yield
+
+
+@contextlib.contextmanager
+def held_as(copy: Path, holder: Mapping[str, Any]) -> Iterator[None]:
+  """Has the copy of a workdir look as held by who holds the original."""
+  with open(copy / 'lock', 'w') as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    f.write(json.dumps(holder))
     f.flush()
     yield
 

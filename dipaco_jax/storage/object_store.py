@@ -77,6 +77,10 @@ class Storage:
     """Tells whether there is an object of this name."""
     return self.retry(name, lambda: self.backend.exists(checked_name(name)))
 
+  def changed(self, name: str) -> float:
+    """Returns when an object was written, in unix seconds. Raises FileNotFoundError."""
+    return self.retry(name, lambda: self.backend.changed(checked_name(name)))
+
   def delete(self, name: str):
     """Removes an object, which may be absent."""
     self.retry(name, lambda: self.backend.delete(checked_name(name)))
@@ -97,16 +101,26 @@ class Storage:
     """Returns an object's URL, for messages."""
     return f'{self.url}/{name}'
 
-  def upload_tree(self, folder: Path, prefix: str):
+  def upload_tree(self, folder: Path, prefix: str) -> str:
     """Publishes all complete files of a directory as `prefix`/..., then `prefix`.index.json with their sha256.
 
-    A directory in the storage itself is not written again. Up to `TRANSFERS` files are in memory together.
+    Returns the sha256 of the index. A directory in the storage itself is not written again. Up to `TRANSFERS` files are
+    in memory together.
     """
-    if not self._is_stored_as(prefix, folder):
+    if self._is_stored_as(prefix, folder):
+      index = tree_index(folder)
+    else:
+      names = [str(file.relative_to(folder)) for file in files.complete_files(folder)]
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-        names = files.complete_files(folder)
-        list(pool.map(lambda file: self.write(f'{prefix}/{file.relative_to(folder)}', file.read_bytes()), names))
-    self.write(f'{prefix}.index.json', tree_index(folder))  # after the files: with it the tree is whole
+        written = pool.map(lambda name: self.write(f'{prefix}/{name}', (folder / name).read_bytes()), names)
+        index = _to_index(dict(zip(names, written, strict=True)))
+    return self.write(f'{prefix}.index.json', index)  # after the files: with it the tree is whole
+
+  def delete_tree(self, prefix: str):
+    """Removes a directory that `upload_tree` published; its index first: what is half removed is not there."""
+    self.delete(f'{prefix}.index.json')
+    for name in self.names(prefix):
+      self.delete(name)
 
   def download_tree(self, prefix: str, folder: Path, sha256: str = ''):
     """Makes the directory that `upload_tree` published, whole or not at all, unless it is there already.
@@ -201,4 +215,8 @@ def tree_matches(folder: Path, sha256: str) -> bool:
 def tree_index(folder: Path) -> bytes:
   """Returns the index of a tree, as JSON: {name: sha256} of the files of a directory."""
   names = (str(file.relative_to(folder)) for file in files.complete_files(folder))
-  return json.dumps(files.digests(folder, names), indent=1).encode()
+  return _to_index(files.digests(folder, names))
+
+
+def _to_index(digests: dict[str, str]) -> bytes:
+  return json.dumps(digests, indent=1).encode()

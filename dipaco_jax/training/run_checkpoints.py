@@ -35,11 +35,16 @@ class RunCheckpoints:
   before anything is read. Every process reads its share of the files for that.
   """
 
-  def __init__(self, directory: pathlib.Path, keep: int, phase_updates: int = 1):
+  def __init__(
+    self, directory: pathlib.Path, keep: int, phase_updates: int = 1,
+    sealed: Callable[[pathlib.Path], object] | None = None,
+  ):  # fmt: skip
+    """`sealed` is called, by another thread, with each checkpoint that is whole on the disk."""
     import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
 
     self._ocp = ocp
     self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
+    self._sealed = sealed
     options = ocp.CheckpointManagerOptions(
       preservation_policy=self, enable_async_checkpointing=True, cleanup_tmp_directories=True
     )
@@ -80,6 +85,8 @@ class RunCheckpoints:
         names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
         found = json.dumps(files.digests(here, names), indent=1) + '\n'
         files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
+        if self._sealed:
+          self._sealed(here)
 
   def _tidy_seals(self):
     """Removes the seals of checkpoints that are gone."""

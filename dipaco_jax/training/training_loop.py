@@ -18,7 +18,7 @@ from dipaco_jax.core import screening, settings, streaming
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
-from dipaco_jax.storage import module_store, publishing, remedies, seals
+from dipaco_jax.storage import mirror as mirror_lib, module_store, publishing, remedies, seals
 from dipaco_jax.training import (
   evaluation,
   job as job_lib,
@@ -45,11 +45,15 @@ class Stopped(KeyboardInterrupt):
 class Trainer:
   """Runs a job from wherever its last checkpoint left it."""
 
-  def __init__(self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop):
-    """`stop` is asked after every dispatch whether to save and stop."""
+  def __init__(
+    self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop,
+    mirror: mirror_lib.Mirror | None = None,
+  ):  # fmt: skip
+    """`stop` is asked after every dispatch whether to save and stop; `mirror` is of the run's workdir, in a bucket."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
-    folder = workdir / 'checkpoints' / job.name
-    self.checkpoints = run_checkpoints.RunCheckpoints(folder, config.keep, job.phase_updates)
+    self.mirror, folder = mirror, workdir / 'checkpoints' / job.name
+    sealed = mirror.publish_checkpoint if mirror else None
+    self.checkpoints = run_checkpoints.RunCheckpoints(folder, config.keep, job.phase_updates, sealed)
     restored = train_state.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or train_state.new_state(job.programs, job.base)
     record = self.state.record
@@ -296,7 +300,10 @@ class Trainer:
     """Publishes modules, then the pointers, then deletes versions without pointers: no pointer ever dangles."""
     module_publishing.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
     if processes.is_first():
-      publishing.write_json(self.workdir / 'paths' / 'best.json', {'version': best, 'holdout_loss': losses})
+      pointers = self.workdir / 'paths' / 'best.json'
+      publishing.write_json(pointers, {'version': best, 'holdout_loss': losses})
+      if self.mirror:
+        self.mirror.publish(self.workdir / 'modules' / str(version), pointers)
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _due(self, dispatch: Dispatch) -> bool:

@@ -1,0 +1,86 @@
+"""The lock of a run in a bucket: an object that its holder writes anew every few seconds.
+
+A bucket forgets no lock when a process is killed. So whoever comes waits whether the object changes: a holder that does
+not write for SILENCE_S is gone. Should it only have been stopped for so long, it sees that another has come, and ends.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import object_store, retry, seals
+from dipaco_jax.storage.object_store import Storage
+
+NAME = 'lock'
+BEAT_S, SILENCE_S = 5.0, 20.0
+
+
+@contextlib.contextmanager
+def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -> Iterator[None]:
+  """Holds the lock of a run while the block runs.
+
+  A holder with the same id of a `scratch` is gone, as one process of a machine works there at a time. `lost` is called,
+  by another thread, when another process has taken the lock away. Raises InputError that names who holds it.
+  """
+  while (there := read(storage)) and there.get('scratch') != scratch:
+    if not _changes(storage, there):
+      break
+  mine = {'pid': os.getpid(), 'host': socket.gethostname(), 'started': time.strftime('%Y-%m-%d %H:%M:%S')}
+  mine |= {'scratch': scratch, 'process': secrets.token_hex(8)}
+
+  def beat():
+    storage.write(NAME, seals.dumps(mine | {'time': time.time()}).encode())
+
+  def is_ours() -> bool:
+    return (there := read(storage)) is None or there.get('process') == mine['process']
+
+  def beat_if_ours():
+    with contextlib.suppress(OSError):  # what is published meets the same error
+      if is_ours():
+        beat()
+      else:
+        lost(_in_use(storage, read(storage) or {}))
+
+  beat()
+  with retry.every(BEAT_S, beat_if_ours):
+    yield
+  with contextlib.suppress(OSError):
+    if is_ours():
+      storage.delete(NAME)
+
+
+def _changes(storage: Storage, there: dict[str, Any]) -> bool:
+  """Watches a lock until it is gone, and returns True, or is silent. Raises InputError where its holder is at work."""
+  deadline = time.monotonic() + SILENCE_S
+  while time.monotonic() < deadline:
+    time.sleep(1)
+    if (now := read(storage)) is None:
+      return True
+    if now != there:
+      raise _in_use(storage, now)
+  return False
+
+
+def _in_use(storage: Storage, holder: dict[str, Any]) -> InputError:
+  pid, host, started = map(holder.get, ('pid', 'host', 'started'))
+  words = f'is in use by process {pid} on {host} since {started}: wait for it, stop it, or choose another'
+  return InputError(f'--workdir={storage.url} {words}')
+
+
+def holder(storage: Storage) -> dict[str, Any] | None:
+  """Returns {pid, host, started} of who holds the lock of a run, by the clocks of both machines."""
+  there = read(storage)
+  return there if there and time.time() - there.get('time', 0) < 3 * SILENCE_S else None
+
+
+def read(storage: Storage) -> dict[str, Any] | None:
+  """Returns {pid, host, started, scratch, process, time} of the lock's last holder; None if it has given it back."""
+  try:
+    return seals.loads(bytes(storage.fetch(NAME))) or {}
+  except object_store.Missing:
+    return None

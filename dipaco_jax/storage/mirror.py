@@ -1,0 +1,245 @@
+"""A run whose workdir is a bucket: it works in a scratch folder of this machine, and a thread publishes what lasts.
+
+    SCRATCH/run/        the workdir, as on a disk
+    SCRATCH/id          the name of this scratch; the bucket's object `scratch` has that of the last one that published
+    SCRATCH/uploads/    hard links to what waits to be uploaded, which the run may remove or replace meanwhile
+
+Things are published in the order in which they came to be, each whole or not at all, and are removed from the bucket
+only after the next checkpoint is there. So the bucket is at every moment a workdir as it was at an earlier one, and a
+run that goes on from it does what one does that was killed then.
+"""
+
+import hashlib
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Sequence
+from concurrent import futures
+from pathlib import Path
+
+from dipaco_jax.core.errors import InputError, Unavailable
+from dipaco_jax.storage import bucket_lock, files, object_store, run_objects
+from dipaco_jax.storage.remedies import ISLANDS_MARK
+
+MARK = 'scratch'  # the object that names the scratch which published last
+ID, RUN, UPLOADS = 'id', 'run', 'uploads'
+
+
+def folder_of(url: str, parent: Path) -> Path:
+  """Returns the scratch folder of a run."""
+  return parent / f'dipaco_jax-{hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]}'
+
+
+class Mirror:
+  """Fetches what a run needs to go on, and publishes what it makes. `publish` and its like take a moment, not more."""
+
+  def __init__(self, storage: object_store.Storage, scratch: Path):
+    self.storage, self.scratch, self.workdir = storage, scratch, scratch / RUN
+    if not (name := scratch / ID).exists():
+      files.write_file(name, secrets.token_hex(8))
+    self.id = name.read_text()
+    self._published: dict[str, str] = {}  # what the bucket has: of trees the sha256 of their indices
+    self._left: list[str] = []  # checkpoints in the bucket that were not fetched
+    self._states: dict[str, tuple[int, ...]] = {}  # of files, as they were when they were published
+    self._begun = set[str]()  # trees that wait to be uploaded, or are
+    self._numbers = itertools.count()
+    self._uploads = futures.ThreadPoolExecutor(1, 'uploads')
+    self._waiting: dict[str, tuple[futures.Future, Path]] = {}  # the last checkpoint of each stage
+    self._marked = False
+    self._failed: Exception | None = None
+    shutil.rmtree(scratch / UPLOADS, ignore_errors=True)  # of a process that was killed
+
+  # -- from the bucket
+
+  def names(self) -> list[str]:
+    """Lists the objects of the run. Raises InputError where the bucket does not answer, or holds other things."""
+    names = self.storage.names('')
+    if ISLANDS_MARK in names:
+      raise InputError(f'--workdir={self.storage.url} is a run of islands: add its --role, or name another place')
+    if names and not {MARK, bucket_lock.NAME} & {*names}:
+      raise InputError(
+        f'--workdir={self.storage.url} holds other things ({names[0]}) than a run that was made there: name a place of '
+        'its own; a run that was copied to it goes on from a disk'
+      )
+    return names
+
+  def fetch_files(self, names: Sequence[str]):
+    """Fetches the files of a run, but trees. What another scratch has published since replaces all that is here."""
+    if MARK not in names or bytes(self.storage.fetch(MARK)).decode() != self.id:
+      for path in self.workdir.iterdir() if self.workdir.exists() else ():
+        if path.name != 'cache':
+          shutil.rmtree(path) if path.is_dir() else path.unlink()
+    wanted = run_objects.matching(names, run_objects.FIRST + run_objects.LAST)
+    self._published |= dict.fromkeys(wanted, '')
+    missing = [name for name in wanted if not (self.workdir / name).exists()]
+    run_objects.fetch_files(self.storage, missing, self.workdir)
+    self._states |= {name: _state(self.workdir / name) for name in missing if (self.workdir / name).exists()}
+
+  def fetch_trees(self, names: Sequence[str], is_finished: bool, all_checkpoints: bool):
+    """Fetches the trees that are needed to go on: of checkpoints the newest, unless all are asked for."""
+    others: list[str] = []
+    for name in run_objects.whole_trees(names):
+      is_needed = name == 'base' or 'modules/' in name or not (is_finished or run_objects.is_checkpoint(name))
+      if is_needed or (self.workdir / name).exists():
+        self._fetch_tree(name)
+      else:
+        others.append(name)
+    for newest_first in () if is_finished else run_objects.by_age(others):
+      self._fetch_checkpoints(newest_first, all_checkpoints)
+
+  def _fetch_checkpoints(self, newest_first: list[str], all_of_them: bool):
+    while newest_first:
+      name = newest_first.pop(0)
+      try:
+        self._fetch_tree(name)
+      except (object_store.Missing, object_store.Corrupt):
+        if not newest_first:
+          raise
+      else:
+        if not all_of_them:
+          break
+    self._left += newest_first
+
+  def _fetch_tree(self, name: str):
+    index = bytes(self.storage.fetch(f'{name}{run_objects.INDEX}'))
+    self._published[name] = sha256 = hashlib.sha256(index).hexdigest()
+    if not (self.workdir / name).exists():
+      self.storage.download_tree(name, self.workdir / name, sha256)
+
+  # -- to the bucket
+
+  def publish(self, *paths: Path):
+    """Publishes files and trees of the workdir as they are now, after all that was published before."""
+    self.check()
+    self._upload([str(path.relative_to(self.workdir)) for path in paths])
+
+  def publish_checkpoint(self, path: Path):
+    """Publishes a checkpoint after the metrics so far, in place of an earlier one that still waits.
+
+    Then removes from the bucket what was gone from the workdir when it was written, as older checkpoints.
+    """
+    name = str(path.relative_to(self.workdir))
+    folder, _, number = name.rpartition('/')
+    if folder in self._waiting:
+      earlier, links = self._waiting[folder]
+      if earlier.cancel():
+        shutil.rmtree(links, ignore_errors=True)
+    seals = run_objects.found(self.workdir, [f'{folder}.sha256/{number}/*.json'])
+    older = [left for left in self._left if left.startswith(f'{folder}/')]
+    self._waiting[folder] = self._upload(['metrics.jsonl', *seals, name], self._gone() + older)
+
+  def publish_all(self):
+    """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
+    self.check()
+    if not (self.workdir / 'config.json').exists():
+      return  # refused before any work
+    trains = any(name.startswith(('checkpoints/train/', 'modules/')) for name in self._published)
+    begun_anew = self._is_changed('config.json') and not trains
+    first = run_objects.found(self.workdir, run_objects.FIRST)
+    last = run_objects.found(self.workdir, run_objects.LAST + run_objects.PAGES)
+    trees = [n for n in run_objects.trees(self.workdir) if n not in self._published and n not in self._begun]
+    gone = self._gone()
+    if begun_anew:  # after a refusal: with another config, what is gone would be wrong
+      self._upload([], gone)
+    self._upload([n for n in first if self._is_changed(n)])
+    for name in trees:
+      self._upload([name])
+    for name in run_objects.newest_checkpoints(self.workdir):
+      if name not in self._published and name not in self._begun:
+        self.publish_checkpoint(self.workdir / name)
+    self._upload([n for n in last if self._is_changed(n)], gone)
+
+  def check(self):
+    """Raises what has gone wrong with an upload: nothing is published any more."""
+    if self._failed:
+      raise self._failed
+
+  def fail(self, error: Exception):
+    """Publishes nothing any more, as when another process has taken over the run."""
+    self._failed = self._failed or error
+
+  def wait(self):
+    """Waits until all is published; raises what has gone wrong."""
+    self._uploads.submit(lambda: None).result()
+    self.check()
+
+  def close(self):
+    self._uploads.shutdown()
+
+  def _gone(self) -> list[str]:
+    return [name for name in list(self._published) if not (self.workdir / name).exists()]
+
+  def _is_changed(self, name: str) -> bool:
+    return self._states.get(name) != _state(self.workdir / name)
+
+  def _upload(self, names: Sequence[str], gone: Sequence[str] = ()) -> tuple[futures.Future, Path]:
+    """Links files and trees aside, and has them uploaded; then those that are gone are removed from the bucket."""
+    links = self.scratch / UPLOADS / str(next(self._numbers))
+    there = [name for name in names if _link(self.workdir / name, links / name)]
+    for name in there:
+      if (links / name).is_dir():
+        self._begun.add(name)
+      else:
+        self._states[name] = _state(links / name)
+    return self._uploads.submit(self._put, links, there, gone), links
+
+  def _put(self, links: Path, names: Iterable[str], gone: Iterable[str]):
+    try:
+      if not self._failed and not self._marked:
+        self.storage.write(MARK, self.id.encode())
+        self._marked = True
+      for name in names:
+        if not self._failed:
+          (self._put_tree if (links / name).is_dir() else self._put_file)(name, links / name)
+      for name in gone:
+        if not self._failed:
+          self._remove(name)
+    except Exception as e:  # obstore raises many kinds
+      why = getattr(e, 'strerror', None) or e
+      words = f'{why}; run the same command again when the bucket can be written: what it lacks is in {self.scratch}'
+      self.fail(Unavailable(words))
+    finally:
+      shutil.rmtree(links, ignore_errors=True)
+
+  def _put_file(self, name: str, file: Path):
+    self.storage.write(name, file.read_bytes())
+    self._published[name] = ''
+
+  def _put_tree(self, name: str, folder: Path):
+    if before := self._published.get(name):
+      if object_store.tree_matches(folder, before):
+        return
+      self.storage.delete(f'{name}{run_objects.INDEX}')  # or it would be that of other files
+    self._published[name] = self.storage.upload_tree(folder, name)
+
+  def _remove(self, name: str):
+    if self._published.pop(name, None) == '':
+      self.storage.delete(name)
+    else:
+      self.storage.delete_tree(name)
+    self._states.pop(name, None)
+    self._begun.discard(name)
+    if name in self._left:
+      self._left.remove(name)
+
+
+def _link(source: Path, target: Path) -> bool:
+  """Links a file or a tree, or copies it where there are no hard links; returns False if it goes meanwhile."""
+  try:
+    for file in files.complete_files(source) if source.is_dir() else [source]:
+      link = target / file.relative_to(source)
+      link.parent.mkdir(parents=True, exist_ok=True)
+      try:
+        os.link(file, link)
+      except PermissionError:
+        shutil.copy2(file, link)
+  except FileNotFoundError:
+    shutil.rmtree(target, ignore_errors=True)
+    return False
+  return target.exists()
+
+
+def _state(file: Path) -> tuple[int, ...]:
+  found = file.stat()
+  return found.st_ino, found.st_size, found.st_mtime_ns

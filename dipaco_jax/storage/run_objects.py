@@ -1,0 +1,82 @@
+"""What lasts of a run: files, and trees that are published whole; their names in a workdir are those of its objects.
+
+All else in a workdir is made again where it is missing: parts, features, token losses, compiled programs.
+"""
+
+import concurrent.futures
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dipaco_jax.storage import files, object_store
+
+INDEX = '.index.json'  # of a tree, see object_store
+TREE = re.compile(
+  r'((?:control/)?(?:sequences|base|shards/(?:base|\d+)|routing/\d+|modules/\d+|checkpoints/\w+/\d+))(/.*|\.index\.json)?'
+)
+# Globs, in the order in which they are published: config.json is there before what depends on it, and records of stages
+# come after what they are about.
+FIRST = 'config.json', 'command.txt', 'environment.json', 'tokenizer*'
+TREES = 'sequences', 'shards/*', 'base', 'routing/*', 'modules/*', 'control/modules/*'
+LAST = (
+  'metrics.jsonl', 'checkpoints/*.sha256/*/*.json', 'control/checkpoints/*.sha256/*/*.json', 'paths/best.json',
+  'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/chooser.safetensors*', 'sinks/*', 'refused.txt',
+  'stages/*',
+)  # fmt: skip
+PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
+CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough
+
+
+def found(workdir: Path, patterns: Sequence[str]) -> list[str]:
+  """Lists the files of a workdir that match globs, in their order."""
+  paths = (path for pattern in patterns for path in sorted(workdir.glob(pattern)))
+  return [str(p.relative_to(workdir)) for p in paths if files.written_as(p) == p and p.is_file()]
+
+
+def trees(workdir: Path) -> list[str]:
+  """Lists the trees of a workdir but checkpoints."""
+  names = (str(path.relative_to(workdir)) for pattern in TREES for path in sorted(workdir.glob(pattern)))
+  return [name for name in names if TREE.fullmatch(name) and (workdir / name).is_dir()]
+
+
+def newest_checkpoints(workdir: Path) -> list[str]:
+  """Lists the newest checkpoint of each stage in a workdir."""
+  names = (str(path.relative_to(workdir)) for pattern in CHECKPOINTS for path in workdir.glob(pattern))
+  return [newest_first[0] for newest_first in by_age(name for name in names if TREE.fullmatch(name))]
+
+
+def whole_trees(names: Iterable[str]) -> list[str]:
+  """Lists the trees that are whole, of the names of all objects of a run."""
+  return [name.removesuffix(INDEX) for name in names if name.endswith(INDEX) and TREE.fullmatch(name)]
+
+
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+  """Lists those of the names of objects that match globs and are in no tree."""
+  parts = ('[^/]*'.join(map(re.escape, pattern.split('*'))) for pattern in patterns)
+  matches = re.compile('|'.join(parts)).fullmatch
+  return [name for name in names if matches(name) and not TREE.fullmatch(name)]
+
+
+def is_checkpoint(tree: str) -> bool:
+  return 'checkpoints/' in tree
+
+
+def by_age(checkpoints: Iterable[str]) -> Iterator[list[str]]:
+  """Yields the checkpoints of each stage, newest first."""
+  folders: dict[str, list[str]] = {}
+  for name in checkpoints:
+    folders.setdefault(name.rpartition('/')[0], []).append(name)
+  for names in folders.values():
+    yield sorted(names, key=lambda name: int(name.rpartition('/')[2]), reverse=True)
+
+
+def fetch_files(storage: object_store.Storage, names: Sequence[str], workdir: Path):
+  """Fetches objects into a workdir; one that goes at this moment is left out."""
+
+  def fetch(name: str):
+    with contextlib.suppress(object_store.Missing):
+      files.write_file(workdir / object_store.checked_name(name), storage.fetch(name))
+
+  with concurrent.futures.ThreadPoolExecutor(object_store.TRANSFERS) as pool:
+    list(pool.map(fetch, names))
