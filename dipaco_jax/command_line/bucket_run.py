@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import bucket_lock, files, lock, mirror as mirror_lib, object_store, remedies, run_objects
+from dipaco_jax.storage import (
+  bucket_lock,
+  files,
+  lock,
+  mirror as mirror_lib,
+  object_store,
+  remedies,
+  retry,
+  run_objects,
+)
 from dipaco_jax.training import display
 
 START_PATIENCE_S = 30  # for a bucket that does not answer before there is any work
@@ -66,8 +75,9 @@ def answering(storage: object_store.Storage) -> Iterator[None]:
   try:
     yield
   except OSError as e:
-    words = 'check the name of the bucket, the network and your credentials'
-    raise InputError(f'--workdir={storage.url}: {e.strerror or e}; {words}') from e
+    why = retry.first_line(e).partition(f'{storage.url}/: ')[2] or retry.first_line(e)
+    fix = 'check the name of the bucket, the network and your credentials'
+    raise InputError(f'--workdir={storage.url}: {why}; {fix}') from e
   finally:
     storage.patience_s = patience_s
 

@@ -168,7 +168,9 @@ class Mirror:
     self._uploads.shutdown()
 
   def _gone(self) -> list[str]:
-    return [name for name in list(self._published) if not (self.workdir / name).exists()]
+    """Lists what was published, or will be before what is published next, and is no longer in the workdir."""
+    names = {*list(self._published), *list(self._begun), *list(self._states)}
+    return [name for name in sorted(names) if not (self.workdir / name).exists()]
 
   def _is_changed(self, name: str) -> bool:
     return self._states.get(name) != _state(self.workdir / name)
@@ -214,14 +216,14 @@ class Mirror:
     self._published[name] = self.storage.upload_tree(folder, name)
 
   def _remove(self, name: str):
-    if self._published.pop(name, None) == '':
-      self.storage.delete(name)
-    else:
-      self.storage.delete_tree(name)
-    self._states.pop(name, None)
-    self._begun.discard(name)
     if name in self._left:
       self._left.remove(name)
+      self.storage.delete_tree(name)
+    elif (index := self._published.pop(name, None)) is not None:
+      self.storage.delete_tree(name) if index else self.storage.delete(name)
+    if not (self.workdir / name).exists():  # or it has been made again
+      self._states.pop(name, None)
+      self._begun.discard(name)
 
 
 def _link(source: Path, target: Path) -> bool:

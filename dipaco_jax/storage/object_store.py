@@ -198,6 +198,8 @@ def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
     return Storage(url.rstrip('/'), Bucket(url.rstrip('/'), patience_s), patience_s)
   except ImportError as e:
     raise InputError(f'{scheme}:// needs obstore: pip install "dipaco_jax[{EXTRAS[scheme]}]"') from e
+  except ValueError as e:
+    raise InputError(f'{url!r} is no URL of a bucket ({retry.first_line(e)})') from e
 
 
 def checked_name(name: str) -> str:

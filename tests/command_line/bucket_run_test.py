@@ -1,0 +1,109 @@
+"""Runs whose workdir is a bucket: killed, moved to machines with empty disks, and read where they are."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import object_server
+import pytest
+import repository
+import slow
+import tiny_run
+
+from dipaco_jax.storage import bucket_lock, object_store
+from dipaco_jax.storage.run_objects import INDEX, TREE
+from dipaco_jax.training import metrics_log
+
+
+@pytest.fixture(scope='module')
+def endpoint():
+  with object_server.s3_server() as endpoint:
+    yield endpoint
+
+
+@pytest.fixture(params=slow.but(['s3', 'gs'], 'gs'))
+def place(request, endpoint, tmp_path, monkeypatch) -> object_store.Storage:
+  """A fresh one, and programs that are compiled already."""
+  for name, value in object_server.environment(endpoint).items():
+    monkeypatch.setenv(name, value)
+  return object_store.open_storage(f'{request.param}://{object_server.BUCKET}{tmp_path}/run')
+
+
+def scratch(tmp_path: pathlib.Path, number: int) -> str:
+  """The option for that of a machine."""
+  return f'--scratch={tmp_path}/machine-{number}'
+
+
+def workdir_of(tmp_path: pathlib.Path, number: int) -> pathlib.Path:
+  """The workdir on a machine."""
+  return next((tmp_path / f'machine-{number}').glob('*/run'), tmp_path / 'not yet')
+
+
+def half_uploaded(place: object_store.Storage, folder: str):
+  """Whether a tree in this folder has some of its files in the bucket, and no index."""
+
+  def look() -> bool:
+    names = place.names('')
+    trees = {TREE.fullmatch(name)[1] for name in names if name.startswith(f'{folder}/')}
+    return any(f'{tree}{INDEX}' not in names for tree in trees)
+
+  return look
+
+
+def rows(lines: list[bytes]):
+  """What they say of every update, without the clock's part."""
+  clock = {'time', 'tokens_per_s', 'inner_s', 'outer_s'}
+  found = [{k: v for k, v in metrics_log.from_line(line).items() if k not in clock} for line in lines]
+  return sorted(found, key=lambda row: (row['stage'], row['updates'], row['kind']))
+
+
+def assert_same(place: object_store.Storage, workdir: pathlib.Path, undisturbed: pathlib.Path):
+  """The bucket has what the last machine has and what a disk would have, whole and no more."""
+  names = place.names('')
+  record = json.loads(bytes(place.fetch('stages/train.json')))
+  assert record['result']['modules_sha256'] == tiny_run.modules_sha256(undisturbed)
+  lines = bytes(place.fetch('metrics.jsonl')).splitlines()
+  assert rows(lines) == rows((undisturbed / 'metrics.jsonl').read_bytes().splitlines())
+  trees = {found[1] for name in names if (found := TREE.fullmatch(name))}
+  assert {f'{tree}{INDEX}' for tree in trees} <= {*names} and bucket_lock.NAME not in names
+  for folder in ('modules', 'shards', 'routing', 'checkpoints/train', 'control/modules'):
+    there = {tree.removeprefix(f'{folder}/') for tree in trees if tree.startswith(f'{folder}/')}
+    assert there == {path.name for path in (workdir / folder).iterdir()}
+
+
+def test_killed_and_moved_to_empty_disks(place, undisturbed, tmp_path, request):
+  config, machine, draw = undisturbed.parent / 'config.py', 0, random.Random(20)
+  options = [tiny_run.CONTROL, '--config.checkpoint.every_steps=8']
+  moments = [
+    half_uploaded(place, draw.choice(['sequences', 'shards/base'])),
+    lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'pretrain') >= 7,
+    half_uploaded(place, 'checkpoints/train'),
+    half_uploaded(place, 'modules'),
+    lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'train') >= 75,
+    lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'control') >= 10,
+  ]
+  for moment in moments if request.config.getoption('--slow') else (moments[0], moments[2]):
+    process = tiny_run.start(config, place.url, scratch(tmp_path, machine), *options)
+    tiny_run.stop_when(process, moment, signal.SIGKILL)
+    if draw.random() < 0.8:
+      machine += 1
+      place.delete(bucket_lock.NAME)  # or the next waits until it is silent
+  tiny_run.finish(tiny_run.start(config, place.url, scratch(tmp_path, machine), *options))
+  assert_same(place, workdir_of(tmp_path, machine), undisturbed)
+  assert f'{place.url}: finished' in command('status', place.url)
+  if request.config.getoption('--slow'):
+    assert f'{place.url}/report.html' in command('report', place.url)
+    assert command('generate', place.url, '--prompt=aei', '--max_tokens=4').startswith('aei')
+
+
+def command(name: str, url: str, *options: str) -> str:
+  """What it prints."""
+  env = os.environ | {'PYTHONPATH': str(repository.ROOT), 'JAX_PLATFORMS': 'cpu'}
+  line = [sys.executable, '-m', f'dipaco_jax.{name}', f'--workdir={url}', *options]
+  done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0, done.stderr
+  return done.stdout

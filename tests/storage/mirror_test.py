@@ -1,0 +1,209 @@
+"""Scratch folders and their buckets: what is published in which order, what is fetched, and what never is."""
+
+import json
+import os
+import pathlib
+import shutil
+import time
+
+import line
+import object_server
+import pytest
+
+from dipaco_jax.core.errors import InputError, Unavailable
+from dipaco_jax.storage import files, mirror, object_store, remedies, run_objects
+
+
+def open_mirror(place: str, scratch: pathlib.Path, patience_s: float = 20) -> mirror.Mirror:
+  """What a start does, without its locks."""
+  scratch.mkdir(exist_ok=True)
+  made = mirror.Mirror(object_store.open_storage(place, patience_s), scratch)
+  names = made.names()
+  made.fetch_files(names)
+  made.fetch_trees(names, is_finished=False, all_checkpoints=False)
+  return made
+
+
+def write(folder: pathlib.Path, *names: str, words: str = ''):
+  for name in names:
+    files.write_file(folder / name, words or name)
+
+
+def checkpoint(made: mirror.Mirror, updates: int, *gone: int):
+  write(made.workdir / 'checkpoints' / 'train' / str(updates), 'meta/a', 'arrays/d/b', words=str(updates))
+  write(made.workdir / 'checkpoints' / 'train.sha256' / str(updates), '0.json')
+  for number in gone:
+    shutil.rmtree(made.workdir / 'checkpoints' / 'train' / str(number))
+    shutil.rmtree(made.workdir / 'checkpoints' / 'train.sha256' / str(number))
+  with open(made.workdir / 'metrics.jsonl', 'a') as f:
+    f.write(f'{updates}\n')
+  made.publish_checkpoint(made.workdir / 'checkpoints' / 'train' / str(updates))
+
+
+def begin(made: mirror.Mirror):
+  write(made.workdir, 'config.json', 'tokenizer.model', 'sequences/0/train', 'stages/tokenize.json', 'features/x.npy')
+  write(made.workdir, 'shards/0-parts/1/train', 'tokenize-1/sequences/0/train', 'cache/program')
+  made.publish_all()
+
+
+def what_lasts(workdir: pathlib.Path) -> dict[str, str]:
+  return {str(f.relative_to(workdir)): f.read_text() for f in files.complete_files(workdir)}
+
+
+@pytest.fixture
+def place(tmp_path) -> str:
+  return (tmp_path / 'place').as_uri()
+
+
+def test_an_empty_scratch_gets_what_lasts_and_the_newest_checkpoint(place, tmp_path):
+  first = open_mirror(place, tmp_path / 'first')
+  begin(first)
+  checkpoint(first, 8)
+  first.wait()
+  write(first.workdir, 'modules/1/low/0', 'modules/1/index-0.json', 'paths/best.json')
+  first.publish(first.workdir / 'modules' / '1', first.workdir / 'paths' / 'best.json')
+  checkpoint(first, 16)
+  first.wait()
+  second = open_mirror(place, tmp_path / 'second')
+  expected = what_lasts(first.workdir)
+  for name in [n for n in expected if n.startswith(('features', 'shards/0-parts', 'tokenize-', 'cache'))]:
+    del expected[name]
+  for name in ('meta/a', 'arrays/d/b'):
+    del expected[f'checkpoints/train/8/{name}']
+  assert what_lasts(second.workdir) == expected
+
+
+def test_what_is_half_uploaded_is_not_there(place, tmp_path):
+  begin(first := open_mirror(place, tmp_path / 'first'))
+  for updates in (8, 16):
+    checkpoint(first, updates)
+    first.wait()  # or only the newest is uploaded
+  (tmp_path / 'place' / 'checkpoints' / 'train' / '16.index.json').unlink()
+  (tmp_path / 'place' / 'sequences.index.json').unlink()
+  second = open_mirror(place, tmp_path / 'second')
+  assert (second.workdir / 'checkpoints' / 'train' / '8' / 'meta' / 'a').exists()
+  assert not (second.workdir / 'checkpoints' / 'train' / '16').exists()
+  assert not (second.workdir / 'sequences').exists()
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(place, tmp_path):
+  begin(first := open_mirror(place, tmp_path / 'first'))
+  for updates in (8, 16):
+    checkpoint(first, updates)
+    first.wait()  # or only the newest is uploaded
+  (tmp_path / 'place' / 'checkpoints' / 'train' / '16' / 'meta' / 'a').write_text('another')
+  second = open_mirror(place, tmp_path / 'second')
+  assert [p.name for p in (second.workdir / 'checkpoints' / 'train').iterdir()] == ['8']
+
+
+def test_the_same_scratch_keeps_what_was_not_uploaded_and_another_one_does_not(place, tmp_path):
+  begin(first := open_mirror(place, tmp_path / 'first'))
+  first.wait()
+  write(first.workdir, 'base/params', 'metrics.jsonl')  # and is killed
+  again = open_mirror(place, tmp_path / 'first')
+  assert (again.workdir / 'base' / 'params').exists()
+  again.publish_all()
+  again.wait()
+  assert 'base.index.json' in again.names()
+  write(again.workdir, 'modules/1/0', 'stages/pretrain.json')
+  second = open_mirror(place, tmp_path / 'second')
+  write(second.workdir, 'stages/pretrain.json', words='of another machine')
+  second.publish_all()
+  second.wait()
+  third = open_mirror(place, tmp_path / 'first')
+  assert not (third.workdir / 'modules').exists()
+  assert (third.workdir / 'stages' / 'pretrain.json').read_text() == 'of another machine'
+  assert (third.workdir / 'cache' / 'program').exists()
+
+
+def test_nothing_goes_from_the_bucket_before_the_next_checkpoint_is_there(place, tmp_path):
+  begin(made := open_mirror(place, tmp_path / 'scratch'))
+  write(made.workdir, 'modules/1/0')
+  made.publish(made.workdir / 'modules' / '1')
+  checkpoint(made, 8)
+  made.wait()
+  shutil.rmtree(made.workdir / 'modules' / '1')
+  write(made.workdir, 'modules/2/0')
+  made.publish(made.workdir / 'modules' / '2')
+  made.wait()
+  assert 'modules/1.index.json' in made.names()
+  checkpoint(made, 16, 8)
+  made.wait()
+  there = run_objects.whole_trees(made.names())
+  assert sorted(there) == ['checkpoints/train/16', 'modules/2', 'sequences']
+  assert not [name for name in made.names() if name.startswith(('modules/1', 'checkpoints/train/8'))]
+
+
+def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place, tmp_path):
+  begin(made := open_mirror(place, tmp_path / 'scratch'))
+  for words in ('one', 'two'):
+    write(made.workdir, 'modules/1/low/0', 'modules/1/high/0', words=words)
+    made.publish(made.workdir / 'modules' / '1')
+  made.wait()
+  second = open_mirror(place, tmp_path / 'second')
+  assert {*what_lasts(second.workdir / 'modules').values()} == {'two'}
+
+
+def test_an_unchanged_file_is_not_uploaded_again(place, tmp_path):
+  begin(made := open_mirror(place, tmp_path / 'scratch'))
+  made.publish_all()
+  made.wait()
+  there = tmp_path / 'place' / 'tokenizer.model'
+  before = there.stat().st_mtime_ns, there.stat().st_ino
+  made.publish_all()
+  made.wait()
+  assert before == (there.stat().st_mtime_ns, there.stat().st_ino)
+
+
+@pytest.mark.parametrize(
+  ('there', 'words'),
+  [
+    ('notes.txt', r'holds other things \(notes.txt\)'),
+    ('config.json', 'a run that was copied to it'),
+    (remedies.ISLANDS_MARK, 'is a run of islands'),
+  ],
+)
+def test_other_things_are_refused(place, tmp_path, there, words):
+  write(tmp_path / 'place', there)
+  with pytest.raises(InputError, match=words):
+    open_mirror(place, tmp_path / 'scratch')
+
+
+@pytest.fixture
+def wire(monkeypatch):
+  """A line to S3 that can be cut."""
+  with object_server.s3_server() as endpoint:
+    wire = line.Line(int(endpoint.rpartition(':')[2]))
+    for name, value in object_server.environment(f'http://127.0.0.1:{wire.port}').items():
+      monkeypatch.setenv(name, value)
+    yield wire
+
+
+def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is_an_error(wire, tmp_path):
+  begin(made := open_mirror('s3://bucket/run', tmp_path / 'scratch', patience_s=0.5))
+  checkpoint(made, 8)
+  made.wait()
+  wire.cut.set()
+  started = time.monotonic()
+  checkpoint(made, 16)
+  while not made._waiting['checkpoints/train'][0].running():
+    assert time.monotonic() < started + 20
+  checkpoint(made, 24)
+  checkpoint(made, 32, 8, 16, 24)
+  assert time.monotonic() - started < 5, 'nothing waits for the bucket'
+  wire.heal()
+  made.wait()
+  there = [n for n in run_objects.whole_trees(made.names()) if run_objects.is_checkpoint(n)]
+  assert there == ['checkpoints/train/32']
+  assert bytes(made.storage.fetch('metrics.jsonl')) == b'8\n16\n24\n32\n'
+  assert not [n for n in made.names() if '/24' in n or '/16' in n or '/8' in n]
+
+  wire.faults = ['reset'] * 100
+  wire.hang_up()
+  checkpoint(made, 40)
+  with pytest.raises(Unavailable, match=f'again when the bucket can be written: .* {tmp_path}/scratch'):
+    made.wait()
+  with pytest.raises(Unavailable):
+    made.publish(made.workdir / 'config.json')
+  assert json.loads((made.workdir / 'checkpoints' / 'train' / '40' / 'meta' / 'a').read_text()) == 40
+  assert not os.listdir(tmp_path / 'scratch' / 'uploads')
