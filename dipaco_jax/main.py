@@ -85,7 +85,7 @@ def check_options(rest: list[str]):
   printable.check_name('--workdir', FLAGS.workdir or '', 4096)
   printable.check_name('--name', FLAGS.name)
   if FLAGS.workdir and not FLAGS.role:
-    command.check_workdir(FLAGS.workdir, FLAGS.scratch, FLAGS.distributed)
+    command.check_workdir(FLAGS.workdir, FLAGS.scratch)
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')

@@ -11,7 +11,7 @@ import pathlib
 
 from absl import flags
 
-from dipaco_jax.command_line import bucket_run, command
+from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import run_report
 from dipaco_jax.training import display
@@ -75,12 +75,12 @@ def write(place: str):
   with here(place, *trees) as workdir:
     run_report.write(workdir)
     if '://' in place:
-      bucket_run.upload_pages(place, workdir)
+      bucket_copy.upload_pages(place, workdir)
 
 
 def here(place: str, *trees: str) -> contextlib.AbstractContextManager[pathlib.Path]:
   """Returns the folder of a run: the workdir, or a copy of what is in the bucket, with trees of these names."""
-  return bucket_run.copied(place, *trees) if '://' in place else contextlib.nullcontext(pathlib.Path(place))
+  return bucket_copy.copied(place, *trees) if '://' in place else contextlib.nullcontext(pathlib.Path(place))
 
 
 if __name__ == '__main__':

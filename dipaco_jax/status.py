@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax.command_line import bucket_run, command
+from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
@@ -180,7 +180,7 @@ def main():
   url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
   if '://' in flags.FLAGS.workdir and not url:
     place = flags.FLAGS.workdir.rstrip('/')
-    with bucket_run.copied(place) as copy:
+    with bucket_copy.copied(place) as copy:
       print(status(copy).replace(str(copy), place))
   elif url and not (workdir / 'report.json').exists():
     print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://

@@ -1,28 +1,18 @@
-"""A run in a bucket: what `main` and `dipaco_jax.train` do before and after its stages, and how commands read it."""
+"""A run in a bucket: what `main` and `dipaco_jax.train` do before and after its stages."""
 
 import contextlib
 import os
 import pathlib
-import tempfile
-import time
 from collections.abc import Iterator
 
-from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import (
-  bucket_lock,
-  files,
-  lock,
-  mirror as mirror_lib,
-  object_store,
-  remedies,
-  retry,
-  run_objects,
-)
-from dipaco_jax.training import display
+import jax
 
-START_PATIENCE_S = 30  # for a bucket that does not answer before there is any work
+from dipaco_jax.command_line.bucket_copy import answering
+from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core.errors import InputError, Unavailable, disk_is_full
+from dipaco_jax.pipeline import stage_records
+from dipaco_jax.storage import bucket_lock, files, lock, mirror as mirror_lib, object_store
+from dipaco_jax.training import display
 
 
 def scratch_parent(scratch: str | os.PathLike | None) -> pathlib.Path:
@@ -45,6 +35,9 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
   Raises InputError where the bucket or the scratch folder cannot be used or another process is at work on the run,
   Unavailable where the bucket cannot be written later.
   """
+  if jax.process_count() > 1:
+    words = 'name a folder there, or run as islands, which share a bucket (--role; docs/islands.md)'
+    raise InputError(f'--workdir={url}: the processes of one job need a disk that all see: {words}')
   storage, scratch = object_store.open_storage(url), mirror_lib.folder_of(url, parent)
   try:
     files.make_private_folder(scratch, '--scratch')
@@ -55,10 +48,10 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
     mirror = mirror_lib.Mirror(storage, scratch)
     stack.callback(mirror.close)
     with answering(storage), display.doing(f'looking at {url}'):
-      names = mirror.names()
+      mirror.names()  # before anything is written
       stack.enter_context(bucket_lock.hold(storage, mirror.id, mirror.fail))
-      mirror.fetch_files(names)
-    with display.doing(f'fetching what is needed from {url}'):
+      mirror.fetch_files(names := mirror.names())
+    with fetching(), display.doing(f'fetching what is needed from {url}'):
       mirror.fetch_trees(names, _is_finished(mirror.workdir, settings), not _is_on_same_devices(mirror.workdir))
     try:
       yield mirror
@@ -69,17 +62,17 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
 
 
 @contextlib.contextmanager
-def answering(storage: object_store.Storage) -> Iterator[None]:
-  """Raises InputError where a bucket does not answer, before any work."""
-  patience_s, storage.patience_s = storage.patience_s, START_PATIENCE_S
+def fetching() -> Iterator[None]:
+  """Raises InputError where something of the run is damaged in the bucket, Unavailable where that cannot be read."""
   try:
     yield
+  except (object_store.Missing, object_store.Corrupt) as e:
+    fix = 'remove its tree and the record of the stage that made it there, and the same command makes it again'
+    raise InputError(f'{e}; {fix}') from e
   except OSError as e:
-    why = retry.first_line(e).partition(f'{storage.url}/: ')[2] or retry.first_line(e)
-    fix = 'check the name of the bucket, the network and your credentials'
-    raise InputError(f'--workdir={storage.url}: {why}; {fix}') from e
-  finally:
-    storage.patience_s = patience_s
+    if disk_is_full(e):
+      raise
+    raise Unavailable(f'{e.strerror or e}; run the same command again when the bucket can be read') from e
 
 
 @contextlib.contextmanager
@@ -88,52 +81,12 @@ def naming(url: str, scratch: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except InputError as e:
-    if (words := str(e).replace(f'--workdir={scratch / mirror_lib.RUN}', f'--workdir={url}')) == str(e):
+    words = str(e)
+    for folder in (scratch / mirror_lib.RUN, scratch):
+      words = words.replace(f'--workdir={folder}', f'--workdir={url}')
+    if words == str(e):
       raise
     raise InputError(words) from e
-
-
-@contextlib.contextmanager
-def copied(url: str, *trees: str) -> Iterator[pathlib.Path]:
-  """Yields a copy of a run's files as they are now, and of its trees whose names begin with one of `trees`.
-
-  Other trees are empty folders, and whoever holds the run holds the copy. Raises InputError where there is no run.
-  """
-  storage = object_store.open_storage(url, START_PATIENCE_S)
-  with tempfile.TemporaryDirectory() as temp, contextlib.ExitStack() as stack:
-    folder = pathlib.Path(temp, url.partition('://')[2].strip('/'))
-    folder.mkdir(parents=True)
-    stack.enter_context(_named(url, folder))
-    with answering(storage):
-      names = storage.names('')
-      if remedies.ISLANDS_MARK in names:
-        raise InputError(f'--workdir={url} is a run of islands: name its --registry, which knows how far it is')
-      run_objects.fetch_files(storage, run_objects.matching(names, run_objects.FIRST + run_objects.LAST), folder)
-      for name in run_objects.whole_trees(names):
-        if name.startswith(trees):
-          storage.download_tree(name, folder / name)
-        else:
-          (folder / name).mkdir(parents=True)
-          os.utime(folder / name, (time.time(), storage.changed(f'{name}{run_objects.INDEX}')))
-      if holder := bucket_lock.holder(storage):
-        stack.enter_context(lock.held_as(folder, holder))
-    yield folder
-
-
-def upload_pages(url: str, folder: pathlib.Path):
-  """Uploads what a run shows."""
-  storage = object_store.open_storage(url, START_PATIENCE_S)
-  with answering(storage):
-    for name in run_objects.found(folder, run_objects.PAGES):
-      storage.write(name, (folder / name).read_bytes())
-
-
-@contextlib.contextmanager
-def _named(url: str, folder: pathlib.Path) -> Iterator[None]:
-  try:
-    yield
-  except InputError as e:
-    raise InputError(str(e).replace(str(folder), url)) from e
 
 
 def _is_finished(workdir: pathlib.Path, settings: settings_lib.Settings) -> bool:
@@ -143,6 +96,4 @@ def _is_finished(workdir: pathlib.Path, settings: settings_lib.Settings) -> bool
 
 
 def _is_on_same_devices(workdir: pathlib.Path) -> bool:
-  import jax
-
   return stage_records.read_environment(workdir).get('devices', jax.device_count()) == jax.device_count()

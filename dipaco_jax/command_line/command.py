@@ -68,19 +68,13 @@ def run(main: Callable[[], int | None]):
       app.run(guarded, flags_parser=parse)
 
 
-def check_workdir(workdir: str, scratch: str | os.PathLike | None, distributed: bool = False):
+def check_workdir(workdir: str, scratch: str | os.PathLike | None):
   """Raises InputError where one job cannot keep a run under this name."""
   printable.check_name('--workdir', workdir, 4096)
-  if '://' not in workdir:
-    if scratch:
-      raise InputError(f'--scratch={scratch} is for a --workdir in a bucket: leave it out')
-    return
-  if distributed:
-    raise InputError(
-      f'--workdir={workdir}: the processes of one job need a disk that all see: name a folder there, or run as '
-      'islands, which share a bucket (--role; docs/islands.md)'
-    )
-  object_store.open_storage(workdir)
+  if '://' in workdir:
+    object_store.open_storage(workdir)
+  elif scratch:
+    raise InputError(f'--scratch={scratch} is for a --workdir in a bucket: leave it out')
 
 
 def check_reuse(reuse: str | os.PathLike | None):

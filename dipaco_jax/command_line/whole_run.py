@@ -41,6 +41,8 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
   Raises InputError; Unavailable where the disk is full or gone, or the bucket; Diverged; KeyboardInterrupt when it was
   stopped.
   """
+  with display.doing('looking for devices'):
+    command.check_devices()
   if '://' not in call.workdir:
     with command.full_disk_told(f'--workdir={call.workdir}'):
       return _train(pathlib.Path(call.workdir), call, settings, signals)
@@ -57,8 +59,6 @@ def _train(
   mirror: mirror_lib.Mirror | None = None,
 ) -> dict[str, Any]:
   with contextlib.ExitStack() as stack:
-    with display.doing('looking for devices'):
-      command.check_devices()
     first = processes.is_first()
     display.STDERR.silent |= not first
     preflight.check_text(workdir, settings)

@@ -132,8 +132,10 @@ class Mirror:
   def publish_all(self):
     """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
     self.check()
-    if not (self.workdir / 'config.json').exists():
-      return  # refused before any work
+    if not (self.workdir / 'config.json').exists():  # refused before any text was tokenized
+      if not any(self._published.values()):
+        self._upload([], self._gone())
+      return
     trains = any(name.startswith(('checkpoints/train/', 'modules/')) for name in self._published)
     begun_anew = self._is_changed('config.json') and not trains
     first = run_objects.found(self.workdir, run_objects.FIRST)
@@ -165,7 +167,7 @@ class Mirror:
     self.check()
 
   def close(self):
-    self._uploads.shutdown()
+    self._uploads.shutdown(cancel_futures=True)
 
   def _gone(self) -> list[str]:
     """Lists what was published, or will be before what is published next, and is no longer in the workdir."""
