@@ -35,7 +35,8 @@ All commands take the same options, and ignore those that they don't need:
   --topology=TOPOLOGY   as v5e:2x4, or v5e:8x8*4 for four slices; what --compile_only takes
   --project=PROJECT     by default that of gcloud's configuration
   --spot                cheaper, and may be taken away at any time
-  --disk=DISK           a disk of the zone, for a slice of one host: /mnt/dipaco, formatted if it is blank
+  --disk=DISK           a disk of the zone, for a slice of one host: /mnt/dipaco, formatted if it is blank. Not needed
+                        where --workdir and the text are in a bucket
   --nfs=HOST:/SHARE     of a file server, such as Filestore: /mnt/dipaco on all hosts
   --extras=EXTRAS       of the package that is installed (tpu,gcs)
   --runtime=VERSION     of the hosts' image, by default the one that Google names for the kind of TPU
@@ -119,19 +120,22 @@ check_topology() {
 }
 
 check_run() {
-  local option config='' workdir=''
+  local option config='' workdir='' role=''
   for option in ${options[@]+"${options[@]}"}; do
     case $option in
       --config=*) config=${option#*=} ;;
       --workdir=*) workdir=${option#*=} ;;
+      --role=*) role=${option#*=} ;;
     esac
   done
   [[ $config ]] || fail '--config is missing behind --: for instance -- --config=configs/tiny.py'
   [[ $config == configs/* && -e $ROOT/${config%%:*} ]] ||
     fail "--config=$config: name a file of this clone's configs/, which install copies"
-  [[ $workdir ]] || fail '--workdir is missing behind --: for instance --workdir=/mnt/dipaco/runs/one'
+  [[ $workdir ]] || fail '--workdir is missing behind --: for instance --workdir=gs://BUCKET/runs/one'
   [[ $workdir == /mnt/* || $workdir == *://* ]] ||
-    fail "--workdir=$workdir goes when the slices go: name one below /mnt/dipaco, which is --disk or --nfs"
+    fail "--workdir=$workdir goes when the slices go: name one in a bucket, or below /mnt/dipaco (--disk or --nfs)"
+  [[ $workdir != *://* || $one_host || $role ]] ||
+    fail "--workdir=$workdir: the hosts of a slice need a disk that all see: use --nfs, and a workdir below /mnt/dipaco"
   [[ $workdir != /mnt/dipaco* || $disk || $nfs ]] || fail "--workdir=$workdir: nothing is there without --disk or --nfs"
 }
 

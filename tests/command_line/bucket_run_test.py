@@ -72,23 +72,25 @@ def assert_same(place: object_store.Storage, workdir: pathlib.Path, undisturbed:
   assert {f'{tree}{INDEX}' for tree in trees} <= {*names} and bucket_lock.NAME not in names
   for folder in ('modules', 'shards', 'routing', 'checkpoints/train', 'control/modules'):
     there = {tree.removeprefix(f'{folder}/') for tree in trees if tree.startswith(f'{folder}/')}
-    assert there == {path.name for path in (workdir / folder).iterdir()}
+    here = {path.name for path in (workdir / folder).iterdir()}
+    # That which nobody has fetched stays until the next is there.
+    assert here == there or (folder == 'checkpoints/train' and here < there and len(there) == 2)
 
 
 def test_killed_and_moved_to_empty_disks(place, undisturbed, tmp_path, request):
   config, machine, draw = undisturbed.parent / 'config.py', 0, random.Random(20)
   options = [tiny_run.CONTROL, '--config.checkpoint.every_steps=8']
   moments = [
-    half_uploaded(place, draw.choice(['sequences', 'shards/base'])),
-    lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'pretrain') >= 7,
-    half_uploaded(place, 'checkpoints/train'),
-    half_uploaded(place, 'modules'),
-    lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'train') >= 75,
-    lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'control') >= 10,
+    (half_uploaded(place, draw.choice(['sequences', 'shards/base'])), signal.SIGKILL),
+    (lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'pretrain') >= 7, signal.SIGKILL),
+    (half_uploaded(place, 'checkpoints/train'), signal.SIGKILL),
+    (half_uploaded(place, 'modules'), signal.SIGKILL),
+    (lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'train') >= 75, signal.SIGTERM),
+    (lambda: tiny_run.updates(workdir_of(tmp_path, machine), 'control') >= 10, signal.SIGKILL),
   ]
-  for moment in moments if request.config.getoption('--slow') else (moments[0], moments[2]):
+  for moment, number in moments if request.config.getoption('--slow') else (moments[0], moments[2]):
     process = tiny_run.start(config, place.url, scratch(tmp_path, machine), *options)
-    tiny_run.stop_when(process, moment, signal.SIGKILL)
+    tiny_run.stop_when(process, moment, number)
     if draw.random() < 0.8:
       machine += 1
       place.delete(bucket_lock.NAME)  # or the next waits until it is silent

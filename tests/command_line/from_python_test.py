@@ -66,8 +66,8 @@ assert (folder / 'run/metrics.jsonl').read_bytes() == rows
 said = sys.stderr.getvalue()
 
 sys.stderr, others = Stops(), []
-options = dict(reuse=folder / 'run', progress=False)
-thread = threading.Thread(target=lambda: others.append(dipaco_jax.train(config, folder / 'beside', changes, **options)))
+options, place = dict(reuse=folder / 'run', scratch=folder / 'scratch', progress=False), (folder / 'beside').as_uri()
+thread = threading.Thread(target=lambda: others.append(dipaco_jax.train(config, place, changes, **options)))
 thread.start()
 thread.join()
 assert state() == before, (state(), before)
@@ -125,7 +125,7 @@ def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, t
     (dipaco_jax.Settings(grid=(('a', 0),)), 'run', 'config.grid.a=0 should be above 0'),
     ({'train.phases': 3}, 'run', 'config.train.phases: there is no such field'),
     ({'train': 3}, 'run', 'config.train=3 should be a dict of fields'),
-    ('tiny', 's3://bucket/run', 'one job needs a file system'),
+    ('tiny', 'ftp://bucket/run', 'is no place for objects'),
     ('tiny', 'a\nb', 'a name without control characters'),
   ],
 )

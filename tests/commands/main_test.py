@@ -5,13 +5,14 @@ import pathlib
 import tempfile
 
 import jax
+import object_server
 import pytest
 from absl import flags
 from backends import small_disk
 from repository import ROOT
 
 from dipaco_jax import main
-from dipaco_jax.command_line import command
+from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core import settings
 
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
@@ -140,9 +141,24 @@ def test_names_that_cannot_be_shown(run, option):
   assert status == 2 and 'a name without control characters' in said and '\x1b' not in said and said.count('\n') == 1
 
 
-def test_a_bucket_is_no_workdir_of_one_job(run, tmp_path):
-  status, words = run(TINY, '--workdir=gs://bucket/run')
-  assert status == 2 and 'mount the bucket' in words and not (tmp_path / 'gs:').exists()
+def test_a_bucket_that_cannot_be_used(run, monkeypatch, tmp_path):
+  """Wrong names; then without a server, and without credentials."""
+  monkeypatch.setattr(bucket_copy, 'START_PATIENCE_S', 0)
+  here = [TINY, f'--scratch={tmp_path}/scratch']
+  assert 'give a folder, file:///FOLDER, s3://BUCKET/' in refused(run, *here, workdir='ftp://bucket/run')
+  assert 'is no URL of a bucket' in refused(run, *here, workdir='s3://my bucket/run')
+  assert '--scratch=here is for a --workdir in a bucket' in refused(run, TINY, '--scratch=here')
+  assert f'--scratch={TINY[9:]}: ' in refused(run, TINY, f'--scratch={TINY[9:]}', workdir='s3://bucket/run')
+  for name, value in object_server.environment('http://127.0.0.1:9').items():
+    monkeypatch.setenv(name, value)
+  for url in ('s3://bucket/run', 'gs://bucket/run'):
+    status, said = run(*here, f'--workdir={url}')
+    assert status == 2 and f'dipaco_jax: --workdir={url}: ' in said, said
+    assert 'check the name of the bucket, the network and your credentials' in said
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  status, said = run(*here, '--workdir=s3://bucket/run')
+  assert status == 2 and 'the processes of one job need a disk that all see: name a folder there' in said
+  assert not [*tmp_path.glob('scratch/*/run')]
 
 
 def test_a_full_disk_is_named(run, tmp_path, monkeypatch):

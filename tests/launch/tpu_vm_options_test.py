@@ -65,6 +65,7 @@ def test_help(cloud):
     (['run', *TPU, '--', PROGRAM[0]], '--workdir is missing behind --'),
     (['run', *TPU, '--', PROGRAM[0], '--workdir=runs/one'], '--workdir=runs/one goes when the slices go'),
     (['run', *TPU, '--', PROGRAM[0], '--workdir=/mnt/dipaco/one'], 'nothing is there without --disk or --nfs'),
+    (['run', *TPU, '--topology=v5e:4x4', '--', PROGRAM[0], '--workdir=gs://b/one'], 'need a disk that all see'),
   ],
   ids=lambda x: x if isinstance(x, str) else '',
 )  # fmt: skip
