@@ -33,6 +33,10 @@ class Folder:
     """Writes an object, whole or not at all, in place of one that is there."""
     files.write_file(self.root / name, data)
 
+  def put_file(self, name: str, file: Path):
+    """Writes an object with the bytes of a file."""
+    self.put(name, files.read_file(file))
+
   def create(self, name: str, data: files.Data):
     """Writes an object unless there is one of this name, which stays as it is."""
     files.write_file(self.root / name, data, publish=_link_unless_there)
@@ -40,6 +44,12 @@ class Folder:
   def get(self, name: str) -> memoryview:
     """Returns an object's bytes. Raises FileNotFoundError."""
     return files.read_file(self.root / name).toreadonly()
+
+  def chunks(self, name: str) -> Iterator[files.Data]:
+    """Yields an object's bytes, PART_BYTES at a time. Raises FileNotFoundError."""
+    with open(self.root / name, 'rb') as f:
+      while chunk := f.read(PART_BYTES):
+        yield chunk
 
   def exists(self, name: str) -> bool:
     """Tells whether there is an object of this name."""
@@ -97,12 +107,18 @@ class Bucket:
   def put(self, name: str, data: files.Data):
     self.api.put(self.store, name, data, chunk_size=PART_BYTES, max_concurrency=TRANSFERS)
 
+  def put_file(self, name: str, file: Path):
+    self.api.put(self.store, name, file, chunk_size=PART_BYTES, max_concurrency=TRANSFERS)
+
   def create(self, name: str, data: files.Data):
     with contextlib.suppress(self.api.exceptions.AlreadyExistsError):
       self.api.put(self.store, name, data, mode='create')
 
   def get(self, name: str) -> memoryview:
     return memoryview(self.api.get(self.store, name).bytes())
+
+  def chunks(self, name: str) -> Iterator[files.Data]:
+    yield from (memoryview(chunk) for chunk in self.api.get(self.store, name).stream(min_chunk_size=PART_BYTES))
 
   def reader(self, name: str) -> Any:
     """Opens an object as a file that fetches PART_BYTES at a time."""

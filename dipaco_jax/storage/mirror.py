@@ -207,7 +207,7 @@ class Mirror:
       shutil.rmtree(links, ignore_errors=True)
 
   def _put_file(self, name: str, file: Path):
-    self.storage.write(name, file.read_bytes())
+    self.storage.write(name, file.read_bytes())  # not as a file, which may grow meanwhile
     self._published[name] = ''
 
   def _put_tree(self, name: str, folder: Path):

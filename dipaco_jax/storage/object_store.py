@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.errors import InputError, disk_is_full
 from dipaco_jax.storage import files, lock, publishing, retry, time_use
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
@@ -50,12 +50,42 @@ class Storage:
       self.bytes_out += len(data)
     return sha256 or hashlib.sha256(data).hexdigest()
 
+  def write_file(self, name: str, file: Path) -> str:
+    """Publishes a file's bytes, which are never all in memory; returns their sha256."""
+    sha256 = files.digests(file.parent, [file.name])[file.name]
+    with self.writing:
+      self.retry(name, lambda: self.backend.put_file(checked_name(name), file))
+    with self.lock:
+      self.bytes_out += file.stat().st_size
+    return sha256
+
   def read(self, name: str, sha256: str) -> memoryview:
     """Returns an object's bytes. Raises Missing, or Corrupt where their sha256 is another."""
     data = self.fetch(name)
     if hashlib.sha256(data).hexdigest() != sha256:
       raise Corrupt(f'{self.url_of(name)} is corrupt: its sha256 is not {sha256}')
     return data
+
+  def read_file(self, name: str, sha256: str, file: Path):
+    """Writes an object's bytes into a file, which are never all in memory. Raises as `read`."""
+
+    def copy() -> str:
+      digest = hashlib.sha256()
+      with open(file, 'wb') as f:
+        for chunk in self.backend.chunks(checked_name(name)):
+          digest.update(chunk)
+          f.write(chunk)
+      return digest.hexdigest()
+
+    try:
+      with self.reading:
+        found = self.retry(name, copy)
+    except FileNotFoundError as e:
+      raise Missing(f'{self.url_of(name)} is missing') from e
+    with self.lock:
+      self.bytes_in += file.stat().st_size
+    if found != sha256:
+      raise Corrupt(f'{self.url_of(name)} is corrupt: its sha256 is not {sha256}')
 
   def fetch(self, name: str) -> memoryview:
     """Returns an object's bytes without comparing their sha256, for objects that have a seal inside. Raises Missing."""
@@ -104,15 +134,14 @@ class Storage:
   def upload_tree(self, folder: Path, prefix: str) -> str:
     """Publishes all complete files of a directory as `prefix`/..., then `prefix`.index.json with their sha256.
 
-    Returns the sha256 of the index. A directory in the storage itself is not written again. Up to `TRANSFERS` files are
-    in memory together.
+    Returns the sha256 of the index. A directory in the storage itself is not written again.
     """
     if self._is_stored_as(prefix, folder):
       index = tree_index(folder)
     else:
       names = [str(file.relative_to(folder)) for file in files.complete_files(folder)]
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-        written = pool.map(lambda name: self.write(f'{prefix}/{name}', (folder / name).read_bytes()), names)
+        written = pool.map(lambda name: self.write_file(f'{prefix}/{name}', folder / name), names)
         index = _to_index(dict(zip(names, written, strict=True)))
     return self.write(f'{prefix}.index.json', index)  # after the files: with it the tree is whole
 
@@ -153,11 +182,14 @@ class Storage:
     with publishing.publish_directory(folder, sealed=False) as aside:
 
       def download(name: str):
-        content = self.read(f'{prefix}/{name}', index[name])
         try:
           (aside / name).parent.mkdir(parents=True, exist_ok=True)
-          (aside / name).write_bytes(content)
+          self.read_file(f'{prefix}/{name}', index[name], aside / name)
+        except (Missing, Corrupt):
+          raise
         except OSError as e:
+          if not disk_is_full(e):
+            raise
           words = f'{e.strerror}; TMPDIR may name another disk for what is fetched'
           raise OSError(e.errno, words, str(folder)) from e
 

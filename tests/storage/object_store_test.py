@@ -63,6 +63,20 @@ def test_what_is_written_is_read_and_counted(place, size):
   assert place.read('modules/level-a/0-1.safetensors', hashlib.sha256(b'another').hexdigest()) == b'another'
 
 
+@pytest.mark.parametrize('size', [0, 1000, 2 * backends.PART_BYTES + 5])
+def test_files_are_written_and_read_without_being_in_memory(place, tmp_path, size):
+  data = random.Random(size).randbytes(size)
+  (tmp_path / 'file').write_bytes(data)
+  sha256 = place.write_file('deep/name', tmp_path / 'file')
+  assert place.read('deep/name', sha256) == data
+  place.read_file('deep/name', sha256, tmp_path / 'copy')
+  assert (tmp_path / 'copy').read_bytes() == data and (place.bytes_in, place.bytes_out) == (2 * size, size)
+  with pytest.raises(object_store.Corrupt, match='deep/name is corrupt'):
+    place.read_file('deep/name', hashlib.sha256(b'another').hexdigest(), tmp_path / 'copy')
+  with pytest.raises(object_store.Missing, match='deep/none is missing'):
+    place.read_file('deep/none', sha256, tmp_path / 'copy')
+
+
 @pytest.mark.parametrize('kind', ['file', 's3'])  # of Google's precondition on a generation moto knows nothing
 def test_of_those_that_write_a_name_at_once_one_counts(kind, tmp_path, request, monkeypatch):
   place = object_store.open_storage(url_of(kind, tmp_path, request, monkeypatch), patience_s=20)
@@ -207,14 +221,14 @@ def test_what_killed_writers_left_does_not_go_up(place, tmp_path):
 
 def test_a_tree_that_did_not_go_up_whole_is_missing(place, tmp_path, monkeypatch):
   make_tree(tmp_path / 'tree')
-  real = place.backend.put
+  real = place.backend.put_file
 
-  def put(name, data):
+  def put_file(name, file):
     if name == 'pre/pared/deep/er/b':
       raise PermissionError(errno.EACCES, 'no')
-    real(name, data)
+    real(name, file)
 
-  monkeypatch.setattr(place.backend, 'put', put)
+  monkeypatch.setattr(place.backend, 'put_file', put_file)
   with pytest.raises(OSError, match=r'deep/er/b: .*no'):
     place.upload_tree(tmp_path / 'tree', 'pre/pared')
   with pytest.raises(object_store.Missing, match=r'pre/pared\.index\.json is missing'):
