@@ -11,8 +11,10 @@ from dipaco_jax.command_line.bucket_copy import answering
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable, disk_is_full
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import bucket_lock, files, lock, mirror as mirror_lib, object_store
+from dipaco_jax.storage import bucket_lock, files, lock, mirror as mirror_lib, object_store, retry
 from dipaco_jax.training import display
+
+PARTS_EVERY_S = 60.0
 
 
 def scratch_parent(scratch: str | os.PathLike | None) -> pathlib.Path:
@@ -54,7 +56,8 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
     with fetching(), display.doing(f'fetching what is needed from {url}'):
       mirror.fetch_trees(names, _is_finished(mirror.workdir, settings), not _is_on_same_devices(mirror.workdir))
     try:
-      yield mirror
+      with retry.every(PARTS_EVERY_S, mirror.publish_parts):
+        yield mirror
     finally:
       with display.doing(f'uploading to {url}'):
         mirror.publish_all()

@@ -9,11 +9,13 @@ only after the next checkpoint is there. So the bucket is at every moment a work
 run that goes on from it does what one does that was killed then.
 """
 
+import contextlib
 import hashlib
 import itertools
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -24,6 +26,7 @@ from dipaco_jax.storage.remedies import ISLANDS_MARK
 
 MARK = 'scratch'  # the object that names the scratch which published last
 ID, RUN, UPLOADS = 'id', 'run', 'uploads'
+PART_AGE_S = 300.0  # of what an unfinished stage has made, before it is uploaded: short stages are made again
 
 
 def folder_of(url: str, parent: Path) -> Path:
@@ -70,7 +73,7 @@ class Mirror:
       for path in self.workdir.iterdir() if self.workdir.exists() else ():
         if path.name != 'cache':
           shutil.rmtree(path) if path.is_dir() else path.unlink()
-    wanted = run_objects.matching(names, run_objects.FIRST + run_objects.LAST)
+    wanted = run_objects.matching(names, run_objects.LASTING)
     self._published |= dict.fromkeys(wanted, '')
     missing = [name for name in wanted if not (self.workdir / name).exists()]
     run_objects.fetch_files(self.storage, missing, self.workdir)
@@ -151,6 +154,15 @@ class Mirror:
       if name not in self._published and name not in self._begun:
         self.publish_checkpoint(self.workdir / name)
     self._upload([n for n in last if self._is_changed(n)], gone)
+
+  def publish_parts(self, older_than_s: float = PART_AGE_S):
+    """Publishes what unfinished stages have kept, once it is worth it; called by a thread from time to time."""
+    there = run_objects.trees(self.workdir, run_objects.PARTS) + run_objects.found(self.workdir, run_objects.PART_FILES)
+    for name in there:
+      with contextlib.suppress(OSError):  # it goes at this moment
+        is_old = time.time() - (self.workdir / name).stat().st_mtime > older_than_s
+        if is_old and name not in self._published and name not in self._begun and name not in self._states:
+          self._upload([name])
 
   def check(self):
     """Raises what has gone wrong with an upload: nothing is published any more."""

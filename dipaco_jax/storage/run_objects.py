@@ -1,6 +1,6 @@
 """What lasts of a run: files, and trees that are published whole; their names in a workdir are those of its objects.
 
-All else in a workdir is made again where it is missing: parts, features, token losses, compiled programs.
+All else in a workdir is made again where it is missing: features, token losses, compiled programs.
 """
 
 import concurrent.futures
@@ -12,9 +12,9 @@ from pathlib import Path
 from dipaco_jax.storage import files, object_store
 
 INDEX = '.index.json'  # of a tree, see object_store
-TREE = re.compile(
-  r'((?:control/)?(?:sequences|base|shards/(?:base|\d+)|routing/\d+|modules/\d+|checkpoints/\w+/\d+))(/.*|\.index\.json)?'
-)
+_MADE = r'sequences|base|shards/(?:base|\d+)|routing/\d+|modules/\d+|checkpoints/\w+/\d+'
+_PART = r'tokenize-\w+/sequences/\d+|shards/(?:base|\d+)-parts/\d+'
+TREE = re.compile(rf'((?:control/)?(?:{_MADE}|{_PART}))(/.*|\.index\.json)?')  # and what is in it
 # Globs, in the order in which they are published: config.json is there before what depends on it, and records of stages
 # come after what they are about.
 FIRST = 'config.json', 'command.txt', 'environment.json', 'tokenizer*'
@@ -24,6 +24,9 @@ LAST = (
   'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/chooser.safetensors*', 'sinks/*', 'refused.txt',
   'stages/*',
 )  # fmt: skip
+PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that are not finished
+PART_FILES = 'tokenize-*/sample-*', 'routing/*-parts/*', 'routing/*-scores/*'  # their files, each with its seal
+LASTING = FIRST + LAST + PART_FILES
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
 CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough
 
@@ -34,9 +37,9 @@ def found(workdir: Path, patterns: Sequence[str]) -> list[str]:
   return [str(p.relative_to(workdir)) for p in paths if files.written_as(p) == p and p.is_file()]
 
 
-def trees(workdir: Path) -> list[str]:
-  """Lists the trees of a workdir but checkpoints."""
-  names = (str(path.relative_to(workdir)) for pattern in TREES for path in sorted(workdir.glob(pattern)))
+def trees(workdir: Path, patterns: Sequence[str] = TREES) -> list[str]:
+  """Lists the trees of a workdir that match globs, in their order."""
+  names = (str(path.relative_to(workdir)) for pattern in patterns for path in sorted(workdir.glob(pattern)))
   return [name for name in names if TREE.fullmatch(name) and (workdir / name).is_dir()]
 
 

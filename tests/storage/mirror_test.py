@@ -73,6 +73,26 @@ def test_an_empty_scratch_gets_what_lasts_and_the_newest_checkpoint(place, tmp_p
   assert what_lasts(second.workdir) == expected
 
 
+def test_parts_are_there_until_what_is_made_of_them(place, tmp_path):
+  made = open_mirror(place, tmp_path / 'first')
+  begin(made)
+  made.publish_parts(older_than_s=100)
+  made.wait()
+  assert not any('tokenize-1' in name or '-parts' in name for name in made.names())
+  write(made.workdir, 'routing/0-parts/train-0.npy', 'routing/0-parts/train-0.npy.sha256')
+  made.publish_parts(older_than_s=-1)
+  made.wait()
+  second = open_mirror(place, tmp_path / 'second')
+  for name in ('tokenize-1/sequences/0/train', 'shards/0-parts/1/train', 'routing/0-parts/train-0.npy'):
+    assert (second.workdir / name).read_text() == name
+  shutil.rmtree(second.workdir / 'tokenize-1')
+  os.replace(second.workdir / 'shards' / '0-parts', second.workdir / 'shards' / '0')
+  second.publish_all()
+  second.wait()
+  assert not any('tokenize-1' in name or 'shards/0-parts' in name for name in second.names())
+  assert {'shards/0.index.json', 'shards/0/1/train'} <= {*second.names()}
+
+
 def test_what_is_half_uploaded_is_not_there(place, tmp_path):
   begin(first := open_mirror(place, tmp_path / 'first'))
   for updates in (8, 16):
