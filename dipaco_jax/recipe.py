@@ -237,6 +237,8 @@ def main(overrides: Sequence[config_file.Override]):
   f = flags.FLAGS
   if not f.config or not f.workdir:
     raise InputError('name a config with --config and a folder of its own with --workdir')
+  if '://' in f.workdir:
+    raise InputError(f'--workdir={f.workdir}: name a folder of this machine; the run itself may be in a bucket')
   s = extension.with_digests(settings.from_dict(config_file.read(f.config, overrides)))
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))

@@ -47,11 +47,13 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
         lost(_in_use(storage, read(storage) or {}))
 
   beat()
-  with retry.every(BEAT_S, beat_if_ours):
-    yield
-  with contextlib.suppress(OSError):
-    if is_ours():
-      storage.delete(NAME)
+  try:
+    with retry.every(BEAT_S, beat_if_ours):
+      yield
+  finally:
+    with contextlib.suppress(OSError):
+      if is_ours():
+        storage.delete(NAME)
 
 
 def _changes(storage: Storage, there: dict[str, Any]) -> bool:

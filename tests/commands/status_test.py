@@ -11,6 +11,7 @@ import repository
 import synthetic
 
 from dipaco_jax import status
+from dipaco_jax.storage import object_store, seals
 from dipaco_jax.training import metrics_log
 
 HOLDER = """
@@ -160,6 +161,25 @@ def test_neither_jax_nor_matplotlib_is_loaded():
   program = 'import sys, dipaco_jax.status; print([m for m in ("jax", "matplotlib") if m in sys.modules])'
   done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=60)
   assert json.loads(done.stdout) == []
+
+
+def test_a_run_in_a_bucket_is_read_there(tmp_path):
+  synthetic.make(tmp_path / 'run', stages=3)
+  place = object_store.open_storage((tmp_path / 'run').as_uri())
+  for name in ('checkpoints/train/250.index.json', 'checkpoints/train/250/a', 'checkpoints/train/300/a'):
+    place.write(name, b'{}')
+  asked = ask(f'--workdir={place.url}/').stdout.splitlines()
+  assert asked[0] == f'{place.url}: stopped while training the paths (stage 4 of 5)'
+  assert any(line.startswith('last checkpoint after 250 updates, ') for line in asked)
+  assert asked[-1].startswith('no process is working on it')
+  holder = {'pid': 7, 'host': 'island-1', 'started': '2026-01-02 03:04:05', 'scratch': 'a', 'time': time.time()}
+  place.write('lock', seals.dumps(holder).encode())
+  asked = ask(f'--workdir={place.url}').stdout.splitlines()
+  assert asked[0] == f'{place.url}: training the paths (stage 4 of 5)'
+  assert asked[-1] == 'held by process 7 on island-1 since 2026-01-02 03:04:05'
+  place.write('registry.id', b'1')
+  asked = ask(f'--workdir={place.url}')
+  assert asked.returncode == 2 and f'{place.url} is a run of islands: name its --registry' in asked.stderr
 
 
 def ask(*options: str) -> subprocess.CompletedProcess:

@@ -23,6 +23,9 @@ def test_it_is_given_back_and_refused_while_its_holder_is_at_work(storage):
     with pytest.raises(InputError, match=r'is in use by process \d+ on'), other:
       pass
   assert bucket_lock.read(storage) is None and bucket_lock.holder(storage) is None and not lost
+  with pytest.raises(KeyError), bucket_lock.hold(storage, 'mine', lost.append):
+    raise KeyError
+  assert bucket_lock.read(storage) is None
 
 
 @pytest.mark.parametrize('scratch', ['the same', 'another'])
