@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 import secrets
 import shutil
 import time
@@ -26,6 +27,7 @@ from dipaco_jax.storage.remedies import ISLANDS_MARK
 
 MARK = 'scratch'  # the object that names the scratch which published last
 ID, RUN, UPLOADS = 'id', 'run', 'uploads'
+EVERYTHING = re.compile('.*')
 PART_AGE_S = 300.0  # of what an unfinished stage has made, before it is uploaded: short stages are made again
 
 
@@ -77,7 +79,7 @@ class Mirror:
     self._published |= dict.fromkeys(wanted, '')
     missing = [name for name in wanted if not (self.workdir / name).exists()]
     run_objects.fetch_files(self.storage, missing, self.workdir)
-    self._states |= {name: _state(self.workdir / name) for name in missing if (self.workdir / name).exists()}
+    self._states |= {name: _state(self.workdir / name) for name in missing}
 
   def fetch_trees(self, names: Sequence[str], is_finished: bool, all_checkpoints: bool):
     """Fetches the trees that are needed to go on: of checkpoints the newest, unless all are asked for."""
@@ -129,37 +131,36 @@ class Mirror:
       if earlier.cancel():
         shutil.rmtree(links, ignore_errors=True)
     seals = run_objects.found(self.workdir, [f'{folder}.sha256/{number}/*.json'])
+    files_before = ['metrics.jsonl', *self._changed(run_objects.PAGES), *seals]
     older = [left for left in self._left if left.startswith(f'{folder}/')]
-    self._waiting[folder] = self._upload(['metrics.jsonl', *seals, name], self._gone() + older)
+    self._waiting[folder] = self._upload([*files_before, name], self._gone() + older)
 
   def publish_all(self):
     """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
     self.check()
     if not (self.workdir / 'config.json').exists():  # refused before any text was tokenized
       if not any(self._published.values()):
-        self._upload([], self._gone())
+        self._upload([], self._gone(EVERYTHING))
       return
+    first = self._changed(run_objects.FIRST)
     trains = any(name.startswith(('checkpoints/train/', 'modules/')) for name in self._published)
-    begun_anew = self._is_changed('config.json') and not trains
-    first = run_objects.found(self.workdir, run_objects.FIRST)
-    last = run_objects.found(self.workdir, run_objects.LAST + run_objects.PAGES)
+    if 'config.json' in first and not trains:  # maybe another one, after a refusal: what is gone was of the one before
+      self._upload([], self._gone(EVERYTHING))
     trees = [n for n in run_objects.trees(self.workdir) if n not in self._published and n not in self._begun]
-    gone = self._gone()
-    if begun_anew:  # after a refusal: with another config, what is gone would be wrong
-      self._upload([], gone)
-    self._upload([n for n in first if self._is_changed(n)])
+    last, gone = self._changed(run_objects.LAST + run_objects.PAGES), self._gone()
+    self._upload(first)
     for name in trees:
       self._upload([name])
     for name in run_objects.newest_checkpoints(self.workdir):
       if name not in self._published and name not in self._begun:
         self.publish_checkpoint(self.workdir / name)
-    self._upload([n for n in last if self._is_changed(n)], gone)
+    self._upload(last, gone)
 
   def publish_parts(self, older_than_s: float = PART_AGE_S):
     """Publishes what unfinished stages have kept, once it is worth it; called by a thread from time to time."""
-    there = run_objects.trees(self.workdir, run_objects.PARTS) + run_objects.found(self.workdir, run_objects.PART_FILES)
-    for name in there:
-      with contextlib.suppress(OSError):  # it goes at this moment
+    with contextlib.suppress(OSError):  # the stage ends at this moment
+      trees = run_objects.trees(self.workdir, run_objects.PARTS)
+      for name in trees + run_objects.found(self.workdir, run_objects.PART_FILES):
         is_old = time.time() - (self.workdir / name).stat().st_mtime > older_than_s
         if is_old and name not in self._published and name not in self._begun and name not in self._states:
           self._upload([name])
@@ -181,13 +182,18 @@ class Mirror:
   def close(self):
     self._uploads.shutdown(cancel_futures=True)
 
-  def _gone(self) -> list[str]:
-    """Lists what was published, or will be before what is published next, and is no longer in the workdir."""
-    names = {*list(self._published), *list(self._begun), *list(self._states)}
-    return [name for name in sorted(names) if not (self.workdir / name).exists()]
+  def _gone(self, expected: re.Pattern = run_objects.REMOVED) -> list[str]:
+    """Lists what was published, or will be before what is published next, and is no longer in the workdir.
 
-  def _is_changed(self, name: str) -> bool:
-    return self._states.get(name) != _state(self.workdir / name)
+    Of what the run does not remove itself nothing counts: somebody else has, and the bucket keeps it.
+    """
+    names = {*list(self._published), *list(self._begun), *list(self._states)}
+    return [name for name in sorted(names) if expected.fullmatch(name) and not (self.workdir / name).exists()]
+
+  def _changed(self, patterns: Sequence[str]) -> list[str]:
+    """Lists the files that match globs and are not as they were when they were last published."""
+    names = run_objects.found(self.workdir, patterns)
+    return [name for name in names if self._states.get(name) != _state(self.workdir / name)]
 
   def _upload(self, names: Sequence[str], gone: Sequence[str] = ()) -> tuple[futures.Future, Path]:
     """Links files and trees aside, and has them uploaded; then those that are gone are removed from the bucket."""
@@ -248,7 +254,9 @@ def _link(source: Path, target: Path) -> bool:
       link.parent.mkdir(parents=True, exist_ok=True)
       try:
         os.link(file, link)
-      except PermissionError:
+      except FileNotFoundError:
+        raise
+      except OSError:
         shutil.copy2(file, link)
   except FileNotFoundError:
     shutil.rmtree(target, ignore_errors=True)
@@ -257,5 +265,9 @@ def _link(source: Path, target: Path) -> bool:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-  found = file.stat()
+  """Returns what tells a file from another; () if it has gone."""
+  try:
+    found = file.stat()
+  except FileNotFoundError:
+    return ()
   return found.st_ino, found.st_size, found.st_mtime_ns

@@ -26,6 +26,9 @@ LAST = (
 )  # fmt: skip
 PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that are not finished
 PART_FILES = 'tokenize-*/sample-*', 'routing/*-parts/*', 'routing/*-scores/*'  # their files, each with its seal
+REMOVED = re.compile(  # what a run removes itself
+  r'(?:control/)?(?:modules|checkpoints)/.*|tokenize-.*|(?:shards|routing)/[^/]*-(?:parts|scores)/.*|stages/.*|refused.txt'
+)
 LASTING = FIRST + LAST + PART_FILES
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
 CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough

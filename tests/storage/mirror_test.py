@@ -154,6 +154,44 @@ def test_nothing_goes_from_the_bucket_before_the_next_checkpoint_is_there(place,
   assert not [name for name in made.names() if name.startswith(('modules/1', 'checkpoints/train/8'))]
 
 
+def test_what_others_have_removed_from_a_scratch_stays_in_the_bucket(place, tmp_path):
+  begin(made := open_mirror(place, tmp_path / 'scratch'))
+  write(made.workdir, 'modules/1/0')
+  checkpoint(made, 8)
+  shutil.rmtree(made.workdir / 'sequences')
+  checkpoint(made, 16)
+  shutil.rmtree(made.workdir)
+  made.publish_all()
+  made.wait()
+  assert {'sequences.index.json', 'checkpoints/train/16.index.json', 'config.json'} <= {*made.names()}
+
+
+def test_after_a_refusal_nothing_of_another_config_stays(place, tmp_path):
+  begin(made := open_mirror(place, tmp_path / 'scratch'))
+  write(made.workdir, 'shards/0/meta.json', 'refused.txt')
+  made.publish_all()
+  made.wait()
+  again = open_mirror(place, tmp_path / 'another')
+  for name in ('shards', 'sequences', 'stages'):
+    shutil.rmtree(again.workdir / name)
+  write(again.workdir, 'config.json', words='another')
+  for name in ('refused.txt', 'tokenizer.model'):
+    (again.workdir / name).unlink()
+  again.publish_all()
+  again.wait()
+  assert sorted(again.names()) == ['config.json', 'scratch']
+
+
+def test_of_a_run_that_was_refused_before_any_work_nothing_stays(place, tmp_path):
+  made = open_mirror(place, tmp_path / 'scratch')
+  write(made.workdir, 'config.json', 'environment.json', 'stages/tokenize.seconds')
+  made.publish_all()
+  shutil.rmtree(made.workdir)
+  made.publish_all()
+  made.wait()
+  assert made.names() == ['scratch']
+
+
 def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place, tmp_path):
   begin(made := open_mirror(place, tmp_path / 'scratch'))
   for words in ('one', 'two'):
