@@ -1,5 +1,6 @@
 """Scratch folders and their buckets: what is published in which order, what is fetched, and what never is."""
 
+import errno
 import json
 import os
 import pathlib
@@ -71,6 +72,10 @@ def test_an_empty_scratch_gets_what_lasts_and_the_newest_checkpoint(place, tmp_p
   for name in ('meta/a', 'arrays/d/b'):
     del expected[f'checkpoints/train/8/{name}']
   assert what_lasts(second.workdir) == expected
+  checkpoint(second, 24)
+  second.wait()
+  there = [name for name in run_objects.whole_trees(second.names()) if run_objects.is_checkpoint(name)]
+  assert there == ['checkpoints/train/16', 'checkpoints/train/24']
 
 
 def test_parts_are_there_until_what_is_made_of_them(place, tmp_path):
@@ -192,7 +197,7 @@ def test_of_a_run_that_was_refused_before_any_work_nothing_stays(place, tmp_path
   assert made.names() == ['scratch']
 
 
-def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place, tmp_path):
+def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place, tmp_path, monkeypatch):
   begin(made := open_mirror(place, tmp_path / 'scratch'))
   for words in ('one', 'two'):
     write(made.workdir, 'modules/1/low/0', 'modules/1/high/0', words=words)
@@ -200,6 +205,19 @@ def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place,
   made.wait()
   second = open_mirror(place, tmp_path / 'second')
   assert {*what_lasts(second.workdir / 'modules').values()} == {'two'}
+  put_file = made.storage.backend.put_file
+
+  def fail(name, file):
+    if name == 'modules/1/low/0':
+      raise PermissionError(errno.EACCES, 'no')
+    put_file(name, file)
+
+  monkeypatch.setattr(made.storage.backend, 'put_file', fail)
+  write(made.workdir, 'modules/1/low/0', 'modules/1/high/0', words='three')
+  made.publish(made.workdir / 'modules' / '1')
+  with pytest.raises(Unavailable, match=r'modules/1/low/0: .*no; run the same command again'):
+    made.wait()
+  assert not (open_mirror(place, tmp_path / 'third').workdir / 'modules').exists()
 
 
 def test_an_unchanged_file_is_not_uploaded_again(place, tmp_path):
@@ -237,8 +255,12 @@ def wire(monkeypatch):
     yield wire
 
 
-def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is_an_error(wire, tmp_path):
+def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is_an_error(wire, tmp_path, monkeypatch):
   begin(made := open_mirror('s3://bucket/run', tmp_path / 'scratch', patience_s=0.5))
+  uploaded, upload = [], made.storage.upload_tree
+  monkeypatch.setattr(
+    made.storage, 'upload_tree', lambda folder, name: (uploaded.append(name), upload(folder, name))[1]
+  )
   checkpoint(made, 8)
   made.wait()
   wire.cut.set()
@@ -253,6 +275,7 @@ def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is
   made.wait()
   there = [n for n in run_objects.whole_trees(made.names()) if run_objects.is_checkpoint(n)]
   assert there == ['checkpoints/train/32']
+  assert uploaded == ['sequences', *(f'checkpoints/train/{updates}' for updates in (8, 16, 32))]
   assert bytes(made.storage.fetch('metrics.jsonl')) == b'8\n16\n24\n32\n'
   assert not [n for n in made.names() if '/24' in n or '/16' in n or '/8' in n]
 
