@@ -17,13 +17,13 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from concurrent import futures
+from collections.abc import Sequence
 from pathlib import Path
 
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.storage import bucket_lock, files, object_store, run_objects
 from dipaco_jax.storage.remedies import ISLANDS_MARK
+from dipaco_jax.storage.upload_queue import Upload, UploadQueue
 
 MARK = 'scratch'  # the object that names the scratch which published last
 ID, RUN, UPLOADS = 'id', 'run', 'uploads'
@@ -37,7 +37,7 @@ def folder_of(url: str, parent: Path) -> Path:
 
 
 class Mirror:
-  """Fetches what a run needs to go on, and publishes what it makes. `publish` and its like take a moment, not more."""
+  """Fetches what a run needs to go on, and publishes what it makes. What publishes takes a moment, not more."""
 
   def __init__(self, storage: object_store.Storage, scratch: Path):
     self.storage, self.scratch, self.workdir = storage, scratch, scratch / RUN
@@ -49,8 +49,7 @@ class Mirror:
     self._states: dict[str, tuple[int, ...]] = {}  # of files, as they were when they were published
     self._begun = set[str]()  # trees that wait to be uploaded, or are
     self._numbers = itertools.count()
-    self._uploads = futures.ThreadPoolExecutor(1, 'uploads')
-    self._waiting: dict[str, tuple[futures.Future, Path]] = {}  # the last checkpoint of each stage
+    self.queue = UploadQueue(self._put)
     self._marked = False
     self._failed: Exception | None = None
     shutil.rmtree(scratch / UPLOADS, ignore_errors=True)  # of a process that was killed
@@ -114,10 +113,11 @@ class Mirror:
 
   # -- to the bucket
 
-  def publish(self, *paths: Path):
-    """Publishes files and trees of the workdir as they are now, after all that was published before."""
+  def publish_version(self, modules: Path, pointers: Path):
+    """Publishes a version of modules and the pointers that may name it, after all that was published before."""
     self.check()
-    self._upload([str(path.relative_to(self.workdir)) for path in paths])
+    name = str(pointers.relative_to(self.workdir))
+    self._upload(tree := str(modules.relative_to(self.workdir)), [tree, name], pointers=name)
 
   def publish_checkpoint(self, path: Path):
     """Publishes a checkpoint after the metrics so far, in place of an earlier one that still waits.
@@ -126,35 +126,31 @@ class Mirror:
     """
     name = str(path.relative_to(self.workdir))
     folder, _, number = name.rpartition('/')
-    if folder in self._waiting:
-      earlier, links = self._waiting[folder]
-      if earlier.cancel():
-        shutil.rmtree(links, ignore_errors=True)
     seals = run_objects.found(self.workdir, [f'{folder}.sha256/{number}/*.json'])
     files_before = ['metrics.jsonl', *self._changed(run_objects.PAGES), *seals]
     older = [left for left in self._left if left.startswith(f'{folder}/')]
-    self._waiting[folder] = self._upload([*files_before, name], self._gone() + older)
+    self._upload(name, [*files_before, name], self._gone() + older, checkpoints=folder)
 
   def publish_all(self):
     """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
     self.check()
     if not (self.workdir / 'config.json').exists():  # refused before any text was tokenized
       if not any(self._published.values()):
-        self._upload([], self._gone(EVERYTHING))
+        self._upload('', [], self._gone(EVERYTHING))
       return
     first = self._changed(run_objects.FIRST)
     trains = any(name.startswith(('checkpoints/train/', 'modules/')) for name in self._published)
     if 'config.json' in first and not trains:  # maybe another one, after a refusal: what is gone was of the one before
-      self._upload([], self._gone(EVERYTHING))
+      self._upload('', [], self._gone(EVERYTHING))
     trees = [n for n in run_objects.trees(self.workdir) if n not in self._published and n not in self._begun]
     last, gone = self._changed(run_objects.LAST + run_objects.PAGES), self._gone()
-    self._upload(first)
+    self._upload('', first)
     for name in trees:
-      self._upload([name])
+      self._upload(name, [name])
     for name in run_objects.newest_checkpoints(self.workdir):
       if name not in self._published and name not in self._begun:
         self.publish_checkpoint(self.workdir / name)
-    self._upload(last, gone)
+    self._upload('', last, gone)
 
   def publish_parts(self, older_than_s: float = PART_AGE_S):
     """Publishes what unfinished stages have kept, once it is worth it; called by a thread from time to time."""
@@ -163,7 +159,7 @@ class Mirror:
       for name in trees + run_objects.found(self.workdir, run_objects.PART_FILES):
         is_old = time.time() - (self.workdir / name).stat().st_mtime > older_than_s
         if is_old and name not in self._published and name not in self._begun and name not in self._states:
-          self._upload([name])
+          self._upload(name, [name])
 
   def check(self):
     """Raises what has gone wrong with an upload: nothing is published any more."""
@@ -176,11 +172,11 @@ class Mirror:
 
   def wait(self):
     """Waits until all is published; raises what has gone wrong."""
-    self._uploads.submit(lambda: None).result()
+    self.queue.wait()
     self.check()
 
   def close(self):
-    self._uploads.shutdown(cancel_futures=True)
+    self.queue.close()
 
   def _gone(self, expected: re.Pattern = run_objects.REMOVED) -> list[str]:
     """Lists what was published, or will be before what is published next, and is no longer in the workdir.
@@ -195,18 +191,25 @@ class Mirror:
     names = run_objects.found(self.workdir, patterns)
     return [name for name in names if self._states.get(name) != _state(self.workdir / name)]
 
-  def _upload(self, names: Sequence[str], gone: Sequence[str] = ()) -> tuple[futures.Future, Path]:
-    """Links files and trees aside, and has them uploaded; then those that are gone are removed from the bucket."""
+  def _upload(self, needed: str, names: Sequence[str], gone: Sequence[str] = (), **about: str):
+    """Links files and trees aside, and has them uploaded; then those that are gone are removed from the bucket.
+
+    Those that go meanwhile are left out, and all where the one that is `needed` does.
+    """
     links = self.scratch / UPLOADS / str(next(self._numbers))
     there = [name for name in names if _link(self.workdir / name, links / name)]
+    if needed and needed not in there:
+      shutil.rmtree(links, ignore_errors=True)
+      return
     for name in there:
       if (links / name).is_dir():
         self._begun.add(name)
       else:
         self._states[name] = _state(links / name)
-    return self._uploads.submit(self._put, links, there, gone), links
+    self.queue.add(Upload(links, there, gone, **about))
 
-  def _put(self, links: Path, names: Iterable[str], gone: Iterable[str]):
+  def _put(self, upload: Upload):
+    links, names, gone, *_ = upload
     try:
       if not self._failed and not self._marked:
         self.storage.write(MARK, self.id.encode())

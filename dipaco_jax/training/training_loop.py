@@ -303,7 +303,7 @@ class Trainer:
       pointers = self.workdir / 'paths' / 'best.json'
       publishing.write_json(pointers, {'version': best, 'holdout_loss': losses})
       if self.mirror:
-        self.mirror.publish(self.workdir / 'modules' / str(version), pointers)
+        self.mirror.publish_version(self.workdir / 'modules' / str(version), pointers)
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _due(self, dispatch: Dispatch) -> bool:

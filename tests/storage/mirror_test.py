@@ -41,6 +41,12 @@ def checkpoint(made: mirror.Mirror, updates: int, *gone: int):
   made.publish_checkpoint(made.workdir / 'checkpoints' / 'train' / str(updates))
 
 
+def version(made: mirror.Mirror, number: int, words: str = ''):
+  write(made.workdir, f'modules/{number}/low/0', f'modules/{number}/high/0', words=words)
+  write(made.workdir, 'paths/best.json', words=json.dumps({'version': [number]}))
+  made.publish_version(made.workdir / 'modules' / str(number), made.workdir / 'paths' / 'best.json')
+
+
 def begin(made: mirror.Mirror):
   write(made.workdir, 'config.json', 'tokenizer.model', 'sequences/0/train', 'stages/tokenize.json', 'features/x.npy')
   write(made.workdir, 'shards/0-parts/1/train', 'tokenize-1/sequences/0/train', 'cache/program')
@@ -61,8 +67,7 @@ def test_an_empty_scratch_gets_what_lasts_and_the_newest_checkpoint(place, tmp_p
   begin(first)
   checkpoint(first, 8)
   first.wait()
-  write(first.workdir, 'modules/1/low/0', 'modules/1/index-0.json', 'paths/best.json')
-  first.publish(first.workdir / 'modules' / '1', first.workdir / 'paths' / 'best.json')
+  version(first, 1)
   checkpoint(first, 16)
   first.wait()
   second = open_mirror(place, tmp_path / 'second')
@@ -143,13 +148,11 @@ def test_the_same_scratch_keeps_what_was_not_uploaded_and_another_one_does_not(p
 
 def test_nothing_goes_from_the_bucket_before_the_next_checkpoint_is_there(place, tmp_path):
   begin(made := open_mirror(place, tmp_path / 'scratch'))
-  write(made.workdir, 'modules/1/0')
-  made.publish(made.workdir / 'modules' / '1')
+  version(made, 1)
   checkpoint(made, 8)
   made.wait()
   shutil.rmtree(made.workdir / 'modules' / '1')
-  write(made.workdir, 'modules/2/0')
-  made.publish(made.workdir / 'modules' / '2')
+  version(made, 2)
   made.wait()
   assert 'modules/1.index.json' in made.names()
   checkpoint(made, 16, 8)
@@ -200,9 +203,8 @@ def test_of_a_run_that_was_refused_before_any_work_nothing_stays(place, tmp_path
 def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place, tmp_path, monkeypatch):
   begin(made := open_mirror(place, tmp_path / 'scratch'))
   for words in ('one', 'two'):
-    write(made.workdir, 'modules/1/low/0', 'modules/1/high/0', words=words)
-    made.publish(made.workdir / 'modules' / '1')
-  made.wait()
+    version(made, 1, words)
+    made.wait()
   second = open_mirror(place, tmp_path / 'second')
   assert {*what_lasts(second.workdir / 'modules').values()} == {'two'}
   put_file = made.storage.backend.put_file
@@ -213,8 +215,7 @@ def test_a_version_that_is_made_again_with_other_bytes_is_never_a_mixture(place,
     put_file(name, file)
 
   monkeypatch.setattr(made.storage.backend, 'put_file', fail)
-  write(made.workdir, 'modules/1/low/0', 'modules/1/high/0', words='three')
-  made.publish(made.workdir / 'modules' / '1')
+  version(made, 1, 'three')
   with pytest.raises(Unavailable, match=r'modules/1/low/0: .*no; run the same command again'):
     made.wait()
   assert not (open_mirror(place, tmp_path / 'third').workdir / 'modules').exists()
@@ -266,7 +267,7 @@ def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is
   wire.cut.set()
   started = time.monotonic()
   checkpoint(made, 16)
-  while not made._waiting['checkpoints/train'][0].running():
+  while made.queue.waiting:
     assert time.monotonic() < started + 20
   checkpoint(made, 24)
   checkpoint(made, 32, 8, 16, 24)
@@ -285,6 +286,6 @@ def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is
   with pytest.raises(Unavailable, match=f'again when the bucket can be written: .* {tmp_path}/scratch'):
     made.wait()
   with pytest.raises(Unavailable):
-    made.publish(made.workdir / 'config.json')
+    made.publish_all()
   assert json.loads((made.workdir / 'checkpoints' / 'train' / '40' / 'meta' / 'a').read_text()) == 40
   assert not os.listdir(tmp_path / 'scratch' / 'uploads')

@@ -1,0 +1,99 @@
+"""What waits to be uploaded, in the order in which it came to be, without what something newer has made useless.
+
+Otherwise a bucket that is slower than training would fill the disk, or would never get a checkpoint.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Upload(NamedTuple):
+  """Files and trees that are published together, and what is removed from the bucket then."""
+
+  links: Path  # the folder that they are in
+  names: list[str]
+  gone: Sequence[str] = ()
+  checkpoints: str = ''  # the folder of the checkpoint that this is, of a stage
+  pointers: str = ''  # the file that is published after the version of modules that this is, and names versions
+
+  @property
+  def version(self) -> int:
+    return int(self.names[0].rpartition('/')[2])
+
+
+class UploadQueue:
+  """A thread that calls `put`, which raises nothing, with all that waits, then with what waits by then, and so on."""
+
+  def __init__(self, put: Callable[[Upload], None]):
+    self.waiting: list[Upload] = []
+    self._put, self._changed, self._is_busy, self._is_closed = put, threading.Condition(), False, False
+    self._thread = threading.Thread(target=self._work, name='uploads', daemon=True)
+    self._thread.start()
+
+  def add(self, upload: Upload):
+    with self._changed:
+      before = [*self.waiting, upload]
+      self.waiting = without_useless(before)
+      self._changed.notify_all()
+      dropped = {upload.links for upload in before} - {upload.links for upload in self.waiting}
+    for links in dropped:
+      shutil.rmtree(links, ignore_errors=True)
+
+  def wait(self):
+    """Waits until nothing waits any more."""
+    with self._changed:
+      self._changed.wait_for(lambda: not self.waiting and not self._is_busy)
+
+  def close(self):
+    """Ends the thread after the upload that it is at; what waits is dropped."""
+    with self._changed:
+      self.waiting, self._is_closed = [], True
+      self._changed.notify_all()
+    self._thread.join()
+
+  def _work(self):
+    while True:
+      with self._changed:
+        self._is_busy = False
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self.waiting or self._is_closed)
+        if self._is_closed:
+          return
+        # Taken together: a checkpoint among them gets its turn, however many newer ones come meanwhile.
+        batch, self.waiting, self._is_busy = self.waiting, [], True
+      for upload in batch:
+        if not self._is_closed:
+          self._put(upload)
+
+
+def without_useless(uploads: Sequence[Upload]) -> list[Upload]:
+  """Drops checkpoints before the last of their stage, and versions of modules that no pointers name any more.
+
+  Those pointers count and are kept that a checkpoint was saved with, and the last ones. A version that they do not name
+  is not named by later ones either.
+  """
+  last = {upload.checkpoints: i for i, upload in enumerate(uploads) if upload.checkpoints}
+  kept = [upload for i, upload in enumerate(uploads) if last.get(upload.checkpoints, i) == i]
+  for pointers in {upload.pointers for upload in kept} - {''}:
+    kept = _without_useless_versions(kept, pointers)
+  return kept
+
+
+def _without_useless_versions(uploads: Sequence[Upload], pointers: str) -> list[Upload]:
+  versions = [i for i, upload in enumerate(uploads) if upload.pointers == pointers]
+  ends = [i for i, upload in enumerate(uploads) if upload.checkpoints] + [len(uploads)]
+  pointing = {max(before) for end in ends if (before := [i for i in versions if i < end])}
+  needed = {uploads[i].version for i in pointing}
+  for i in pointing:
+    needed |= {*json.loads((uploads[i].links / pointers).read_text())['version']}
+  kept = []
+  for i, upload in enumerate(uploads):
+    if i not in versions or i in pointing:
+      kept.append(upload)
+    elif upload.version in needed:
+      kept.append(upload._replace(names=upload.names[:1]))  # its pointers may name what is dropped
+  return kept
