@@ -206,7 +206,9 @@ class Mirror:
         self._begun.add(name)
       else:
         self._states[name] = _state(links / name)
-    self.queue.add(Upload(links, there, gone, **about))
+    for dropped in self.queue.add(Upload(links, there, gone, **about)):
+      for name in {*dropped.names} - {*there}:
+        self._states.pop(name, None)  # it was not published after all
 
   def _put(self, upload: Upload):
     links, names, gone, *_ = upload

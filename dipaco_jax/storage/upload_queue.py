@@ -34,14 +34,17 @@ class UploadQueue:
     self._thread = threading.Thread(target=self._work, name='uploads', daemon=True)
     self._thread.start()
 
-  def add(self, upload: Upload):
+  def add(self, upload: Upload) -> list[Upload]:
+    """Has an upload wait; returns those that no longer do, as they have become useless."""
     with self._changed:
       before = [*self.waiting, upload]
       self.waiting = without_useless(before)
       self._changed.notify_all()
-      dropped = {upload.links for upload in before} - {upload.links for upload in self.waiting}
-    for links in dropped:
-      shutil.rmtree(links, ignore_errors=True)
+      there = {upload.links for upload in self.waiting}
+    dropped = [upload for upload in before if upload.links not in there]
+    for one in dropped:
+      shutil.rmtree(one.links, ignore_errors=True)
+    return dropped
 
   def wait(self):
     """Waits until nothing waits any more."""

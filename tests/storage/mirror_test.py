@@ -269,6 +269,7 @@ def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is
   checkpoint(made, 16)
   while made.queue.waiting:
     assert time.monotonic() < started + 20
+  write(made.workdir, 'report.html')
   checkpoint(made, 24)
   checkpoint(made, 32, 8, 16, 24)
   assert time.monotonic() - started < 5, 'nothing waits for the bucket'
@@ -279,6 +280,9 @@ def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is
   assert uploaded == ['sequences', *(f'checkpoints/train/{updates}' for updates in (8, 16, 32))]
   assert bytes(made.storage.fetch('metrics.jsonl')) == b'8\n16\n24\n32\n'
   assert not [n for n in made.names() if '/24' in n or '/16' in n or '/8' in n]
+  made.publish_all()
+  made.wait()
+  assert 'report.html' in made.names(), 'though the checkpoint with which it waited is passed over'
 
   wire.faults = ['reset'] * 100
   wire.hang_up()
