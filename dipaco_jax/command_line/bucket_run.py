@@ -51,7 +51,8 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
     stack.callback(mirror.close)
     with answering(storage), display.doing(f'looking at {url}'):
       mirror.names()  # before anything is written
-      stack.enter_context(bucket_lock.hold(storage, mirror.id, mirror.fail))
+      impatient = object_store.open_storage(url, bucket_lock.BEAT_S)  # or a bucket that is gone would hold up the end
+      stack.enter_context(bucket_lock.hold(impatient, mirror.id, mirror.fail))
       mirror.fetch_files(names := mirror.names())
     with fetching(), display.doing(f'fetching what is needed from {url}'):
       mirror.fetch_trees(names, _is_finished(mirror.workdir, settings), not _is_on_same_devices(mirror.workdir))
