@@ -26,7 +26,7 @@ from dipaco_jax.command_line import command, config_file, usage
 from dipaco_jax.core import errors, extension, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import time_use
-from dipaco_jax.training import display, processes, stopping
+from dipaco_jax.training import display, processes, profiling, stopping
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
@@ -34,6 +34,8 @@ flags.DEFINE_string('workdir', None, 'Where everything is kept: a folder, made i
 flags.DEFINE_string('scratch', None, 'With a bucket: where on this machine it works; by default in ~/.cache.')
 flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
 flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
+flags.DEFINE_string('profile', None, 'START:STEPS: a trace of so many inner steps from a global step on.')
+flags.DEFINE_integer('metrics_port', None, 'Tells Prometheus, on this machine, how far and fast it is; 0: a free one.')
 flags.DEFINE_string(
   'topology', None, 'With --compile_only: a TPU, as v5e:16x16, or v5e:8x8*4 for four slices; several with commas.'
 )
@@ -49,8 +51,8 @@ flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when thi
 flags.DEFINE_bool('backup', False, 'With --role=worker: does abandoned tasks, and copies those of stragglers.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
-  'config', 'workdir', 'scratch', 'reuse', 'compile_only', 'topology', 'distributed', 'coordinator', 'num_processes',
-  'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
+  'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
+  'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
 ONLY_WITH = {
   'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'),
@@ -67,7 +69,9 @@ def parse(argv: list[str]) -> settings_lib.Settings:
     values = config_file.read(FLAGS.config, overrides, FLAGS.workdir or '')
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
-    return extension.with_digests(settings_lib.from_dict(values))
+    settings = extension.with_digests(settings_lib.from_dict(values))
+    profiling.check(profiling.parse(FLAGS.profile), settings)
+    return settings
   except (InputError, flags.Error) as e:
     command.fail(command.explain(e, usage.MEANT))
 
@@ -89,6 +93,10 @@ def check_options(rest: list[str]):
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
+  if FLAGS.metrics_port is not None and not 0 <= FLAGS.metrics_port < 2**16:
+    raise InputError(f'--metrics_port={FLAGS.metrics_port} should be from 0 to {2**16 - 1}; 0: any that is free')
+  if FLAGS.profile and FLAGS.role:
+    raise InputError('--profile is for a run in one job: leave it out with --role')
   command.check_reuse(FLAGS.reuse)
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
@@ -141,15 +149,29 @@ def tell(argv: list[str]) -> bool:
 def run_in(workdir: str, settings: settings_lib.Settings, signals: stopping.Signals):
   """Trains as one job, and prints a summary."""
   command.quiet()
+  time_use.begin(time_use.process_age_s())
+  watched = serve_metrics()
   with display.doing('loading JAX', tells=False, at_once=True):
     if FLAGS.distributed:
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     from dipaco_jax.command_line import whole_run
 
   words = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
-  report = whole_run.train(whole_run.Call(workdir, words, FLAGS.reuse, FLAGS.scratch), settings, signals)
+  call = whole_run.Call(workdir, words, FLAGS.reuse, FLAGS.scratch, profiling.parse(FLAGS.profile), watched)
+  report = whole_run.train(call, settings, signals)
   if report:
     print_summary(workdir, report)
+
+
+def serve_metrics() -> Any:
+  """Begins to answer Prometheus where that is asked for; raises InputError where the port cannot be had."""
+  if FLAGS.metrics_port is None:
+    return None
+  from dipaco_jax.training import metrics_server
+
+  made, url = metrics_server.serve(FLAGS.metrics_port)
+  stopping.say(f'metrics for Prometheus: {url}')
+  return made
 
 
 def compile_only(settings: settings_lib.Settings):
@@ -174,7 +196,8 @@ def compile_only(settings: settings_lib.Settings):
 
 def run_role(settings: settings_lib.Settings):
   command.quiet()
-  time_use.begin()
+  time_use.begin(time_use.process_age_s())
+  watched = serve_metrics()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
     from dipaco_jax.pipeline import preflight
@@ -197,6 +220,7 @@ def run_role(settings: settings_lib.Settings):
   found = roles.run_role(
     FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
     resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
+    watched=watched,
   )  # fmt: skip
   if found:
     lines = [f'{FLAGS.workdir}: finished', *headline.outcome(found), f'the report: {FLAGS.workdir}/report.html']

@@ -14,9 +14,9 @@ from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
-from dipaco_jax.pipeline import stage as stage_lib
+from dipaco_jax.pipeline import stage as stage_lib, time_account
 from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
-from dipaco_jax.reports import failures, headline
+from dipaco_jax.reports import failures, headline, time_table
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration, whose_loss
@@ -44,6 +44,7 @@ def status(workdir: pathlib.Path) -> str:
     lines += ['first the dense control:', *_training(workdir, stage_lib.CONTROL, config, holder is not None)]
   lines += _quality(workdir, complete) + (_averaging_gap(workdir, config) if stage == 'train' else [])
   lines += failures.in_words(failures.read_failures(workdir)) + _checkpoint(workdir, stage)
+  lines += [words] if (words := time_table.in_words(time_account.read(workdir))) else []
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:
@@ -74,7 +75,7 @@ def _now(facts: Any) -> list[str]:
   """Returns lines on what paths wait for, and what replays would cost, in a registry that knows the config."""
   import jax
 
-  from dipaco_jax.islands import island, lineage, schedule, wire_status
+  from dipaco_jax.islands import island, lineage, run_costs, schedule, wire_status
   from dipaco_jax.pipeline import run
   from dipaco_jax.storage import object_store
 
@@ -90,6 +91,7 @@ def _now(facts: Any) -> list[str]:
         for (n, s), paths in lineage.costs(here).items()
       ]
       lines += wire_status.lines(here)
+      lines += [words] if (words := time_table.in_words(run_costs.seconds(here))) else []
   return lines
 
 

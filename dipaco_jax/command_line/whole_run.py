@@ -1,6 +1,7 @@
 """A run in this process, from its settings to its report: what the command `main` and `dipaco_jax.train` share."""
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -9,15 +10,17 @@ from typing import Any, NamedTuple
 from dipaco_jax.command_line import bucket_run, command
 from dipaco_jax.core import errors, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages
+from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages, time_account
 from dipaco_jax.reports import live_report, run_report
-from dipaco_jax.storage import files, lock, mirror as mirror_lib
+from dipaco_jax.storage import files, lock, mirror as mirror_lib, time_use
 from dipaco_jax.training import (
   compilation_cache,
   display,
   metrics_log,
+  metrics_server,
   performance,
   processes,
+  profiling,
   sinks,
   stopping,
   training_loop,
@@ -31,6 +34,9 @@ class Call(NamedTuple):
   words: str  # the command or call, for command.txt
   reuse: str | os.PathLike | None = None
   scratch: str | os.PathLike | None = None  # with a bucket; see `bucket_run.scratch_parent`
+  # To look at the run with; nothing that it makes depends on it.
+  profile: profiling.Steps | None = None
+  watched: metrics_server.MetricsServer | None = None
 
 
 def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals) -> dict[str, Any]:
@@ -70,13 +76,14 @@ def _train(
     if first:
       stack.enter_context(lock.hold(workdir))
       preflight.settle_config(workdir, settings, call.words)
+      account = stack.enter_context(time_account.kept(workdir, signals))
     processes.barrier('config')
     compilation_cache.keep_in(workdir)
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
-      _run_stages(workdir, settings, signals, page.write_if_due, call.reuse, mirror)
+      _run_stages(workdir, settings, signals, page.write_if_due, call, mirror)
     page.close()
-    report = _finish(workdir) if first else {}
+    report = _finish(workdir, account) if first else {}
     processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
     return report
 
@@ -86,7 +93,7 @@ def _run_stages(
   settings: settings_lib.Settings,
   signals: stopping.Signals,
   evaluated: Callable[[], None],
-  reuse: str | os.PathLike | None,
+  call: Call,
   mirror: mirror_lib.Mirror | None,
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
@@ -94,6 +101,7 @@ def _run_stages(
   with (
     metrics_log.Metrics(workdir, processes.is_first(), evaluated, events) as metrics,
     performance.watch_compilations() as compilations,
+    contextlib.closing(profiling.Profiler(workdir, call.profile)) as profiler,
   ):
 
     def stop() -> bool:
@@ -101,10 +109,14 @@ def _run_stages(
         mirror.check()
       return signals.requested()
 
-    run = run_lib.Run(workdir, settings, metrics, compilations, stop, signals.graceful, mirror=mirror)
+    run = run_lib.Run(
+      workdir, settings, metrics, compilations, stop, signals.graceful, mirror=mirror, profiler=profiler
+    )
+    if call.watched and (clock := time_use.present()):
+      call.watched.read = functools.partial(run_lib.read_metrics, run, clock)
     preflight.note_environment(run)
-    if reuse and processes.is_first():
-      preflight.take_stages(run, pathlib.Path(reuse))
+    if call.reuse and processes.is_first():
+      preflight.take_stages(run, pathlib.Path(call.reuse))
     processes.barrier('reuse')
     run.publish()
     try:
@@ -118,10 +130,10 @@ def _run_stages(
       raise
 
 
-def _finish(workdir: pathlib.Path) -> dict[str, Any]:
+def _finish(workdir: pathlib.Path, account: time_account.Account) -> dict[str, Any]:
   """Writes the report. Raises Diverged where the perplexity is not finite."""
   with display.doing('writing the report'):
-    report = run_report.write(workdir)
+    report = run_report.write(workdir, account.note_for_report)
     files.tidy(workdir)
   if report['perplexity'] is None:
     raise errors.Diverged(errors.NO_PERPLEXITY)

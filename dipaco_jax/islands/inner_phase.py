@@ -15,7 +15,7 @@ from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import time_use
-from dipaco_jax.training import evaluation, stopping
+from dipaco_jax.training import evaluation, mesh, stopping
 from dipaco_jax.training.job import Dispatch, Job, load_batch
 from dipaco_jax.training.programs import Programs
 
@@ -92,15 +92,19 @@ def inner_steps(
   del state
   weights, turn = job.weights(phase), np.array(programs.layout.grid.coordinates(path), np.int32)
   batches = prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end))
+  found: dict[str, jax.Array] = {}
+
+  def is_busy() -> bool:
+    return bool(found) and not mesh.is_ready(found['loss'])
+
   with time_use.doing(time_use.INNER):
-    for dispatch, batch in batches:
+    for dispatch, batch in time_use.fed(batches, is_busy):
       first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
-      with time_use.doing(time_use.INNER, first='step'):
-        params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
+      params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
       is_due = after < end and after // every > dispatch.step // every
       done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
     jax.block_until_ready(params)  # so that what follows is not taken for inner steps
-  with time_use.doing(time_use.OTHER, first='hold-out'):
+  with time_use.doing(time_use.EVALUATE):
     loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
   return path_state.to_host(programs, params, inner), loss
 
@@ -114,6 +118,7 @@ def holdout_loss(job: Job, path: int, params) -> float | None:
   return evaluation.finite_mean(*found[1:]) if found else None
 
 
+@time_use.doing(time_use.EVALUATE)
 def evaluate(programs: Programs, rows: evaluation.Rows, path: int, params: Arrays) -> tuple[float | None, float]:
   """Returns a path's loss on its hold-out, nats per target, None without one, and how many targets that has."""
   loaded = evaluation.in_flight(programs, turn := programs.layout.grid.coordinates(path), lambda _: params)

@@ -34,7 +34,7 @@ from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.screening_facts import Bounds
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.storage import tensors
+from dipaco_jax.storage import tensors, time_use
 
 KINDS = ('outer',)
 MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
@@ -187,6 +187,7 @@ def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]
   return facts
 
 
+@time_use.doing(time_use.OUTER)
 def outer_step(
   island: Island, module: str, version: int, partial: Partial
 ) -> tuple[Arrays, Arrays, dict[str, Any]]:  # fmt: skip

@@ -22,7 +22,7 @@ from dipaco_jax.islands.outer_executor import Partial
 from dipaco_jax.islands.path_state import Arrays, Own, PathState
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact
-from dipaco_jax.storage import tensors
+from dipaco_jax.storage import tensors, time_use
 from dipaco_jax.training import evaluation
 
 
@@ -56,6 +56,7 @@ def _noted(fact: Fact) -> list[Any]:
 # -- the outer step
 
 
+@time_use.doing(time_use.OUTER)
 def take_step(
   island: Island, path: int, phase: int, state: PathState, why: str | None
 ) -> tuple[PathState, list[Fact]]:  # fmt: skip

@@ -23,7 +23,7 @@ from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
 from dipaco_jax.islands.registry import Fact, Lost, Task
 from dipaco_jax.islands.role_costs import RoleCosts
 from dipaco_jax.storage import seals, time_use
-from dipaco_jax.training import display, stopping
+from dipaco_jax.training import display, metrics_server, stopping
 
 # A role that finds nothing to do asks again after this share of what its last task took, or of its idle time.
 OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
@@ -56,6 +56,7 @@ class Role:
     self.progress = display.Progress(claims.role, 0, 'tasks done')
     self.waiting: display.Activity | None = None  # shown while it finds no task
     self.began = time.monotonic()
+    self.lease: Lease | None = None  # at work
     self.idle_cause = time_use.STAGES  # what it waits for, until the run is prepared
 
   def serve(self):
@@ -79,7 +80,7 @@ class Role:
 
   def work(self, lease: Lease):
     """Does a task; its publication goes on in another thread, one at a time, while one more may wait."""
-    lease.is_at_work = True
+    lease.is_at_work, self.lease = True, lease
     with self.failing(lease):
       publish = self.perform(self.island, lease.task, lease)
       if lease.began:
@@ -89,6 +90,14 @@ class Role:
         self.publications.append(self.publisher.submit(self.conclude, lease, publish))
       else:
         self.claims.drop(lease)
+    self.lease = None
+
+  def read_metrics(self) -> metrics_server.Reading:
+    """Returns what this role tells of itself now."""
+    about = dict(self.lease.about) if self.lease else {}
+    numbers = {name: about.get(name) for name in ('step', 'loss', 'tokens_per_s')} | {'tasks_done': self.done}
+    numbers['compilations'] = self.island.run.compilations.total()
+    return metrics_server.Reading(about.get('task', ''), numbers, {'train': self.costs.clock.read()})
 
   def conclude(self, lease: Lease, publish: Publish):
     """Commits a task's facts, and schedules what they make possible."""
@@ -121,7 +130,7 @@ class Role:
       if isinstance(e, seals.Damaged):
         self.island.distrust(e)
       self.send_back(lease, e)
-      with time_use.doing(time_use.WAITING):
+      with time_use.doing(time_use.WAIT):
         time.sleep(random.uniform(0.5, 1.5))
     except Diverged as e:
       screening_facts.tell(self.island, str(e))
@@ -154,7 +163,7 @@ class Role:
     if schedule.is_finished(self.island):
       return True
     if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
-      self.idle_cause = time_use.WAITING
+      self.idle_cause = time_use.WAIT
       self.stop_showing()
     if self.idle_check_interval.is_due():
       schedule.advance(self.island)

@@ -46,13 +46,14 @@ from dipaco_jax.islands.claims import Backup, Claims
 from dipaco_jax.islands.island import OWN_LEVELS_STAY, Island
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
-from dipaco_jax.islands.role_loop import Role
+from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib, stage_records
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import files, publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
+from dipaco_jax.training import metrics_server
 
 ROLES = (*monitor.ROLES, 'monitor')
 
@@ -68,7 +69,7 @@ def check_settings(settings: settings_lib.Settings):
 
 def run_role(
   role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
-  is_backup: bool = False, resumes: bool = True,
+  is_backup: bool = False, resumes: bool = True, watched: metrics_server.MetricsServer | None = None,
 ) -> dict[str, Any]:  # fmt: skip
   """Works in a role until the run is finished, and returns its last fact, with the perplexity.
 
@@ -82,6 +83,7 @@ def run_role(
     share: 'i/n', for an outer executor: which modules it takes before others.
     is_backup: whether this worker takes abandoned tasks and stragglers' only.
     resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
+    watched: the server that tells Prometheus what this role does; None: it is not told.
 
   Raises InputError where another config began this run, or the database or the place cannot be used; Diverged.
   """
@@ -101,7 +103,7 @@ def run_role(
   kept = kept_arrays.begin(storage, local, f'{run_id}-{resumed}')
   island = dataclasses.replace(island, resumed=resumed, weights=ModuleWeights(kept))
   try:
-    serve(island, role, share, is_backup, hosts, local, f'{run_id}-{resumed}')
+    serve(island, role, share, is_backup, hosts, local, f'{run_id}-{resumed}', watched)
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
@@ -129,9 +131,17 @@ def tidy(role: str, local: pathlib.Path):
 
 
 def serve(
-  island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, local: pathlib.Path, number: str
+  island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, local: pathlib.Path, number: str,
+  watched: metrics_server.MetricsServer | None = None,
 ):  # fmt: skip
   """Serves until the run is finished; sums that wait for others are in `scratch`, below `local`, by run `number`."""
+
+  def work(claims: Claims, perform: Perform):
+    made = Role(claims, perform)
+    if watched:
+      watched.read = made.read_metrics
+    made.serve()
+
   if role == 'monitor':
     monitor.watch(island)
   elif role == 'outer':
@@ -139,9 +149,9 @@ def serve(
     keys = island.all_modules()[part_named(share)] if share else None
     island.weights.kept.versions = 1  # an outer step needs the version before alone, and makes the next
     island.weights.kept.memory_bytes = int(held_states.MEMORY_SHARE * held_states.machine_memory())
-    Role(Claims(island, role, outer_executor.KINDS, keys), executor.perform).serve()
+    work(Claims(island, role, outer_executor.KINDS, keys), executor.perform)
   elif role == 'evaluator':
-    Role(Claims(island, role, evaluator.KINDS), evaluator.perform).serve()
+    work(Claims(island, role, evaluator.KINDS), evaluator.perform)
   else:
     kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
     with contextlib.ExitStack() as stack:
@@ -150,10 +160,8 @@ def serve(
       stack.enter_context(state_facts.publishing(island, held, line))
       does, island.weights.kept.memory_bytes = worker.Worker(held, hosts, line), held.memory_bytes
       pool = Backup(island, kinds, held.holder) if is_backup else None
-      Role(
-        Claims(island, role, kinds, fetches=dict.fromkeys(worker.TRAIN, does.fetch), pool=pool, holder=held.holder),
-        does.perform,
-      ).serve()
+      fetches = dict.fromkeys(worker.TRAIN, does.fetch)
+      work(Claims(island, role, kinds, fetches=fetches, pool=pool, holder=held.holder), does.perform)
 
 
 def resume(workdir: str, url: str) -> int:

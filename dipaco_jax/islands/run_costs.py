@@ -4,7 +4,7 @@ Facts of earlier versions of this program do not tell all of it: what they lack 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax.islands import pieces
@@ -15,7 +15,7 @@ from dipaco_jax.storage import time_use
 
 WORKERS_FACTS = 'prepared', 'round', 'checkpoint', pieces.PIECE
 KINDS = (*WORKERS_FACTS, 'module', 'evaluation')  # of facts that note what their process has moved
-STRETCHES = 60  # of time, at most, whose utilization is told
+STRETCHES = 60  # of time, at most, whose goodput is told
 SHARED = time_use.STAGES  # is no part of training: text, base model, shards
 
 
@@ -41,9 +41,9 @@ def figures(island: Island) -> dict[str, Any]:
     'island_bytes_by_phase': bytes_by_phase(island, facts),
     'diloco_bytes_per_phase': round(2 * 4 * n * taking_part),  # float32, up and down
     'island_mbits': speeds(found for of_kind in facts.values() for found in of_kind),
-    'worker_seconds': sum_by_cause(spells),
-    'utilization': utilization(spells),
-    'utilization_over_time': utilization_over_time(spells),
+    'seconds': {'train': by_cause} if (by_cause := sum_by_cause(spells)) else None,
+    'seconds_by_path': sum_by_path(island, facts) if spells else None,
+    'goodput_over_time': goodput_over_time(spells),
   }
 
 
@@ -110,20 +110,27 @@ def read_spells(facts: Iterable[Fact]) -> list[Spell]:
 def sum_by_cause(spells: Sequence[Spell]) -> dict[str, float] | None:
   """Returns the seconds of all workers together, by cause; None without spells."""
   found = {c: math.fsum(spell.seconds.get(c, 0.0) for spell in spells) for c in time_use.CAUSES}
-  return {cause: round(seconds, 3) for cause, seconds in found.items()} if spells else None
+  return {cause: round(s, 3) for cause, s in found.items() if s} if spells else None
 
 
-def utilization(spells: Sequence[Spell]) -> float | None:
-  """Returns the share of the workers' time that was spent in inner steps; stages that all share do not count."""
-  found = sum_by_cause(spells) or {}
-  of_training = math.fsum(seconds for cause, seconds in found.items() if cause != SHARED)
-  return found[time_use.INNER] / of_training if of_training else None
+def seconds(island: Island) -> dict[str, dict[str, float]]:
+  """Returns the seconds of all workers so far, by stage and cause; {} where that is not told."""
+  found = sum_by_cause(read_spells(fact for kind in WORKERS_FACTS for fact in island.registry.facts(kind)))
+  return {'train': found} if found else {}
 
 
-def utilization_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] | None:
-  """Returns `utilization` of stretches of time: (seconds at the end, since training began; share).
+def sum_by_path(island: Island, facts: Mapping[str, list[Fact]]) -> list[dict[str, float]]:
+  """Returns the seconds by cause that came before the checkpoints of each path, and for them."""
+  by_path: list[list[Spell]] = [[] for _ in range(island.run.settings.num_paths)]
+  for fact in (fact for kind in (pieces.CHECKPOINT, pieces.PIECE) for fact in facts[kind]):
+    by_path[int(fact.key)] += read_spells([fact])
+  return [sum_by_cause(spells) or {} for spells in by_path]
 
-  A spell's start, and the stages that all share, are taken to come first in it; inner steps are spread over the rest.
+
+def goodput_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] | None:
+  """Returns `time_use.goodput` of stretches of time: (seconds at the end, since training began; share).
+
+  A spell's start, and the stages that all share, are taken to come first in it; steps are spread over the rest.
   """
   parts = [(_training_from(spell), spell) for spell in spells if spell.seconds.get(time_use.INNER)]
   if not parts:
@@ -134,7 +141,7 @@ def utilization_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] 
   width, inner, whole = (end - begin) / count, [0.0] * count, [0.0] * count
   for spell in spells:
     start = _training_from(spell)
-    share = spell.seconds.get(time_use.INNER, 0.0) / max(spell.end - start, 1e-9)
+    share = math.fsum(spell.seconds.get(cause, 0.0) for cause in time_use.STEPS) / max(spell.end - start, 1e-9)
     present = spell.begin + spell.seconds.get(SHARED, 0.0)
     for i in range(count):
       left, right = begin + i * width, begin + (i + 1) * width
@@ -145,4 +152,4 @@ def utilization_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] 
 
 
 def _training_from(spell: Spell) -> float:
-  return spell.begin + math.fsum(spell.seconds.get(cause, 0.0) for cause in (SHARED, time_use.START))
+  return spell.begin + math.fsum(spell.seconds.get(cause, 0.0) for cause in (SHARED, time_use.START, time_use.COMPILE))

@@ -209,8 +209,6 @@ def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
     'phases': s.train.phases,
     'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
     'outer_fraction': outer_s / (outer_s + inner_s),
-    'busy_s': inner_s + outer_s,
-    'goodput': min(1.0, inner_s / (told.wall_s * len(workers))),
     'workers': len(workers),
     'replay_s': math.fsum(replays(made).values()),
     **run_costs.figures(island),

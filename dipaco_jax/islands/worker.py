@@ -166,7 +166,7 @@ class Worker:
     assert found
     return found
 
-  @time_use.doing(time_use.REPLAY)
+  @time_use.doing(time_use.LOST)
   def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
     """Repeats the pieces before the task's own; returns where that begins, and what its checkpoint notes of this."""
     path, parts, began = int(lease.task.key), beginning.parts, time.monotonic()

@@ -11,7 +11,7 @@ import numpy as np
 from dipaco_jax.core import grid as grid_lib, outer, settings as settings_lib
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import run as run_lib, stage, validate_stage
-from dipaco_jax.storage import tensors
+from dipaco_jax.storage import tensors, time_use
 from dipaco_jax.training import display, job as job_lib, mesh, train_state as state_lib, training_loop
 from dipaco_jax.training.programs import Programs
 
@@ -103,8 +103,8 @@ def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.Sta
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   run.publish()
-  with display.doing('looking for a checkpoint to go on from'):
-    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.mirror)
+  with display.doing('looking for a checkpoint to go on from'), time_use.doing(time_use.CHECKPOINT):
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.mirror, run.profiler)
   with run.graceful(trainer.has_news):
     return trainer.train()
 

@@ -19,7 +19,7 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts, packing
 from dipaco_jax.pipeline import features, route_stage, run as run_lib
 from dipaco_jax.routing import balanced_assignment, classifier, own_router, path_labels
-from dipaco_jax.storage import module_store, publishing, seals, tensors
+from dipaco_jax.storage import module_store, publishing, seals, tensors, time_use
 from dipaco_jax.training import display, evaluation, processes
 
 MAX_SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
@@ -28,6 +28,7 @@ GIVEN_SHARE = 0.1  # of the mean shard, to a path that no text was routed to
 ATTEMPTS = 3  # at giving every path text
 
 
+@time_use.doing(time_use.STAGES)
 def reshard(run: run_lib.Run, number: int, version: int):
   """Routes and shards of a round, by what the paths know at a version of their modules."""
   if not (run.workdir / 'routing' / str(number)).exists():

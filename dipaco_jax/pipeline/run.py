@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,15 @@ from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_l
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import mirror as mirror_lib, seals, tensors
-from dipaco_jax.training import mesh, metrics_log, performance, programs as programs_lib
+from dipaco_jax.storage import mirror as mirror_lib, seals, tensors, time_use
+from dipaco_jax.training import (
+  mesh,
+  metrics_log,
+  metrics_server,
+  performance,
+  profiling,
+  programs as programs_lib,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Run:
   graceful: Callable[[Callable[[], bool]], contextlib.AbstractContextManager]
   num_devices: int = 0  # that are used, the first ones; 0: all
   mirror: mirror_lib.Mirror | None = None  # of the workdir, in a bucket
+  profiler: profiling.Profiler | None = None
 
   def record(self, name: str) -> dict[str, Any] | None:
     """Returns the record of a finished stage; None if it is not finished."""
@@ -113,6 +122,20 @@ class Run:
   @property
   def eval_batch(self) -> int:
     return self.settings.evaluate.batch_size or self.settings.train.batch_size
+
+
+def read_metrics(run: Run, clock: time_use.Clock) -> metrics_server.Reading:
+  """Returns what a run in this process tells of itself now."""
+  row = run.metrics.last_step
+  losses = [loss for loss in row.get('loss', ()) if loss is not None]
+  numbers = {name: row.get(name) for name in ('step', 'tokens_per_s')}
+  numbers |= {
+    'phase': row['phase'] + 1 if row else None,
+    'loss': statistics.fmean(losses) if losses else None,
+    'tokens': run.metrics.tokens,
+    'compilations': run.compilations.total(),
+  }
+  return metrics_server.Reading(clock.place, numbers, clock.read_all())
 
 
 def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0) -> Run:

@@ -29,7 +29,7 @@ from dipaco_jax.pipeline import (
   tokenize_stage,
   validate_stage,
 )
-from dipaco_jax.storage import module_store, publishing, tensors
+from dipaco_jax.storage import module_store, publishing, tensors, time_use
 from dipaco_jax.training import (
   display,
   job as job_lib,
@@ -40,6 +40,15 @@ from dipaco_jax.training import (
   programs as programs_lib,
   train_state as state_lib,
 )
+
+# Of what has no cause of its own, by stage.
+CAUSES = {
+  'tokenize': time_use.STAGES,
+  'pretrain': time_use.OTHER,
+  'route': time_use.STAGES,
+  'train': time_use.OTHER,
+  'evaluate': time_use.EVALUATE,
+}
 
 
 def run_all(run: run_lib.Run, last: str = stage_lib.NAMES[-1]):
@@ -56,12 +65,12 @@ def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run
   name = stage.name
   if processes.is_first():
     stage_records.reopen(run.workdir, name)
+  time_use.enter(name, CAUSES[name])
   with display.doing(stage.doing, tells=False), stage_records.stopwatch(run.workdir, name) as elapsed:
     result = function(run)
     if name in ('train', 'evaluate'):
       result = result | {'phases': run.settings.train.phases}
-    if name == 'train':
-      result['goodput'] = min(1.0, result['busy_s'] / elapsed())
+  time_use.enter(name, time_use.OTHER)
   if processes.is_first():
     stage_records.write_record(run.workdir, run.settings, name, elapsed(), result)
   run.publish()
@@ -140,7 +149,8 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 def train_control(run: run_lib.Run) -> dict[str, Any]:
   """Trains the dense control, which the paths are compared with, from the base on, or from where it stopped."""
   route_stage.write_base_shards(run)  # one of many processes has none yet
-  with stage_records.stopwatch(run.workdir, stage_lib.CONTROL) as elapsed:
+  here = time_use.within(stage_lib.CONTROL, time_use.OTHER)
+  with here, stage_records.stopwatch(run.workdir, stage_lib.CONTROL) as elapsed:
     try:
       record = jobs.train(run, jobs.control_job(run), stage_lib.CONTROL).record
     except Diverged as e:
@@ -170,10 +180,10 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
     'train_flops': flops * tokens,
     'model_flops_utilization':
       performance.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
-    'busy_s': record.inner_s + record.outer_s,
     'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
     'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
     'dtype': run.model.dtype.name,
     'compilations': sum(run.compilations[name] for name in programs_lib.NAMES),
+    'seconds_by_path': [{time_use.INNER: s} for s in record.path_s],
     'modules_sha256': module_store.modules_sha256(run.workdir, phases),
   }  # fmt: skip

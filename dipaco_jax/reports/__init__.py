@@ -1,10 +1,10 @@
 """What a run shows: report.json, its page with pictures and captions, and the same in a terminal.
 
 Read `run_report` first. `run_data`, `history`, `module_drift` and `failures` read what a page is made from, and
-`headline` words the result. `figures` lists the pictures; `path_figures`, `training_figures` and `island_figures`
-choose and caption them, and `curve_plots`, `category_plots`, `grid_plot` and `timeline_plot` draw them in one style
-(`plot_style`, `palette`). `report_page`, `comparison`, `excerpt_views` and `model_card` fill the templates beside them,
-by `pages`. `live_report` writes the page while a run trains.
+`headline` and `time_table` word the result and its time. `figures` lists the pictures; `path_figures`,
+`training_figures` and `island_figures` choose and caption them, and `curve_plots`, `category_plots`, `grid_plot` and
+`timeline_plot` draw them in one style (`plot_style`, `palette`). `report_page`, `comparison`, `excerpt_views` and
+`model_card` fill the templates beside them, by `pages`. `live_report` writes the page while a run trains.
 
 Imports from `core`, `routing`, `storage`, `training` and `pipeline`.
 """

@@ -30,10 +30,13 @@ SECTIONS: dict[str, dict[str, Callable[[Run], Picture | None]]] = {  # None: the
     'kinds_by_paths': path_figures.kinds_by_paths,
   },
   'The grid': {'grid': path_figures.distance_from_base, 'siblings': path_figures.distance_from_siblings},
-  'Cost': {'time_by_stage': training_figures.time_by_stage, 'bytes_sent': training_figures.bytes_sent},
+  'Cost': {
+    'time_by_stage': training_figures.time_by_stage,
+    'time_by_cause': training_figures.time_by_cause,
+    'bytes_sent': training_figures.bytes_sent,
+  },
   'Islands': {
-    'utilization': island_figures.utilization,
-    'worker_seconds': island_figures.worker_seconds,
+    'goodput': island_figures.goodput,
     'bytes_by_phase': island_figures.bytes_by_phase,
     'bytes_beside_others': island_figures.bytes_beside,
     'island_bytes': island_figures.island_bytes,

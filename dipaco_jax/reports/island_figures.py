@@ -1,29 +1,15 @@
-"""Pictures of an islands run: who did what when, the bytes of roles, and what workers spent their time on."""
+"""Pictures of an islands run: who did what when, the bytes of roles, and goodput over time."""
 
 import numpy as np
 
 from dipaco_jax.reports import category_plots, curve_plots, timeline_plot
 from dipaco_jax.reports.amounts import size
-from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
+from dipaco_jax.reports.palette import BLUE, ORANGE
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run
 from dipaco_jax.training.display import duration
 
 WORKER, EXECUTOR = 'worker', 'outer'  # roles
-# By cause, in the order of the picture: what it is called, and what a caption adds.
-CAUSES = {
-  'inner': 'inner steps',
-  'waiting': 'waiting for modules',
-  'storage': 'storage',
-  'database': 'database',
-  'replay': 'replay',
-  'start': 'start',
-  'other': 'other work',
-}
-MEANT = (
-  'Waiting for modules: for other paths, or for the outer executor. Storage: reading and writing that training could '
-  'not go on beside. Start: of the process, its first reading, compilation. Other work: compression, hold-outs, disks.'
-)
 
 
 def timeline(run: Run) -> Picture | None:
@@ -103,32 +89,14 @@ def bytes_beside(run: Run) -> Picture | None:
   return Picture(category_plots.bars('Bytes of a phase', rows), words)
 
 
-def utilization(run: Run) -> Picture | None:
-  """Draws the share of the workers' time that was spent in inner steps, over time."""
-  found = run.report['utilization_over_time']
+def goodput(run: Run) -> Picture | None:
+  """Draws the share of the workers' time that was spent in steps, over time."""
+  found = run.report['goodput_over_time']
   if not found or len(found) < 2:
     return None
   times, shares = np.array(found, float).T
   words = (
-    f'Of all workers that were there, from the first step of training on; {run.report["utilization"]:.0%} in all. It '
+    f'Of all workers that were there, from the first step of training on; {run.report["goodput"]:.0%} in all. It '
     'is low while processes start and compile, and while they wait.'
   )
-  return Picture(curve_plots.over_time('Time in inner steps', '% of the workers’ time', times, 100 * shares), words)  # noqa: RUF001
-
-
-def worker_seconds(run: Run) -> Picture | None:
-  """Draws what the workers' time was spent on, and what it was lost to."""
-  found = run.report['worker_seconds']
-  whole = sum(found.get(cause, 0.0) for cause in CAUSES) if found else 0.0
-  if not whole:
-    return None
-  rows = [
-    (
-      words,
-      [(s, BLUE if cause == 'inner' else GREY if cause == 'other' else ORANGE)],
-      f'{duration(s)}, {s / whole:.1%}',
-    )
-    for cause, words in CAUSES.items()
-    if (s := found.get(cause, 0.0)) or cause == 'inner'
-  ]
-  return Picture(category_plots.bars('The workers’ time by cause', rows), f'{duration(whole)} of all workers. {MEANT}')  # noqa: RUF001
+  return Picture(curve_plots.over_time('Time in steps', '% of the workers’ time', times, 100 * shares), words)  # noqa: RUF001

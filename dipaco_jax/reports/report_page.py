@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.reports import excerpt_views, failures, figures, headline, pages, plot_style
+from dipaco_jax.reports import excerpt_views, failures, figures, headline, pages, plot_style, time_table
 from dipaco_jax.reports.amounts import count, size
 from dipaco_jax.reports.plot_style import Picture
 from dipaco_jax.reports.run_data import Run
@@ -55,6 +55,8 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
     failures=failures.in_words(failures.read_failures(run.workdir)),
     cards=_cards(run),
     sections={title: arrange([drawn[n] for n in names if n in drawn]) for title, names in figures.SECTIONS.items()},
+    seconds=time_table.by_stage(r['seconds']) if r['seconds'] else None,
+    seconds_by_path=_seconds_by_path(r),
     excerpts=excerpts,
     command=command.read_text(errors='replace').strip() if command.exists() else '',
     changed=[(name, value, default[name]) for name, value in chosen.items() if value != default[name]],
@@ -101,6 +103,11 @@ def _devices(r: dict[str, Any]) -> list[str]:
   number = f'{r["num_devices"]} × ' if (r['num_devices'] or 1) > 1 else ''  # noqa: RUF001
   versions = f'dipaco_jax {r["versions"]["dipaco_jax"]}, jax {r["versions"]["jax"]}'
   return [number + r['device'] if r['device'] else '', r['dtype'], versions]
+
+
+def _seconds_by_path(r: dict[str, Any]) -> time_table.Table | None:
+  whole, by_path = (r['seconds'] or {}).get('train', {}), r['seconds_by_path'] or []
+  return time_table.by_path(by_path, whole) if whole and any(by_path) and len(by_path) > 1 else None
 
 
 def _notes(run: Run) -> list[str]:

@@ -4,13 +4,13 @@ import importlib.metadata
 import logging
 import pathlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dipaco_jax
 from dipaco_jax.core import grid as grids, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import remedies, seals
+from dipaco_jax.storage import remedies, seals, time_use
 
 EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
@@ -22,8 +22,8 @@ EVALUATE = (
 TRAIN = (
   'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
   'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
-  'goodput modules_sha256 island_bytes island_bytes_by_phase island_mbits diloco_bytes_per_phase worker_seconds '
-  'utilization utilization_over_time replay_s device num_devices dtype'
+  'seconds seconds_by_path modules_sha256 island_bytes island_bytes_by_phase island_mbits diloco_bytes_per_phase '
+  'goodput_over_time replay_s device num_devices dtype'
 ).split()
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
@@ -33,7 +33,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
 
   Raises InputError where there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax.pipeline import stage_records
+  from dipaco_jax.pipeline import stage_records, time_account
   from dipaco_jax.reports import amounts, failures
   from dipaco_jax.training import metrics_log
 
@@ -45,6 +45,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
   timed = [stage for stage in stages.values() if 'ended' in stage]
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
+  report['seconds'] = report['seconds'] or time_account.read(workdir) or None
   failed, rows = failures.read_failures(workdir), metrics_log.read_rows(workdir, b'"averaging_gap": ')
   return report | {
     'excluded': failed.excluded,
@@ -58,6 +59,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     'domain_nmi': route.get('domain_nmi'),
     'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
     'wall_s': _wall_s(stages),
+    'goodput': time_use.goodput((report['seconds'] or {}).get('train', {})),
     'began': amounts.clock_time(min(stage['ended'] - stage['wall_s'] for stage in timed)) if timed else None,
     'ended': amounts.clock_time(max(stage['ended'] for stage in timed)) if timed else None,
     'config_sha256': settings.digest(s),
@@ -80,12 +82,16 @@ def versions() -> dict[str, str]:
   return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
 
 
-def write(workdir: str | pathlib.Path) -> dict[str, Any]:
-  """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds."""
+def write(workdir: str | pathlib.Path, note_time: Callable[[bool], None] = lambda is_last: None) -> dict[str, Any]:
+  """Writes report.json, report.html and plots/*.png into the workdir; returns what report.json holds.
+
+  `note_time` notes the seconds up to now in the workdir; its argument says whether for the last time.
+  """
   from dipaco_jax.reports import figures, plot_style, report_page, run_data
   from dipaco_jax.storage import files, publishing
 
   workdir = pathlib.Path(workdir)
+  note_time(False)
   report = make_report(workdir)
   publishing.write_json(workdir / 'report.json', report)
   run = run_data.read_run(workdir, report)
@@ -95,6 +101,9 @@ def write(workdir: str | pathlib.Path) -> dict[str, Any]:
     with plot_style.left_out(name):
       files.write_file(workdir / 'plots' / f'{name}.png', plot_style.to_png(picture.figure))
   files.write_file(workdir / 'report.html', report_page.render(run, pictures))
+  note_time(True)
+  report = make_report(workdir)  # with the seconds that drawing took
+  publishing.write_json(workdir / 'report.json', report)
   return report
 
 

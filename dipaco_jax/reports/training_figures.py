@@ -3,12 +3,13 @@
 import numpy as np
 
 from dipaco_jax.core import averaging_gap
-from dipaco_jax.reports import category_plots, curve_plots, path_figures
+from dipaco_jax.reports import category_plots, curve_plots, path_figures, time_table
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
-from dipaco_jax.reports.palette import BLUE, ORANGE
+from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
 from dipaco_jax.reports.plot_style import Curve, Picture
 from dipaco_jax.reports.run_data import Run, path_names
+from dipaco_jax.storage import time_use
 from dipaco_jax.training.display import duration
 
 EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training and held-back loss
@@ -120,6 +121,23 @@ def time_by_stage(run: Run) -> Picture | None:
   if train.get('outer_s') is not None:
     words += f' Exchange between paths, striped, took {train["outer_s"]:.2g} s a phase.'
   return Picture(category_plots.bars('Time by stage', rows), words)
+
+
+def time_by_cause(run: Run) -> Picture | None:
+  """Draws what the time of training was spent on, and what it was lost to."""
+  found = (run.report['seconds'] or {}).get('train', {})
+  causes = [cause for cause in time_table.WORDS if cause != time_use.STAGES and found.get(cause)]
+  whole = sum(found[cause] for cause in causes)
+  if not whole:
+    return None
+  colours = dict.fromkeys(time_use.STEPS, BLUE) | {time_use.OTHER: GREY}
+  rows = [
+    (time_table.WORDS[cause], [(s := found[cause], colours.get(cause, ORANGE))], f'{duration(s)}, {s / whole:.1%}')
+    for cause in causes
+  ]
+  whose = 'of all workers' if run.report['island_bytes'] else 'of training'
+  words = f'{duration(whole)} {whose}; goodput, the share of steps, is {time_use.goodput(found):.0%}.'
+  return Picture(category_plots.bars('Time of training by cause', rows), words)
 
 
 def bytes_sent(run: Run) -> Picture | None:

@@ -127,7 +127,7 @@ class Mirror:
     name = str(path.relative_to(self.workdir))
     folder, _, number = name.rpartition('/')
     seals = run_objects.found(self.workdir, [f'{folder}.sha256/{number}/*.json'])
-    files_before = ['metrics.jsonl', *self._changed(run_objects.PAGES), *seals]
+    files_before = [*run_objects.GROWING, *self._changed(run_objects.PAGES), *seals]
     older = [left for left in self._left if left.startswith(f'{folder}/')]
     self._upload(name, [*files_before, name], self._gone() + older, checkpoints=folder)
 

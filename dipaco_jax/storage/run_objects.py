@@ -30,6 +30,7 @@ REMOVED = re.compile(  # what a run removes itself
   r'(?:control/)?(?:modules|checkpoints)/.*|tokenize-.*|(?:shards|routing)/[^/]*-(?:parts|scores)/.*|stages/.*|refused.txt'
 )
 LASTING = FIRST + LAST + PART_FILES
+GROWING = 'metrics.jsonl', 'stages/seconds.json'  # that go up with checkpoints, too
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
 CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough
 

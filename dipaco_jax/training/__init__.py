@@ -4,7 +4,8 @@ Read `training_loop` first: the loop of Algorithm 1, on a `job` (what to train).
 arrays `specs` lays out on a `mesh`, on a `train_state`, which `run_checkpoints` saves and restores, and `resharding`
 takes to other meshes; `module_publishing` writes the modules, `evaluation` scores paths. `train_log` writes
 `metrics_log` (`curves` to `tensorboard` too) and the lines of `display`; `sinks` takes rows elsewhere (`sink_wandb`,
-`sink_mlflow`); `performance` counts. `processes` and `stopping`: how a job of several processes starts and ends.
+`sink_mlflow`), `metrics_server` tells Prometheus; `performance` counts, `profiling` traces steps and `profile_table`
+sums the trace up. `processes` and `stopping`: how a job of several processes starts and ends.
 
 Imports from `core`, `models`, `storage` and `data`.
 """

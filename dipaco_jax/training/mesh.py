@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -171,6 +172,11 @@ def place(
 def fetch(x: jax.Array) -> np.ndarray:
   """Fetches a whole array to the host; every process calls it, in the same order."""
   return np.asarray(readable(x))
+
+
+def is_ready(x: Any) -> bool:
+  """Returns whether an array, as `jax.Array`, whose type does not tell of this, is computed; waits for nothing."""
+  return x.is_ready()
 
 
 def readable(x: jax.Array) -> jax.Array:

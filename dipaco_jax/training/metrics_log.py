@@ -36,6 +36,8 @@ class Metrics:
     self._workdir, self._evaluated, self._has_events = pathlib.Path(workdir), evaluated, events
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else None
     self._events: dict[str, tensorboard.Events] = {}  # by stage
+    self.last_step: dict[str, Any] = {}  # the newest row of that kind, for who watches this process
+    self.tokens = 0  # of the stage up to then
 
   def write(self, kind: str, stage: str, updates: int, **values):
     """Appends a row, in one write; NaN and infinities become null.
@@ -45,6 +47,8 @@ class Metrics:
     if self._file is None:
       return
     row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3), **plain(values)}
+    if kind == 'step':
+      self.last_step = row
     line = to_line(row)
     if self._file.write(line) != len(line):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dipaco_jax.core import settings
 from dipaco_jax.models import layers, product_flops
+from dipaco_jax.storage import time_use
 from dipaco_jax.training import display
 
 WORDS = {  # what each program computes, for the display
@@ -65,13 +66,19 @@ PEAK_BFLOAT16 = (
 
 
 LOWERED, COMPILED = '/jax/core/compile/jaxpr_to_mlir_module_duration', '/jax/core/compile/backend_compile_duration'
+TRACED = '/jax/core/compile/jaxpr_trace_duration'
 
 
 def listen(heard: Callable[[str, str], None]) -> Callable:
-  """Calls `heard(event, function's name)` whenever JAX has LOWERED or COMPILED a function; returns JAX's listener."""
+  """Calls `heard(event, function's name)` whenever JAX has LOWERED or COMPILED a function; returns JAX's listener.
+
+  The seconds count as compilation for the thread that they were spent in.
+  """
   from jax import monitoring
 
   def listener(event: str, duration_secs: float, **about: str | int):
+    if event in (TRACED, LOWERED, COMPILED) and (clock := time_use.present()):
+      clock.has_compiled(duration_secs)
     if event in (LOWERED, COMPILED):
       heard(event, str(about.get('fun_name')).removeprefix('jit(').removesuffix(')'))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import time_use
 from dipaco_jax.training import stopping
 
 BARRIER_MS = 7 * 24 * 3_600_000
@@ -100,7 +101,8 @@ def barrier(name: str):
   if jax.process_count() > 1:
     import orbax.checkpoint as ocp
 
-    ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=BARRIER_MS)
+    with time_use.doing(time_use.WAIT):
+      ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=BARRIER_MS)
 
 
 def any_process(flag: bool, occasion: str) -> bool:

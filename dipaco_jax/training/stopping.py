@@ -30,10 +30,25 @@ def say(words: str):
     print(f'{display.STDERR.cleared}dipaco_jax: {words}', file=sys.stderr, flush=True)
 
 
+_last_words = list[Callable[[int], object]]()
+
+
+@contextlib.contextmanager
+def last_words(write: Callable[[int], object]) -> Iterator[None]:
+  """Calls `write(status)` where the process ends at once within the block; it has LAST_WORDS_S, and may not raise."""
+  _last_words.append(write)
+  try:
+    yield
+  finally:
+    _last_words.remove(write)
+
+
 def leave(status: int, words: str = '') -> NoReturn:
   """Ends the process at once, without waiting for threads or running exit handlers."""
   with contextlib.suppress(RuntimeError):  # no thread can be started any more
     _timer(LAST_WORDS_S, os._exit, status)
+  for write in _last_words:
+    write(status)
   if words:
     say(words)
   for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,7 @@ import numpy as np
 
 from dipaco_jax.core import averaging_gap, screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.storage import module_store
+from dipaco_jax.storage import module_store, time_use
 from dipaco_jax.training import display, mesh, metrics_log
 from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.train_state import Record
@@ -53,6 +53,10 @@ class Journal:
     self._timed = False  # the first dispatch compiles
     self._told_gap = False
     self._not_finite = [0] * len(record.loss_sum)  # steps in a row up to the last, by path
+    self._record.path_s = self._record.path_s or [0.0] * len(record.loss_sum)  # of an earlier version
+    self._inner_s = time_use.read().get(
+      time_use.INNER, 0.0
+    )  # of this process, up to the last dispatch that was written
     self.lap()
 
   def lap(self):
@@ -72,6 +76,17 @@ class Journal:
       self._write(*self._pending)
     self._pending = None
 
+  def is_busy(self) -> bool:
+    """Returns whether the devices are still at the last dispatch; waits for nothing."""
+    return self._pending is not None and not mesh.is_ready(self._pending[1]['loss'])
+
+  def _count_inner(self, trained: list[int]):
+    """Adds what inner steps took since the last dispatch that was written to the paths of this one, in equal parts."""
+    now = time_use.read().get(time_use.INNER, 0.0)
+    for path in trained:
+      self._record.path_s[path] += (now - self._inner_s) / len(trained)
+    self._inner_s = now
+
   def _write(self, dispatch: Dispatch, found: dict[str, jax.Array]):
     """Writes a row for a dispatch; losses and norms are means over the steps that were finite."""
     job, phase = self._job, dispatch.phase
@@ -80,6 +95,7 @@ class Journal:
     sums, means, learning_rate, finite, skipped = of_steps(
       {name: mesh.fetch(x).reshape(x.shape[0], -1)[:, at] for name, x in found.items()}
     )
+    self._count_inner(trained)
     after = dispatch.step + len(finite)
     updates, step = job.updates(phase, dispatch.turn, after, dispatch.piece), job.schedule.global_step(phase, after)
     rate = self._count(len(finite), finite.size * job.data.batch_size * job.programs.model.config.seq_len)
@@ -125,6 +141,7 @@ class Journal:
     now, record = time.monotonic(), self._record
     seconds, self._clock = now - self._clock, now
     record.tokens += tokens
+    self._rows.tokens = record.tokens
     record.phase_s += seconds
     if not self._timed:
       self._timed = True

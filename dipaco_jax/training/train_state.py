@@ -42,9 +42,11 @@ class Record:
   outer_s: float = 0.0
   piece: int = 0  # complete pieces of the phase
   sent: dict[str, Any] = dataclasses.field(default_factory=dict)  # statistics of the levels that have left, as lists
+  seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # of the stage up to here, by cause
+  path_s: list[float] = dataclasses.field(default_factory=list)  # in inner steps, by path
 
 
-ADDED = {'piece', 'sent'}  # which records of before do not have
+ADDED = {'piece', 'sent', 'seconds', 'path_s'}  # which records of before do not have
 
 
 def new_record(num_paths: int) -> Record:
@@ -52,6 +54,7 @@ def new_record(num_paths: int) -> Record:
   return Record(
     best_loss=[None] * num_paths, best_version=[0] * num_paths, excluded=[0] * num_paths, skipped=[0] * num_paths,
     loss_sum=[0.0] * num_paths, loss_steps=[0] * num_paths, own_loss=[None] * num_paths,
+    path_s=[0.0] * num_paths,
   )  # fmt: skip
 
 

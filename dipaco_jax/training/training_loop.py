@@ -18,12 +18,13 @@ from dipaco_jax.core import screening, settings, streaming
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
-from dipaco_jax.storage import mirror as mirror_lib, module_store, publishing, remedies, seals
+from dipaco_jax.storage import mirror as mirror_lib, module_store, publishing, remedies, seals, time_use
 from dipaco_jax.training import (
   evaluation,
   job as job_lib,
   module_publishing,
   processes,
+  profiling,
   programs as programs_lib,
   run_checkpoints,
   stopping,
@@ -47,7 +48,7 @@ class Trainer:
 
   def __init__(
     self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop,
-    mirror: mirror_lib.Mirror | None = None,
+    mirror: mirror_lib.Mirror | None = None, profiler: profiling.Profiler | None = None,
   ):  # fmt: skip
     """`stop` is asked after every dispatch whether to save and stop; `mirror` is of the run's workdir, in a bucket."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
@@ -57,11 +58,13 @@ class Trainer:
     restored = train_state.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or train_state.new_state(job.programs, job.base)
     record = self.state.record
+    time_use.lose_since(record.seconds)
     if record.phase < job.schedule.begin:  # else all phases would train on the shards of this round
       self.checkpoints.close()
       raise seals.Damaged(folder, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
+    self.profiler = profiler or profiling.Profiler(workdir, None)
     self.rows = rows
     rows.rewind(job.name, self._updates())
     self.journal = Journal(job, rows, record)
@@ -91,17 +94,19 @@ class Trainer:
 
     Raises Stopped after saving, when asked to stop; or Diverged, when nothing is saved that was not there before.
     """
-    with stopping.closing(CLOSE_S) as opened:
+    with time_use.doing(time_use.CHECKPOINT), stopping.closing(CLOSE_S) as opened:  # closing waits for the last one
       opened.callback(self.checkpoints.close)
       opened.callback(self.publisher.shutdown)
       opened.callback(self.journal.close)
-      return self._to_the_end()
+      with time_use.doing(time_use.INNER):
+        return self._to_the_end()
 
   def _to_the_end(self) -> train_state.State:
     record = self.state.record
     todo = job_lib.dispatches(self.job, record.phase, record.turn, record.step, record.piece)
+    batches = prefetching.prefetch(functools.partial(job_lib.load_batch, self.job), todo)
     try:
-      for dispatch, batch in prefetching.prefetch(functools.partial(job_lib.load_batch, self.job), todo):
+      for dispatch, batch in time_use.fed(batches, self.journal.is_busy):
         self._inner(dispatch, batch)
         if dispatch.last_of_turn:
           self._end_turn(dispatch)
@@ -116,7 +121,7 @@ class Trainer:
         if stop:
           raise Stopped
       self.journal.catch_up()
-      self.publication.result()
+      self._await_publication()
       return self.state
     except Exception as e:
       processes.end_if_another_is_gone(e)
@@ -131,6 +136,8 @@ class Trainer:
     if state.params is None:
       state.params, state.inner[dispatch.turn] = self._begin_turn(dispatch, turn)
     first, after = job.schedule.global_step(dispatch.phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
+    stop = first + job.schedule.dispatch_steps
+    self.profiler.begin(first, stop, self.journal.catch_up)
     state.params, state.inner[dispatch.turn], found = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
     )
@@ -138,6 +145,8 @@ class Trainer:
     record.phase, record.piece, record.turn, record.step = dispatch.phase, dispatch.piece, dispatch.turn, after
     self.unsaved += job.schedule.dispatch_steps
     self.journal.dispatched(dispatch, found)
+    if self.profiler.end(stop, dispatch.last_of_turn, self.journal.catch_up):
+      self.journal.lap()
 
   def _begin_turn(self, dispatch: Dispatch, turn: np.ndarray) -> tuple[Any, Any]:
     """Returns parameters and inner states of the paths in flight, before a piece of a phase."""
@@ -207,15 +216,20 @@ class Trainer:
 
   def _end_piece(self, dispatch: Dispatch):
     """Makes the outer step of the levels that have left."""
-    job, state, programs = self.job, self.state, self.job.programs
-    state.record.piece, state.record.turn, state.record.step = dispatch.piece + 1, 0, 0
+    record = self.state.record
+    record.piece, record.turn, record.step = dispatch.piece + 1, 0, 0
     if not (sent := self._piece(dispatch).sent):
       return
     if dispatch.last_of_phase:
       self.journal.catch_up()
       self._read_own_losses()
-    self.publication.result()  # it reads the modules that the outer step is about to overwrite
-    started = time.monotonic()
+    self._await_publication()  # it reads the modules that the outer step is about to overwrite
+    self._outer_step(dispatch, sent)
+
+  @time_use.doing(time_use.OUTER)
+  def _outer_step(self, dispatch: Dispatch, sent: tuple[str, ...]):
+    """Makes the outer step of these levels; at the end of a phase, waits for it."""
+    job, state, programs, started = self.job, self.state, self.job.programs, time.monotonic()
     state.modules, state.masters, state.outer, statistics = programs.outer(sent)(
       state.modules, state.masters, state.outer, state.gathered, job.outer_weights(dispatch.phase)
     )
@@ -252,7 +266,8 @@ class Trainer:
     self.journal.write_phase(outer_s, statistics, holdout, excluded)
     every = job.evaluation.validate_every
     if job.evaluation.validate and (version == job.schedule.phases or (every and version % every == 0)):
-      self.journal.write_evaluation(job.evaluation.validate(params_of_turn))
+      with time_use.doing(time_use.EVALUATE):
+        self.journal.write_evaluation(job.evaluation.validate(params_of_turn))
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
@@ -275,6 +290,7 @@ class Trainer:
       raise Diverged(f'{job.name} diverged in phase {phase + 1}: {e}') from e
     return found
 
+  @time_use.doing(time_use.EVALUATE)
   def _early_stopping(self, version: int, params_of_turn) -> list[float | None]:
     """Points each path whose hold-out loss is its best so far at this version of its modules [2.7]."""
     record, programs = self.state.record, self.job.programs
@@ -287,6 +303,7 @@ class Trainer:
     evaluation.update_best(version, of_models, record.best_version, record.best_loss)
     return found
 
+  @time_use.doing(time_use.EVALUATE)
   def _read_own_losses(self):
     record, trained = self.state.record, self.job.weights(self.state.record.phase).reshape(-1) > 0
     for begun in self.own_losses:
@@ -295,6 +312,10 @@ class Trainer:
     self.own_losses = []
 
   # -- what survives
+
+  @time_use.doing(time_use.CHECKPOINT)
+  def _await_publication(self):
+    self.publication.result()
 
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
     """Publishes modules, then the pointers, then deletes versions without pointers: no pointer ever dangles."""
@@ -325,14 +346,19 @@ class Trainer:
     self._read_own_losses()
     if not dispatch.last_of_phase and self.journal.all_are_skipping():
       return
-    self.rows.sync()
-    self.publication.result()
-    record = self.state.record
     self._read_statistics()
-    updates = self._updates()
-    train_state.save(self.checkpoints, updates, self.state, self.job.programs.placement.positions)
+    self._write_checkpoint()
     self.unsaved = 0
+    self.journal.lap()
+
+  @time_use.doing(time_use.CHECKPOINT)
+  def _write_checkpoint(self):
+    """Copies the state off the devices, to be written in the background, and notes what the checkpoint points at."""
+    self.rows.sync()
+    self._await_publication()
+    record, updates = self.state.record, self._updates()
+    record.seconds = time_use.read()
+    train_state.save(self.checkpoints, updates, self.state, self.job.programs.placement.positions)
     pointed, kept = self.pointed | {updates: list(record.best_version)}, self.checkpoints.kept
     still_there = kept(self.pointed)  # until this one is written
     self.pointed = {u: pointed[u] for u in kept(pointed) | still_there}
-    self.journal.lap()

@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import socket
 import tempfile
 
 import jax
@@ -68,6 +69,10 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--reuse=nothing'], '--reuse=nothing: there is no run (no config.json); name the directory of one'),
     ([TINY, '--topology=v5e:2x2'], '--topology is for runs with --compile_only: add that, or leave it out'),
     ([TINY, '--registry=sqlite:////x'], '--registry is for runs with --role'),
+    ([TINY, '--profile=5'], '--profile=5: write START:STEPS, a global step from 0 and how many, as --profile=100:8'),
+    ([TINY, '--profile=216:1'], '--profile=216:1: the steps of this run are 0 to 215, those of the base model first'),
+    ([TINY, '--profile=1:1', '--role=worker'], '--profile is for a run in one job: leave it out with --role'),
+    ([TINY, '--metrics_port=99999'], '--metrics_port=99999 should be from 0 to 65535; 0: any that is free'),
     ([TINY, '--coordinator=h:1'], '--coordinator is for runs with --distributed'),
     ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),
     ([TINY, '--distributed', '--coordinator=h', '--num_processes=2', '--process_id=0'], '--distributed needs all of'),
@@ -129,6 +134,14 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
 def test_options(run, options, words):
   assert jax.device_count() == 8
   assert words in refused(run, *options)
+
+
+def test_a_port_in_use(run):
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = taken.getsockname()[1]
+    assert f'--metrics_port={port}: Address already in use; choose another' in refused(
+      run, TINY, f'--metrics_port={port}'
+    )
 
 
 def test_no_workdir(run):

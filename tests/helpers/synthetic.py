@@ -40,6 +40,11 @@ def make(workdir, axes=(('a', 4), ('b', 4)), phases=12, tau=50, pretrain_steps=3
 
 WALL_S = {'tokenize': 9.1, 'pretrain': 88.0, 'route': 12.5, 'train': 1741.0, 'evaluate': 6.2}
 
+SECONDS = {
+  'tokenize': {'start': 3.0, 'stages': 9.1},
+  'train': {'inner': 1600.0, 'outer': 75.0, 'compile': 20.0, 'checkpoint': 15.0, 'lost': 30.0, 'other': 1.0},
+}
+
 
 def make_config(axes, phases, tau, pretrain_steps) -> settings.Settings:
   names = [name for name, _ in axes]
@@ -98,7 +103,8 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
               'step_s': 0.294, 'outer_s': 0.61, 'outer_fraction': 0.0089, 'outer_bytes_per_phase': P * 3_310_000,
               'synchronous_bytes_per_phase': P * config.train.steps_per_phase * 4_600_000,
               'peak_memory_bytes': 1_412_000_000, 'compilations': 4, 'train_flops': steps * 4096 * P * 6.2e6,
-              'model_flops_utilization': None, 'goodput': 0.962, 'modules_sha256': '5f' * 32,
+              'model_flops_utilization': None, 'seconds': SECONDS, 'seconds_by_path': [{'inner': 1600 / P}] * P,
+              'modules_sha256': '5f' * 32,
               'parameters_path': sum(size.values()),
               'parameters_total': sum(n * grid.num_modules(owners[name]) for name, n in size.items()), 'paths': P,
               'device': 'cpu, 2 cores', 'num_devices': 1},

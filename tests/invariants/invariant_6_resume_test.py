@@ -1,12 +1,16 @@
 """Invariant 6: stopped at any point, by whatever, and started again: the same modules, to the bit."""
 
+import contextlib
 import json
 import os
 import pathlib
 import random
 import shutil
 import signal
+import time
+import urllib.request
 
+import ports
 import pytest
 import tiny_run
 
@@ -78,15 +82,38 @@ def test_killed_in_every_stage(workdir, undisturbed, request, tmp_path, monkeypa
     lambda: tiny_run.updates(workdir, 'train') >= late and any(workdir.glob('.version-*')),
     lambda: tiny_run.updates(workdir, 'control') >= 10,
   ]
+  began = time.monotonic()
   for moment in moments if request.config.getoption('--slow') else moments[1::3]:
     said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir, sink), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
   half = files.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing
   half.write_bytes(b'{"di')
-  assert 'corrupt' not in tiny_run.finish(start(undisturbed.parent / 'config.py', workdir, sink))
+  port = ports.free_port()
+  last = start(undisturbed.parent / 'config.py', workdir, sink, '--profile=34:1', f'--metrics_port={port}')
+  told = ask_until_it_ends(last, f'http://127.0.0.1:{port}/metrics')
+  assert all(f'dipaco_train_{name}' in told for name in ('step ', 'tokens_total ', 'goodput_ratio '))
+  assert 'corrupt' not in (said := tiny_run.finish(last)) and 'cover 34 to 34' in said
+  check_time(workdir, time.monotonic() - began)
   assert_same(workdir, undisturbed)
   check_sink(workdir, tmp_path / 'run.jsonl', len(moments))
   assert not half.exists()
+
+
+def ask_until_it_ends(process, url: str) -> str:
+  """The longest answer to Prometheus while the process runs."""
+  told, deadline = '', time.monotonic() + tiny_run.PATIENCE_S
+  while process.poll() is None and time.monotonic() < deadline:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+      told = max(told, answer.read().decode(), key=len)
+    time.sleep(0.2)
+  return told
+
+
+def check_time(workdir, wall_s: float):
+  """Every second from the first process's start to the last one's end has a cause; what was made again is lost."""
+  found = json.loads((workdir / 'report.json').read_text())['seconds']
+  assert 0.98 * wall_s <= sum(s for seconds in found.values() for s in seconds.values()) <= 1.005 * wall_s
+  assert min(found['pretrain']['lost'], found['pretrain']['inner'], found['train']['inner']) > 0
 
 
 def check_sink(workdir, file, kills):

@@ -1,5 +1,6 @@
 """A role at work: the next task is claimed and fetched meanwhile, and both are given back when it ends."""
 
+import collections
 import itertools
 import pathlib
 import random
@@ -20,7 +21,7 @@ from dipaco_jax.islands import claims, registry as registry_lib, role_loop
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.storage import object_store as storage_lib
+from dipaco_jax.storage import object_store as storage_lib, time_use
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 
@@ -299,3 +300,26 @@ def test_a_lease_that_was_lost_does_not_take_the_next_one_on_its_task_along(isla
   found.drop(first)
   assert found.leases == {second.task.id: second}
   found.drop(second)
+
+
+def test_it_tells_prometheus_what_it_does(island):
+  island.run.compilations, told = collections.Counter(steps=2), []
+
+  def perform(island, task, lease):
+    lease.about |= {'step': 4, 'of': 8, 'loss': 2.5}
+    told.append(role.read_metrics())
+    return lambda: [Fact('checkpoint', task.key, 0, '', '', {})]
+
+  role = role_loop.Role(Claims(island, 'worker', ('train',)), perform)
+  role.costs.clock.switch(time_use.OTHER)
+  lease = role.claims.next()
+  role.work(lease)
+  role.settle(0)
+  told.append(role.read_metrics())
+  role.publisher.shutdown()
+  role.claims.fetcher.shutdown()
+  time_use.end()
+  assert [reading.doing for reading in told] == [lease.task.words, '']
+  numbers = {'step': 4, 'loss': 2.5, 'tokens_per_s': None, 'tasks_done': 0, 'compilations': 2}
+  assert told[0].numbers == numbers and told[1].numbers['tasks_done'] == 1
+  assert told[1].seconds['train']['other'] > 0

@@ -1,4 +1,4 @@
-"""What a run has cost: from facts to bytes by phase, utilization and the causes of lost time."""
+"""What a run has cost: from facts to bytes by phase, goodput and the causes of lost time."""
 
 import json
 import time
@@ -58,30 +58,43 @@ def test_registries_of_before_tell_no_time(made):
     ]
   )
   found = run_costs.figures(made)
-  assert found['worker_seconds'] is found['utilization'] is found['utilization_over_time'] is None
+  assert found['seconds'] is found['seconds_by_path'] is found['goodput_over_time'] is None
   assert found['island_bytes']['worker'] == {'in': 2, 'out': 0} and found['island_mbits'] == {}
 
 
-def test_utilization_is_of_the_workers_time_beside_shared_stages():
+def test_goodput_is_of_the_workers_time_beside_shared_stages():
   spells = [
     Spell(100.0, {'stages': 60.0, 'start': 20.0, 'inner': 15.0, 'storage': 5.0}),  # from 0
-    Spell(120.0, {'inner': 10.0, 'waiting': 10.0}),
+    Spell(120.0, {'inner': 10.0, 'wait': 10.0}),
     Spell(140.0, {'inner': 20.0}),
   ]
-  assert run_costs.sum_by_cause(spells)['inner'] == 45 and run_costs.utilization(spells) == 45 / 80
+  found = run_costs.sum_by_cause(spells)
+  assert found['inner'] == 45 and time_use.goodput(found) == 45 / 80
   # Training begins at 80, and the longest spell lasts 20 s: three stretches.
-  assert run_costs.utilization_over_time(spells) == [(20.0, 0.75), (40.0, 0.5), (60.0, 1.0)]
+  assert run_costs.goodput_over_time(spells) == [(20.0, 0.75), (40.0, 0.5), (60.0, 1.0)]
 
 
-def test_a_worker_that_only_starts_lowers_utilization_meanwhile():
+def test_a_worker_that_only_starts_lowers_goodput_meanwhile():
   busy = [Spell(10.0 * i, {'inner': 10.0}) for i in (1, 2)]
   late = [Spell(20.0, {'start': 15.0, 'inner': 5.0})]
-  assert run_costs.utilization_over_time(busy + late) == [(10.0, 0.5), (20.0, 0.75)]
+  assert run_costs.goodput_over_time(busy + late) == [(10.0, 0.5), (20.0, 0.75)]
 
 
 def test_no_spell_no_curve():
-  assert run_costs.utilization_over_time([]) is None and run_costs.utilization([]) is None
-  assert run_costs.utilization([Spell(1.0, {'stages': 1.0})]) is None
+  assert run_costs.goodput_over_time([]) is None and run_costs.sum_by_cause([]) is None
+
+
+def test_the_seconds_of_a_path_are_those_before_its_checkpoints(made):
+  made.registry.put(
+    [
+      fact('prepared', '', 0, 'worker', 0, seconds={'stages': 8.0}, until=8.0),
+      fact('checkpoint', '1', 0, 'worker', 0, seconds={'inner': 2.0, 'wait': 1.0}, until=11.0),
+      fact('checkpoint', '1', 1, 'worker', 0, seconds={'inner': 4.0}, until=15.0),
+    ]
+  )
+  found = run_costs.figures(made)
+  assert found['seconds_by_path'] == [{}, {'inner': 6.0, 'wait': 1.0}, {}, {}]
+  assert found['seconds'] == run_costs.seconds(made) == {'train': {'inner': 6.0, 'wait': 1.0, 'stages': 8.0}}
 
 
 def test_facts_tile_the_time_of_their_process_and_keep_what_was_not_told(made):

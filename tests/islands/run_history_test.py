@@ -28,14 +28,14 @@ def test_replicas_of_a_model_point_at_one_version(tmp_path):
   close(made)
 
 
-def test_the_train_record_is_busy_for_its_work_not_for_the_wall_clock(tmp_path, monkeypatch):
+def test_outer_steps_are_a_share_of_the_work_not_of_the_wall_clock(tmp_path, monkeypatch):
   made = Machine(one_process.two_phases(tmp_path), {}).island(tmp_path)
   monkeypatch.setattr(jobs, 'paths_job', lambda run, number: None)
-  monkeypatch.setattr(stages, 'figures', lambda run, job, record: {'busy_s': record.inner_s + record.outer_s})
+  monkeypatch.setattr(stages, 'figures', lambda run, job, record: {})
   about = {'worker': 'a', 'timed_steps': 1, 'timed_s': 1.0}
   checkpoints = [Fact('checkpoint', '0', 0, '', '', about | {'started': 0.0, 'ended': 6.0})]
   modules = [Fact('module', 'low/0', 1, '', '', {'started': 6.0, 'ended': 8.0})]
   phase = run_history.Phase(checkpoints, modules, [], [None], [1])
   found = run_history.figures(made, made.run, run_history.History([phase], [1], [None], wall_s=10.0))
-  assert (found['busy_s'], found['goodput'], found['outer_fraction']) == (8.0, 0.6, 0.25)
+  assert found['outer_fraction'] == 0.25
   close(made)

@@ -78,8 +78,8 @@ def test_every_figure_of_the_report_is_explained():
   rows = TEXT['files'].split('`report.json` holds')[1].split('\n## ')[0]
   explained = re.findall(r'`(\w+)`', ''.join(re.findall(r'^\| (.*?) \|', rows, re.MULTILINE)))
   others = (
-    'held_back excluded skipped_steps pretrain_steps pretrain_tokens domain_nmi router_accuracy wall_s config_sha256 '
-    'versions averaging_gap_by_phase text_by_domain'
+    'held_back excluded skipped_steps pretrain_steps pretrain_tokens domain_nmi router_accuracy wall_s goodput '
+    'config_sha256 versions averaging_gap_by_phase text_by_domain'
   ).split()
   assert sorted(explained) == sorted({*run_report.EVALUATE, *run_report.TRAIN, *others})
 

@@ -4,14 +4,13 @@ import pytest
 
 from dipaco_jax.reports import figures, island_figures, run_data, run_report
 
-SECONDS = {'inner': 300.0, 'waiting': 60.0, 'storage': 30.0, 'database': 0.0, 'replay': 0.0, 'start': 10.0}
 BYTES = [{'worker': {'in': 6_000_000, 'out': 4_000_000}, 'outer': {'in': 1_000_000, 'out': 0}}] * 3
 COSTS = {
   'island_bytes_by_phase': BYTES, 'diloco_bytes_per_phase': 50_000_000, 'synchronous_bytes_per_phase': 10**9,
-  'island_mbits': {'worker': {'in': 80.25, 'out': None}}, 'utilization': 0.6,
-  'worker_seconds': SECONDS | {'stages': 1000.0, 'other': 100.0}, 'utilization_over_time': [[60.0, 0.5], [120.0, 0.7]],
+  'island_mbits': {'worker': {'in': 80.25, 'out': None}}, 'goodput': 0.6,
+  'goodput_over_time': [[60.0, 0.5], [120.0, 0.7]],
 }  # fmt: skip
-DRAWN = ('utilization', 'worker_seconds', 'bytes_by_phase', 'bytes_beside')
+DRAWN = ('goodput', 'bytes_by_phase', 'bytes_beside')
 
 
 @pytest.fixture(scope='module')
@@ -27,16 +26,8 @@ def words(picture) -> list[str]:
   return [text.get_text() for text in picture.figure.axes[0].texts]
 
 
-def test_the_workers_time_is_told_by_cause_without_shared_stages(run):
-  picture = island_figures.worker_seconds(of(run))
-  assert words(picture) == ['1:40, 20.0%', '10 s, 2.0%', '30 s, 6.0%', '1:00, 12.0%', '5:00, 60.0%']
-  names = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
-  assert names == ['other work', 'start', 'storage', 'waiting for modules', 'inner steps']
-  assert picture.caption.startswith('8:20 of all workers.')
-
-
-def test_utilization_is_in_percent_of_stretches(run):
-  picture = island_figures.utilization(of(run))
+def test_goodput_is_in_percent_of_stretches(run):
+  picture = island_figures.goodput(of(run))
   [line] = picture.figure.axes[0].get_lines()
   assert line.get_xydata().tolist() == [[0, 50], [60, 50], [120, 70]] and '60% in all' in picture.caption
 

@@ -43,7 +43,7 @@ def test_a_grid_has_its_pictures(reports):
   expected = {'validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
               'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent',
               'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'averaging_gap',
-              'siblings'}  # fmt: skip
+              'siblings', 'time_by_cause'}  # fmt: skip
   assert {p.stem for p in (workdir / 'plots').iterdir()} == expected
 
 

@@ -26,6 +26,7 @@ def test_figures_are_those_of_the_stages(runs):
   for stage, names in (('evaluate', run_report.EVALUATE), ('train', run_report.TRAIN)):
     result = json.loads((runs('grid') / 'stages' / f'{stage}.json').read_text())['result']
     assert {name: found[name] for name in names} == {name: result.get(name) for name in names}
+  assert found['goodput'] == (1600 + 75) / (1600 + 75 + 20 + 15 + 30 + 1)
   assert found['wall_s'] == synthetic.WALL_S | {'control': 1.2, 'evaluate': synthetic.WALL_S['evaluate'] - 1.2}
   config = settings.from_dict(json.loads((runs('grid') / 'config.json').read_text()))
   assert found['config_sha256'] == settings.digest(config)
@@ -38,6 +39,15 @@ def test_a_figure_that_is_not_measured_is_none(runs):
   assert found['perplexity'] is None and found['train_tokens'] is None
   assert found['paths'] == 16 and found['pretrain_steps'] == 300
   assert list(found['wall_s']) == ['tokenize', 'pretrain', 'route']
+
+
+def test_seconds_are_those_of_the_workdir_where_no_stage_tells_them(runs, tmp_path):
+  synthetic.make(tmp_path, stages=1)
+  assert run_report.make_report(tmp_path)['seconds'] is run_report.make_report(tmp_path)['goodput'] is None
+  about = {'stage': 'train', 'until': 1.0, 'paused': True, 'seconds': {'train': {'inner': 3.0, 'wait': 1.0}}}
+  synthetic.write_json(tmp_path / 'stages' / 'seconds.json', about)
+  found = run_report.make_report(tmp_path)
+  assert found['seconds'] == about['seconds'] and found['goodput'] == 0.75
 
 
 def test_a_run_without_a_complete_stage(tmp_path):

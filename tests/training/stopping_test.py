@@ -42,6 +42,18 @@ def test_a_signal_in_a_callback_that_swallows_exceptions(number, status):
   assert ended('  made = Swallows()\n  del made', number, status=status) == ('', 'dipaco_jax: stopped\n')
 
 
+def test_last_words_are_written_where_the_process_ends_within_the_block_and_they_cannot_hold_it_up():
+  body = """
+  with stopping.last_words(lambda status: print('last', status)):
+    if len(sys.argv) > 1:
+      stopping._last_words.append(lambda status: time.sleep(60))
+    stopping.leave(7)
+"""
+  assert ended(body, status=7)[0] == 'last 7\n'
+  ended(body, 'hangs', status=7)
+  assert ended(body.replace('    stopping.leave', '  stopping.leave'), status=7) == ('', '')
+
+
 GRACEFUL = """
   with signals.graceful(lambda: {news}):
     if {sent}:

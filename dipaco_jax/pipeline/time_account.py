@@ -1,0 +1,89 @@
+"""The account of a run's wall time, by stage and cause, over all its processes: `stages/seconds.json`.
+
+The first process of a job notes what its main thread spends time on, at every stage and every few seconds. A process
+that goes on adds to what is noted. If the one before was killed, the time since its last note is lost, and so is all
+that its stage did since the checkpoint that training goes on from. After an end that the user asked for, no time counts
+until the next start.
+"""
+
+import contextlib
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from dipaco_jax.core.errors import Diverged, InputError
+from dipaco_jax.storage import files, retry, seals, time_use
+from dipaco_jax.training import stopping
+
+FILE = 'stages/seconds.json'
+EVERY_S = 5.0
+BY_PROGRAM = (InputError, Diverged, KeyboardInterrupt)  # after them, the user decides when to go on
+ASKED_TO_GO = (signal.SIGTERM, signal.SIGHUP)  # by a machine, as far as a process can tell: somebody waits for it
+
+
+def read(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
+  """Returns the seconds of a run so far, by stage and cause; {} where nothing is known."""
+  return _read(workdir).get('seconds', {})
+
+
+def _read(workdir: pathlib.Path) -> dict[str, Any]:
+  with contextlib.suppress(OSError):
+    return seals.loads((workdir / FILE).read_bytes(), 'seconds', 'until', 'stage', 'paused') or {}
+  return {}
+
+
+class Account:
+  """What is noted of a run in this process, by a clock that goes on from the processes before."""
+
+  def __init__(self, workdir: pathlib.Path, clock: time_use.Clock):
+    self._file, self._clock, self._is_over = workdir / FILE, clock, False
+    _go_on(_read(workdir), clock)
+    clock.has_places, clock.entered = True, self.note
+
+  def note(self, is_pause: bool = False):
+    """Notes the seconds up to now; `is_pause`: no time counts until the next start. An unwritable disk is no error."""
+    seconds = _rounded(self._clock.read_all())
+    if self._is_over or not self._clock.place:  # a finished run that is only reported again takes no more time
+      return
+    about = {'stage': self._clock.place, 'until': time.time(), 'paused': is_pause, 'seconds': seconds}
+    with contextlib.suppress(OSError):
+      files.write_file(self._file, seals.dumps(about))
+
+  def note_for_report(self, is_last: bool):
+    """Notes the seconds that a report is to show; after the last time nothing is noted: it would differ."""
+    self.note(is_last)
+    self._is_over |= is_last
+
+
+@contextlib.contextmanager
+def kept(workdir: pathlib.Path, signals: stopping.Signals) -> Iterator[Account]:
+  """Keeps the account of this run while the block runs, by the clock of this thread."""
+  account = Account(workdir, time_use.begin())
+  error: BaseException | None = None
+  try:
+    with retry.every(EVERY_S, account.note), stopping.last_words(lambda n: account.note(n == 128 + signal.SIGINT)):
+      yield account
+  except BaseException as e:
+    error = e
+    raise
+  finally:
+    account.note(error is None or (isinstance(error, BY_PROGRAM) and signals.received not in ASKED_TO_GO))
+    time_use.end()
+
+
+def _go_on(before: dict[str, Any], clock: time_use.Clock):
+  """Takes over the account of processes before; the time without one is lost where nobody asked for it."""
+  if not before:
+    return
+  began = time.time() - sum(clock.read().values())
+  former, gap_s = before['seconds'], 0.0 if before['paused'] else max(0.0, began - before['until'])
+  there = former.setdefault(before['stage'], {})
+  there[time_use.LOST] = there.get(time_use.LOST, 0.0) + gap_s
+  clock.take(former)
+
+
+def _rounded(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+  rounded = {place: {cause: round(s, 4) for cause, s in seconds.items()} for place, seconds in found.items()}
+  return {place: {cause: s for cause, s in seconds.items() if s} for place, seconds in rounded.items() if place}

@@ -1,0 +1,72 @@
+"""Where the time of a run went, in words and tables: seconds by cause and stage, or by path."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from dipaco_jax.storage import time_use
+from dipaco_jax.storage.time_use import Seconds
+from dipaco_jax.training.display import duration
+
+WORDS = {  # in the order of tables and pictures
+  time_use.INNER: 'inner steps',
+  time_use.OUTER: 'outer steps',
+  time_use.INPUT: 'input',
+  time_use.EVALUATE: 'evaluation',
+  time_use.CHECKPOINT: 'checkpoints',
+  time_use.COMPILE: 'compilation',
+  time_use.START: 'start',
+  time_use.STAGES: 'text, router, shards',
+  time_use.STORAGE: 'storage',
+  time_use.DATABASE: 'database',
+  time_use.WAIT: 'waiting for others',
+  time_use.LOST: 'lost to restarts',
+  time_use.OTHER: 'other work',
+}
+NAMED = 5  # causes in a line
+
+ByStage = Mapping[str, Seconds]
+Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, and the head of the columns
+
+
+def in_words(seconds: ByStage) -> str:
+  """Returns a line with the largest causes of all stages, and goodput; '' where nothing is known."""
+  found = total(seconds.values())
+  if not (whole := sum(found.values())):
+    return ''
+  largest = sorted(found, key=lambda cause: -found[cause])
+  named = [f'{WORDS[cause]} {_share(found[cause], whole)}' for cause in largest if found[cause]]
+  rest = whole - sum(found[cause] for cause in largest[:NAMED])
+  named = [*named[:NAMED], *([f'the rest {_share(rest, whole)}'] if len(named) > NAMED else [])]
+  goodput = time_use.goodput(seconds.get('train', {}))
+  good = f'; goodput of training {goodput:.0%}' if goodput is not None else ''
+  return f'time {duration(whole)}: {", ".join(named)}{good}'
+
+
+def by_stage(seconds: ByStage) -> Table:
+  """Returns a row for each cause, with a column for each stage and one for all, and the sums of the columns."""
+  columns = {**seconds, **({'in all': total(seconds.values())} if len(seconds) > 1 else {})}
+  causes = [cause for cause in WORDS if any(of.get(cause) for of in columns.values())]
+  rows = [(WORDS[cause], *(_seconds(of.get(cause, 0.0)) for of in columns.values())) for cause in causes]
+  return [*rows, ('sum', *(_seconds(sum(of.values())) for of in columns.values()))], ('seconds', *columns)
+
+
+def by_path(seconds: Sequence[Seconds], whole: Seconds) -> Table:
+  """Returns a row for each path, one for what of the `whole` they spent together, and one for all of it."""
+  of_paths = total(seconds)
+  together = {cause: max(0.0, s - of_paths[cause]) for cause, s in whole.items()}
+  named = [*((str(path), of) for path, of in enumerate(seconds)), ('together', together), ('in all', whole)]
+  causes = [cause for cause in WORDS if whole.get(cause)]
+  rows = [(name, *(_seconds(of.get(cause, 0.0)) for cause in causes), _seconds(sum(of.values()))) for name, of in named]
+  return rows, ('path', *(WORDS[cause] for cause in causes), 'sum')
+
+
+def total(parts: Collection[Seconds]) -> dict[str, float]:
+  """Returns the sums by cause."""
+  return {cause: sum(of.get(cause, 0.0) for of in parts) for cause in WORDS}
+
+
+def _seconds(seconds: float) -> str:
+  return f'{seconds:,.1f}' if seconds else ''
+
+
+def _share(seconds: float, whole: float) -> str:
+  return f'{seconds / whole:.0%}'
