@@ -26,7 +26,14 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, and keep it to itself
   try:
-    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_S)
+    jax.distributed.initialize(
+      coordinator,
+      num_processes,
+      process_id,
+      # In a job of Slurm or MPI, JAX would take one device of each host, whatever it is told.
+      cluster_detection_method='deactivate' if coordinator else None,
+      heartbeat_timeout_seconds=HEARTBEAT_S,
+    )
   except ValueError as e:
     if coordinator:
       raise
