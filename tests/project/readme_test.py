@@ -17,7 +17,7 @@ TOP = [ROOT / f'{name}.md' for name in ('README', 'BUILD', 'CONTRIBUTING', 'CHAN
 TEXT = {page.stem: page.read_text() for page in [*DOCS, *TOP]}
 PAGES = ''.join(TEXT.values())
 # Options of other programs are in these: gcloud, kubectl, SQL, pip. Tests of launch/ parse their commands.
-FOREIGN = {'islands', 'tpu', 'troubleshooting', 'benchmarks', 'BUILD', 'CONTRIBUTING'}
+FOREIGN = {'islands', 'launching', 'tpu', 'troubleshooting', 'benchmarks', 'BUILD', 'CONTRIBUTING'}
 SET_UP = (
   'python3 -m venv .venv && .venv/bin/pip install -q -e . && .venv/bin/python -m dipaco_jax.main '
   '--config=configs/tiny.py --workdir=runs/tiny',
