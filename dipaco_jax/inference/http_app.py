@@ -63,7 +63,7 @@ def make_app(
   words = f'{", ".join(f"POST {path}" for path in posts)}, GET /v1/models, GET /health and GET /metrics'
   return Starlette(
     routes=routes,
-    middleware=[Middleware(http_messages.guarded, api_key, count)],
+    middleware=[Middleware(http_messages.guarded, api_key=api_key, count=count)],
     exception_handlers=http_messages.error_handlers(words),
     lifespan=lifespan,
   )
