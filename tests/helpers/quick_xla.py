@@ -9,11 +9,12 @@ QUICK = ('--xla_backend_optimization_level=0', '--xla_cpu_use_fusion_emitters=fa
 
 def is_known(flag: str) -> bool:
   """Whether the XLA that is installed has such a flag: it ends the process at one that it doesn't know."""
+  name = b'\0%s\0' % flag.strip('-').partition('=')[0].encode()  # alone: a flag that is gone is still a field
   found = importlib.util.find_spec('jaxlib')
   assert found and found.origin
   for library in pathlib.Path(found.origin).parent.glob('*.so*'):
     with open(library, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as code:
-      if code.find(flag.strip('-').partition('=')[0].encode()) >= 0:
+      if code.find(name) >= 0:
         return True
   return False
 
