@@ -303,9 +303,7 @@ def counting_answers():
 
 @pytest.mark.usefixtures('one_device')
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.parametrize(
-  'name', slow.but(RUNS, *(name for name in RUNS if name not in ('thin', 'own modules, poisoned')))
-)
+@pytest.mark.parametrize('name', slow.but(RUNS, *(name for name in RUNS if name != 'thin')))
 def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, prepared, tmp_path):  # noqa: F811
   """A monitor collects beside it, and nothing that it has deleted is missed."""
   alone = begin(name, machine, prepared, tmp_path / 'one')
