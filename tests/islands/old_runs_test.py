@@ -50,6 +50,7 @@ def test_a_workdir_is_refused_for_what_it_was_not_begun_with(folder):
   assert 'outer.wire' in log
 
 
+@pytest.mark.slow
 def test_islands_go_on(folder):
   command = [str(repository.ROOT / 'launch' / 'local.py'), '--config=config.py', '--workdir=islands', '--workers=1']
   found = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
