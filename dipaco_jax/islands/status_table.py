@@ -4,7 +4,7 @@ from typing import Any
 
 from dipaco_jax.core import printable
 from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.training.display import duration
+from dipaco_jax.training.display import columns, duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5
 KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'finish')
@@ -17,10 +17,9 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
   names = [role['name'] for role in roles]
   rows += [tuple(map(printable.name, row(role, names.count(role['name']) > 1))) for role in roles]
-  widths = [max(len(cells[i]) for cells in rows) for i in range(len(rows[0]))]
-  table = ['  '.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
   stuck = [printable.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
-  return ['tasks so far: ' + (', '.join(done) or 'none'), *table, *stuck, *map(printable.text, failures(registry))]
+  so_far = 'tasks so far: ' + (', '.join(done) or 'none')
+  return [so_far, *columns(rows), *stuck, *map(printable.text, failures(registry))]
 
 
 def failures(registry: registry_lib.Registry) -> list[str]:

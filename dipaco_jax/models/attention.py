@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dipaco_jax.models import blocked, flash
+from dipaco_jax.models.products import into_float32
 
 LANES = 128  # of a TPU; splash takes multiples of it as lengths
 BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
@@ -116,7 +117,7 @@ def attend(
 def _capped(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, mask_B1LL: Array, scores: Scores) -> Array:
   """Returns attention with capped scores; letters M are keys, R the queries of a head of keys."""
   q_BLGRK = _grouped(q_BLHK, k_BLGK.shape[2])
-  found_BGRLM = jnp.einsum('BLGRK,BMGK->BGRLM', q_BLGRK, k_BLGK, preferred_element_type=jnp.float32)
+  found_BGRLM = into_float32('BLGRK,BMGK->BGRLM', q_BLGRK, k_BLGK)
   found_BGRLM = _cap(found_BGRLM * scores.factor(q_BLHK.shape[3]), scores.cap)
   weights_BGRLM = jax.nn.softmax(jnp.where(mask_B1LL[:, :, None], found_BGRLM, -jnp.inf)).astype(v_BLGK.dtype)
   return jnp.einsum('BGRLM,BMGK->BLGRK', weights_BGRLM, v_BLGK).reshape(q_BLHK.shape)
@@ -135,7 +136,7 @@ def _cap(scores: Array, cap: float) -> Array:
 def attend_to_cache(q_B1HK: Array, k_BGSK: Array, v_BGSK: Array, position_B: Array, scores: Scores = PLAIN) -> Array:
   """Returns attention of one token of each text to positions 0 to `position` of a cache, [B, 1, H, K]."""
   q_B1GRK = _grouped(q_B1HK * scores.factor(q_B1HK.shape[-1]), k_BGSK.shape[1])
-  found_BGRS = jnp.einsum('BLGRK,BGSK->BGRS', q_B1GRK, k_BGSK, preferred_element_type=jnp.float32)
+  found_BGRS = into_float32('BLGRK,BGSK->BGRS', q_B1GRK, k_BGSK)
   places_S, last_B1 = jnp.arange(k_BGSK.shape[2]), position_B[:, None]
   seen_BS = places_S <= last_B1
   if scores.window:

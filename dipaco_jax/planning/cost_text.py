@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dipaco_jax.planning import wire_needs
+from dipaco_jax.training.display import columns
 from dipaco_jax.training.performance import GIB
 
 LINKS = {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}
@@ -74,5 +75,4 @@ def to_table(found: Sequence[dict[str, Any]]) -> str:
       f'{one["hours_low"]:,.1f} to {one["hours"]:,.1f} hours',
       f'{one["chip_hours"]:,.0f} chip hours',
     ))  # fmt: skip
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return '\n'.join('  '.join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+  return '\n'.join(columns(rows))

@@ -36,15 +36,15 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
   def beat():
     storage.write(NAME, seals.dumps(mine | {'time': time.time()}).encode())
 
-  def is_ours() -> bool:
-    return (there := read(storage)) is None or there.get('process') == mine['process']
+  def is_ours(there: dict[str, Any] | None) -> bool:
+    return there is None or there.get('process') == mine['process']
 
   def beat_if_ours():
     with contextlib.suppress(OSError):  # what is published meets the same error
-      if is_ours():
+      if is_ours(there := read(storage)):
         beat()
       else:
-        lost(_in_use(storage, read(storage) or {}))
+        lost(_in_use(storage, there or {}))
 
   beat()
   try:
@@ -52,7 +52,7 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
       yield
   finally:
     with contextlib.suppress(OSError):
-      if is_ours():
+      if is_ours(read(storage)):
         storage.delete(NAME)
 
 

@@ -172,6 +172,12 @@ def duration(seconds: float) -> str:
   return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}' if s < 86_400 else f'{s // 86_400} d {s // 3600 % 24} h'
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Formats rows of cells as lines, with the columns below each other."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return ['  '.join(x.ljust(width) for x, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 class Progress:
   """The progress line of one stage."""
 
