@@ -1,6 +1,7 @@
 """Several processes of one job, joined by jax.distributed: they start together, and where one ends all do."""
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,8 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
   """Starts jax.distributed with these arguments, or with those that Cloud TPU provides."""
   import jax
 
+  if (devices := _num_cpu_devices()) > 1:
+    os.environ.setdefault('PJRT_NPROC', str(max(os.cpu_count() or 1, 4 * devices)))
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM, and keep it to itself
   try:
@@ -38,6 +41,18 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
     if coordinator:
       raise
     raise InputError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
+
+
+def _num_cpu_devices() -> int:
+  """Returns how many devices a processor will show as, before JAX has looked.
+
+  Each needs threads of the runtime's, which has as many as there are cores: one that waits for other devices, as one
+  step of a collective, while another waits to enqueue more. With fewer all of them may wait for what none will do.
+  """
+  import jax
+
+  flags = re.findall(r'--xla_force_host_platform_device_count=(\d+)', os.environ.get('XLA_FLAGS', ''))
+  return max(jax.config.values['jax_num_cpu_devices'], int(flags[-1]) if flags else 1)
 
 
 @contextlib.contextmanager

@@ -41,9 +41,9 @@ def shards_held(pid: int) -> set[int]:
   return held
 
 
-def start(config: pathlib.Path, workdir: pathlib.Path, *more: str, count: int = 2) -> list[subprocess.Popen]:
+def start(config: pathlib.Path, workdir: pathlib.Path, *more: str, count: int = 2, **how) -> list[subprocess.Popen]:
   options = [*more, '--distributed', f'--coordinator=localhost:{ports.free_port()}', f'--num_processes={count}']
-  return [tiny_run.start(config, workdir, *options, f'--process_id={i}') for i in range(count)]
+  return [tiny_run.start(config, workdir, *options, f'--process_id={i}', **how) for i in range(count)]
 
 
 @contextlib.contextmanager
@@ -219,3 +219,15 @@ def test_one_process_with_as_many_devices_goes_on_with_the_same_bits(joined, und
     tiny_run.stop_when(processes[0], lambda: tiny_run.updates(workdir, 'train') >= 40, signal.SIGTERM)
   tiny_run.finish(tiny_run.start(config, workdir, devices=2))
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
+
+
+@pytest.mark.slow
+def test_two_devices_each_do_not_wait_for_each_other_for_ever(undisturbed, tmp_path):
+  """With two cores and so two threads the runtime stood still after such a resume, each of four times."""
+  config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
+  how = {'devices': 2}  # four paths
+  with ended(start(config, workdir, tiny_run.RARELY, '--config.train.phases=40', **how)) as processes:
+    tiny_run.stop_when(processes[0], lambda: tiny_run.updates(workdir, 'train') >= 100, signal.SIGKILL)
+  with ended(start(config, workdir, tiny_run.RARELY, '--config.train.phases=40', **how)) as processes:
+    for process in processes:
+      tiny_run.finish(process)
