@@ -322,4 +322,4 @@ def test_faults_change_no_bits(config, server, endpoint, expected, tmp_path, req
     total += chosen.run(seed, until)
     seed += 1
     print(f'{seed} runs, {total}', flush=True)
-  assert total.pop(expected) == seed and sum(total.values()) > chaos_s / 6
+  assert total.pop(expected) == seed and sum(total.values()) >= chaos_s / 6

@@ -272,7 +272,7 @@ def check_bytes(made):
   names = {level.name: made.layout.names(level) for level in made.layout.levels}
   once = 4 * sum(sizes[name] for module in made.all_modules() for name in names[module.partition('/')[0]])
   read = sum(fact.meta['bytes_in'] for fact in facts if fact.number)  # the first phase reads shards and base as well
-  assert 0 < read < 1.1 * once * max(fact.number for fact in facts)
+  assert read < 1.1 * once * max(fact.number for fact in facts)  # none of what it still has, as it has made it itself
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """launch/Dockerfile without Docker: a linter takes it, and what its builds install can be had together."""
 
+import configparser
 import re
 import subprocess
 
@@ -34,18 +35,14 @@ def test_hadolint(tmp_path):
 def test_what_is_installed_goes_together(tmp_path):
   """With constraints.txt, from wheels alone: the image has no compiler."""
   uv = tools.install('uv', tmp_path) / 'uv'
+  project = configparser.ConfigParser()
+  project.read(ROOT / 'setup.cfg')
+  options = '--only-binary=:all: --python-platform=x86_64-manylinux_2_31 --constraints=constraints.txt'
   for tag, package in DEVICES.items():
-    call = [
-      uv,
-      'pip',
-      'compile',
-      '-q',
-      '--only-binary=:all:',
-      f'--python-version={PYTHON}',
-      '--python-platform=x86_64-manylinux_2_31',
-    ]
-    call += ['--constraints=constraints.txt', *(f'--extra={extra}' for extra in extras(tag)), 'setup.cfg']
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    wanted = [project['options']['install_requires']]
+    wanted += [project['options.extras_require'][extra] for extra in extras(tag)]
+    call = [uv, 'pip', 'compile', '-q', f'--python-version={PYTHON}', *options.split(), '-']
+    done = subprocess.run(call, cwd=ROOT, input='\n'.join(wanted), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = dict(re.findall(r'^([\w-]+)==(\S+)', done.stdout, re.MULTILINE))
     tested = dict(re.findall(r'^([\w.-]+)==(\S+)', (ROOT / 'constraints.txt').read_text(), re.MULTILINE))

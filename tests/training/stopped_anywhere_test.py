@@ -18,7 +18,7 @@ import tiny_run
 
 from dipaco_jax.training import training_loop
 
-SECONDS = 8.0  # in which a signal ends a run, also where it saves, on a machine that does much else
+SECONDS = 20.0  # in which a signal ends a run, also where it saves, on a machine that does much else
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
