@@ -51,6 +51,7 @@ def test_every_example_is_tried():
   assert own_modules.examples().keys() == OPTIONS.keys() | ELSEWHERE
 
 
+@pytest.mark.slow
 def test_a_run_of_all_examples_has_a_report_and_generates(workdir):
   assert (workdir / 'report.html').exists()
   done = command('generate', workdir, '--prompt=aeiou', '--max_tokens=5')

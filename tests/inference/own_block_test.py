@@ -4,13 +4,14 @@ import made_run
 import numpy as np
 import own_modules
 import pytest
+import slow
 
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 from dipaco_jax.inference.trained_run import TrainedRun
 
 
-@pytest.fixture(params=['my_block', 'recurrent'])
+@pytest.fixture(params=slow.but(['my_block', 'recurrent'], 'recurrent'))
 def run(request, tmp_path, monkeypatch):
   source = own_modules.RECURRENT if request.param == 'recurrent' else own_modules.examples()['my_block.py']
   name = own_modules.write(tmp_path, monkeypatch, source)

@@ -7,6 +7,7 @@ import types
 import psycopg
 import pytest
 import registries
+import slow
 import sqlalchemy as sa
 from registries import train
 
@@ -94,7 +95,7 @@ def test_a_lone_call_holds_its_connection_for_a_moment_and_a_claim_of_nothing_no
   db.close()
 
 
-@pytest.fixture(params=['postgres', 'plain'])
+@pytest.fixture(params=slow.but(['postgres', 'plain'], 'plain'))
 def full(request, server):
   """A URL of a server that has no connection left, and what frees them; a plain user leaves three to superusers."""
   url = server.new_database()

@@ -64,6 +64,7 @@ def test_utilization_of_a_case():
   assert f'{shares[1]:.1%}' in done.stdout.splitlines()[2] and '| dipaco, lan, state with | 50 M |' in done.stdout
 
 
+@pytest.mark.slow
 def test_the_table():
   done = run('--parameters=50e6', '--step_s=0.5', '--tau=20')
   rows = {row['case']: row['gbits'] for row in json.loads(done.stdout.splitlines()[-1])['rows']}

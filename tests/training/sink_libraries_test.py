@@ -74,6 +74,7 @@ def points(folder) -> dict[tuple[str, int], float]:
   return {(name, step): value for step, values in found for name, value in values.items()}
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_with_each_point_once(folder, monkeypatch):
   for name, value in environment(folder).items():
     monkeypatch.setenv(name, value)

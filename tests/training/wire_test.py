@@ -60,6 +60,7 @@ def test_stopped_again_and_again(devices, every, undisturbed, tmp_path):
   assert told[0] == told[1] and any(row[0] == 'phase' for row in told[0])
 
 
+@pytest.mark.slow
 def test_other_positions_after_a_closed_phase(undisturbed, tmp_path, caplog):
   """From 4 devices to one: it goes on from the end of the last phase, residuals included."""
   job, expected, _ = undisturbed(4)
