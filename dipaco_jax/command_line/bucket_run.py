@@ -11,10 +11,11 @@ from dipaco_jax.command_line.bucket_copy import answering
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable, disk_is_full
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import bucket_lock, files, lock, mirror as mirror_lib, object_store, retry
-from dipaco_jax.training import display
+from dipaco_jax.storage import bucket_lock, disks_apart, files, lock, mirror as mirror_lib, object_store, retry
+from dipaco_jax.training import disks, display, processes
 
 PARTS_EVERY_S = 60.0
+START = 'the run in the bucket'  # the occasion
 
 
 def scratch_parent(scratch: str | os.PathLike | None) -> pathlib.Path:
@@ -31,23 +32,46 @@ def folder_here(workdir: str, scratch: str | os.PathLike | None) -> pathlib.Path
 
 
 @contextlib.contextmanager
-def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> Iterator[mirror_lib.Mirror]:
+def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> Iterator[disks.Disk]:
   """Holds a run in a bucket, with what it needs to go on in its scratch folder; at the end all is published.
+
+  Of several processes of a job each has a scratch folder of its own, and the first holds the run.
 
   Raises InputError where the bucket or the scratch folder cannot be used or another process is at work on the run,
   Unavailable where the bucket cannot be written later.
   """
-  if jax.process_count() > 1:
-    words = 'name a folder there, or run as islands, which share a bucket (--role; docs/islands.md)'
-    raise InputError(f'--workdir={url}: the processes of one job need a disk that all see: {words}')
   storage, scratch = object_store.open_storage(url), mirror_lib.folder_of(url, parent)
   try:
     files.make_private_folder(scratch, '--scratch')
   except OSError as e:
     raise InputError(f'--scratch={parent}: {e.strerror}; name a folder that can be made and written') from e
   with naming(url, scratch), contextlib.ExitStack() as stack:
-    stack.enter_context(lock.hold(scratch))
-    mirror = mirror_lib.Mirror(storage, scratch)
+    stack.enter_context(_held(scratch, parent))
+    open_disk = _followed if jax.process_index() else _held_by_first
+    yield stack.enter_context(open_disk(url, storage, scratch, settings))
+
+
+@contextlib.contextmanager
+def _held(scratch: pathlib.Path, parent: pathlib.Path) -> Iterator[None]:
+  """Holds a scratch folder. Raises InputError where another process of the run is at work there."""
+  with contextlib.ExitStack() as stack:
+    try:
+      stack.enter_context(lock.hold(scratch))
+    except InputError as e:
+      if jax.process_count() == 1:
+        raise
+      raise InputError(f'--scratch={parent}: {e}; processes of one machine need a --scratch each') from e
+    yield
+
+
+@contextlib.contextmanager
+def _held_by_first(
+  url: str, storage: object_store.Storage, scratch: pathlib.Path, settings: settings_lib.Settings
+) -> Iterator[disks.Disk]:
+  """Holds the run, as its only process or the first of several."""
+  with contextlib.ExitStack() as stack:
+    others = disks_apart.Others(disks.peers()) if jax.process_count() > 1 else None
+    mirror = mirror_lib.Mirror(storage, scratch, others)
     stack.callback(mirror.close)
     with answering(storage), display.doing(f'looking at {url}'):
       mirror.names()  # before anything is written
@@ -56,13 +80,40 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
       mirror.fetch_files(names := mirror.names())
     with fetching(), display.doing(f'fetching what is needed from {url}'):
       mirror.fetch_trees(names, _is_finished(mirror.workdir, settings), not _is_on_same_devices(mirror.workdir))
+    first = disks_apart.First(mirror, disks.peers()) if others else None
+    if first:
+      first.tell(START)
+      processes.barrier(START)  # nothing is removed from the bucket while others fetch it
     try:
       with retry.every(PARTS_EVERY_S, mirror.publish_parts):
-        yield mirror
+        yield disks.Disk(mirror, first)
     finally:
       with display.doing(f'uploading to {url}'):
         mirror.publish_all()
         mirror.wait()
+      if others:
+        others.close()
+
+
+@contextlib.contextmanager
+def _followed(
+  url: str, storage: object_store.Storage, scratch: pathlib.Path, settings: settings_lib.Settings
+) -> Iterator[disks.Disk]:
+  """Follows the first process, and ends after it."""
+  other, patience_s = disks_apart.Other(storage, scratch, disks.peers()), None
+  try:
+    with fetching():
+      other.begin(START)
+    processes.barrier(START)
+    with retry.every(PARTS_EVERY_S, other.publish_parts):
+      yield disks.Disk(other, other)
+  except Exception as e:
+    processes.end_if_another_is_gone(e)
+    patience_s = disks_apart.LEAVE_S  # the first may know nothing of it
+    raise
+  finally:
+    other.wait(patience_s)
+    other.close()
 
 
 @contextlib.contextmanager

@@ -12,9 +12,10 @@ from dipaco_jax.core import errors, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages, time_account
 from dipaco_jax.reports import live_report, run_report
-from dipaco_jax.storage import files, lock, mirror as mirror_lib, time_use
+from dipaco_jax.storage import files, lock, time_use
 from dipaco_jax.training import (
   compilation_cache,
+  disks,
   display,
   metrics_log,
   metrics_server,
@@ -53,8 +54,8 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
     with command.full_disk_told(f'--workdir={call.workdir}'):
       return _train(pathlib.Path(call.workdir), call, settings, signals)
   parent = bucket_run.scratch_parent(call.scratch)
-  with command.full_disk_told(f'--scratch={parent}'), bucket_run.opened(call.workdir, parent, settings) as mirror:
-    return _train(mirror.workdir, call, settings, signals, mirror)
+  with command.full_disk_told(f'--scratch={parent}'), bucket_run.opened(call.workdir, parent, settings) as disk:
+    return _train(bucket_run.folder_here(call.workdir, call.scratch), call, settings, signals, disk)
 
 
 def _train(
@@ -62,7 +63,7 @@ def _train(
   call: Call,
   settings: settings_lib.Settings,
   signals: stopping.Signals,
-  mirror: mirror_lib.Mirror | None = None,
+  disk: disks.Disk = disks.SHARED,
 ) -> dict[str, Any]:
   with contextlib.ExitStack() as stack:
     first = processes.is_first()
@@ -70,18 +71,18 @@ def _train(
     preflight.check_text(workdir, settings)
     with display.doing('looking at the model'):
       preflight.check_model(settings)
-    place = call.workdir.rstrip('/') if mirror else workdir.resolve()
+    place = call.workdir.rstrip('/') if disk.mirror else workdir.resolve()
     made = sinks.make(settings, pathlib.Path(place).name) if first else []
     stack.enter_context(preflight.kept(workdir))
     if first:
       stack.enter_context(lock.hold(workdir))
       preflight.settle_config(workdir, settings, call.words)
       account = stack.enter_context(time_account.kept(workdir, signals))
-    processes.barrier('config')
+    disk.follow('config')
     compilation_cache.keep_in(workdir)
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
-      _run_stages(workdir, settings, signals, page.write_if_due, call, mirror)
+      _run_stages(workdir, settings, signals, page.write_if_due, call, disk)
     page.close()
     report = _finish(workdir, account) if first else {}
     processes.barrier('finished')  # the others' end waits for the first's no longer than some minutes
@@ -94,7 +95,7 @@ def _run_stages(
   signals: stopping.Signals,
   evaluated: Callable[[], None],
   call: Call,
-  mirror: mirror_lib.Mirror | None,
+  disk: disks.Disk,
 ):
   """Runs the stages that are not done; `evaluated` is called after each evaluation."""
   events = 'tensorboard' in settings.metrics.sinks
@@ -105,20 +106,18 @@ def _run_stages(
   ):
 
     def stop() -> bool:
-      if mirror:
-        mirror.check()
+      if disk.mirror:
+        disk.mirror.check()
       return signals.requested()
 
-    run = run_lib.Run(
-      workdir, settings, metrics, compilations, stop, signals.graceful, mirror=mirror, profiler=profiler
-    )
+    run = run_lib.Run(workdir, settings, metrics, compilations, stop, signals.graceful, disk=disk, profiler=profiler)
     if call.watched and (clock := time_use.present()):
       call.watched.read = functools.partial(run_lib.read_metrics, run, clock)
     preflight.note_environment(run)
     if call.reuse and processes.is_first():
       preflight.take_stages(run, pathlib.Path(call.reuse))
-    processes.barrier('reuse')
-    run.publish()
+    disk.follow('reuse')
+    disk.publish()
     try:
       stages.run_all(run)
     except training_loop.Stopped:

@@ -20,7 +20,7 @@ from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib, token_losses
 from dipaco_jax.routing import chunk_losses, chunk_router, own_router
 from dipaco_jax.storage import module_store, publishing, tensors
-from dipaco_jax.training import metrics_log, processes
+from dipaco_jax.training import metrics_log
 
 DOCUMENTS, TOKENS = 6, 512  # at most, and of each
 CANDIDATES = 1000  # documents that they are chosen among
@@ -157,7 +157,7 @@ def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str
 def write(run: run_lib.Run):
   """Writes excerpts of validation documents for the report; none where all paths are one model."""
   if any(level.axes for level in run.layout.levels):
-    processes.only_first(lambda: _write(run), 'excerpts')
+    run.disk.only_first(lambda: _write(run), 'excerpts')
 
 
 def _write(run: run_lib.Run):

@@ -102,11 +102,14 @@ def round_end(s: settings_lib.Settings, number: int) -> int:
 def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.State:
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
-  run.publish()
+  run.disk.publish()
   with display.doing('looking for a checkpoint to go on from'), time_use.doing(time_use.CHECKPOINT):
-    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.mirror, run.profiler)
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk, run.profiler)
   with run.graceful(trainer.has_news):
-    return trainer.train()
+    state = trainer.train()
+  if job.publish:
+    run.disk.follow(f'{job.name} is trained to phase {job.schedule.end}')
+  return state
 
 
 def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int], tuple[np.ndarray, np.ndarray]]:

@@ -21,12 +21,18 @@ from dipaco_jax.training import evaluation, processes
 def figures(run: run_lib.Run) -> dict[str, Any]:
   """Returns `reroute`, {chooser: {W: perplexity}}, and `mixture`, {number of paths, or 'posterior': perplexity}.
 
-  The config says which of them are computed.
+  The config says which of them are computed; the first process does, once all have scored.
   """
-  s, result = run.settings.evaluate, dict[str, Any]()
+  s = run.settings.evaluate
   if not (s.reroute_every or s.mixture):
     return {}
-  scored, first = score(run, 'validation'), run.routed('validation', run.settings.rounds)
+  scored = score(run, 'validation')
+  chosen = learned_choices(run) if s.reroute_every and s.chunk_router_steps else None
+  return _figures(run, scored, chosen) if scored else {}
+
+
+def _figures(run: run_lib.Run, scored: token_losses.TokenLosses, chosen: np.ndarray | None) -> dict[str, Any]:
+  s, first, result = run.settings.evaluate, run.routed('validation', run.settings.rounds), dict[str, Any]()
 
   def perplexity(nll_N: np.ndarray) -> float:
     return evaluation.perplexity(nll_N.astype(np.float64).sum() / scored.counts.sum())
@@ -37,8 +43,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
       'history': chunk_policies.history,
       'hindsight': lambda nll, counts, W, _: chunk_policies.hindsight(nll, counts, W),
     }
-    if s.chunk_router_steps:
-      chosen = learned_choices(run)
+    if chosen is not None:
       by['learned'] = lambda nll, counts, W, first: chunk_policies.by_chooser(nll, counts, W, first, chosen)
     result['reroute'] = {
       name: {str(W): perplexity(choose(*scored, W, first)) for W in s.reroute_every} for name, choose in by.items()
@@ -50,8 +55,11 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
   return result
 
 
-def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
-  """Returns token losses of all paths, each at its version, on validation documents or, for 'train', router data."""
+def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses | None:
+  """Returns token losses of all paths, each at its version, on validation documents or, for 'train', router data.
+
+  All processes call it; the first has them.
+  """
   s, found = run.settings, run.sequences(split)
   indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(features.router_data(run))
   rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
@@ -60,7 +68,8 @@ def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses:
   def params_of_path(path):
     return module_store.load_path(run.workdir, run.layout, path, versions[path])
 
-  return token_losses.write(run.programs, params_of_path, sources(run), rows, run.workdir / 'evaluation' / split)
+  folder = run.workdir / 'evaluation' / split
+  return token_losses.write(run.programs, params_of_path, sources(run), rows, folder, run.disk)
 
 
 def sources(run: run_lib.Run) -> list[str]:
@@ -79,13 +88,18 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
 
 
-def learned_choices(run: run_lib.Run) -> np.ndarray:
-  """Returns the path that the learned chooser prefers after each token of the validation documents, int32 [N, L]."""
+def learned_choices(run: run_lib.Run) -> np.ndarray | None:
+  """Returns the path that the learned chooser prefers after each token of the validation documents, int32 [N, L].
+
+  All processes call it; the first has them.
+  """
   scored = score(run, 'train')
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
-  processes.only_first(lambda: None if seals.keep_if_whole(file) else _learn(run, scored, file), 'chosen')
-  return tensors.read_array(file)
+  if scored and not seals.keep_if_whole(file):
+    _learn(run, scored, file)
+  processes.barrier('chosen')
+  return tensors.read_array(file) if scored else None
 
 
 def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):

@@ -98,7 +98,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
         publishing.write_array(files[path], of_path)
     progress.update(i + 1)
   progress.close()
-  processes.barrier(f'{folder.name} are there')
+  run.disk.follow(f'{folder.name} are there')
   return np.stack([tensors.read_array(file) for file in files], axis=1)
 
 

@@ -34,7 +34,7 @@ def route(run: run_lib.Run) -> dict[str, Any]:
   if method in router.FITS or is_reference(method):
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
-    processes.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
+    run.disk.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
   write_shards(run, 0)
   return summarize_shards(run, 0)
 
@@ -78,13 +78,13 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
   if processes.any_process((run.workdir / 'routing' / str(number)).exists(), f'router {number}'):
     return
   folder = parts_folder(run, number)
-  processes.only_first(lambda: _keep_router(run, folder, fit), f'fitted {number}')
+  run.disk.only_first(lambda: _keep_router(run, folder, fit), f'fitted {number}')
   fitted = own_router.of_arrays(run.settings, tensors.read_arrays(folder / 'router.safetensors'))
   capacity = run.settings.routing.capacity  # of training text
   top = {'validation': 1} if capacity else {'train': run.settings.routing.top_n, 'validation': 1}
   for split, top_n in top.items():
     route_parts(run, fitted, folder, split, top_n, (jax.process_index(), jax.process_count()))
-  processes.barrier(f'routed {number} in parts')
+  run.disk.gather(f'routed {number} in parts', f'routing/{folder.name}/*')
 
   def publish():
     paths = {split: np.concatenate([*map(tensors.read_array, _parts(run, folder, split))]) for split in top}
@@ -95,7 +95,7 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
     others['router.safetensors'] = seals.read(folder / 'router.safetensors')
     publish_routes(run, number, lambda split, _: paths[split], others)
 
-  processes.only_first(publish, f'routed {number}')
+  run.disk.only_first(publish, f'routed {number}')
 
 
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], Fitted]):
@@ -177,7 +177,7 @@ def parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
 
 def write_shards(run: run_lib.Run, number: int):
   """Writes `shards/<number>/` by the paths in `routing/<number>/`, and removes the parts that those were made from."""
-  if processes.is_first():
+  if run.disk.is_ours:
     shutil.rmtree(parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
   _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
 
@@ -198,8 +198,8 @@ def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable
     return
   folders = [folder / str(i) for i in range(num_shards)]
   write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))
-  processes.barrier(f'shards {name} in parts')
-  processes.only_first(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
+  run.disk.gather(f'shards {name} in parts', f'shards/{folder.name}/*')
+  run.disk.only_first(lambda: _publish_shards(run, done, folder, num_shards), f'sharded {name}')
 
 
 def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:

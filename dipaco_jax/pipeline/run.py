@@ -17,8 +17,9 @@ from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_l
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import mirror as mirror_lib, seals, tensors, time_use
+from dipaco_jax.storage import seals, tensors, time_use
 from dipaco_jax.training import (
+  disks,
   mesh,
   metrics_log,
   metrics_server,
@@ -40,7 +41,7 @@ class Run:
   # Inside it, a signal only sets stop_requested, where there is something to save.
   graceful: Callable[[Callable[[], bool]], contextlib.AbstractContextManager]
   num_devices: int = 0  # that are used, the first ones; 0: all
-  mirror: mirror_lib.Mirror | None = None  # of the workdir, in a bucket
+  disk: disks.Disk = disks.SHARED  # of the workdir
   profiler: profiling.Profiler | None = None
 
   def record(self, name: str) -> dict[str, Any] | None:
@@ -50,11 +51,6 @@ class Run:
   def result(self, name: str) -> dict[str, Any]:
     """Returns the result of a finished stage."""
     return seals.read_json(stage_records.record_file(self.workdir, name), 'result')['result']
-
-  def publish(self):
-    """Publishes what is made, between stages; see `Mirror.publish_all`."""
-    if self.mirror:
-      self.mirror.publish_all()
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer_lib.Tokenizer:

@@ -58,7 +58,7 @@ def run_all(run: run_lib.Run, last: str = stage_lib.NAMES[-1]):
   for stage in stage_lib.up_to(last):
     if not stage_records.is_done(run.workdir, run.settings, stage.name):
       _run_stage(run, stage, by_name[stage.name])
-    processes.barrier(f'stage {stage.name}')
+    run.disk.follow(f'stage {stage.name}')
 
 
 def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run_lib.Run], dict[str, Any]]):
@@ -73,7 +73,7 @@ def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run
   time_use.enter(name, time_use.OTHER)
   if processes.is_first():
     stage_records.write_record(run.workdir, run.settings, name, elapsed(), result)
-  run.publish()
+  run.disk.publish()
 
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 
   The base's checkpoints are removed first: its record is written, so nothing goes on from them.
   """
-  if processes.is_first():
+  if run.disk.is_ours:
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   for number in range(run.settings.rounds):
     made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
     if not processes.any_process(all(made), f'round {number + 1} is there'):
       jobs.train(run, jobs.paths_job(run, number))
       resharding_round.reshard(run, number + 1, jobs.round_end(run.settings, number))
-    processes.barrier(f'round {number + 1}')
+    run.disk.follow(f'round {number + 1}', with_checkpoints=True)
   job = jobs.paths_job(run, run.settings.rounds)
   state = jobs.train(run, job)
   _publish_again(run, job, state)
@@ -132,7 +132,8 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   """Publishes the last phase's modules again, from the last checkpoint, if they were removed."""
   made, last, pointers = job.programs, job.schedule.phases, run.workdir / 'paths' / 'best.json'
   if not processes.any_process((run.workdir / 'modules' / str(last)).exists(), 'the last version'):
-    module_publishing.publish_modules(run.workdir, last, made.layout, made.unshard(state.modules))
+    module_publishing.publish_modules(run.workdir, last, made.layout, made.unshard(state.modules), disk=run.disk)
+    run.disk.follow('the last version is out')
   if processes.is_first() and not pointers.exists():
     best, losses = state.record.best_version, state.record.best_loss
     publishing.write_json(pointers, {'version': best, 'holdout_loss': losses})

@@ -33,7 +33,7 @@ from dipaco_jax.data import packing, prefetching
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
 from dipaco_jax.storage import files, module_store, publishing, seals, tensors
-from dipaco_jax.training import display, evaluation, processes
+from dipaco_jax.training import disks, display, evaluation, processes
 from dipaco_jax.training.programs import Programs
 
 
@@ -65,9 +65,12 @@ def nll_file(folder: pathlib.Path, path: int) -> pathlib.Path:
 
 
 def write(
-  programs: Programs, params_of_path: Callable[[int], Any], sources: Sequence[str], rows: Rows, folder: pathlib.Path
-) -> TokenLosses:
+  programs: Programs, params_of_path: Callable[[int], Any], sources: Sequence[str], rows: Rows, folder: pathlib.Path,
+  disk: disks.Disk = disks.SHARED,
+) -> TokenLosses | None:  # fmt: skip
   """Scores every sequence under every path, or what of it is missing; every process of a job calls it, once a folder.
+
+  Returns the losses on the first process.
 
   Args:
     params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
@@ -75,7 +78,9 @@ def write(
     rows: the sequences; where they are not those recorded, all is made anew.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
-  processes.only_first(lambda: _prepare(programs, sources, rows, folder), f'{name} is prepared')
+  if disk.is_ours:
+    _prepare(programs, sources, rows, folder)
+  processes.barrier(f'{name} is prepared')
   placement = programs.placement
   # All processes look before any of them writes.
   there = {turn: all(nll_file(folder, path).exists() for path in placement.paths(turn)) for turn in placement.turns()}
@@ -85,8 +90,8 @@ def write(
     _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
     progress.update(done)
   progress.close()
-  processes.barrier(f'{name} is whole')
-  return read(folder, placement.grid.num_paths)
+  disk.gather(f'{name} is whole', f'{name}/nll-*')
+  return read(folder, placement.grid.num_paths) if processes.is_first() else None
 
 
 def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[int]) -> list[str]:

@@ -34,17 +34,17 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   folder, held = run.workdir / _folder_name(s), corpus.plan_held_back(s)
   share = jax.process_index(), jax.process_count()
   if given := s.tokenizer.model_file:
-    processes.only_first(lambda: _keep(run, tokenizer_files.open_file(given).files), 'tokenizer')
+    run.disk.only_first(lambda: _keep(run, tokenizer_files.open_file(given).files), 'tokenizer')
   elif not is_reference(s.tokenizer.kind) and not processes.any_process(_is_kept(run), 'tokenizer'):
     # A part's own sample: the lowest hashes of all are among the lowest of the parts.
     samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
     _sample(s, samples, share, held)
-    processes.barrier('samples')
-    processes.only_first(lambda: _keep(run, _train(s, samples)), 'trained tokenizer')
+    run.disk.gather('samples', f'{folder.name}/sample-*')
+    run.disk.only_first(lambda: _keep(run, _train(s, samples)), 'trained tokenizer')
   if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
     write_parts(run, folder / 'sequences', share, held)
-    processes.barrier('sequences in parts')
-    processes.only_first(lambda: _publish(run, folder, held), 'published sequences')
+    run.disk.gather('sequences in parts', f'{folder.name}/sequences/*')
+    run.disk.only_first(lambda: _publish(run, folder, held), 'published sequences')
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
 
 

@@ -17,8 +17,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.storage import bucket_lock, files, object_store, run_objects
@@ -36,14 +37,28 @@ def folder_of(url: str, parent: Path) -> Path:
   return parent / f'dipaco_jax-{hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]}'
 
 
+class Gone(Exception):
+  """Another process has its part of a tree no longer."""
+
+
+class Others(Protocol):
+  """The other processes of a job, on disks of their own; see `disks_apart`."""
+
+  def ask(self, name: str) -> Callable[[], dict[str, str]]: ...
+  def pass_over(self, names: Iterable[str]): ...
+
+
 class Mirror:
   """Fetches what a run needs to go on, and publishes what it makes. What publishes takes a moment, not more."""
 
-  def __init__(self, storage: object_store.Storage, scratch: Path):
+  def __init__(self, storage: object_store.Storage, scratch: Path, others: Others | None = None):
+    """`others` have parts of checkpoints and modules; then no scratch is a whole, and what is in the bucket counts."""
     self.storage, self.scratch, self.workdir = storage, scratch, scratch / RUN
     if not (name := scratch / ID).exists():
       files.write_file(name, secrets.token_hex(8))
     self.id = name.read_text()
+    self._others, self._mark = others, secrets.token_hex(8) if others else self.id
+    self._trusts_scratch = True
     self._published: dict[str, str] = {}  # what the bucket has: of trees the sha256 of their indices
     self._left: list[str] = []  # checkpoints in the bucket that were not fetched
     self._states: dict[str, tuple[int, ...]] = {}  # of files, as they were when they were published
@@ -70,10 +85,9 @@ class Mirror:
 
   def fetch_files(self, names: Sequence[str]):
     """Fetches the files of a run, but trees. What another scratch has published since replaces all that is here."""
-    if MARK not in names or bytes(self.storage.fetch(MARK)).decode() != self.id:
-      for path in self.workdir.iterdir() if self.workdir.exists() else ():
-        if path.name != 'cache':
-          shutil.rmtree(path) if path.is_dir() else path.unlink()
+    self._trusts_scratch = MARK in names and bytes(self.storage.fetch(MARK)).decode() == self._mark
+    if not self._trusts_scratch:
+      run_objects.remove_others(self.workdir, run_objects.whole_trees(names))
     wanted = run_objects.matching(names, run_objects.LASTING)
     self._published |= dict.fromkeys(wanted, '')
     missing = [name for name in wanted if not (self.workdir / name).exists()]
@@ -108,7 +122,7 @@ class Mirror:
   def _fetch_tree(self, name: str):
     index = bytes(self.storage.fetch(f'{name}{run_objects.INDEX}'))
     self._published[name] = sha256 = hashlib.sha256(index).hexdigest()
-    if not (self.workdir / name).exists():
+    if not (self._trusts_scratch and (self.workdir / name).exists()):
       self.storage.download_tree(name, self.workdir / name, sha256)
 
   # -- to the bucket
@@ -147,7 +161,7 @@ class Mirror:
     self._upload('', first)
     for name in trees:
       self._upload(name, [name])
-    for name in run_objects.newest_checkpoints(self.workdir):
+    for name in () if self._others else run_objects.newest_checkpoints(self.workdir):
       if name not in self._published and name not in self._begun:
         self.publish_checkpoint(self.workdir / name)
     self._upload('', last, gone)
@@ -160,6 +174,18 @@ class Mirror:
         is_old = time.time() - (self.workdir / name).stat().st_mtime > older_than_s
         if is_old and name not in self._published and name not in self._begun and name not in self._states:
           self._upload(name, [name])
+
+  def published(self, with_checkpoints: bool) -> dict[str, str]:
+    """Returns what the bucket has of what the processes of a job share: {file: ''} and {tree: sha256 of its index}."""
+    names = run_objects.followed(self.workdir, with_checkpoints)
+    return {name: self._published[name] for name in names if name in self._published}
+
+  def adopt(self, name: str, sha256: str):
+    """Takes over a file or tree that another process has published, and this one has fetched."""
+    is_tree = (self.workdir / name).is_dir()
+    self._published[name] = sha256 if is_tree else ''
+    if not is_tree:
+      self._states[name] = _state(self.workdir / name)
 
   def check(self):
     """Raises what has gone wrong with an upload: nothing is published any more."""
@@ -197,9 +223,10 @@ class Mirror:
     Those that go meanwhile are left out, and all where the one that is `needed` does.
     """
     links = self.scratch / UPLOADS / str(next(self._numbers))
-    there = [name for name in names if _link(self.workdir / name, links / name)]
+    there = [name for name in names if link(self.workdir / name, links / name)]
     if needed and needed not in there:
       shutil.rmtree(links, ignore_errors=True)
+      self._pass_over([needed])
       return
     for name in there:
       if (links / name).is_dir():
@@ -209,12 +236,17 @@ class Mirror:
     for dropped in self.queue.add(Upload(links, there, gone, **about)):
       for name in {*dropped.names} - {*there}:
         self._states.pop(name, None)  # it was not published after all
+      self._pass_over(dropped.names)
+
+  def _pass_over(self, names: Sequence[str]):
+    if self._others:
+      self._others.pass_over(name for name in names if run_objects.is_joint(name))
 
   def _put(self, upload: Upload):
     links, names, gone, *_ = upload
     try:
       if not self._failed and not self._marked:
-        self.storage.write(MARK, self.id.encode())
+        self.storage.write(MARK, self._mark.encode())
         self._marked = True
       for name in names:
         if not self._failed:
@@ -222,6 +254,8 @@ class Mirror:
       for name in gone:
         if not self._failed:
           self._remove(name)
+    except Gone:  # something newer will come, and what is gone from the workdir is removed after that
+      pass
     except Exception as e:  # obstore raises many kinds
       why = getattr(e, 'strerror', None) or e
       words = f'{why}; run the same command again when the bucket can be written: what it lacks is in {self.scratch}'
@@ -236,9 +270,15 @@ class Mirror:
   def _put_tree(self, name: str, folder: Path):
     if before := self._published.get(name):
       if object_store.tree_matches(folder, before):
+        self._pass_over([name])
         return
       self.storage.delete(f'{name}{run_objects.INDEX}')  # or it would be that of other files
-    self._published[name] = self.storage.upload_tree(folder, name)
+    others = self._others.ask(name) if self._others and run_objects.is_joint(name) else dict
+    try:
+      self._published[name] = self.storage.upload_tree(folder, name, others)
+    except Gone:
+      self.storage.delete_tree(name)
+      raise
 
   def _remove(self, name: str):
     if name in self._left:
@@ -251,7 +291,7 @@ class Mirror:
       self._begun.discard(name)
 
 
-def _link(source: Path, target: Path) -> bool:
+def link(source: Path, target: Path) -> bool:
   """Links a file or a tree, or copies it where there are no hard links; returns False if it goes meanwhile."""
   try:
     for file in files.complete_files(source) if source.is_dir() else [source]:

@@ -131,19 +131,25 @@ class Storage:
     """Returns an object's URL, for messages."""
     return f'{self.url}/{name}'
 
-  def upload_tree(self, folder: Path, prefix: str) -> str:
+  def upload_tree(self, folder: Path, prefix: str, others: Callable[[], dict[str, str]] = dict) -> str:
     """Publishes all complete files of a directory as `prefix`/..., then `prefix`.index.json with their sha256.
 
-    Returns the sha256 of the index. A directory in the storage itself is not written again.
+    Returns the sha256 of the index. A directory in the storage itself is not written again. `others` waits until files
+    of the same tree that are not here have been published, and returns theirs.
     """
     if self._is_stored_as(prefix, folder):
       index = tree_index(folder)
     else:
-      names = [str(file.relative_to(folder)) for file in files.complete_files(folder)]
-      with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
-        written = pool.map(lambda name: self.write_file(f'{prefix}/{name}', folder / name), names)
-        index = _to_index(dict(zip(names, written, strict=True)))
+      here = self.upload_files(folder, prefix)
+      index = _to_index(others() | here)
     return self.write(f'{prefix}.index.json', index)  # after the files: with it the tree is whole
+
+  def upload_files(self, folder: Path, prefix: str) -> dict[str, str]:
+    """Publishes all complete files of a directory as `prefix`/...; returns their sha256."""
+    names = [str(file.relative_to(folder)) for file in files.complete_files(folder)]
+    with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
+      written = pool.map(lambda name: self.write_file(f'{prefix}/{name}', folder / name), names)
+      return dict(zip(names, written, strict=True))
 
   def delete_tree(self, prefix: str):
     """Removes a directory that `upload_tree` published; its index first: what is half removed is not there."""
@@ -253,4 +259,4 @@ def tree_index(folder: Path) -> bytes:
 
 
 def _to_index(digests: dict[str, str]) -> bytes:
-  return json.dumps(digests, indent=1).encode()
+  return json.dumps({name: digests[name] for name in sorted(digests, key=Path)}, indent=1).encode()

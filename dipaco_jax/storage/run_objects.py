@@ -6,7 +6,7 @@ All else in a workdir is made again where it is missing: features, token losses,
 import concurrent.futures
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dipaco_jax.storage import files, object_store
@@ -24,11 +24,14 @@ LAST = (
   'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/chooser.safetensors*', 'sinks/*', 'refused.txt',
   'stages/*',
 )  # fmt: skip
+MODULES = 'modules/*', 'control/modules/*'  # trees too, among TREES
 PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that are not finished
 PART_FILES = 'tokenize-*/sample-*', 'routing/*-parts/*', 'routing/*-scores/*'  # their files, each with its seal
 REMOVED = re.compile(  # what a run removes itself
   r'(?:control/)?(?:modules|checkpoints)/.*|tokenize-.*|(?:shards|routing)/[^/]*-(?:parts|scores)/.*|stages/.*|refused.txt'
 )
+# Of the files, what the processes of a job read between stages.
+READ = *FIRST, 'stages/*.json', 'paths/best.json', 'control/paths/best.json', *PART_FILES
 LASTING = FIRST + LAST + PART_FILES
 GROWING = 'metrics.jsonl', 'stages/seconds.json'  # that go up with checkpoints, too
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
@@ -63,6 +66,46 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
   parts = ('[^/]*'.join(map(re.escape, pattern.split('*'))) for pattern in patterns)
   matches = re.compile('|'.join(parts)).fullmatch
   return [name for name in names if matches(name) and not TREE.fullmatch(name)]
+
+
+def lasts(name: str) -> bool:
+  """Returns whether a file or tree is kept in the bucket."""
+  return bool(TREE.fullmatch(name) or matching([name], LASTING))
+
+
+def is_part(name: str) -> bool:
+  """Returns whether a file is what an unfinished stage has kept."""
+  return bool(matching([name], PART_FILES))
+
+
+def is_joint(name: str) -> bool:
+  """Returns whether a name is that of a tree which all processes of a job write together."""
+  return bool(TREE.fullmatch(name) and name.removeprefix('control/').startswith(('modules/', 'checkpoints/')))
+
+
+def index_name(process: int) -> str:
+  """Returns the name of the index of the modules that a process has written, in their version's folder."""
+  return f'index-{process}.json'
+
+
+def followed(workdir: Path, with_checkpoints: bool = True) -> list[str]:
+  """Lists the files and trees of a workdir that the processes of a job have alike."""
+  patterns = TREES + PARTS + (CHECKPOINTS if with_checkpoints else ())
+  return trees(workdir, patterns) + found(workdir, READ)
+
+
+def remove_others(workdir: Path, kept: Collection[str]):
+  """Removes all from a workdir but these trees and compiled programs. Checkpoints go: they may be there in part."""
+  kept = {name for name in kept if not is_checkpoint(name)}
+  for path in sorted(workdir.rglob('*'), reverse=True):  # what is in a folder before it
+    name = str(path.relative_to(workdir))
+    tree = TREE.fullmatch(name)
+    if name.partition('/')[0] == 'cache' or (tree and tree[1] in kept):
+      continue
+    if not path.is_dir():
+      path.unlink()
+    elif not any(path.iterdir()):
+      path.rmdir()
 
 
 def is_checkpoint(tree: str) -> bool:

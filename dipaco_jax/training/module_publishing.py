@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.core.modules import Layout, Modules
 from dipaco_jax.storage import files, module_store, seals, tensors
-from dipaco_jax.training import processes
+from dipaco_jax.storage.run_objects import index_name
+from dipaco_jax.training import disks, processes
 
 
 def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Level, Coordinates, dict[str, np.ndarray]]]:
@@ -30,25 +30,29 @@ def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Leve
       yield level, module, found[module]
 
 
-def publish_modules(workdir: Path, version: int, layout: Layout, modules: Modules, name: str = 'train'):
+def publish_modules(
+  workdir: Path, version: int, layout: Layout, modules: Modules, name: str = 'train', disk: disks.Disk = disks.SHARED
+):
   """Publishes modules; every process of a job writes those whose first replica is on its devices."""
-  publish_module_files(workdir, version, addressable_modules(layout, modules), name)
+  publish_module_files(workdir, version, addressable_modules(layout, modules), name, disk)
 
 
 def publish_module_files(
-  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]], name: str = 'train'
-):
+  workdir: Path, version: int, modules: Iterable[tuple[Level, Coordinates, dict[str, np.ndarray]]], name: str = 'train',
+  disk: disks.Disk = disks.SHARED,
+):  # fmt: skip
   """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
 
   A version, the number of outer steps inside, that is there already is replaced: a run that was killed and goes on
   makes it again, with the same bytes unless the config was lengthened or the devices changed.
 
-  `modules` are those that this process writes; `name` is what is trained, for the names of barriers.
+  `modules` are those that this process writes; `name` is what is trained, for the names of barriers. On disks apart
+  each process has its own modules and all indices.
   """
-  aside = workdir / f'.version-{version}'
-  if processes.is_first():
+  aside, occasion = workdir / f'.version-{version}', f'{name}: version {version}'
+  if disk.is_ours:
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-  processes.barrier(f'{name}: version {version} begins')
+  processes.barrier(f'{occasion} begins')
   index = {}
   for level, module, arrays in modules:
     data = tensors.to_bytes(arrays)
@@ -56,11 +60,13 @@ def publish_module_files(
     files.write_file(file, data)
     index[f'{level.name}/{file.name}'] = hashlib.sha256(data).hexdigest()
   here = aside / 'modules' / str(version)
-  files.write_file(here / f'index-{jax.process_index()}.json', json.dumps(index, indent=1) + '\n')
-  processes.barrier(f'{name}: version {version}')
-  if processes.is_first():
+  indices = processes.exchange(json.dumps(index, indent=1) + '\n', occasion)
+  if disk.is_ours:
+    for process, words in enumerate(indices):
+      files.write_file(here / index_name(process), words)
     files.write_file(here / seals.SUMS, seals.sums(here))
     (workdir / 'modules').mkdir(exist_ok=True)
     files.put_in_place(here, workdir / 'modules' / str(version))
     shutil.rmtree(aside)
-  processes.barrier(f'{name}: version {version} is out')
+  processes.barrier(f'{occasion} is out')
+  processes.forget(occasion)

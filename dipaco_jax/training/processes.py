@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
@@ -142,14 +142,51 @@ def any_process(flag: bool, occasion: str) -> bool:
   return bool(client.key_value_dir_get(f'{occasion}/'))
 
 
+def exchange(text: str, occasion: str) -> list[str]:
+  """Returns the texts of all processes of a job, in their order. All call it, and `forget` it after a later barrier."""
+  import jax
+
+  if jax.process_count() == 1:
+    return [text]
+  say(f'{occasion}/{jax.process_index()}', text)
+  barrier(occasion)
+  return [hear(f'{occasion}/{k}') for k in range(jax.process_count())]
+
+
+def forget(occasion: str):
+  """Removes this process's text of an `exchange` from the coordinator, once all have read it."""
+  import jax
+
+  if jax.process_count() > 1:
+    unsay(f'{occasion}/{jax.process_index()}')
+
+
+def say(key: str, text: str):
+  """Tells the other processes of a job; a key serves once."""
+  import orbax.checkpoint as ocp
+
+  ocp.multihost.get_jax_distributed_client().key_value_set(key, text)
+
+
+def hear(key: str) -> str:
+  """Waits for what a process says; ends this one where another is gone."""
+  import orbax.checkpoint as ocp
+
+  try:
+    return ocp.multihost.get_jax_distributed_client().blocking_key_value_get(key, BARRIER_MS)
+  except Exception as e:
+    end_if_another_is_gone(e)
+    raise
+
+
+def unsay(key: str):
+  """Removes what was said from the coordinator's memory."""
+  import orbax.checkpoint as ocp
+
+  ocp.multihost.get_jax_distributed_client().key_value_delete(key)
+
+
 def is_first() -> bool:
   """Returns whether this is the process that writes for all of a job."""
   jax = sys.modules.get('jax')
   return jax is None or jax.process_index() == 0
-
-
-def only_first(function: Callable[[], None], occasion: str):
-  """Calls `function` on the first process while the others wait."""
-  if is_first():
-    function()
-  barrier(occasion)

@@ -16,7 +16,7 @@ import jax
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import files
-from dipaco_jax.training import display, processes
+from dipaco_jax.training import disks, display, processes
 
 
 def own_share(names: Iterable[str]) -> list[str]:
@@ -37,21 +37,29 @@ class RunCheckpoints:
 
   def __init__(
     self, directory: pathlib.Path, keep: int, phase_updates: int = 1,
-    sealed: Callable[[pathlib.Path], object] | None = None,
+    sealed: Callable[[pathlib.Path], object] | None = None, disk: disks.Disk = disks.SHARED,
   ):  # fmt: skip
-    """`sealed` is called, by another thread, with each checkpoint that is whole on the disk."""
+    """`sealed` is called, by another thread, with each checkpoint that is whole on the disk, or this process's part."""
     import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
 
     self._ocp = ocp
     self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
-    self._sealed = sealed
-    options = ocp.CheckpointManagerOptions(
-      preservation_policy=self, enable_async_checkpointing=True, cleanup_tmp_directories=True
-    )
-    self._manager = ocp.CheckpointManager(self._directory, options=options, item_names=('arrays', 'meta'))
+    self._sealed, self._disk = sealed, disk
+    options: dict[str, Any] = {
+      'preservation_policy': self, 'enable_async_checkpointing': True, 'cleanup_tmp_directories': True,
+    }  # fmt: skip
+    handlers: dict[str, Any] = {'item_names': ('arrays', 'meta')}
+    if disk.is_apart:
+      own = {'multiprocessing_options': ocp.options.MultiprocessingOptions(primary_host=None)}
+      # Not OCDBT, whose manifest names the files of one disk: a file for each shard, so that parts add up to a whole.
+      arrays, meta = ocp.StandardCheckpointHandler(**own, use_ocdbt=False), ocp.JsonCheckpointHandler(**own)
+      options, handlers = options | own, {'item_handlers': {'arrays': arrays, 'meta': meta}}
+    options = ocp.CheckpointManagerOptions(**options)
+    self._manager = ocp.CheckpointManager(self._directory, options=options, **handlers)
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
     self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
     self.metas: dict[int, dict[str, Any]] = {}  # of what `restore` has found and left in place, by updates
+    self._exchanged = ''  # the last occasion on which the processes told each other what they have written
     self._reads = 0  # of checkpoints, on which the processes agree one by one
 
   def kept(self, found: Collection[int]) -> set[int]:
@@ -80,17 +88,39 @@ class RunCheckpoints:
       names = [path.name for path in self._directory.iterdir()]  # a later one that is there was begun after this one
       if any(name.isdigit() and int(name) > updates for name in names) or self._closing.wait(0.1):
         break
-    if here.exists():  # or it never came, or has come and gone
-      with contextlib.suppress(OSError):  # it goes at this moment
-        names = own_share(str(file.relative_to(here)) for file in here.rglob('*') if file.is_file())
-        found = json.dumps(files.digests(here, names), indent=1) + '\n'
-        files.write_file(self._seals / str(updates) / f'{jax.process_index()}.json', found)
-        if self._sealed:
-          self._sealed(here)
+    found = self._digests(here)
+    parts = self._agreed(updates, found) if self._disk.is_apart else {jax.process_index(): found}
+    with contextlib.suppress(OSError):  # the disk is full: what has no seal passes
+      for process, digests in parts.items() if found else ():
+        seal = self._seals / str(updates) / f'{process}.json'
+        files.write_file(seal, json.dumps(digests, indent=1) + '\n')
+      if found and parts and self._sealed:
+        self._sealed(here)
+
+  def _digests(self, here: pathlib.Path) -> dict[str, str]:
+    """Returns {name: sha256} of the files that this process answers for; {} where they never came, or have gone."""
+    with contextlib.suppress(OSError):  # it goes at this moment
+      names = [str(file.relative_to(here)) for file in here.rglob('*') if file.is_file()]
+      return files.digests(here, sorted(names) if self._disk.is_apart else own_share(names))
+    return {}
+
+  def _agreed(self, updates: int, found: dict[str, str]) -> dict[int, dict[str, str]]:
+    """Returns which files count as whose, by process: of one that several have, the first's; {} where any has none."""
+    occasion = f'{self._directory.name} {updates} is written'
+    texts = processes.exchange(json.dumps(found), occasion)
+    if self._exchanged:
+      processes.forget(self._exchanged)
+    self._exchanged, parts, seen = occasion, dict[int, dict[str, str]](), set[str]()
+    for process, theirs in enumerate(map(json.loads, texts)):
+      if not theirs:
+        return {}
+      parts[process] = {name: sha256 for name, sha256 in theirs.items() if name not in seen}
+      seen |= theirs.keys()
+    return parts
 
   def _tidy_seals(self):
     """Removes the seals of checkpoints that are gone."""
-    for seal in self._seals.glob('*') if processes.is_first() else ():
+    for seal in self._seals.glob('*') if self._disk.is_ours else ():
       if not (self._directory / seal.name).exists():
         shutil.rmtree(seal, ignore_errors=True)
 
@@ -163,7 +193,7 @@ class RunCheckpoints:
 
     All of them before any process looks what there is: one that goes while another process looks is an error there.
     """
-    for updates in gone if processes.is_first() else ():
+    for updates in gone if self._disk.is_ours else ():
       here = self._directory / str(updates)
       away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
       os.replace(here, away)

@@ -18,8 +18,9 @@ from dipaco_jax.core import screening, settings, streaming
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
-from dipaco_jax.storage import mirror as mirror_lib, module_store, publishing, remedies, seals, time_use
+from dipaco_jax.storage import module_store, publishing, remedies, seals, time_use
 from dipaco_jax.training import (
+  disks,
   evaluation,
   job as job_lib,
   module_publishing,
@@ -48,13 +49,13 @@ class Trainer:
 
   def __init__(
     self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop,
-    mirror: mirror_lib.Mirror | None = None, profiler: profiling.Profiler | None = None,
+    disk: disks.Disk = disks.SHARED, profiler: profiling.Profiler | None = None,
   ):  # fmt: skip
-    """`stop` is asked after every dispatch whether to save and stop; `mirror` is of the run's workdir, in a bucket."""
+    """`stop` is asked after every dispatch whether to save and stop; `disk` is the workdir's."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
-    self.mirror, folder = mirror, workdir / 'checkpoints' / job.name
-    sealed = mirror.publish_checkpoint if mirror else None
-    self.checkpoints = run_checkpoints.RunCheckpoints(folder, config.keep, job.phase_updates, sealed)
+    self.disk, folder = disk, workdir / 'checkpoints' / job.name
+    sealed = disk.mirror.publish_checkpoint if disk.mirror else None
+    self.checkpoints = run_checkpoints.RunCheckpoints(folder, config.keep, job.phase_updates, sealed, disk)
     restored = train_state.restore(self.checkpoints, job.programs, functools.partial(job.first_state, 0))
     self.state = restored or train_state.new_state(job.programs, job.base)
     record = self.state.record
@@ -319,12 +320,13 @@ class Trainer:
 
   def _publish(self, version: int, modules, best: list[int], losses: list[float | None]):
     """Publishes modules, then the pointers, then deletes versions without pointers: no pointer ever dangles."""
-    module_publishing.publish_modules(self.workdir, version, self.job.programs.layout, modules, self.job.name)
-    if processes.is_first():
+    layout, name = self.job.programs.layout, self.job.name
+    module_publishing.publish_modules(self.workdir, version, layout, modules, name, self.disk)
+    if self.disk.is_ours:
       pointers = self.workdir / 'paths' / 'best.json'
       publishing.write_json(pointers, {'version': best, 'holdout_loss': losses})
-      if self.mirror:
-        self.mirror.publish_version(self.workdir / 'modules' / str(version), pointers)
+      if self.disk.mirror:
+        self.disk.mirror.publish_version(self.workdir / 'modules' / str(version), pointers)
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _due(self, dispatch: Dispatch) -> bool:

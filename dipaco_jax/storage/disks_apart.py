@@ -1,0 +1,292 @@
+"""A run in a bucket whose processes have a disk each: the first publishes what all have made, and the others follow.
+
+The first process alone decides what is in the bucket, as one of a single process does, by its mirror. Of what all write
+together, checkpoints and versions of modules, each process has a part; the first has the others upload theirs when it
+uploads its own, and then writes the index of the whole. So nothing is seen before every part is there, and nothing that
+is newer waits: a part is kept on each disk until the first process asks for it or passes over it.
+
+The processes tell each other what to do, and the names and sha256 of what they have, by short texts (`Peers`).
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.storage import files, mirror as mirror_lib, object_store, run_objects
+
+LEAVE_S = 60.0  # after an error, for the first process to have what it asks for
+Texts = dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+  """How a process tells the others: by keys, each of which serves once."""
+
+  index: int  # of this process; the first is 0
+  count: int
+  say: Callable[[str, str], None]  # key, text
+  hear: Callable[[str], str]  # waits for a key
+  forget: Callable[[str], None]
+
+
+class Others:
+  """What the first process asks of the others: their parts of what all write together. One thread calls `ask`."""
+
+  def __init__(self, peers: Peers):
+    self.peers, self._numbers, self._passed_over = peers, itertools.count(), list[str]()
+
+  def ask(self, name: str) -> Callable[[], Texts]:
+    """Has the others upload their parts of a tree; returns what waits for that, and returns {file: sha256}.
+
+    It raises mirror.Gone if any has its part no longer, OSError if any cannot upload it.
+    """
+    key, passed_over = f'order {next(self._numbers)}', self._passed_over
+    self._passed_over = []
+    self.peers.say(key, json.dumps({'upload': name, 'drop': passed_over}))
+
+    def wait() -> Texts:
+      found: Texts = {}
+      answers = [f'{key}/{k}' for k in range(1, self.peers.count)]
+      replies = [json.loads(self.peers.hear(answer)) for answer in answers]
+      for used in (key, *answers):
+        self.peers.forget(used)
+      if why := next((reply['error'] for reply in replies if 'error' in reply), ''):
+        raise OSError(why)
+      if any('gone' in reply for reply in replies):
+        raise mirror_lib.Gone(name)
+      for reply in replies:
+        found |= reply['files']
+      return found
+
+    return wait
+
+  def pass_over(self, names: Iterable[str]):
+    """Lets go of parts that are not needed: something newer has come."""
+    self._passed_over += names
+
+  def close(self):
+    """Tells the others that they are asked for nothing any more."""
+    self.peers.say(f'order {next(self._numbers)}', json.dumps({}))
+
+
+class First:
+  """The first process's side of exchanges between stages."""
+
+  def __init__(self, mirror: mirror_lib.Mirror, peers: Peers):
+    self.mirror, self.peers = mirror, peers
+
+  def gather(self, occasion: str, patterns: Sequence[str]):
+    """Fetches what the others have made of files and trees that match globs; what does not last leaves the bucket."""
+    storage, workdir = self.mirror.storage, self.mirror.workdir
+    for k in range(1, self.peers.count):
+      found: Texts = json.loads(self.peers.hear(key := f'{occasion}: made/{k}'))
+      self.peers.forget(key)
+      for name, sha256 in found.items():
+        if run_objects.TREE.fullmatch(name):
+          storage.download_tree(name, workdir / name, sha256)
+        else:
+          fetch_file(storage, name, workdir / name, sha256)
+        if run_objects.lasts(name):
+          self.mirror.adopt(name, sha256)
+        else:
+          storage.delete(name)
+
+  def follow(self, occasion: str, with_checkpoints: bool):
+    """Publishes all that there is between stages, has the others fetch it, and fetches what this disk has in part."""
+    self.mirror.publish_all()
+    self.mirror.publish_parts(older_than_s=-1)
+    self.mirror.wait()
+    self.tell(occasion, with_checkpoints)
+
+  def tell(self, occasion: str, with_checkpoints: bool = True):
+    """Tells the others what is published, for them to have no more and no less; see `follow`."""
+    found = self.mirror.published(with_checkpoints)
+    self.peers.say(f'{occasion}: published', json.dumps(found))
+    for name, sha256 in found.items():
+      if run_objects.is_joint(name):
+        self.mirror.storage.download_tree(name, self.mirror.workdir / name, sha256)
+
+
+class Other:
+  """The side of a process that is not the first: its disk, its parts, and the thread that uploads them when asked to.
+
+  It stands where the mirror of a single process does; what it is told to publish it keeps for the first to ask for.
+  """
+
+  def __init__(self, storage: object_store.Storage, scratch: Path, peers: Peers):
+    self.storage, self.peers, self.workdir = storage, peers, scratch / mirror_lib.RUN
+    self._links = scratch / mirror_lib.UPLOADS
+    shutil.rmtree(self._links, ignore_errors=True)  # of a process that was killed
+    self._kept: dict[str, Path | None] = {}  # parts, by tree, that wait to be asked for; None: it is gone
+    self._begun = set[str]()  # trees that have been kept
+    self._passed_over = set[str]()  # before they came
+    self._uploaded: Texts = {}  # parts of an unfinished stage
+    self._known: Texts = {}  # trees of the bucket that are here
+    self._changed, self._is_closed = threading.Condition(), False
+    self._failed: Exception | None = None
+    self._thread = threading.Thread(target=self._work, name='uploads', daemon=True)
+    self._thread.start()
+
+  # -- what a mirror does
+
+  def publish_version(self, modules: Path, pointers: Path):
+    """Keeps this process's modules of a version for the first process to ask for."""
+    self.check()
+    self._keep(modules, modules / run_objects.index_name(self.peers.index))
+
+  def publish_checkpoint(self, path: Path):
+    """Keeps this process's part of a checkpoint for the first process to ask for."""
+    self._keep(path, path.parent.with_name(f'{path.parent.name}.sha256') / path.name / f'{self.peers.index}.json')
+
+  def publish_all(self):
+    """Keeps modules that were made and not published, as those that are made again."""
+    self.check()
+    for name in run_objects.trees(self.workdir, run_objects.MODULES):
+      if name not in self._begun and name not in self._known:
+        self.publish_version(self.workdir / name, self.workdir)
+
+  def publish_parts(self, older_than_s: float = mirror_lib.PART_AGE_S):
+    """Uploads parts of unfinished stages, once that is worth it; called by a thread from time to time."""
+    with contextlib.suppress(OSError):  # the stage ends at this moment
+      for name in self._made(run_objects.PARTS + run_objects.PART_FILES):
+        if time.time() - (self.workdir / name).stat().st_mtime > older_than_s:
+          self._upload(name)
+
+  def check(self):
+    """Raises what has gone wrong with an upload."""
+    if self._failed:
+      raise self._failed
+
+  def wait(self, seconds: float | None = None):
+    """Waits until the first process asks for nothing any more, so long at most; raises what has gone wrong."""
+    self._thread.join(seconds)
+    self.check()
+
+  def close(self):
+    with self._changed:
+      self._is_closed = True
+      self._changed.notify_all()
+
+  # -- exchanges between stages
+
+  def gather(self, occasion: str, patterns: Sequence[str]):
+    """Uploads what this process has made of files and trees that match globs, for the first to fetch."""
+    found = {name: self._upload(name) for name in self._made(patterns)}
+    self._known |= found
+    self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(found))
+
+  def follow(self, occasion: str, with_checkpoints: bool):
+    """Has what the first process has published, no more and no less; without checkpoints these stay as they are."""
+    self.publish_all()
+    self._fetch(json.loads(self.peers.hear(f'{occasion}: published')), with_checkpoints)
+
+  def begin(self, occasion: str):
+    """Has what the first process begins with, in place of all that was here."""
+    found: Texts = json.loads(self.peers.hear(f'{occasion}: published'))
+    run_objects.remove_others(self.workdir, found)
+    self._fetch(found, with_checkpoints=True)
+
+  def _fetch(self, found: Mapping[str, str], with_checkpoints: bool):
+    for name in run_objects.followed(self.workdir, with_checkpoints):
+      if name not in found:
+        path = self.workdir / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self._known.pop(name, None)
+    for name, sha256 in found.items():
+      if not sha256:
+        if not (run_objects.is_part(name) and (self.workdir / name).exists()):  # which is written once
+          run_objects.fetch_files(self.storage, [name], self.workdir)
+          self._known[name] = ''
+      elif self._known.get(name) != sha256 or not (self.workdir / name).exists():
+        self.storage.download_tree(name, self.workdir / name, sha256)
+        self._known[name] = sha256
+
+  def _made(self, patterns: Sequence[str]) -> list[str]:
+    """Lists what matches globs and is not from the first process."""
+    names = run_objects.trees(self.workdir, patterns) + run_objects.found(self.workdir, patterns)
+    return [name for name in names if name not in self._known]
+
+  def _upload(self, name: str) -> str:
+    """Uploads a file or tree of an unfinished stage, if that is not done yet; returns its sha256."""
+    if name not in self._uploaded:
+      path = self.workdir / name
+      upload = self.storage.upload_tree if path.is_dir() else lambda path, name: self.storage.write_file(name, path)
+      self._uploaded[name] = upload(path, name)
+    return self._uploaded[name]
+
+  # -- parts of what all write together
+
+  def _keep(self, tree: Path, index: Path):
+    """Links this process's files of a tree aside; `index` is {file: sha256} of them."""
+    name, links = str(tree.relative_to(self.workdir)), self._links / secrets.token_hex(8)
+    try:
+      names = json.loads(index.read_text())
+      there = all(mirror_lib.link(tree / file, links / file) for file in names)
+    except FileNotFoundError:
+      there = False
+    with self._changed:
+      self._begun.add(name)
+      if name in self._passed_over:
+        self._passed_over.discard(name)
+        shutil.rmtree(links, ignore_errors=True)
+      else:
+        self._let_go(name)
+        self._kept[name] = links if there else None
+      self._changed.notify_all()
+
+  def _let_go(self, name: str):
+    if links := self._kept.pop(name, None):
+      shutil.rmtree(links, ignore_errors=True)
+
+  def _work(self):
+    try:
+      for number in itertools.count():
+        order = json.loads(self.peers.hear(key := f'order {number}'))
+        if not order or self._is_closed:
+          return
+        with self._changed:
+          for name in order['drop']:
+            if name not in self._kept:
+              self._passed_over.add(name)
+            self._let_go(name)
+        self.peers.say(f'{key}/{self.peers.index}', json.dumps(self._answer(order['upload'])))
+    except Exception as e:  # of the connection: the first process is gone
+      self._failed = self._failed or e
+
+  def _answer(self, name: str) -> dict[str, Any]:
+    """Uploads this process's part of a tree as soon as it has it; returns what it tells the first process."""
+    with self._changed:
+      self._changed.wait_for(lambda: name in self._kept or self._is_closed)
+      if not (links := self._kept.get(name)):
+        self._kept.pop(name, None)
+        return {'gone': name}
+    try:
+      return {'files': self.storage.upload_files(links, name)}
+    except Exception as e:  # obstore raises many kinds
+      why = str(getattr(e, 'strerror', None) or e)
+      self._failed = Unavailable(f'{why}; run the same command again when the bucket can be written')
+      return {'error': why}
+    finally:
+      with self._changed:
+        self._let_go(name)
+
+
+def fetch_file(storage: object_store.Storage, name: str, file: Path, sha256: str):
+  """Fetches an object as a file, whole or not at all. Raises as `Storage.read_file`."""
+  file.parent.mkdir(parents=True, exist_ok=True)
+  aside = files.beside(file)
+  try:
+    storage.read_file(name, sha256, aside)
+    os.replace(aside, file)
+  finally:
+    aside.unlink(missing_ok=True)
