@@ -179,22 +179,22 @@ def write_shards(run: run_lib.Run, number: int):
   """Writes `shards/<number>/` by the paths in `routing/<number>/`, and removes the parts that those were made from."""
   if run.disk.is_ours:
     shutil.rmtree(parts_folder(run, number), ignore_errors=True)  # here: it may be left by a run that was killed
-  _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number))
+  _write_shards(run, str(number), run.layout.grid.num_paths, lambda: run.routed('train', number), 'train')
 
 
-def write_base_shards(run: run_lib.Run):
-  """Writes `shards/base/`: all text, one shard for each part of it, which are read as one."""
+def write_base_shards(run: run_lib.Run, reader: str):
+  """Writes `shards/base/`: all text, one shard for each part of it, which are read as one, for a job of this name."""
 
   def part_of_each():
     counts = run.sequences('train').counts
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)[:, None]
 
-  _write_shards(run, 'base', run.settings.data.parts, part_of_each)
+  _write_shards(run, 'base', run.settings.data.parts, part_of_each, reader)
 
 
-def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray]):
+def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable[[], np.ndarray], reader: str):
   done, folder = run.workdir / 'shards' / name, run.workdir / 'shards' / f'{name}-parts'
-  if processes.any_process(done.exists(), f'shards {name}'):
+  if processes.any_process(done.exists(), f'shards {name} for {reader}'):
     return
   folders = [folder / str(i) for i in range(num_shards)]
   write_shard_parts(run, folders, assign, (jax.process_index(), jax.process_count()))

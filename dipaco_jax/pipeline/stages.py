@@ -86,7 +86,7 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
       'tokens': s.steps * s.batch_size * run.settings.model.seq_len,
       'tokens_per_s': None,
     } | about
-  route_stage.write_base_shards(run)
+  route_stage.write_base_shards(run, 'pretrain')
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
     state = jobs.train(run, jobs.base_job(run, params))
@@ -149,7 +149,7 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 
 def train_control(run: run_lib.Run) -> dict[str, Any]:
   """Trains the dense control, which the paths are compared with, from the base on, or from where it stopped."""
-  route_stage.write_base_shards(run)  # one of many processes has none yet
+  route_stage.write_base_shards(run, stage_lib.CONTROL)  # one of many processes has none yet
   here = time_use.within(stage_lib.CONTROL, time_use.OTHER)
   with here, stage_records.stopwatch(run.workdir, stage_lib.CONTROL) as elapsed:
     try:

@@ -53,7 +53,9 @@ class RunCheckpoints:
       own = {'multiprocessing_options': ocp.options.MultiprocessingOptions(primary_host=None)}
       # Not OCDBT, whose manifest names the files of one disk: a file for each shard, so that parts add up to a whole.
       arrays, meta = ocp.StandardCheckpointHandler(**own, use_ocdbt=False), ocp.JsonCheckpointHandler(**own)
-      options, handlers = options | own, {'item_handlers': {'arrays': arrays, 'meta': meta}}
+      # Made at once: Orbax waits for folders made in the background until those of any process are there.
+      options |= own | {'async_options': ocp.AsyncOptions(create_directories_asynchronously=False)}
+      handlers = {'item_handlers': {'arrays': arrays, 'meta': meta}}
     options = ocp.CheckpointManagerOptions(**options)
     self._manager = ocp.CheckpointManager(self._directory, options=options, **handlers)
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')

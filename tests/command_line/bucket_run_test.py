@@ -1,14 +1,16 @@
-"""Runs whose workdir is a bucket: killed, moved to machines with empty disks, and read where they are."""
+"""Runs whose workdir is a bucket, of one process or two: killed, moved to machines with empty disks, and read there."""
 
 import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 
 import object_server
+import ports
 import pytest
 import repository
 import slow
@@ -70,7 +72,8 @@ def assert_same(place: object_store.Storage, workdir: pathlib.Path, undisturbed:
   assert rows(lines) == rows((undisturbed / 'metrics.jsonl').read_bytes().splitlines())
   trees = {found[1] for name in names if (found := TREE.fullmatch(name))}
   assert {f'{tree}{INDEX}' for tree in trees} <= {*names} and bucket_lock.NAME not in names
-  for folder in ('modules', 'shards', 'routing', 'checkpoints/train', 'control/modules'):
+  folders = 'modules', 'shards', 'routing', 'checkpoints/train', 'control/modules'
+  for folder in (name for name in folders if (undisturbed / name).exists()):
     there = {tree.removeprefix(f'{folder}/') for tree in trees if tree.startswith(f'{folder}/')}
     here = {path.name for path in (workdir / folder).iterdir()}
     if folder == 'modules':  # those that older checkpoints name need not have been uploaded
@@ -112,3 +115,80 @@ def command(name: str, url: str, *options: str) -> str:
   done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120)
   assert done.returncode == 0, done.stderr
   return done.stdout
+
+
+# -- two processes, which share no disk
+
+
+def start_two(config: pathlib.Path, url: str, tmp_path: pathlib.Path, *options: str) -> list[subprocess.Popen]:
+  together = ['--distributed', f'--coordinator=localhost:{ports.free_port()}', '--num_processes=2']
+  return [
+    tiny_run.start(config, url, scratch(tmp_path, k), *options, *together, f'--process_id={k}') for k in range(2)
+  ]
+
+
+def kill_when(processes: list[subprocess.Popen], moment):
+  """All at once, as when a job is deleted."""
+  try:
+    tiny_run.stop_when(processes[0], moment, signal.SIGKILL)
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()
+
+
+def forget(place: object_store.Storage, tmp_path: pathlib.Path, *machines: int):
+  """Removes the scratch of machines, and what makes who comes next wait."""
+  for number in machines:
+    shutil.rmtree(tmp_path / f'machine-{number}', ignore_errors=True)
+  place.delete(bucket_lock.NAME)
+
+
+@pytest.fixture(scope='module', params=slow.but(['short', 'with everything'], 'with everything'))
+def by_two(request, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
+  """(workdir of a run that nothing disturbed, on a disk, by as many devices; its options)."""
+  folder = tmp_path_factory.mktemp('by_two')
+  options = ['--config.checkpoint.every_steps=4', '--config.pretrain.steps=4', '--config.train.phases=2']
+  if request.param != 'short':
+    options = [tiny_run.CONTROL, *EVERYTHING, '--config.checkpoint.every_steps=8']
+  config = tiny_run.write_config(folder)
+  tiny_run.finish(tiny_run.start(config, folder / 'run', *options, devices=2))
+  return folder / 'run', options
+
+
+# What needs files that another process has made: rounds of sharding, token losses, the learned chooser, excerpts.
+EVERYTHING = [
+  '--config.routing.method=discriminative', '--config.routing.phases_per_round=2', '--config.routing.router_fraction=0.2',
+  '--config.evaluate.reroute_every=(16,)', '--config.evaluate.chunk_router_steps=4', '--config.evaluate.mixture=2',
+]  # fmt: skip
+
+
+def test_two_processes_without_a_shared_disk(place, by_two, tmp_path, request):
+  """Killed, with both scratches gone once and one of them once; then read, and gone on with, by one process."""
+  undisturbed, options = by_two
+  config, draw = undisturbed.parent / 'config.py', random.Random(4)
+  here = workdir_of(tmp_path, 0)
+
+  def trained(stage: str, updates: int):
+    return lambda: tiny_run.updates(workdir_of(tmp_path, 0), stage) >= updates
+
+  moments = [(half_uploaded(place, 'checkpoints/train'), [draw.randrange(2)])]
+  if '--config.train.phases=2' not in options:
+    moments = [
+      (half_uploaded(place, draw.choice(['sequences', 'shards/base'])), [1]),
+      (trained('pretrain', draw.randrange(4, 12)), []),
+      (half_uploaded(place, 'checkpoints/train'), [0, 1]),
+      (trained('train', draw.randrange(40, 90)), [0]),
+      (half_uploaded(place, 'control/modules'), []),
+    ]
+  for moment, lost in moments:
+    kill_when(start_two(config, place.url, tmp_path, *options), moment)
+    forget(place, tmp_path, *lost)
+  for process in start_two(config, place.url, tmp_path, *options):
+    tiny_run.finish(process)
+  here = workdir_of(tmp_path, 0)
+  assert_same(place, here, undisturbed)
+  if '--config.train.phases=2' in options:
+    return
+  assert f'{place.url}: finished' in command('status', place.url)
+  assert command('generate', place.url, '--prompt=aei', '--max_tokens=4').startswith('aei')

@@ -122,5 +122,5 @@ def test_shares_of_shards_make_the_whole(undisturbed, run):
   copy(undisturbed, run, 'routing')
   route_stage.write_shards(run, 0)
   (run.workdir / 'shards' / '0' / '3' / 'mark').unlink()  # it was not made again
-  route_stage.write_base_shards(run)
+  route_stage.write_base_shards(run, 'pretrain')
   assert contents(run.workdir / 'shards') == contents(undisturbed / 'shards')
