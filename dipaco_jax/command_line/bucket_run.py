@@ -9,7 +9,7 @@ import jax
 
 from dipaco_jax.command_line.bucket_copy import answering
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.errors import InputError, Unavailable, disk_is_full
+from dipaco_jax.core.errors import Diverged, InputError, Unavailable, disk_is_full
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.storage import bucket_lock, disks_apart, files, lock, mirror as mirror_lib, object_store, retry
 from dipaco_jax.training import disks, display, processes
@@ -47,8 +47,8 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
     raise InputError(f'--scratch={parent}: {e.strerror}; name a folder that can be made and written') from e
   with naming(url, scratch), contextlib.ExitStack() as stack:
     stack.enter_context(_held(scratch, parent))
-    open_disk = _followed if jax.process_index() else _held_by_first
-    yield stack.enter_context(open_disk(url, storage, scratch, settings))
+    disk = _first_disk(url, storage, scratch, settings) if processes.is_first() else _other_disk(storage, scratch)
+    yield stack.enter_context(disk)
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def _held(scratch: pathlib.Path, parent: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held_by_first(
+def _first_disk(
   url: str, storage: object_store.Storage, scratch: pathlib.Path, settings: settings_lib.Settings
 ) -> Iterator[disks.Disk]:
   """Holds the run, as its only process or the first of several."""
@@ -87,6 +87,9 @@ def _held_by_first(
     try:
       with retry.every(PARTS_EVERY_S, mirror.publish_parts):
         yield disks.Disk(mirror, first)
+    except Exception as e:
+      processes.end_if_another_is_gone(e)
+      raise
     finally:
       with display.doing(f'uploading to {url}'):
         mirror.publish_all()
@@ -96,20 +99,17 @@ def _held_by_first(
 
 
 @contextlib.contextmanager
-def _followed(
-  url: str, storage: object_store.Storage, scratch: pathlib.Path, settings: settings_lib.Settings
-) -> Iterator[disks.Disk]:
+def _other_disk(storage: object_store.Storage, scratch: pathlib.Path) -> Iterator[disks.Disk]:
   """Follows the first process, and ends after it."""
   other, patience_s = disks_apart.Other(storage, scratch, disks.peers()), None
   try:
-    with fetching():
-      other.begin(START)
+    other.begin(START)
     processes.barrier(START)
     with retry.every(PARTS_EVERY_S, other.publish_parts):
       yield disks.Disk(other, other)
   except Exception as e:
     processes.end_if_another_is_gone(e)
-    patience_s = disks_apart.LEAVE_S  # the first may know nothing of it
+    patience_s = disks_apart.LEAVE_S if isinstance(e, Diverged) else 0  # else the first may know nothing of it
     raise
   finally:
     other.wait(patience_s)

@@ -17,14 +17,15 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.core.errors import Unavailable, disk_is_full
 from dipaco_jax.storage import files, mirror as mirror_lib, object_store, run_objects
 
-LEAVE_S = 60.0  # after an error, for the first process to have what it asks for
+LEAVE_S = 60.0  # where all have diverged, for the first process to have what it asks for
+AGAIN = 'run the same command again when the bucket can be read and written'
 Texts = dict[str, str]
 
 
@@ -87,19 +88,23 @@ class First:
 
   def gather(self, occasion: str, patterns: Sequence[str]):
     """Fetches what the others have made of files and trees that match globs; what does not last leaves the bucket."""
-    storage, workdir = self.mirror.storage, self.mirror.workdir
     for k in range(1, self.peers.count):
       found: Texts = json.loads(self.peers.hear(key := f'{occasion}: made/{k}'))
       self.peers.forget(key)
-      for name, sha256 in found.items():
-        if run_objects.TREE.fullmatch(name):
-          storage.download_tree(name, workdir / name, sha256)
-        else:
-          fetch_file(storage, name, workdir / name, sha256)
-        if run_objects.lasts(name):
-          self.mirror.adopt(name, sha256)
-        else:
-          storage.delete(name)
+      with exchanging():
+        for name, sha256 in found.items():
+          self._take(name, sha256)
+
+  def _take(self, name: str, sha256: str):
+    storage, path = self.mirror.storage, self.mirror.workdir / name
+    if run_objects.TREE.fullmatch(name):
+      storage.download_tree(name, path, sha256)
+    else:
+      fetch_file(storage, name, path, sha256)
+    if run_objects.lasts(name):
+      self.mirror.adopt(name, sha256)
+    else:
+      storage.delete(name)
 
   def follow(self, occasion: str, with_checkpoints: bool):
     """Publishes all that there is between stages, has the others fetch it, and fetches what this disk has in part."""
@@ -112,9 +117,10 @@ class First:
     """Tells the others what is published, for them to have no more and no less; see `follow`."""
     found = self.mirror.published(with_checkpoints)
     self.peers.say(f'{occasion}: published', json.dumps(found))
-    for name, sha256 in found.items():
-      if run_objects.is_joint(name):
-        self.mirror.storage.download_tree(name, self.mirror.workdir / name, sha256)
+    with exchanging():
+      for name, sha256 in found.items():
+        if run_objects.is_joint(name):
+          self.mirror.storage.download_tree(name, self.mirror.workdir / name, sha256)
 
 
 class Other:
@@ -181,7 +187,8 @@ class Other:
 
   def gather(self, occasion: str, patterns: Sequence[str]):
     """Uploads what this process has made of files and trees that match globs, for the first to fetch."""
-    found = {name: self._upload(name) for name in self._made(patterns)}
+    with exchanging():
+      found = {name: self._upload(name) for name in self._made(patterns)}
     self._known |= found
     self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(found))
 
@@ -202,14 +209,15 @@ class Other:
         path = self.workdir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self._known.pop(name, None)
-    for name, sha256 in found.items():
-      if not sha256:
-        if not (run_objects.is_part(name) and (self.workdir / name).exists()):  # which is written once
-          run_objects.fetch_files(self.storage, [name], self.workdir)
-          self._known[name] = ''
-      elif self._known.get(name) != sha256 or not (self.workdir / name).exists():
-        self.storage.download_tree(name, self.workdir / name, sha256)
-        self._known[name] = sha256
+    there = {name for name in found if (self.workdir / name).exists()}
+    names = [name for name, sha256 in found.items() if not sha256]
+    with exchanging():
+      changed = [name for name in names if name not in there or not run_objects.is_part(name)]  # which is written once
+      run_objects.fetch_files(self.storage, changed, self.workdir)
+      for name in found.keys() - names:
+        if name not in there or self._known.get(name) != found[name]:
+          self.storage.download_tree(name, self.workdir / name, found[name])
+    self._known |= found
 
   def _made(self, patterns: Sequence[str]) -> list[str]:
     """Lists what matches globs and is not from the first process."""
@@ -274,11 +282,22 @@ class Other:
       return {'files': self.storage.upload_files(links, name)}
     except Exception as e:  # obstore raises many kinds
       why = str(getattr(e, 'strerror', None) or e)
-      self._failed = Unavailable(f'{why}; run the same command again when the bucket can be written')
+      self._failed = Unavailable(f'{why}; {AGAIN}')
       return {'error': why}
     finally:
       with self._changed:
         self._let_go(name)
+
+
+@contextlib.contextmanager
+def exchanging() -> Iterator[None]:
+  """Raises Unavailable where the bucket cannot be read or written."""
+  try:
+    yield
+  except OSError as e:
+    if disk_is_full(e):
+      raise
+    raise Unavailable(f'{e.strerror or e}; {AGAIN}') from e
 
 
 def fetch_file(storage: object_store.Storage, name: str, file: Path, sha256: str):
