@@ -118,9 +118,9 @@ class First:
     found = self.mirror.published(with_checkpoints)
     self.peers.say(f'{occasion}: published', json.dumps(found))
     with exchanging():
-      for name, sha256 in found.items():
-        if run_objects.is_joint(name):
-          self.mirror.storage.download_tree(name, self.mirror.workdir / name, sha256)
+      for name in self.mirror.in_part & found.keys():
+        complete(self.mirror.storage, name, self.mirror.workdir, found[name])
+        self.mirror.in_part.discard(name)
 
 
 class Other:
@@ -216,7 +216,7 @@ class Other:
       run_objects.fetch_files(self.storage, changed, self.workdir)
       for name in found.keys() - names:
         if name not in there or self._known.get(name) != found[name]:
-          self.storage.download_tree(name, self.workdir / name, found[name])
+          complete(self.storage, name, self.workdir, found[name])
     self._known |= found
 
   def _made(self, patterns: Sequence[str]) -> list[str]:
@@ -244,6 +244,7 @@ class Other:
       there = False
     with self._changed:
       self._begun.add(name)
+      self._known.pop(name, None)  # the whole was replaced by this part
       if name in self._passed_over:
         self._passed_over.discard(name)
         shutil.rmtree(links, ignore_errors=True)
@@ -298,6 +299,12 @@ def exchanging() -> Iterator[None]:
     if disk_is_full(e):
       raise
     raise Unavailable(f'{e.strerror or e}; {AGAIN}') from e
+
+
+def complete(storage: object_store.Storage, name: str, workdir: Path, sha256: str):
+  """Fetches a tree, also where it is here in part, or was whole before it was made again. Raises as `Storage.read`."""
+  storage.verified_trees.discard((name, sha256))
+  storage.download_tree(name, workdir / name, sha256)
 
 
 def fetch_file(storage: object_store.Storage, name: str, file: Path, sha256: str):

@@ -63,6 +63,7 @@ class Mirror:
     self._left: list[str] = []  # checkpoints in the bucket that were not fetched
     self._states: dict[str, tuple[int, ...]] = {}  # of files, as they were when they were published
     self._begun = set[str]()  # trees that wait to be uploaded, or are
+    self.in_part = set[str]()  # of them, those of which others have made parts that are not here
     self._numbers = itertools.count()
     self.queue = UploadQueue(self._put)
     self._marked = False
@@ -231,6 +232,8 @@ class Mirror:
     for name in there:
       if (links / name).is_dir():
         self._begun.add(name)
+        if self._others and run_objects.is_joint(name):
+          self.in_part.add(name)
       else:
         self._states[name] = _state(links / name)
     for dropped in self.queue.add(Upload(links, there, gone, **about)):

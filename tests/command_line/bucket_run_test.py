@@ -75,7 +75,7 @@ def assert_same(place: object_store.Storage, workdir: pathlib.Path, undisturbed:
   folders = 'modules', 'shards', 'routing', 'checkpoints/train', 'control/modules'
   for folder in (name for name in folders if (undisturbed / name).exists()):
     there = {tree.removeprefix(f'{folder}/') for tree in trees if tree.startswith(f'{folder}/')}
-    here = {path.name for path in (workdir / folder).iterdir()}
+    here = {path.name for path in (workdir / folder).iterdir() if TREE.fullmatch(f'{folder}/{path.name}')}
     if folder == 'modules':  # those that older checkpoints name need not have been uploaded
       best = json.loads(bytes(place.fetch('paths/best.json')))['version']
       assert {*map(str, best)} <= there <= here
@@ -122,9 +122,7 @@ def command(name: str, url: str, *options: str) -> str:
 
 def start_two(config: pathlib.Path, url: str, tmp_path: pathlib.Path, *options: str) -> list[subprocess.Popen]:
   together = ['--distributed', f'--coordinator=localhost:{ports.free_port()}', '--num_processes=2']
-  return [
-    tiny_run.start(config, url, scratch(tmp_path, k), *options, *together, f'--process_id={k}') for k in range(2)
-  ]
+  return [tiny_run.start(config, url, scratch(tmp_path, k), *options, *together, f'--process_id={k}') for k in range(2)]
 
 
 def kill_when(processes: list[subprocess.Popen], moment):
@@ -134,7 +132,7 @@ def kill_when(processes: list[subprocess.Popen], moment):
   finally:
     for process in processes:
       process.kill()
-      process.communicate()
+    print(*(process.communicate()[1][-4000:] for process in processes[1:]))
 
 
 def forget(place: object_store.Storage, tmp_path: pathlib.Path, *machines: int):
@@ -159,7 +157,7 @@ def by_two(request, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
 # What needs files that another process has made: rounds of sharding, token losses, the learned chooser, excerpts.
 EVERYTHING = [
   '--config.routing.method=discriminative', '--config.routing.phases_per_round=2', '--config.evaluate.mixture=2',
-  '--config.routing.router_fraction=0.2', '--config.evaluate.reroute_every=(16,)', '--config.evaluate.chunk_router_steps=4',
+  '--config.evaluate.reroute_every=(16,)', '--config.evaluate.chunk_router_steps=4',
 ]  # fmt: skip
 
 

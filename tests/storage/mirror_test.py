@@ -260,7 +260,7 @@ def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is
   begin(made := open_mirror('s3://bucket/run', tmp_path / 'scratch', patience_s=0.5))
   uploaded, upload = [], made.storage.upload_tree
   monkeypatch.setattr(
-    made.storage, 'upload_tree', lambda folder, name: (uploaded.append(name), upload(folder, name))[1]
+    made.storage, 'upload_tree', lambda folder, name, others: (uploaded.append(name), upload(folder, name, others))[1]
   )
   checkpoint(made, 8)
   made.wait()
