@@ -39,7 +39,7 @@ flags.DEFINE_integer('metrics_port', None, 'Tells Prometheus, on this machine, h
 flags.DEFINE_string(
   'topology', None, 'With --compile_only: a TPU, as v5e:16x16, or v5e:8x8*4 for four slices; several with commas.'
 )
-flags.DEFINE_bool('distributed', False, 'One of several processes of a job that all see the workdir, or of one worker.')
+flags.DEFINE_bool('distributed', False, 'One of several processes of a job, or of one worker.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
 flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
 flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')

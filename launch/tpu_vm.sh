@@ -120,12 +120,11 @@ check_topology() {
 }
 
 check_run() {
-  local option config='' workdir='' role=''
+  local option config='' workdir=''
   for option in ${options[@]+"${options[@]}"}; do
     case $option in
       --config=*) config=${option#*=} ;;
       --workdir=*) workdir=${option#*=} ;;
-      --role=*) role=${option#*=} ;;
     esac
   done
   [[ $config ]] || fail '--config is missing behind --: for instance -- --config=configs/tiny.py'
@@ -134,8 +133,6 @@ check_run() {
   [[ $workdir ]] || fail '--workdir is missing behind --: for instance --workdir=gs://BUCKET/runs/one'
   [[ $workdir == /mnt/* || $workdir == *://* ]] ||
     fail "--workdir=$workdir goes when the slices go: name one in a bucket, or below /mnt/dipaco (--disk or --nfs)"
-  [[ $workdir != *://* || $one_host || $role ]] ||
-    fail "--workdir=$workdir: the hosts of a slice need a disk that all see: use --nfs, and a workdir below /mnt/dipaco"
   [[ $workdir != /mnt/dipaco* || $disk || $nfs ]] || fail "--workdir=$workdir: nothing is there without --disk or --nfs"
 }
 

@@ -5,7 +5,7 @@ arrays `specs` lays out on a `mesh`, on a `train_state`, which `run_checkpoints`
 takes to other meshes; `module_publishing` writes the modules, `evaluation` scores paths. `train_log` writes
 `metrics_log` (`curves` to `tensorboard` too) and the lines of `display`; `sinks` takes rows elsewhere (`sink_wandb`,
 `sink_mlflow`), `metrics_server` tells Prometheus; `performance` counts, `profiling` traces steps and `profile_table`
-sums the trace up. `processes` and `stopping`: how a job of several processes starts and ends.
+sums the trace up. `processes` and `stopping`: how a job of several processes starts and ends; `disks`: what they share.
 
 Imports from `core`, `models`, `storage` and `data`.
 """

@@ -158,6 +158,7 @@ def by_two(request, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
 EVERYTHING = [
   '--config.routing.method=discriminative', '--config.routing.phases_per_round=2', '--config.evaluate.mixture=2',
   '--config.evaluate.reroute_every=(16,)', '--config.evaluate.chunk_router_steps=4',
+  '--config.routing.router_fraction=0.2',
 ]  # fmt: skip
 
 

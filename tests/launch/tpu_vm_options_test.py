@@ -65,7 +65,6 @@ def test_help(cloud):
     (['run', *TPU, '--', PROGRAM[0]], '--workdir is missing behind --'),
     (['run', *TPU, '--', PROGRAM[0], '--workdir=runs/one'], '--workdir=runs/one goes when the slices go'),
     (['run', *TPU, '--', PROGRAM[0], '--workdir=/mnt/dipaco/one'], 'nothing is there without --disk or --nfs'),
-    (['run', *TPU, '--topology=v5e:4x4', '--', PROGRAM[0], '--workdir=gs://b/one'], 'need a disk that all see'),
   ],
   ids=lambda x: x if isinstance(x, str) else '',
 )  # fmt: skip
@@ -78,6 +77,11 @@ def test_wrong_options(cloud, args, words):
 @pytest.mark.parametrize('name', ['v4:2x2x1', 'v5e:2x4', 'v5p:2x2x1', 'v6e:2x4*1'])
 def test_the_largest_slices_of_one_host_have_a_disk(cloud, name):
   assert '/disks/d,mode=read-write' in cloud('create', *TPU, '--disk=d', f'--topology={name}', '--dry_run')[0]
+
+
+def test_slices_of_several_hosts_need_no_disk_with_a_bucket(cloud):
+  out, _ = cloud('run', *TPU, '--topology=v5e:4x4*2', '--dry_run', '--', PROGRAM[0], '--workdir=gs://b/one')
+  assert '--workdir=gs://b/one' in out
 
 
 @pytest.mark.parametrize('place', ['--disk=d', '--nfs=10.0.0.2:/share'])
