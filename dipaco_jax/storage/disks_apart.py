@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import os
+import queue
 import secrets
 import shutil
 import threading
@@ -44,15 +45,17 @@ class Others:
   """What the first process asks of the others: their parts of what all write together. One thread calls `ask`."""
 
   def __init__(self, peers: Peers):
-    self.peers, self._numbers, self._passed_over = peers, itertools.count(), list[str]()
+    self.peers, self._numbers, self._passed_over = peers, itertools.count(), queue.SimpleQueue[str]()
 
   def ask(self, name: str) -> Callable[[], Texts]:
     """Has the others upload their parts of a tree; returns what waits for that, and returns {file: sha256}.
 
     It raises mirror.Gone if any has its part no longer, OSError if any cannot upload it.
     """
-    key, passed_over = f'order {next(self._numbers)}', self._passed_over
-    self._passed_over = []
+    key, passed_over = f'order {next(self._numbers)}', list[str]()
+    with contextlib.suppress(queue.Empty):
+      while True:
+        passed_over.append(self._passed_over.get_nowait())
     self.peers.say(key, json.dumps({'upload': name, 'drop': passed_over}))
 
     def wait() -> Texts:
@@ -73,7 +76,8 @@ class Others:
 
   def pass_over(self, names: Iterable[str]):
     """Lets go of parts that are not needed: something newer has come."""
-    self._passed_over += names
+    for name in names:
+      self._passed_over.put(name)
 
   def close(self):
     """Tells the others that they are asked for nothing any more."""
@@ -136,7 +140,7 @@ class Other:
     self._kept: dict[str, Path | None] = {}  # parts, by tree, that wait to be asked for; None: it is gone
     self._begun = set[str]()  # trees that have been kept
     self._passed_over = set[str]()  # before they came
-    self._uploaded: Texts = {}  # parts of an unfinished stage
+    self._uploaded, self._uploading = Texts(), threading.Lock()  # parts of an unfinished stage
     self._known: Texts = {}  # trees of the bucket that are here
     self._changed, self._is_closed = threading.Condition(), False
     self._failed: Exception | None = None
@@ -226,11 +230,12 @@ class Other:
 
   def _upload(self, name: str) -> str:
     """Uploads a file or tree of an unfinished stage, if that is not done yet; returns its sha256."""
-    if name not in self._uploaded:
-      path = self.workdir / name
-      upload = self.storage.upload_tree if path.is_dir() else lambda path, name: self.storage.write_file(name, path)
-      self._uploaded[name] = upload(path, name)
-    return self._uploaded[name]
+    with self._uploading:
+      if name not in self._uploaded:
+        path = self.workdir / name
+        upload = self.storage.upload_tree if path.is_dir() else lambda path, name: self.storage.write_file(name, path)
+        self._uploaded[name] = upload(path, name)
+      return self._uploaded[name]
 
   # -- parts of what all write together
 
