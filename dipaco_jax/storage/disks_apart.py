@@ -119,11 +119,14 @@ class First:
 
   def tell(self, occasion: str, with_checkpoints: bool = True):
     """Tells the others what is published, for them to have no more and no less; see `follow`."""
-    found = self.mirror.published(with_checkpoints)
+    found, workdir = self.mirror.published(with_checkpoints), self.mirror.workdir
+    for name in run_objects.followed(workdir, with_checkpoints):
+      if run_objects.is_joint(name) and name not in found:  # passed over: nobody will ever have more than its part
+        shutil.rmtree(workdir / name)
     self.peers.say(f'{occasion}: published', json.dumps(found))
     with exchanging():
       for name in self.mirror.in_part & found.keys():
-        complete(self.mirror.storage, name, self.mirror.workdir, found[name])
+        complete(self.mirror.storage, name, workdir, found[name])
         self.mirror.in_part.discard(name)
 
 

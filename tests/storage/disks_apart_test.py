@@ -169,6 +169,9 @@ def test_what_the_first_passes_over_is_let_go(two):
   two.mirror.wait()
   there = [name for name in run_objects.whole_trees(two.mirror.names()) if run_objects.is_checkpoint(name)]
   assert there == ['checkpoints/train/24', 'checkpoints/train/8'] and not links(two)
+  two.both('follow', 'round', True)
+  for workdir in two.workdirs:  # or the processes would go on from different ones
+    assert sorted(p.name for p in (workdir / 'checkpoints' / 'train').iterdir()) == ['24', '8']
 
 
 def test_a_part_that_is_gone_leaves_nothing_of_the_whole(two):
