@@ -11,7 +11,16 @@ from dipaco_jax.command_line.bucket_copy import answering
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError, Unavailable, disk_is_full
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import bucket_lock, disks_apart, files, lock, mirror as mirror_lib, object_store, retry
+from dipaco_jax.storage import (
+  bucket_lock,
+  disks_apart,
+  files,
+  lock,
+  mirror as mirror_lib,
+  object_store,
+  other_disk,
+  retry,
+)
 from dipaco_jax.training import disks, display, processes
 
 PARTS_EVERY_S = 60.0
@@ -101,7 +110,7 @@ def _first_disk(
 @contextlib.contextmanager
 def _other_disk(storage: object_store.Storage, scratch: pathlib.Path) -> Iterator[disks.Disk]:
   """Follows the first process, and ends after it."""
-  other, patience_s = disks_apart.Other(storage, scratch, disks.peers()), None
+  other, patience_s = other_disk.Other(storage, scratch, disks.peers()), None
   try:
     other.begin(START)
     processes.barrier(START)
@@ -109,7 +118,7 @@ def _other_disk(storage: object_store.Storage, scratch: pathlib.Path) -> Iterato
       yield disks.Disk(other, other)
   except Exception as e:
     processes.end_if_another_is_gone(e)
-    patience_s = disks_apart.LEAVE_S if isinstance(e, Diverged) else 0  # else the first may know nothing of it
+    patience_s = other_disk.LEAVE_S if isinstance(e, Diverged) else 0  # else the first may know nothing of it
     raise
   finally:
     other.wait(patience_s)

@@ -3,8 +3,8 @@
 Read in this order: `files` (write aside, sync, rename), `publishing` (the same with checksums), `seals` (checks them)
 and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock`,
 `retry` and `time_use` (seconds by cause); `object_store` (where islands exchange objects) on its two `backends`;
-`mirror` (a run in a bucket) with `run_objects` (what lasts of it), `upload_queue` and `bucket_lock`, and `disks_apart`
-(the same with several processes); and `remote_files` (text in buckets).
+`mirror` (a run in a bucket) with `run_objects` (what lasts of it), `upload_queue` and `bucket_lock`, `disks_apart` and
+`other_disk` (the same with several processes); and `remote_files` (text in buckets).
 
 Imports from `core`.
 """

@@ -102,6 +102,33 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
   return found
 
 
+def link(source: Path, target: Path) -> bool:
+  """Links a file or a tree to another name, or copies it where there are no hard links; returns False if it goes."""
+  try:
+    for file in complete_files(source) if source.is_dir() else [source]:
+      link = target / file.relative_to(source)
+      link.parent.mkdir(parents=True, exist_ok=True)
+      try:
+        os.link(file, link)
+      except FileNotFoundError:
+        raise
+      except OSError:
+        shutil.copy2(file, link)
+  except FileNotFoundError:
+    shutil.rmtree(target, ignore_errors=True)
+    return False
+  return target.exists()
+
+
+def state(file: Path) -> tuple[int, ...]:
+  """Returns what tells a file from another; () if it has gone."""
+  try:
+    found = file.stat()
+  except FileNotFoundError:
+    return ()
+  return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def make_private_folder(folder: Path, option: str):
   """Makes a folder of this user alone. Raises InputError where another may have written into it, or can.
 

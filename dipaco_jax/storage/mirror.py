@@ -12,7 +12,6 @@ run that goes on from it does what one does that was killed then.
 import contextlib
 import hashlib
 import itertools
-import os
 import re
 import secrets
 import shutil
@@ -93,7 +92,7 @@ class Mirror:
     self._published |= dict.fromkeys(wanted, '')
     missing = [name for name in wanted if not (self.workdir / name).exists()]
     run_objects.fetch_files(self.storage, missing, self.workdir)
-    self._states |= {name: _state(self.workdir / name) for name in missing}
+    self._states |= {name: files.state(self.workdir / name) for name in missing}
 
   def fetch_trees(self, names: Sequence[str], is_finished: bool, all_checkpoints: bool):
     """Fetches the trees that are needed to go on: of checkpoints the newest, unless all are asked for."""
@@ -186,7 +185,7 @@ class Mirror:
     is_tree = (self.workdir / name).is_dir()
     self._published[name] = sha256 if is_tree else ''
     if not is_tree:
-      self._states[name] = _state(self.workdir / name)
+      self._states[name] = files.state(self.workdir / name)
 
   def check(self):
     """Raises what has gone wrong with an upload: nothing is published any more."""
@@ -216,7 +215,7 @@ class Mirror:
   def _changed(self, patterns: Sequence[str]) -> list[str]:
     """Lists the files that match globs and are not as they were when they were last published."""
     names = run_objects.found(self.workdir, patterns)
-    return [name for name in names if self._states.get(name) != _state(self.workdir / name)]
+    return [name for name in names if self._states.get(name) != files.state(self.workdir / name)]
 
   def _upload(self, needed: str, names: Sequence[str], gone: Sequence[str] = (), **about: str):
     """Links files and trees aside, and has them uploaded; then those that are gone are removed from the bucket.
@@ -224,7 +223,7 @@ class Mirror:
     Those that go meanwhile are left out, and all where the one that is `needed` does.
     """
     links = self.scratch / UPLOADS / str(next(self._numbers))
-    there = [name for name in names if link(self.workdir / name, links / name)]
+    there = [name for name in names if files.link(self.workdir / name, links / name)]
     if needed and needed not in there:
       shutil.rmtree(links, ignore_errors=True)
       self._pass_over([needed])
@@ -235,7 +234,7 @@ class Mirror:
         if self._others and run_objects.is_joint(name):
           self.in_part.add(name)
       else:
-        self._states[name] = _state(links / name)
+        self._states[name] = files.state(links / name)
     for dropped in self.queue.add(Upload(links, there, gone, **about)):
       for name in {*dropped.names} - {*there}:
         self._states.pop(name, None)  # it was not published after all
@@ -292,30 +291,3 @@ class Mirror:
     if not (self.workdir / name).exists():  # or it has been made again
       self._states.pop(name, None)
       self._begun.discard(name)
-
-
-def link(source: Path, target: Path) -> bool:
-  """Links a file or a tree, or copies it where there are no hard links; returns False if it goes meanwhile."""
-  try:
-    for file in files.complete_files(source) if source.is_dir() else [source]:
-      link = target / file.relative_to(source)
-      link.parent.mkdir(parents=True, exist_ok=True)
-      try:
-        os.link(file, link)
-      except FileNotFoundError:
-        raise
-      except OSError:
-        shutil.copy2(file, link)
-  except FileNotFoundError:
-    shutil.rmtree(target, ignore_errors=True)
-    return False
-  return target.exists()
-
-
-def _state(file: Path) -> tuple[int, ...]:
-  """Returns what tells a file from another; () if it has gone."""
-  try:
-    found = file.stat()
-  except FileNotFoundError:
-    return ()
-  return found.st_ino, found.st_size, found.st_mtime_ns

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 
-from dipaco_jax.storage import disks_apart, mirror as mirror_lib
+from dipaco_jax.storage import disks_apart, mirror as mirror_lib, other_disk
 from dipaco_jax.training import processes
 
 
@@ -19,8 +19,8 @@ class Disk:
 
   def __init__(
     self,
-    mirror: mirror_lib.Mirror | disks_apart.Other | None = None,
-    exchange: disks_apart.First | disks_apart.Other | None = None,
+    mirror: mirror_lib.Mirror | other_disk.Other | None = None,
+    exchange: disks_apart.First | other_disk.Other | None = None,
   ):
     """`mirror` is of a workdir in a bucket; `exchange` keeps disks apart alike, None: all processes share one."""
     self.mirror, self._exchange = mirror, exchange

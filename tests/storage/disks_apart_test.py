@@ -10,7 +10,7 @@ from concurrent import futures
 import pytest
 
 from dipaco_jax.core.errors import Unavailable
-from dipaco_jax.storage import disks_apart, files, mirror, object_store, run_objects
+from dipaco_jax.storage import disks_apart, files, mirror, object_store, other_disk, run_objects
 
 
 class Board:
@@ -49,7 +49,7 @@ class Two:
     self.mirror.fetch_files(names := self.mirror.names())
     self.mirror.fetch_trees(names, is_finished=False, all_checkpoints=False)
     self.first = disks_apart.First(self.mirror, peers[0])
-    self.other = disks_apart.Other(storages[1], scratches[1], peers[1])
+    self.other = other_disk.Other(storages[1], scratches[1], peers[1])
     self.first.tell('begin')
     self.other.begin('begin')
 

@@ -19,7 +19,7 @@ PROCESS = """
 import pathlib, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from dipaco_jax.storage import disks_apart, mirror, object_store
+from dipaco_jax.storage import disks_apart, mirror, object_store, other_disk
 from dipaco_jax.training import disks, processes, run_checkpoints
 
 place, scratch, port, index = sys.argv[1:]
@@ -32,7 +32,7 @@ if processes.is_first():
   (scratch / 'run').mkdir()
   (scratch / 'run' / 'config.json').write_text('{}')
 else:
-  made = disks_apart.Other(storage, scratch, peers)
+  made = other_disk.Other(storage, scratch, peers)
   disk = disks.Disk(made, made)
 folder, mesh = made.workdir / 'checkpoints' / 'train', jax.make_mesh((2,), ('a',))
 values = {'sharded': (np.arange(64, dtype=np.float32).reshape(8, 8), P('a')), 'whole': (np.arange(3, dtype='f'), P())}

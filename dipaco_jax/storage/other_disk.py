@@ -1,0 +1,185 @@
+"""The disk of a process that is not the first of its job, where each has its own; see `disks_apart`."""
+
+import contextlib
+import itertools
+import json
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.storage import disks_apart, files, mirror, object_store, run_objects
+
+LEAVE_S = 60.0  # where all have diverged, for the first process to have what it asks for
+
+
+class Other:
+  """The side of a process that is not the first: its disk, its parts, and the thread that uploads them when asked to.
+
+  It stands where the mirror of a single process does; what it is told to publish it keeps for the first to ask for.
+  """
+
+  def __init__(self, storage: object_store.Storage, scratch: Path, peers: disks_apart.Peers):
+    self.storage, self.peers, self.workdir = storage, peers, scratch / mirror.RUN
+    self._links = scratch / mirror.UPLOADS
+    shutil.rmtree(self._links, ignore_errors=True)  # of a process that was killed
+    self._kept: dict[str, Path | None] = {}  # parts, by tree, that wait to be asked for; None: it is gone
+    self._begun = set[str]()  # trees that have been kept
+    self._passed_over = set[str]()  # before they came
+    self._uploaded, self._uploading = disks_apart.Texts(), threading.Lock()  # parts of an unfinished stage
+    self._known: disks_apart.Texts = {}  # trees of the bucket that are here
+    self._changed, self._is_closed = threading.Condition(), False
+    self._failed: Exception | None = None
+    self._thread = threading.Thread(target=self._work, name='uploads', daemon=True)
+    self._thread.start()
+
+  # -- what a mirror does
+
+  def publish_version(self, modules: Path, pointers: Path):
+    """Keeps this process's modules of a version for the first process to ask for."""
+    self.check()
+    self._keep(modules, modules / run_objects.index_name(self.peers.index))
+
+  def publish_checkpoint(self, path: Path):
+    """Keeps this process's part of a checkpoint for the first process to ask for."""
+    self._keep(path, path.parent.with_name(f'{path.parent.name}.sha256') / path.name / f'{self.peers.index}.json')
+
+  def publish_all(self):
+    """Keeps modules that were made and not published, as those that are made again."""
+    self.check()
+    for name in run_objects.trees(self.workdir, run_objects.MODULES):
+      if name not in self._begun and name not in self._known:
+        self.publish_version(self.workdir / name, self.workdir)
+
+  def publish_parts(self, older_than_s: float = mirror.PART_AGE_S):
+    """Uploads parts of unfinished stages, once that is worth it; called by a thread from time to time."""
+    with contextlib.suppress(OSError):  # the stage ends at this moment
+      for name in self._made(run_objects.PARTS + run_objects.PART_FILES):
+        if time.time() - (self.workdir / name).stat().st_mtime > older_than_s:
+          self._upload(name)
+
+  def check(self):
+    """Raises what has gone wrong with an upload."""
+    if self._failed:
+      raise self._failed
+
+  def wait(self, seconds: float | None = None):
+    """Waits until the first process asks for nothing any more, so long at most; raises what has gone wrong."""
+    self._thread.join(seconds)
+    self.check()
+
+  def close(self):
+    with self._changed:
+      self._is_closed = True
+      self._changed.notify_all()
+
+  # -- exchanges between stages
+
+  def gather(self, occasion: str, patterns: Sequence[str]):
+    """Uploads what this process has made of files and trees that match globs, for the first to fetch."""
+    with disks_apart.exchanging():
+      found = {name: self._upload(name) for name in self._made(patterns)}
+    self._known |= found
+    self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(found))
+
+  def follow(self, occasion: str, with_checkpoints: bool):
+    """Has what the first process has published, no more and no less; without checkpoints these stay as they are."""
+    self.publish_all()
+    self._fetch(json.loads(self.peers.hear(f'{occasion}: published')), with_checkpoints)
+
+  def begin(self, occasion: str):
+    """Has what the first process begins with, in place of all that was here."""
+    found: disks_apart.Texts = json.loads(self.peers.hear(f'{occasion}: published'))
+    run_objects.remove_others(self.workdir, found)
+    self._fetch(found, with_checkpoints=True)
+
+  def _fetch(self, found: Mapping[str, str], with_checkpoints: bool):
+    for name in run_objects.followed(self.workdir, with_checkpoints):
+      if name not in found:
+        path = self.workdir / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self._known.pop(name, None)
+    there = {name for name in found if (self.workdir / name).exists()}
+    names = [name for name, sha256 in found.items() if not sha256]
+    with disks_apart.exchanging():
+      changed = [name for name in names if name not in there or not run_objects.is_part(name)]  # which is written once
+      run_objects.fetch_files(self.storage, changed, self.workdir)
+      for name in found.keys() - names:
+        if name not in there or self._known.get(name) != found[name]:
+          disks_apart.complete(self.storage, name, self.workdir, found[name])
+    self._known |= found
+
+  def _made(self, patterns: Sequence[str]) -> list[str]:
+    """Lists what matches globs and is not from the first process."""
+    names = run_objects.trees(self.workdir, patterns) + run_objects.found(self.workdir, patterns)
+    return [name for name in names if name not in self._known]
+
+  def _upload(self, name: str) -> str:
+    """Uploads a file or tree of an unfinished stage, if that is not done yet; returns its sha256."""
+    with self._uploading:
+      if name not in self._uploaded:
+        path = self.workdir / name
+        upload = self.storage.upload_tree if path.is_dir() else lambda path, name: self.storage.write_file(name, path)
+        self._uploaded[name] = upload(path, name)
+      return self._uploaded[name]
+
+  # -- parts of what all write together
+
+  def _keep(self, tree: Path, index: Path):
+    """Links this process's files of a tree aside; `index` is {file: sha256} of them."""
+    name, links = str(tree.relative_to(self.workdir)), self._links / secrets.token_hex(8)
+    try:
+      names = json.loads(index.read_text())
+      there = all(files.link(tree / file, links / file) for file in names)
+    except FileNotFoundError:
+      there = False
+    with self._changed:
+      self._begun.add(name)
+      self._known.pop(name, None)  # the whole was replaced by this part
+      if name in self._passed_over:
+        self._passed_over.discard(name)
+        shutil.rmtree(links, ignore_errors=True)
+      else:
+        self._let_go(name)
+        self._kept[name] = links if there else None
+      self._changed.notify_all()
+
+  def _let_go(self, name: str):
+    if links := self._kept.pop(name, None):
+      shutil.rmtree(links, ignore_errors=True)
+
+  def _work(self):
+    try:
+      for number in itertools.count():
+        order = json.loads(self.peers.hear(key := f'order {number}'))
+        if not order or self._is_closed:
+          return
+        with self._changed:
+          for name in order['drop']:
+            if name not in self._kept:
+              self._passed_over.add(name)
+            self._let_go(name)
+        self.peers.say(f'{key}/{self.peers.index}', json.dumps(self._answer(order['upload'])))
+    except Exception as e:  # of the connection: the first process is gone
+      self._failed = self._failed or e
+
+  def _answer(self, name: str) -> dict[str, Any]:
+    """Uploads this process's part of a tree as soon as it has it; returns what it tells the first process."""
+    with self._changed:
+      self._changed.wait_for(lambda: name in self._kept or self._is_closed)
+      if not (links := self._kept.get(name)):
+        self._kept.pop(name, None)
+        return {'gone': name}
+    try:
+      return {'files': self.storage.upload_files(links, name)}
+    except Exception as e:  # obstore raises many kinds
+      why = str(getattr(e, 'strerror', None) or e)
+      self._failed = Unavailable(f'{why}; {disks_apart.AGAIN}')
+      return {'error': why}
+    finally:
+      with self._changed:
+        self._let_go(name)
