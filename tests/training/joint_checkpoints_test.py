@@ -27,7 +27,8 @@ processes.join(f'localhost:{port}', 2, int(index))
 storage, scratch, peers = object_store.open_storage(place), pathlib.Path(scratch), disks.peers()
 scratch.mkdir()
 if processes.is_first():
-  made = mirror.Mirror(storage, scratch, disks_apart.Others(peers))
+  others = disks_apart.Others(peers)
+  made = mirror.Mirror(storage, scratch, others)
   disk = disks.Disk(made, disks_apart.First(made, peers))
   (scratch / 'run').mkdir()
   (scratch / 'run' / 'config.json').write_text('{}')
@@ -58,6 +59,9 @@ for name, x in found.items():
   for ours, theirs in zip(x.addressable_shards, arrays[name].addressable_shards):
     np.testing.assert_array_equal(ours.data, theirs.data)
 state.close()
+if processes.is_first():
+  others.close()
+made.wait()
 """
 
 
