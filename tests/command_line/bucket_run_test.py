@@ -150,7 +150,7 @@ def forget(place: object_store.Storage, tmp_path: pathlib.Path, *machines: int):
 def by_two(request, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
   """(workdir of a run that nothing disturbed, on a disk, by as many devices; its options)."""
   folder = tmp_path_factory.mktemp('by_two')
-  options = ['--config.checkpoint.every_steps=4', '--config.pretrain.steps=4', '--config.train.phases=2']
+  options = ['--config.checkpoint.every_steps=8', '--config.pretrain.steps=4', '--config.train.phases=2']
   if request.param != 'short':
     options = [tiny_run.CONTROL, *EVERYTHING, '--config.checkpoint.every_steps=8']
   config = tiny_run.write_config(folder)
