@@ -146,50 +146,41 @@ def forget(place: object_store.Storage, tmp_path: pathlib.Path, *machines: int):
   place.delete(bucket_lock.NAME)
 
 
-@pytest.fixture(scope='module', params=slow.but(['short', 'with everything'], 'with everything'))
-def by_two(request, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
-  """(workdir of a run that nothing disturbed, on a disk, by as many devices; its options)."""
-  folder = tmp_path_factory.mktemp('by_two')
-  options = ['--config.checkpoint.every_steps=8', '--config.pretrain.steps=4', '--config.train.phases=2']
-  if request.param != 'short':
-    options = [tiny_run.CONTROL, *EVERYTHING, '--config.checkpoint.every_steps=8']
-  config = tiny_run.write_config(folder)
-  tiny_run.finish(tiny_run.start(config, folder / 'run', *options, devices=2))
-  return folder / 'run', options
-
-
 # What needs files that another process has made: rounds of sharding, token losses, the learned chooser, excerpts.
 EVERYTHING = [
   '--config.routing.method=discriminative', '--config.routing.phases_per_round=2', '--config.evaluate.mixture=2',
   '--config.evaluate.reroute_every=(16,)', '--config.evaluate.chunk_router_steps=4',
-  '--config.routing.router_fraction=0.2',
+  '--config.routing.router_fraction=0.2', '--config.checkpoint.every_steps=8', tiny_run.CONTROL,
 ]  # fmt: skip
 
 
-def test_two_processes_without_a_shared_disk(place, by_two, tmp_path, request):
+@pytest.fixture(scope='module')
+def by_two(tmp_path_factory) -> pathlib.Path:
+  """The workdir of a run that nothing disturbed, on a disk, by as many devices as two processes have."""
+  folder = tmp_path_factory.mktemp('by_two')
+  tiny_run.finish(tiny_run.start(tiny_run.write_config(folder), folder / 'run', *EVERYTHING, devices=2))
+  return folder / 'run'
+
+
+@pytest.mark.slow
+def test_two_processes_without_a_shared_disk(place, by_two, tmp_path):
   """Killed, with both scratches gone once and one of them once; then read, and gone on with, by one process."""
-  undisturbed, options = by_two
-  config, draw = undisturbed.parent / 'config.py', random.Random(4)
+  config, draw = by_two.parent / 'config.py', random.Random(4)
 
   def trained(stage: str, updates: int):
     return lambda: tiny_run.updates(workdir_of(tmp_path, 0), stage) >= updates
 
-  moments = [(half_uploaded(place, 'checkpoints/train'), [draw.randrange(2)])]
-  if '--config.train.phases=2' not in options:
-    moments = [
-      (half_uploaded(place, draw.choice(['sequences', 'shards/base'])), [1]),
-      (trained('pretrain', draw.randrange(4, 12)), []),
-      (half_uploaded(place, 'checkpoints/train'), [0, 1]),
-      (trained('train', draw.randrange(40, 90)), [0]),
-      (half_uploaded(place, 'control/modules'), []),
-    ]
-  for moment, lost in moments:
-    kill_when(start_two(config, place.url, tmp_path, *options), moment)
+  for moment, lost in [
+    (half_uploaded(place, draw.choice(['sequences', 'shards/base'])), [1]),
+    (trained('pretrain', draw.randrange(4, 12)), []),
+    (half_uploaded(place, 'checkpoints/train'), [0, 1]),
+    (trained('train', draw.randrange(40, 90)), [0]),
+    (half_uploaded(place, 'control/modules'), []),
+  ]:
+    kill_when(start_two(config, place.url, tmp_path, *EVERYTHING), moment)
     forget(place, tmp_path, *lost)
-  for process in start_two(config, place.url, tmp_path, *options):
+  for process in start_two(config, place.url, tmp_path, *EVERYTHING):
     tiny_run.finish(process)
-  assert_same(place, workdir_of(tmp_path, 0), undisturbed)
-  if '--config.train.phases=2' in options:
-    return
+  assert_same(place, workdir_of(tmp_path, 0), by_two)
   assert f'{place.url}: finished' in command('status', place.url)
   assert command('generate', place.url, '--prompt=aei', '--max_tokens=4').startswith('aei')
