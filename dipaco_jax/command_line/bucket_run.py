@@ -21,7 +21,7 @@ from dipaco_jax.storage import (
   other_disk,
   retry,
 )
-from dipaco_jax.training import disks, display, processes
+from dipaco_jax.training import disks, display, processes, training_loop
 
 PARTS_EVERY_S = 60.0
 START = 'the run in the bucket'  # the occasion
@@ -116,9 +116,11 @@ def _other_disk(storage: object_store.Storage, scratch: pathlib.Path) -> Iterato
     processes.barrier(START)
     with retry.every(PARTS_EVERY_S, other.publish_parts):
       yield disks.Disk(other, other)
-  except Exception as e:
+  except training_loop.Stopped:  # as all have: the first asks for parts until it has all
+    raise
+  except BaseException as e:
     processes.end_if_another_is_gone(e)
-    patience_s = other_disk.LEAVE_S if isinstance(e, Diverged) else 0  # else the first may know nothing of it
+    patience_s = other_disk.LEAVE_S if isinstance(e, (Diverged, InputError)) else 0  # of others only this one may know
     raise
   finally:
     other.wait(patience_s)

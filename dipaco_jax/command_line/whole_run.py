@@ -78,7 +78,7 @@ def _train(
       stack.enter_context(lock.hold(workdir))
       preflight.settle_config(workdir, settings, call.words)
       account = stack.enter_context(time_account.kept(workdir, signals))
-    disk.follow('config')
+    disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
     compilation_cache.keep_in(workdir)
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):

@@ -13,7 +13,7 @@ from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.routing import own_router
 from dipaco_jax.storage import publishing, seals, tensors
-from dipaco_jax.training import display
+from dipaco_jax.training import display, processes
 
 FEATURE_ROWS = 1024  # sequences whose features are handed on at one time
 LARGE_MODEL = 10_000_000  # parameters, from which fewer rows keep a processor busy and tell how far it is
@@ -34,9 +34,11 @@ def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> 
 
 
 def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
-  """Makes `features/<split>.npy` if it is missing; returns it, or None where it would exceed MAX_FEATURE_BYTES."""
+  """Makes `features/<split>.npy` if it is missing; returns it, or None where nobody keeps it: it would be too large."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
   if not seals.keep_if_whole(file):
+    if run.disk.is_apart and not processes.is_first():  # nobody else would read them, and it needs its share only
+      return None
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
       return None
     publishing.write_array(file, np.concatenate(list(_computed(run, split, everything))))

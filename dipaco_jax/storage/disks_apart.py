@@ -13,10 +13,11 @@ import dataclasses
 import itertools
 import json
 import os
-import queue
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dipaco_jax.core.errors import Unavailable, disk_is_full
 from dipaco_jax.storage import files, mirror as mirror_lib, object_store, run_objects
@@ -40,24 +41,23 @@ class Others:
   """What the first process asks of the others: their parts of what all write together. One thread calls `ask`."""
 
   def __init__(self, peers: Peers):
-    self.peers, self._numbers, self._passed_over = peers, itertools.count(), queue.SimpleQueue[str]()
+    self.peers, self._numbers, self._lock = peers, itertools.count(), threading.Lock()
+    self._heeded_by_next: list[str] = []  # orders without an answer: who answers a later one has heard them
 
   def ask(self, name: str) -> Callable[[], Texts]:
     """Has the others upload their parts of a tree; returns what waits for that, and returns {file: sha256}.
 
     It raises mirror.Gone if any has its part no longer, OSError if any cannot upload it.
     """
-    key, passed_over = f'order {next(self._numbers)}', list[str]()
-    with contextlib.suppress(queue.Empty):
-      while True:
-        passed_over.append(self._passed_over.get_nowait())
-    self.peers.say(key, json.dumps({'upload': name, 'drop': passed_over}))
+    key = self._order({'upload': name})
+    with self._lock:
+      heeded, self._heeded_by_next = self._heeded_by_next, []
 
     def wait() -> Texts:
       found: Texts = {}
       answers = [f'{key}/{k}' for k in range(1, self.peers.count)]
       replies = [json.loads(self.peers.hear(answer)) for answer in answers]
-      for used in (key, *answers):
+      for used in (key, *answers, *heeded):
         self.peers.forget(used)
       if why := next((reply['error'] for reply in replies if 'error' in reply), ''):
         raise OSError(why)
@@ -71,12 +71,19 @@ class Others:
 
   def pass_over(self, names: Iterable[str]):
     """Lets go of parts that are not needed: something newer has come."""
-    for name in names:
-      self._passed_over.put(name)
+    if names := list(names):
+      self._order({'drop': names})
 
   def close(self):
     """Tells the others that they are asked for nothing any more."""
-    self.peers.say(f'order {next(self._numbers)}', json.dumps({}))
+    self._order({})
+
+  def _order(self, order: dict[str, Any]) -> str:
+    with self._lock:  # or a later one might be said, and answered, before an earlier one
+      self.peers.say(key := f'order {next(self._numbers)}', json.dumps(order))
+      if 'upload' not in order:
+        self._heeded_by_next.append(key)
+    return key
 
 
 class First:
@@ -110,6 +117,9 @@ class First:
     self.mirror.publish_all()
     self.mirror.publish_parts(older_than_s=-1)
     self.mirror.wait()
+    if lost := {*run_objects.newest_checkpoints(self.mirror.workdir)} - self.mirror.published(True).keys():
+      # What follows is made from it, and no other process has the whole of it.
+      raise Unavailable(f'{min(lost)} is not in the bucket; {AGAIN}')
     self.tell(occasion, with_checkpoints)
 
   def tell(self, occasion: str, with_checkpoints: bool = True):

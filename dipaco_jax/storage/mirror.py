@@ -87,6 +87,8 @@ class Mirror:
     """Fetches the files of a run, but trees. What another scratch has published since replaces all that is here."""
     self._trusts_scratch = MARK in names and bytes(self.storage.fetch(MARK)).decode() == self._mark
     if not self._trusts_scratch:
+      if self._others:  # before anything goes, or one that was here alone would trust what is left
+        self._mark_bucket()
       run_objects.remove_others(self.workdir, run_objects.whole_trees(names))
     wanted = run_objects.matching(names, run_objects.LASTING)
     self._published |= dict.fromkeys(wanted, '')
@@ -97,6 +99,8 @@ class Mirror:
   def fetch_trees(self, names: Sequence[str], is_finished: bool, all_checkpoints: bool):
     """Fetches the trees that are needed to go on: of checkpoints the newest, unless all are asked for."""
     others: list[str] = []
+    for name in run_objects.half_trees(names):  # of a process that was killed
+      self.storage.delete_tree(name)
     for name in run_objects.whole_trees(names):
       is_needed = name == 'base' or 'modules/' in name or not (is_finished or run_objects.is_checkpoint(name))
       if is_needed or (self.workdir / name).exists():
@@ -223,7 +227,12 @@ class Mirror:
     Those that go meanwhile are left out, and all where the one that is `needed` does.
     """
     links = self.scratch / UPLOADS / str(next(self._numbers))
-    there = [name for name in names if files.link(self.workdir / name, links / name)]
+    try:
+      there = [name for name in names if files.link(self.workdir / name, links / name)]
+    except OSError:
+      shutil.rmtree(links, ignore_errors=True)
+      self._pass_over([needed])
+      raise
     if needed and needed not in there:
       shutil.rmtree(links, ignore_errors=True)
       self._pass_over([needed])
@@ -248,8 +257,7 @@ class Mirror:
     links, names, gone, *_ = upload
     try:
       if not self._failed and not self._marked:
-        self.storage.write(MARK, self._mark.encode())
-        self._marked = True
+        self._mark_bucket()
       for name in names:
         if not self._failed:
           (self._put_tree if (links / name).is_dir() else self._put_file)(name, links / name)
@@ -260,10 +268,16 @@ class Mirror:
       pass
     except Exception as e:  # obstore raises many kinds
       why = getattr(e, 'strerror', None) or e
-      words = f'{why}; run the same command again when the bucket can be written: what it lacks is in {self.scratch}'
+      words = f'{why}; run the same command again when the bucket can be written'
+      if not self._others:  # else the next start does not trust it
+        words = f'{words}: what it lacks is in {self.scratch}'
       self.fail(Unavailable(words))
     finally:
       shutil.rmtree(links, ignore_errors=True)
+
+  def _mark_bucket(self):
+    self.storage.write(MARK, self._mark.encode())
+    self._marked = True
 
   def _put_file(self, name: str, file: Path):
     self.storage.write(name, file.read_bytes())  # not as a file, which may grow meanwhile

@@ -8,13 +8,14 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.storage import disks_apart, files, mirror, object_store, run_objects
 
-LEAVE_S = 60.0  # where all have diverged, for the first process to have what it asks for
+LEAVE_S = float(object_store.PATIENCE_S)  # after an error that all meet, for the first process to upload what it has
 
 
 class Other:
@@ -135,8 +136,10 @@ class Other:
     try:
       names = json.loads(index.read_text())
       there = all(files.link(tree / file, links / file) for file in names)
-    except FileNotFoundError:
+    except OSError:  # it has gone, or the disk is full: the first is told, and goes on with the next
       there = False
+    if not there:
+      shutil.rmtree(links, ignore_errors=True)
     with self._changed:
       self._begun.add(name)
       self._known.pop(name, None)  # the whole was replaced by this part
@@ -153,26 +156,37 @@ class Other:
       shutil.rmtree(links, ignore_errors=True)
 
   def _work(self):
+    with futures.ThreadPoolExecutor(1) as uploads:  # apart, as something newer may be passed over meanwhile
+      try:
+        for number in itertools.count():
+          order = json.loads(self.peers.hear(key := f'order {number}'))
+          if not order or self._is_closed:
+            return
+          if name := order.get('upload'):
+            uploads.submit(self._reply, f'{key}/{self.peers.index}', name)
+          for name in order.get('drop', ()):
+            self._drop(name)
+      except Exception as e:  # of the connection: the first process is gone
+        self._failed = self._failed or e
+        self.close()
+
+  def _drop(self, name: str):
+    with self._changed:
+      if name not in self._kept:
+        self._passed_over.add(name)
+      self._let_go(name)
+
+  def _reply(self, key: str, name: str):
     try:
-      for number in itertools.count():
-        order = json.loads(self.peers.hear(key := f'order {number}'))
-        if not order or self._is_closed:
-          return
-        with self._changed:
-          for name in order['drop']:
-            if name not in self._kept:
-              self._passed_over.add(name)
-            self._let_go(name)
-        self.peers.say(f'{key}/{self.peers.index}', json.dumps(self._answer(order['upload'])))
-    except Exception as e:  # of the connection: the first process is gone
+      self.peers.say(key, json.dumps(self._answer(name)))
+    except Exception as e:
       self._failed = self._failed or e
 
   def _answer(self, name: str) -> dict[str, Any]:
     """Uploads this process's part of a tree as soon as it has it; returns what it tells the first process."""
     with self._changed:
       self._changed.wait_for(lambda: name in self._kept or self._is_closed)
-      if not (links := self._kept.get(name)):
-        self._kept.pop(name, None)
+      if not (links := self._kept.pop(name, None)):
         return {'gone': name}
     try:
       return {'files': self.storage.upload_files(links, name)}
@@ -181,5 +195,4 @@ class Other:
       self._failed = Unavailable(f'{why}; {disks_apart.AGAIN}')
       return {'error': why}
     finally:
-      with self._changed:
-        self._let_go(name)
+      shutil.rmtree(links, ignore_errors=True)

@@ -32,6 +32,7 @@ REMOVED = re.compile(  # what a run removes itself
 )
 # Of the files, what the processes of a job read between stages.
 READ = *FIRST, 'stages/*.json', 'paths/best.json', 'control/paths/best.json', *PART_FILES
+SET_ASIDE = re.compile(r'(?:control/)?checkpoints/\w+-\d+-\w+-\d+/')  # checkpoints that may be moved back
 LASTING = FIRST + LAST + PART_FILES
 GROWING = 'metrics.jsonl', 'stages/seconds.json'  # that go up with checkpoints, too
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
@@ -59,6 +60,12 @@ def newest_checkpoints(workdir: Path) -> list[str]:
 def whole_trees(names: Iterable[str]) -> list[str]:
   """Lists the trees that are whole, of the names of all objects of a run."""
   return [name.removesuffix(INDEX) for name in names if name.endswith(INDEX) and TREE.fullmatch(name)]
+
+
+def half_trees(names: Collection[str]) -> list[str]:
+  """Lists the trees of which there are files and no index."""
+  found = {match[1] for name in names if (match := TREE.fullmatch(name))}
+  return sorted(found - {*whole_trees(names)})
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -100,7 +107,7 @@ def remove_others(workdir: Path, kept: Collection[str]):
   for path in sorted(workdir.rglob('*'), reverse=True):  # what is in a folder before it
     name = str(path.relative_to(workdir))
     tree = TREE.fullmatch(name)
-    if name.partition('/')[0] == 'cache' or (tree and tree[1] in kept):
+    if name.partition('/')[0] == 'cache' or SET_ASIDE.match(name) or (tree and tree[1] in kept):
       continue
     if not path.is_dir():
       path.unlink()

@@ -60,6 +60,7 @@ class RunCheckpoints:
     self._manager = ocp.CheckpointManager(self._directory, options=options, **handlers)
     self._seals = self._directory.with_name(f'{self._directory.name}.sha256')
     self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
+    self._sealing: futures.Future | None = None  # the last one
     self.metas: dict[int, dict[str, Any]] = {}  # of what `restore` has found and left in place, by updates
     self._exchanged = ''  # the last occasion on which the processes told each other what they have written
     self._reads = 0  # of checkpoints, on which the processes agree one by one
@@ -81,7 +82,13 @@ class RunCheckpoints:
     self._tidy_seals()  # a run that was killed may have left that of an earlier one of this name
     with display.doing('waiting for the checkpoint before'):
       self._manager.save(updates, args=items, force=True)
-    self._sealer.submit(self._seal, updates)
+    self._raise_failure()
+    self._sealing = self._sealer.submit(self._seal, updates)
+
+  def _raise_failure(self):
+    """Raises what sealing has met, if it was no error of the disk: other processes would wait for this one."""
+    if self._sealing and self._sealing.done():
+      self._sealing.result()
 
   def _seal(self, updates: int):
     """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
@@ -92,11 +99,14 @@ class RunCheckpoints:
         break
     found = self._digests(here)
     parts = self._agreed(updates, found) if self._disk.is_apart else {jax.process_index(): found}
+    if not (found and parts):
+      return
     with contextlib.suppress(OSError):  # the disk is full: what has no seal passes
-      for process, digests in parts.items() if found else ():
+      for process, digests in parts.items():
         seal = self._seals / str(updates) / f'{process}.json'
         files.write_file(seal, json.dumps(digests, indent=1) + '\n')
-      if found and parts and self._sealed:
+    if self._sealed:
+      with contextlib.suppress(OSError):  # it is not published; the next one is
         self._sealed(here)
 
   def _digests(self, here: pathlib.Path) -> dict[str, str]:

@@ -9,8 +9,10 @@ from concurrent import futures
 
 import pytest
 
+from dipaco_jax.command_line import bucket_run
 from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.storage import disks_apart, files, mirror, object_store, other_disk, run_objects
+from dipaco_jax.training import disks
 
 
 class Board:
@@ -172,6 +174,80 @@ def test_what_the_first_passes_over_is_let_go(two):
   two.both('follow', 'round', True)
   for workdir in two.workdirs:  # or the processes would go on from different ones
     assert sorted(p.name for p in (workdir / 'checkpoints' / 'train').iterdir()) == ['24', '8']
+
+
+def test_what_is_passed_over_is_let_go_while_something_is_uploaded(two, monkeypatch):
+  begin(two)
+  put_file, goes_on = two.mirror.storage.backend.put_file, threading.Event()
+
+  def slowly(name, file):
+    assert 'checkpoints/' not in name or goes_on.wait(20)
+    return put_file(name, file)
+
+  monkeypatch.setattr(two.mirror.storage.backend, 'put_file', slowly)
+  for updates in (8, 16, 24, 32):
+    checkpoint(two, updates)
+    wait_until(lambda: not two.mirror.queue.waiting or two.mirror.queue.waiting[0].names[-1] != 'checkpoints/train/8')
+  wait_until(lambda: len(links(two)) == 1)  # of the last, as 8 is there
+  goes_on.set()
+  two.end()
+  assert 'checkpoints/train/32.index.json' in two.mirror.names() and not links(two)
+
+
+@pytest.mark.parametrize('side', ['first', 'other'])
+def test_a_part_that_cannot_be_linked_holds_nobody_up(two, monkeypatch, side):
+  begin(two)
+  checkpoint(two, 8)
+  two.mirror.wait()
+  link, publisher = files.link, two.mirror if side == 'first' else two.other
+
+  def full(source, target):
+    if publisher.workdir in source.parents and {'train', '16'} <= {*source.parts}:
+      raise OSError(28, 'No space left on device')
+    return link(source, target)
+
+  monkeypatch.setattr(files, 'link', full)
+  if side == 'first':
+    with pytest.raises(OSError, match='No space'):
+      checkpoint(two, 16)
+    two.other.publish_checkpoint(two.other.workdir / 'checkpoints' / 'train' / '16')
+  else:
+    checkpoint(two, 16)
+    two.mirror.wait()
+  with pytest.raises(Unavailable, match='checkpoints/train/16 is not in the bucket; run'):
+    two.first.follow('round', True)
+  checkpoint(two, 24)
+  two.end()
+  names = two.mirror.names()
+  assert 'checkpoints/train/24.index.json' in names and not links(two)
+  assert not [name for name in names if name.startswith('checkpoints/train/16')]
+
+
+def test_an_interrupt_of_one_that_is_not_the_first_ends_it(place, tmp_path, monkeypatch):
+  board, storage = Board(), object_store.open_storage(place, 1)
+  board.say(f'{bucket_run.START}: published', '{}')
+  peers = disks_apart.Peers(1, 2, board.say, board.hear, board.forget)
+  monkeypatch.setattr(disks, 'peers', lambda: peers)
+
+  def leave():
+    with pytest.raises(KeyboardInterrupt), bucket_run._other_disk(storage, tmp_path):
+      raise KeyboardInterrupt
+
+  with futures.ThreadPoolExecutor(1) as pool:
+    done = pool.submit(leave)
+    try:
+      done.result(5)
+    finally:
+      board.say('order 0', '{}')  # else the thread would wait for it
+
+
+def test_what_a_killed_process_has_left_half_goes(two, place, tmp_path):
+  begin(two)
+  two.mirror.storage.write('checkpoints/train/8/arrays/x/0', b'half')
+  two.end()
+  again = Two(place, tmp_path)
+  assert not run_objects.half_trees(again.mirror.names())
+  again.end()
 
 
 def test_a_part_that_is_gone_leaves_nothing_of_the_whole(two):
