@@ -1,6 +1,7 @@
 """A run in a bucket: what `main` and `dipaco_jax.train` do before and after its stages."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
@@ -37,7 +38,12 @@ def folder_here(workdir: str, scratch: str | os.PathLike | None) -> pathlib.Path
   """Returns the folder of a run's files on this machine: the workdir itself, or that in the scratch folder."""
   if '://' not in workdir:
     return pathlib.Path(workdir)
-  return mirror_lib.folder_of(workdir, scratch_parent(scratch)) / mirror_lib.RUN
+  return _scratch_of(workdir, scratch_parent(scratch)) / mirror_lib.RUN
+
+
+def _scratch_of(url: str, parent: pathlib.Path) -> pathlib.Path:
+  """Returns the scratch folder of a run in a bucket."""
+  return parent / f'dipaco_jax-{hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]}'
 
 
 @contextlib.contextmanager
@@ -49,7 +55,7 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
   Raises InputError where the bucket or the scratch folder cannot be used or another process is at work on the run,
   Unavailable where the bucket cannot be written later.
   """
-  storage, scratch = object_store.open_storage(url), mirror_lib.folder_of(url, parent)
+  storage, scratch = object_store.open_storage(url), _scratch_of(url, parent)
   try:
     files.make_private_folder(scratch, '--scratch')
   except OSError as e:

@@ -31,11 +31,6 @@ EVERYTHING = re.compile('.*')
 PART_AGE_S = 300.0  # of what an unfinished stage has made, before it is uploaded: short stages are made again
 
 
-def folder_of(url: str, parent: Path) -> Path:
-  """Returns the scratch folder of a run."""
-  return parent / f'dipaco_jax-{hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]}'
-
-
 class Gone(Exception):
   """Another process has its part of a tree no longer."""
 
@@ -57,7 +52,6 @@ class Mirror:
       files.write_file(name, secrets.token_hex(8))
     self.id = name.read_text()
     self._others, self._mark = others, secrets.token_hex(8) if others else self.id
-    self._trusts_scratch = True
     self._published: dict[str, str] = {}  # what the bucket has: of trees the sha256 of their indices
     self._left: list[str] = []  # checkpoints in the bucket that were not fetched
     self._states: dict[str, tuple[int, ...]] = {}  # of files, as they were when they were published
@@ -268,10 +262,8 @@ class Mirror:
       pass
     except Exception as e:  # obstore raises many kinds
       why = getattr(e, 'strerror', None) or e
-      words = f'{why}; run the same command again when the bucket can be written'
-      if not self._others:  # else the next start does not trust it
-        words = f'{words}: what it lacks is in {self.scratch}'
-      self.fail(Unavailable(words))
+      left = '' if self._others else f': what it lacks is in {self.scratch}'  # which the next start trusts
+      self.fail(Unavailable(f'{why}; run the same command again when the bucket can be written{left}'))
     finally:
       shutil.rmtree(links, ignore_errors=True)
 
