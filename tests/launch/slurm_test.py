@@ -15,7 +15,8 @@ SCRIPTS = ROOT / 'launch' / 'slurm'
 OPTIONS = '--config=configs/tiny.py', '--workdir=/shared/runs/two words'
 # In the place of Python: says what it was told, and ends as the test wants it to.
 PROGRAM = """#!/usr/bin/env bash
-printf '%s: ' "$SLURM_PROCID" >> "$TOLD"; printf '<%s> ' "$@" >> "$TOLD"; echo >> "$TOLD"
+line="$SLURM_PROCID: $(printf '<%s> ' "$@"; echo .)"
+echo "${line%.}" >> "$TOLD"  # at once: others write there too
 [[ $ENDS != never ]] || exec sleep 60
 exit "$ENDS"
 """
