@@ -61,22 +61,14 @@ def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> I
   except OSError as e:
     raise InputError(f'--scratch={parent}: {e.strerror}; name a folder that can be made and written') from e
   with naming(url, scratch), contextlib.ExitStack() as stack:
-    stack.enter_context(_held(scratch, parent))
-    disk = _first_disk(url, storage, scratch, settings) if processes.is_first() else _other_disk(storage, scratch)
-    yield stack.enter_context(disk)
-
-
-@contextlib.contextmanager
-def _held(scratch: pathlib.Path, parent: pathlib.Path) -> Iterator[None]:
-  """Holds a scratch folder. Raises InputError where another process of the run is at work there."""
-  with contextlib.ExitStack() as stack:
     try:
       stack.enter_context(lock.hold(scratch))
     except InputError as e:
       if jax.process_count() == 1:
         raise
       raise InputError(f'--scratch={parent}: {e}; processes of one machine need a --scratch each') from e
-    yield
+    disk = _first_disk(url, storage, scratch, settings) if processes.is_first() else _other_disk(storage, scratch)
+    yield stack.enter_context(disk)
 
 
 @contextlib.contextmanager

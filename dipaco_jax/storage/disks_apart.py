@@ -49,9 +49,9 @@ class Others:
 
     It raises mirror.Gone if any has its part no longer, OSError if any cannot upload it.
     """
-    key = self._order({'upload': name})
     with self._lock:
       heeded, self._heeded_by_next = self._heeded_by_next, []
+      key = self._order({'upload': name})
 
     def wait() -> Texts:
       found: Texts = {}
@@ -72,17 +72,17 @@ class Others:
   def pass_over(self, names: Iterable[str]):
     """Lets go of parts that are not needed: something newer has come."""
     if names := list(names):
-      self._order({'drop': names})
+      with self._lock:
+        self._heeded_by_next.append(self._order({'drop': names}))
 
   def close(self):
     """Tells the others that they are asked for nothing any more."""
-    self._order({})
+    with self._lock:
+      self._order({})
 
   def _order(self, order: dict[str, Any]) -> str:
-    with self._lock:  # or a later one might be said, and answered, before an earlier one
-      self.peers.say(key := f'order {next(self._numbers)}', json.dumps(order))
-      if 'upload' not in order:
-        self._heeded_by_next.append(key)
+    """Says the next order, with the lock: none is answered before an earlier one is said."""
+    self.peers.say(key := f'order {next(self._numbers)}', json.dumps(order))
     return key
 
 

@@ -43,7 +43,7 @@ class Other:
   def publish_version(self, modules: Path, pointers: Path):
     """Keeps this process's modules of a version for the first process to ask for."""
     self.check()
-    self._keep(modules, modules / run_objects.index_name(self.peers.index))
+    self._keep_version(modules)
 
   def publish_checkpoint(self, path: Path):
     """Keeps this process's part of a checkpoint for the first process to ask for."""
@@ -54,7 +54,7 @@ class Other:
     self.check()
     for name in run_objects.trees(self.workdir, run_objects.MODULES):
       if name not in self._begun and name not in self._known:
-        self.publish_version(self.workdir / name, self.workdir)
+        self._keep_version(self.workdir / name)
 
   def publish_parts(self, older_than_s: float = mirror.PART_AGE_S):
     """Uploads parts of unfinished stages, once that is worth it; called by a thread from time to time."""
@@ -129,6 +129,9 @@ class Other:
       return self._uploaded[name]
 
   # -- parts of what all write together
+
+  def _keep_version(self, modules: Path):
+    self._keep(modules, modules / run_objects.index_name(self.peers.index))
 
   def _keep(self, tree: Path, index: Path):
     """Links this process's files of a tree aside; `index` is {file: sha256} of them."""

@@ -194,6 +194,37 @@ def test_what_is_passed_over_is_let_go_while_something_is_uploaded(two, monkeypa
   assert 'checkpoints/train/32.index.json' in two.mirror.names() and not links(two)
 
 
+class Fair:
+  """A lock that whoever waits gets before its last holder can have it again."""
+
+  def __init__(self):
+    self.lock = threading.Lock()
+
+  def __enter__(self):
+    self.lock.acquire()
+
+  def __exit__(self, *_):
+    self.lock.release()
+    time.sleep(0.1)
+
+
+def test_no_order_is_forgotten_before_it_was_heard():
+  """Though another thread passes something over as soon as an upload is asked for."""
+  board, passing = Board(), futures.ThreadPoolExecutor(1)
+
+  def say(key: str, text: str):
+    board.say(key, text)
+    if 'upload' in json.loads(text):
+      passing.submit(others.pass_over, ['modules/1'])
+
+  others = disks_apart.Others(disks_apart.Peers(0, 2, say, board.hear, board.forget))
+  others._lock = Fair()
+  wait = others.ask('checkpoints/train/8')
+  passing.shutdown()
+  board.say('order 0/1', '{"files": {}}')
+  assert wait() == {} and board.texts.keys() == {'order 1'}
+
+
 @pytest.mark.parametrize('side', ['first', 'other'])
 def test_a_part_that_cannot_be_linked_holds_nobody_up(two, monkeypatch, side):
   begin(two)
