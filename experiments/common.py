@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -76,7 +75,12 @@ def read_all(size: str, folder: pathlib.Path) -> dict[str, Record]:
 
 def write(table: Table, size: str, folder: pathlib.Path, results: Results):
   """The table's file and its picture; rows in the table's order, seeds rising."""
-  results |= {at: r for at, r in read(table, size, folder).items() if at not in results}  # of others beside us
+  with runs.locked(folder / size):
+    results |= {at: r for at, r in read(table, size, folder).items() if at not in results}  # of others beside us
+    publish_table(table, size, folder, results)
+
+
+def publish_table(table: Table, size: str, folder: pathlib.Path, results: Results):
   order = [row.name for row in table.rows(size)]
   records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
   contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
@@ -168,7 +172,6 @@ def define_flags():
   flags.DEFINE_enum('size', 'micro', list(config.SIZES), 'How large the runs are, see config.py.')
   flags.DEFINE_list('seeds', ['0'], 'A run of every row for each.')
   flags.DEFINE_list('rows', [], 'Run these rows only; none: all.')
-  flags.DEFINE_string('share', '0/1', 'As 0/2: every second run, where another process makes the others with 1/2.')
   flags.DEFINE_string('data', '', 'Training text, globs as in config.data.train; none: that of the running Python.')
   flags.DEFINE_string('validation', '', 'Validation text, likewise.')
   flags.DEFINE_string('workdir', 'runs/experiments', 'Where the runs are.')
@@ -178,8 +181,6 @@ def define_flags():
 def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], None]) -> int:
   """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
   rows, f = table.rows(size), flags.FLAGS
-  if not re.fullmatch(r'(\d+)/([1-9]\d*)', f.share) or not int(f.share.split('/')[0]) < int(f.share.split('/')[1]):
-    raise InputError(f'--share={f.share}: write it as 0/2 and 1/2, for two processes')
   if unknown := set(f.rows) - {row.name for row in rows}:
     raise InputError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
   planned = [runs.make(size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in rows]
@@ -189,9 +190,10 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
   if any((p.row.name, p.seed) not in results for p in wanted):
-    prepare(size)
+    with runs.locked(pathlib.Path(f.workdir) / size / 'claims'):
+      prepare(size)
   failed = run_missing(table, folder, pathlib.Path(f.workdir) / size, wanted, results)
-  print(f'{table.title}\n\n{to_markdown(table, size, results)}')
+  print(f'{table.title}\n\n{to_markdown(table, size, results | read(table, size, folder))}')
   if failed:
     print(f'failed: {"; ".join(failed)}', file=sys.stderr)
   return int(bool(failed))
@@ -207,22 +209,26 @@ def run_missing(
   table: Table, folder: pathlib.Path, workdirs: pathlib.Path, wanted: Sequence[runs.Run], results: Results
 ) -> list[str]:
   """Adds to the results, and writes the table after every run; returns those that failed."""
-  number, of = map(int, flags.FLAGS.share.split('/'))
-  mine = list({p.key: p for p in reversed(wanted)}.values())[::-1][number::of]  # whatever is there already
-  todo = [p for p in mine if (p.row.name, p.seed) not in results]
+  distinct = list({p.key: p for p in reversed(wanted)}.values())[::-1]
+  todo = [p for p in distinct if (p.row.name, p.seed) not in results]
   failed = []
   for i, one in enumerate(todo):
-    done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
-    seconds = runs.seconds_left(todo[i:], done)
-    left = f'; about {display.duration(seconds)} to go' if seconds is not None else ''
-    print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
-    status = runs.execute(one, workdirs)
-    if status in TRY_AGAIN:
-      sys.exit(status)
-    if runs.is_finished(one, workdirs):
-      record = runs.make_record(one, workdirs)
-      results |= {(p.row.name, p.seed): record | {'row': p.row.name} for p in wanted if p.key == one.key}
-      write(table, one.size, folder, results)
-    else:
-      failed.append(f'{one.row.name}, seed {one.seed}: exit status {status}')
+    with runs.locked(workdirs / 'claims' / one.key, wait=False) as claimed:
+      if not claimed:
+        print(f'{one.row.title}, seed {one.seed}: another process trains it', file=sys.stderr, flush=True)
+      if not claimed or (one.row.name, one.seed) in read(table, one.size, folder):
+        continue
+      done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
+      seconds = runs.seconds_left(todo[i:], done)
+      left = f'; about {display.duration(seconds)} to go' if seconds is not None else ''
+      print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
+      status = runs.execute(one, workdirs)
+      if status in TRY_AGAIN:
+        sys.exit(status)
+      if runs.is_finished(one, workdirs):
+        record = runs.make_record(one, workdirs)
+        results |= {(p.row.name, p.seed): record | {'row': p.row.name} for p in wanted if p.key == one.key}
+        write(table, one.size, folder, results)
+      else:
+        failed.append(f'{one.row.name}, seed {one.seed}: exit status {status}')
   return failed

@@ -136,8 +136,6 @@ def get_config(variant: str = 'micro,dipaco') -> ConfigDict:
   size = SIZES[name]
   c = ConfigDict(settings.Settings().to_dict())
   c.evaluate.every_phases = 0
-  if name != 'medium':
-    c.model.attention = 'xla'  # what rows of before were computed with; on CPU 'auto' means another kernel today
   for section, values in size.config.items():
     c[section].update(values)
   METHODS[method](c, size, tuple(map(int, numbers.split('x'))) if numbers else ())

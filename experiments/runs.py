@@ -4,6 +4,8 @@ A result belongs to a config and a text, by digest. The config's is over the fie
 those that name files apart; the text's is over the bytes of the files.
 """
 
+import contextlib
+import fcntl
 import glob
 import hashlib
 import importlib.util
@@ -14,7 +16,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import config
@@ -30,6 +32,7 @@ from dipaco_jax.training import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
 NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.every_steps', 'checkpoint.keep')
+ONE_THREAD = {'PJRT_NPROC': '1'}  # of a CPU: the same sums on any number of cores, and a run for each core is faster
 SHARED = ('tokenize', 'pretrain', 'route')  # stages that another run may have done already
 
 Record = dict[str, Any]
@@ -118,6 +121,23 @@ def text_digest(*globs: str) -> str:
 # -- processes
 
 
+@contextlib.contextmanager
+def locked(place: pathlib.Path, wait: bool = True) -> Iterator[bool]:
+  """Holds the lock of a folder among the processes of this machine, to the end of the block or of the process.
+
+  False where another holds it, and `wait` is not set.
+  """
+  place.mkdir(parents=True, exist_ok=True)
+  folder = os.open(place, os.O_RDONLY)
+  try:
+    fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    yield True
+  except BlockingIOError:
+    yield False
+  finally:
+    os.close(folder)
+
+
 def execute(run: Run, folder: pathlib.Path) -> int:
   """Goes on with the run from wherever it is; its exit status."""
   options = [f'--config={HERE / "config.py"}:{run.variant}', f'--workdir={workdir(run, folder)}']
@@ -125,7 +145,7 @@ def execute(run: Run, folder: pathlib.Path) -> int:
     options += [f'--reuse={other}']
   options += [f'--config.{name}={value}' for name, value in placed(run, folder).items()]
   cache = {'JAX_COMPILATION_CACHE_DIR': str((folder / 'cache').absolute())}  # many runs have the same programs
-  return recipe.train(options, os.environ | cache)
+  return recipe.train(options, ONE_THREAD | os.environ | cache)
 
 
 def workdir(run: Run, folder: pathlib.Path) -> pathlib.Path:
