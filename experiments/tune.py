@@ -1,7 +1,7 @@
 """Learning rates of the dense baselines, before all else: the best of these are stated in config.py.
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
-in table (4).
+in table (4), and for the small model as in table (1).
 """
 
 import common
@@ -12,7 +12,7 @@ from runs import Row
 from tau import STEPS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
-OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2)
+OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 
 
 def rows(size: str) -> list[Row]:
@@ -24,7 +24,7 @@ def rows(size: str) -> list[Row]:
   steps = {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
   large = [
     Row(f'larger_{rate:g}', f'larger dense, {rate:g}', 'larger', steps | {'inner.learning_rate': rate})
-    for rate in rates[:3]
+    for rate in rates
   ]
   muon = [
     Row(
@@ -35,7 +35,11 @@ def rows(size: str) -> list[Row]:
     )
     for rate in rates
   ]
-  return small + muon + large
+  longer = [
+    Row(f'long_{rate:g}', f'dense, steps of table (1), {rate:g}', 'dense', {'inner.learning_rate': rate})
+    for rate in rates[-4:]
+  ]
+  return small + longer + muon + large
 
 
 COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))
