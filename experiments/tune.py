@@ -1,7 +1,7 @@
-"""Learning rates of the dense baselines, before all else: the best of these are stated in config.py.
+"""Learning rates, before all else: the best of the dense baselines are stated in config.py, for all methods.
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
-in table (4), and for the small model as in table (1).
+in table (4), and for the small model as in table (1). Grids and DiLoCo are tried at the highest of them too.
 """
 
 import common
@@ -9,7 +9,7 @@ import config
 import pictures
 from common import Column
 from runs import Row
-from tau import STEPS
+from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
@@ -39,12 +39,18 @@ def rows(size: str) -> list[Row]:
     Row(f'long_{rate:g}', f'dense, steps of table (1), {rate:g}', 'dense', {'inner.learning_rate': rate})
     for rate in rates[-4:]
   ]
-  return small + longer + muon + large
+  often = config.lasting(size, STEPS[size], TAUS[size][0])
+  paths = [
+    Row(f'{name}_{rate:g}', f'{title}, {rate:g}', name, often | {'inner.learning_rate': rate})
+    for name, title in (('dipaco', 'DiPaCo, k-means'), ('diloco', 'DiLoCo'))
+    for rate in rates[-4:]
+  ]
+  return small + longer + paths + muon + large
 
 
 COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))
 
-TABLE = common.Table('tune', 'Learning rates of the dense baselines', rows, COLUMNS, pictures.dots)
+TABLE = common.Table('tune', 'Learning rates', rows, COLUMNS, pictures.dots)
 
 if __name__ == '__main__':
   common.main(TABLE)
