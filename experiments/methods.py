@@ -7,25 +7,29 @@ import config
 import pictures
 from common import Column
 from runs import Row
-from tau import OUTER
+from tau import OUTER, TAUS
 
 MEASURED = 12  # times, along the steps
 
 
 def rows(size: str) -> list[Row]:
-  """All are measured along the way; only a discriminative router's rows are re-routed, which scores every path."""
+  """All are measured along the way; only a discriminative router's rows are re-routed, which scores every path.
+
+  DiLoCo has longer phases than the grids: its momentum is of no use over the shortest.
+  """
   num_paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, changes=None):
-    settled = config.get_config(f'{size},{method}')
-    every = max(1, settled.train.phases // MEASURED)
-    return Row(name, title, method, {'evaluate.every_phases': every} | (changes or {}))
+    phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
+    return Row(name, title, method, {'evaluate.every_phases': max(1, phases // MEASURED)} | (changes or {}))
 
+  train = config.get_config(f'{size},dipaco').train
+  seldom = config.lasting(size, train.phases * train.steps_per_phase, TAUS[size][1])
   once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
   return [
     row('dense', 'dense', 'dense'),
-    row('diloco', f'DiLoCo, {num_paths} workers', 'diloco'),
-    row('averaged', f'{num_paths} workers, averaged', 'diloco', OUTER['sgd']),
+    row('diloco', f'DiLoCo, {num_paths} workers, tau = {TAUS[size][1]}', 'diloco', seldom),
+    row('averaged', f'{num_paths} workers, averaged, tau = {TAUS[size][0]}', 'diloco', OUTER['sgd']),
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
     row('own', 'DiPaCo, k-means, path-specific upper blocks', 'own'),

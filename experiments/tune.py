@@ -39,10 +39,14 @@ def rows(size: str) -> list[Row]:
     Row(f'long_{rate:g}', f'dense, steps of table (1), {rate:g}', 'dense', {'inner.learning_rate': rate})
     for rate in rates[-4:]
   ]
-  often = config.lasting(size, STEPS[size], TAUS[size][0])
   paths = [
-    Row(f'{name}_{rate:g}', f'{title}, {rate:g}', name, often | {'inner.learning_rate': rate})
-    for name, title in (('dipaco', 'DiPaCo, k-means'), ('diloco', 'DiLoCo'))
+    Row(
+      f'{name}_{rate:g}',
+      f'{title}, {rate:g}',
+      name,
+      config.lasting(size, STEPS[size], tau) | {'inner.learning_rate': rate},
+    )
+    for (name, title), tau in zip((('dipaco', 'DiPaCo, k-means'), ('diloco', 'DiLoCo')), TAUS[size][:2], strict=False)
     for rate in rates[-4:]
   ]
   return small + longer + paths + muon + large
