@@ -99,7 +99,7 @@ SIZES = {
       model=dict(width=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=86, seq_len=128),
       pretrain=dict(steps=600, batch_size=32),
       train=dict(phases=600, steps_per_phase=5, batch_size=32, max_holdout_rows=64, steps_per_dispatch=25),
-      inner=dict(learning_rate=1e-2, warmup_steps=100),
+      inner=dict(learning_rate=4e-2, warmup_steps=100),  # see tune.py
       outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),  # see tau.py
       routing=dict(sample=20_000, router_fraction=0.015, phases_per_round=200),
       evaluate=dict(batch_size=64),

@@ -17,13 +17,14 @@ from dipaco_jax.core import streaming
 STEPS = {'test': 15, 'smoke': 40, 'micro': 1000, 'medium': 4000}
 TAU = {'test': 5, 'smoke': 10, 'micro': 25, 'medium': 100}
 DISPATCH = {'test': 1, 'smoke': 2, 'micro': 5, 'medium': 20}  # steps; the overlap is as many, see below
+RATE = {'micro': 1e-2}  # a quarter of what tune.py found since
 NUMBERS = {'test': ('2x2', '4'), 'smoke': ('2x2', '4')}  # grid, workers
 
 
 def rows(size: str) -> list[Row]:
   grid, workers = NUMBERS.get(size, ('4x4', '8'))
   methods = {'dipaco': (f'DiPaCo {grid}', f'dipaco,{grid}'), 'diloco': (f'DiLoCo {workers}', f'fragments,{workers}')}
-  lasting = usual(size)
+  lasting = usual(size) | ({'inner.learning_rate': RATE[size]} if size in RATE else {})
   overlap = overlap_steps(size, lasting)
   late = {'outer.stream': 'on', 'outer.overlap_steps': overlap}
   short = max(1, TAU[size] * 2 // 25)

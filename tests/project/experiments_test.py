@@ -214,10 +214,14 @@ def test_every_command_of_the_page_is_there():
 def test_the_learning_rate_is_the_tuned_one():
   for size in config.SIZES:
     if found := common.read(readme.tune.TABLE, size, common.RESULTS):
-      for method, prefix in (('dense', ''), ('larger', 'larger_')):
-        rates = {name: r['perplexity'] for (name, _), r in found.items() if name.startswith('larger') == bool(prefix)}
+      for stated, prefix in (
+        (made(size, 'dense').inner.learning_rate, ''),
+        (made(size, 'larger').inner.learning_rate, 'larger_'),
+        (readme.muon.RATE[size], 'muon_'),
+      ):
+        rates = {name: r['perplexity'] for (name, _), r in found.items() if re.fullmatch(prefix + r'[\d.]+', name)}
         best = min(rates, key=lambda name: rates[name])
-        assert float(best.removeprefix(prefix)) == made(size, method).inner.learning_rate
+        assert float(best.removeprefix(prefix)) == stated
 
 
 # -- scripts
@@ -239,7 +243,7 @@ def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
   assert base.stat().st_mtime_ns == made_at  # it went on
   (other,) = tmp_path.glob('runs/test/dipaco-*/stages/pretrain.json')
   assert json.loads(other.read_text()) == json.loads(base.read_text())  # taken from there
-  assert '| DiPaCo, k-means | 1 |' in out and '| DiLoCo, 4 workers | 0 | not run |' in out
+  assert '| DiPaCo, k-means | 1 |' in out and '| DiLoCo, 4 workers, tau = 4 | 0 | not run |' in out
 
   file = tmp_path / 'results' / 'test' / 'methods.json'
   written = file.read_bytes()
@@ -253,6 +257,18 @@ def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
   again, err = finish(start(tmp_path, *options))
   assert out.endswith(again) and '| DiPaCo, k-means | 1 |' in again and not err
   assert file.read_bytes() == written and not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_rows(tmp_path):
+  tiny_run.write_config(tmp_path)
+  both = [start(tmp_path, '--rows=dense,averaged', '--seeds=0') for _ in range(2)]
+  told = [finish(process)[1] for process in both]
+  begun = re.findall(r'\[\d/2\] (.*), seed', ''.join(told))
+  assert sorted(begun) == ['4 workers, averaged, tau = 2', 'dense']
+  assert 'another process trains it' in ''.join(told)
+  records = json.loads((tmp_path / 'results' / 'test' / 'methods.json').read_text())['runs']
+  assert [record['row'] for record in records] == ['dense', 'averaged']
 
 
 @pytest.mark.parametrize('table', readme.TABLES, ids=lambda table: table.name)
