@@ -35,9 +35,11 @@ def rows(size: str) -> list[Row]:
     )
     for rate in rates
   ]
+  train = config.get_config(f'{size},dipaco').train
+  is_longer = train.phases * train.steps_per_phase != STEPS[size]
   longer = [
     Row(f'long_{rate:g}', f'dense, steps of table (1), {rate:g}', 'dense', {'inner.learning_rate': rate})
-    for rate in rates[-4:]
+    for rate in rates[-4:] * is_longer
   ]
   paths = [
     Row(
