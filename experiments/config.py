@@ -90,7 +90,7 @@ SIZES = {
   'micro': Size(
     grid=(2, 2),
     larger=dict(width=64, num_layers=3, num_heads=4, head_dim=16, mlp_dim=200),
-    larger_rate=5e-3,
+    larger_rate=2e-2,
     alone=25,
     chooser_steps=200,
     config=dict(

@@ -244,6 +244,12 @@ def exchanged_bytes(
   return round(active * (2 * sum(compression.sent_bytes(shape, compress) for shape in shared) + 4 * rows))
 
 
+def takes_over(layout: Layout, config: Outer) -> bool:
+  """Returns whether paths go on from their own parameters: no module is shared, and theta <- theta - 1 Delta."""
+  shared = any(layout.grid.paths_through(level) > 1 for level in layout.levels)
+  return not shared and config.optimizer == 'sgd' and config.learning_rate == 1
+
+
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:
   """Draws the paths whose outer gradient is lost in a phase, each with probability `lost` [arXiv 2311.08105].
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core import streaming
+from dipaco_jax.core import outer, streaming
 from dipaco_jax.core.grid import Coordinates, largest_divisor
 from dipaco_jax.training import evaluation
 from dipaco_jax.training.programs import Programs
@@ -94,6 +94,12 @@ class Job:
     """When levels exchange."""
     schedule, levels = self.schedule, self.programs.levels
     return schedule.timetable or streaming.at_the_end(levels, schedule.steps_per_phase, schedule.dispatch_steps)
+
+  @functools.cached_property
+  def measures_gap(self) -> bool:
+    """Whether paths are evaluated before the outer step too; not where it changes nothing, as in one dense model."""
+    programs = self.programs
+    return self.evaluation.holdout is not None and not outer.takes_over(programs.layout, programs.settings.outer)
 
   def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
     """Returns `count_updates` on this job's devices: a checkpoint's name."""
