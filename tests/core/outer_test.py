@@ -50,6 +50,27 @@ def test_rescaling_is_by_the_root_of_the_paths_that_took_part():
   np.testing.assert_allclose(scaled['own']['z'], plain['own']['z'], rtol=1e-6)
 
 
+@pytest.mark.parametrize('shared', [False, True])
+@pytest.mark.parametrize('changes', [{}, dict(optimizer='nesterov'), dict(learning_rate=0.7), dict(rescale=True)])
+def test_paths_are_taken_over_where_the_outer_step_leads_to_each_of_them(shared, changes):
+  config = settings.Outer(**({'optimizer': 'sgd', 'learning_rate': 1.0, 'rescale': False} | changes))
+  layout = LAYOUT if shared else modules.make_layout({'a': 2, 'b': 3}.items(), (('own', '.', ('a', 'b')),), 'z')
+  old, deltas = modules.stack(layout, {n: PARAMS[n] for n in layout.owner}), jnp.asarray(DELTAS['z'])
+  means = {'own': {'z': deltas[..., None]}}
+  if shared:
+    means |= {
+      'shared': {'x': jnp.full(4, deltas.mean())},
+      'low': {'y': deltas.mean(1)[:, None, None] + jnp.zeros((2, 2, 2))},
+    }
+  sums = {l.name: {n: x * layout.grid.paths_through(l) for n, x in means[l.name].items()} for l in layout.levels}
+  new, *_ = outer.update(layout, config, old, outer.init(layout, config, old, 'adamw'), sums, jnp.ones((2, 3)))
+  paths = [modules.take(layout, new, point) for point in np.ndindex(2, 3)]
+  led = all(
+    np.allclose(x, -deltas[point]) for path, point in zip(paths, np.ndindex(2, 3), strict=True) for x in path.values()
+  )
+  assert outer.takes_over(layout, config) == led
+
+
 def test_a_module_without_active_paths_keeps_its_parameters_and_momentum():
   everyone, some = np.ones((2, 3), 'f'), np.array([[1.0, 0, 0], [0, 0, 0]], 'f')
   new, state, _ = step(everyone, DELTAS)
