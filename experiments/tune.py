@@ -1,11 +1,13 @@
-"""Learning rates, before all else: the best of the dense baselines are stated in config.py, for all methods.
+"""Learning rates, before all else: the best are stated in config.py.
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
-in table (4), and for the small model as in table (1). Grids and DiLoCo are tried at the highest of them too.
+in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
+rates after the base of the best.
 """
 
 import common
 import config
+import methods
 import pictures
 from common import Column
 from runs import Row
@@ -13,6 +15,7 @@ from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
+METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat')  # of table (1), tried at its steps
 
 
 def rows(size: str) -> list[Row]:
@@ -40,6 +43,18 @@ def rows(size: str) -> list[Row]:
   longer = [
     Row(f'long_{rate:g}', f'dense, steps of table (1), {rate:g}', 'dense', {'inner.learning_rate': rate})
     for rate in rates[-4:] * is_longer
+  ]
+  peak = config.SIZES[size].config['inner']['learning_rate']
+  longer += [
+    Row(
+      f'long_{row.name}_{rate:g}',
+      f'{row.title}, steps of table (1), {rate:g} after {peak:g}',
+      row.method,
+      row.changes | ({'train.learning_rate': rate} if rate != peak else {}),
+    )
+    for row in methods.rows(size)
+    if row.name in METHODS
+    for rate in (peak / 4, peak / 2, peak)
   ]
   paths = [
     Row(
