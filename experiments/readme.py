@@ -49,7 +49,10 @@ def between(table: common.Table, folder: pathlib.Path) -> str:
 def about(size: str, results: common.Results) -> str:
   """Seeds, machine and time."""
   seeds = ', '.join(map(str, sorted({seed for _, seed in results})))
-  machines = {f'{e["devices"]} {e["device"]}, {e["cpus"]} cores' for e in (r['environment'] for r in results.values())}
+  machines = {
+    f'{e["devices"]} {e["device"]}, {e["cpus"]} core{"s" * (e["cpus"] > 1)}'
+    for e in (r['environment'] for r in results.values())
+  }
   seconds = display.duration(sum(map(runs.own_seconds, results.values())))
   where = ' and '.join(sorted(machines))
   return f'Size `{size}`; seeds {seeds}; {where}; training and evaluation took {seconds}.'
