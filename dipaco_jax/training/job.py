@@ -96,10 +96,10 @@ class Job:
     return schedule.timetable or streaming.at_the_end(levels, schedule.steps_per_phase, schedule.dispatch_steps)
 
   @functools.cached_property
-  def measures_gap(self) -> bool:
-    """Whether paths are evaluated before the outer step too; not where it changes nothing, as in one dense model."""
+  def rows_for_gap(self) -> evaluation.Rows | None:
+    """What paths are evaluated on before the outer step too; None where it changes nothing, as in one dense model."""
     programs = self.programs
-    return self.evaluation.holdout is not None and not outer.takes_over(programs.layout, programs.settings.outer)
+    return None if outer.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
 
   def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
     """Returns `count_updates` on this job's devices: a checkpoint's name."""

@@ -185,8 +185,7 @@ class Trainer:
     place, params = programs.placement.turns()[dispatch.turn], state.params
     piece = self._piece(dispatch)
     ends_phase = piece.end == job.schedule.steps_per_phase
-    if ends_phase and job.measures_gap:  # before the outer step
-      holdout = job.evaluation.holdout
+    if ends_phase and (holdout := job.rows_for_gap) is not None:  # before the outer step
       self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
     if piece.sent:
       self._send(dispatch, piece)
