@@ -11,7 +11,7 @@ import numpy as np
 
 from dipaco_jax.core import outer, streaming
 from dipaco_jax.core.grid import Coordinates, largest_divisor
-from dipaco_jax.training import evaluation
+from dipaco_jax.training.evaluation import Rows
 from dipaco_jax.training.programs import Programs
 
 
@@ -67,7 +67,7 @@ class Data:
 class Evaluation:
   """What is measured at the end of phases."""
 
-  holdout: evaluation.Rows | None = None  # for early stopping
+  holdout: Rows | None = None  # for early stopping
   validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
   validate_every: int = 0  # phases; 0: after the last
 
@@ -96,7 +96,7 @@ class Job:
     return schedule.timetable or streaming.at_the_end(levels, schedule.steps_per_phase, schedule.dispatch_steps)
 
   @functools.cached_property
-  def rows_for_gap(self) -> evaluation.Rows | None:
+  def rows_for_gap(self) -> Rows | None:
     """What paths are evaluated on before the outer step too; None where it changes nothing, as in one dense model."""
     programs = self.programs
     return None if outer.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
