@@ -22,6 +22,7 @@ from runs import Record, Row
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import lock
 from dipaco_jax.training import display
 
 RESULTS = runs.HERE / 'results'
@@ -75,12 +76,14 @@ def read_all(size: str, folder: pathlib.Path) -> dict[str, Record]:
 
 def write(table: Table, size: str, folder: pathlib.Path, results: Results):
   """The table's file and its picture; rows in the table's order, seeds rising."""
-  with runs.locked(folder / size):
+  (folder / size).mkdir(parents=True, exist_ok=True)
+  with lock.locked(folder / size):
     results |= {at: r for at, r in read(table, size, folder).items() if at not in results}  # of others beside us
     publish_table(table, size, folder, results)
 
 
 def publish_table(table: Table, size: str, folder: pathlib.Path, results: Results):
+  """As `write`, of these results alone."""
   order = [row.name for row in table.rows(size)]
   records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
   contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
@@ -190,7 +193,7 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
   if any((p.row.name, p.seed) not in results for p in wanted):
-    with runs.locked(pathlib.Path(f.workdir) / size / 'claims'):
+    with lock.locked(claimed_in(pathlib.Path(f.workdir) / size)):
       prepare(size)
   failed = run_missing(table, folder, pathlib.Path(f.workdir) / size, wanted, results)
   print(f'{table.title}\n\n{to_markdown(table, size, results | read(table, size, folder))}')
@@ -213,22 +216,33 @@ def run_missing(
   todo = [p for p in distinct if (p.row.name, p.seed) not in results]
   failed = []
   for i, one in enumerate(todo):
-    with runs.locked(workdirs / 'claims' / one.key, wait=False) as claimed:
+    with lock.locked(claimed_in(workdirs, one.key), wait=False) as claimed:
       if not claimed:
         print(f'{one.row.title}, seed {one.seed}: another process trains it', file=sys.stderr, flush=True)
-      if not claimed or (one.row.name, one.seed) in read(table, one.size, folder):
-        continue
-      done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
-      seconds = runs.seconds_left(todo[i:], done)
-      left = f'; about {display.duration(seconds)} to go' if seconds is not None else ''
-      print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
-      status = runs.execute(one, workdirs)
-      if status in TRY_AGAIN:
-        sys.exit(status)
-      if runs.is_finished(one, workdirs):
-        record = runs.make_record(one, workdirs)
-        results |= {(p.row.name, p.seed): record | {'row': p.row.name} for p in wanted if p.key == one.key}
-        write(table, one.size, folder, results)
-      else:
-        failed.append(f'{one.row.name}, seed {one.seed}: exit status {status}')
+      elif (one.row.name, one.seed) not in read(table, one.size, folder):
+        done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
+        seconds = runs.seconds_left(todo[i:], done)
+        left = f'; about {display.duration(seconds)} to go' if seconds is not None else ''
+        print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
+        if record := train(one, workdirs, failed):
+          results |= {(p.row.name, p.seed): record | {'row': p.row.name} for p in wanted if p.key == one.key}
+          write(table, one.size, folder, results)
   return failed
+
+
+def train(one: runs.Run, workdirs: pathlib.Path, failed: list[str]) -> Record | None:
+  """The record of a run that has finished; None, and a line of `failed`, where it has not."""
+  status = runs.execute(one, workdirs)
+  if status in TRY_AGAIN:
+    sys.exit(status)
+  if runs.is_finished(one, workdirs):
+    return runs.make_record(one, workdirs)
+  failed.append(f'{one.row.name}, seed {one.seed}: exit status {status}')
+  return None
+
+
+def claimed_in(workdirs: pathlib.Path, key: str = '') -> pathlib.Path:
+  """The folder by whose lock a process claims a run, or the preparation of all."""
+  place = workdirs / 'claims' / key
+  place.mkdir(parents=True, exist_ok=True)
+  return place

@@ -4,8 +4,6 @@ A result belongs to a config and a text, by digest. The config's is over the fie
 those that name files apart; the text's is over the bytes of the files.
 """
 
-import contextlib
-import fcntl
 import glob
 import hashlib
 import importlib.util
@@ -16,7 +14,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import config
@@ -119,23 +117,6 @@ def text_digest(*globs: str) -> str:
 
 
 # -- processes
-
-
-@contextlib.contextmanager
-def locked(place: pathlib.Path, wait: bool = True) -> Iterator[bool]:
-  """Holds the lock of a folder among the processes of this machine, to the end of the block or of the process.
-
-  False where another holds it, and `wait` is not set.
-  """
-  place.mkdir(parents=True, exist_ok=True)
-  folder = os.open(place, os.O_RDONLY)
-  try:
-    fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    yield True
-  except BlockingIOError:
-    yield False
-  finally:
-    os.close(folder)
 
 
 def execute(run: Run, folder: pathlib.Path) -> int:

@@ -5,6 +5,9 @@ in table (4), and for the small model as in table (1). Methods of table (1) are 
 rates after the base of the best.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import common
 import config
 import methods
@@ -21,52 +24,43 @@ METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat')  # of table (
 def rows(size: str) -> list[Row]:
   rates = RATES.get(size, OTHERS)
   lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
-  small = [Row(f'{rate:g}', f'dense, {rate:g}', 'dense', lasting | {'inner.learning_rate': rate}) for rate in rates]
+  muon = lasting | {'inner.optimizer': 'muon'}
+  return [
+    *tried('', 'dense', 'dense', lasting, rates),
+    *longer(size, rates[-4:]),
+    *tried('dipaco_', 'DiPaCo, k-means', 'dipaco', config.lasting(size, STEPS[size], TAUS[size][0]), rates[-4:]),
+    *tried('diloco_', 'DiLoCo', 'diloco', config.lasting(size, STEPS[size], TAUS[size][1]), rates[-4:]),
+    *tried('muon_', 'dense, Muon', 'dense', muon, rates),
+    *tried('larger_', 'larger dense', 'larger', lasting_larger(size), rates),
+  ]
+
+
+def tried(name: str, title: str, method: str, changes: Mapping[str, Any], rates: Sequence[float]) -> list[Row]:
+  """A row for each rate, the base's too."""
+  return [
+    Row(f'{name}{rate:g}', f'{title}, {rate:g}', method, changes | {'inner.learning_rate': rate}) for rate in rates
+  ]
+
+
+def longer(size: str, rates: Sequence[float]) -> list[Row]:
+  """The small model at the steps of table (1), where they are others; methods of it, whose paths have another rate."""
+  train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
+  is_longer = train.phases * train.steps_per_phase != STEPS[size]
+  found = tried('long_', 'dense, steps of table (1)', 'dense', {}, rates if is_longer else ())
+  for row in methods.rows(size):
+    for rate in (peak / 4, peak / 2, peak) if row.name in METHODS else ():
+      name, title = f'long_{row.name}_{rate:g}', f'{row.title}, steps of table (1), {rate:g} after {peak:g}'
+      changes = {'train.learning_rate': rate} if rate != peak else {}
+      found.append(Row(name, title, row.method, row.changes | changes))
+  return found
+
+
+def lasting_larger(size: str) -> dict[str, int]:
+  """As many of the larger model's steps as the small one has of its own."""
+  lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
   c = config.get_config(f'{size},larger')
   phases = max(1, round(c.train.phases * lasting['train.phases'] / config.get_config(f'{size},dense').train.phases))
-  steps = {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
-  large = [
-    Row(f'larger_{rate:g}', f'larger dense, {rate:g}', 'larger', steps | {'inner.learning_rate': rate})
-    for rate in rates
-  ]
-  muon = [
-    Row(
-      f'muon_{rate:g}',
-      f'dense, Muon, {rate:g}',
-      'dense',
-      lasting | {'inner.optimizer': 'muon', 'inner.learning_rate': rate},
-    )
-    for rate in rates
-  ]
-  train = config.get_config(f'{size},dipaco').train
-  is_longer = train.phases * train.steps_per_phase != STEPS[size]
-  longer = [
-    Row(f'long_{rate:g}', f'dense, steps of table (1), {rate:g}', 'dense', {'inner.learning_rate': rate})
-    for rate in rates[-4:] * is_longer
-  ]
-  peak = config.SIZES[size].config['inner']['learning_rate']
-  longer += [
-    Row(
-      f'long_{row.name}_{rate:g}',
-      f'{row.title}, steps of table (1), {rate:g} after {peak:g}',
-      row.method,
-      row.changes | ({'train.learning_rate': rate} if rate != peak else {}),
-    )
-    for row in methods.rows(size)
-    if row.name in METHODS
-    for rate in (peak / 4, peak / 2, peak)
-  ]
-  paths = [
-    Row(
-      f'{name}_{rate:g}',
-      f'{title}, {rate:g}',
-      name,
-      config.lasting(size, STEPS[size], tau) | {'inner.learning_rate': rate},
-    )
-    for (name, title), tau in zip((('dipaco', 'DiPaCo, k-means'), ('diloco', 'DiLoCo')), TAUS[size][:2], strict=False)
-    for rate in rates[-4:]
-  ]
-  return small + longer + paths + muon + large
+  return {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
 
 
 COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))

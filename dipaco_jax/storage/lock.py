@@ -50,12 +50,19 @@ def held_as(copy: Path, holder: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-  """Lets one process of this machine at a time into the block; the lock ends with its process and leaves no file."""
+def locked(directory: Path, wait: bool = True) -> Iterator[bool]:
+  """Lets one process of this machine at a time into the block; the lock ends with its process and leaves no file.
+
+  Without `wait` others come in too, told False.
+  """
   handle = os.open(directory, os.O_RDONLY)
   try:
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    yield
+    locks = True
+    try:
+      fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+      locks = False
+    yield locks
   finally:
     os.close(handle)
 

@@ -97,7 +97,7 @@ class Job:
 
   @functools.cached_property
   def rows_for_gap(self) -> Rows | None:
-    """What paths are evaluated on before the outer step too; None where it changes nothing, as in one dense model."""
+    """The rows to evaluate paths on before the outer step too; None where it changes nothing, as with one path."""
     programs = self.programs
     return None if outer.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
 

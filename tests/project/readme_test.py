@@ -52,7 +52,9 @@ def test_the_readme_states_the_results_of_the_experiments():
     ]
     for of in by_row.values()
   ]
-  assert len(stated) >= 5 and not [row for row in stated if row not in measured]
+  assert len(stated) == 6 and not [row for row in stated if row not in measured]
+  (flops,) = re.findall(r'take ([\d.e+]+) FLOPs', table)
+  assert {f'{run["train_flops"]:.2g}' for row, of in by_row.items() for run in of if row != 'dense'} == {flops}
 
 
 def test_every_command_and_option_is_there():
