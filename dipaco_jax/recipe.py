@@ -15,7 +15,6 @@ import math
 import os
 import pathlib
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from absl import flags
 from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import averaging_gap, extension, settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.training import stopping
 
 PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
 TOLERANCE = 0.01  # nats a token that longer phases may cost, for the exchanges that they save
@@ -162,18 +162,7 @@ class Search:
 
 def train(options: Sequence[str], env: Mapping[str, str], stdout: int | None = None) -> int:
   """Runs `main` in a process and returns its exit status; passes signals on and waits for its end."""
-  process = subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *options], env=env, stdout=stdout)
-
-  def stop(number, frame):
-    if number != signal.SIGINT:  # Ctrl-C reaches both
-      process.send_signal(number)
-
-  before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-  try:
-    return process.wait()
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
+  return stopping.run_process([sys.executable, '-m', 'dipaco_jax.main', *options], env=env, stdout=stdout)
 
 
 def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], Outcome]:

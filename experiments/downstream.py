@@ -10,7 +10,6 @@ import json
 import pathlib
 import random
 import re
-import subprocess
 import sys
 import tempfile
 
@@ -24,6 +23,7 @@ from runs import Row
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.training import stopping
 
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'dense_px')
 CONTEXT, PIECE, CHOICES = 200, 100, 4  # characters; pieces to choose from
@@ -92,7 +92,8 @@ def score(workdir: pathlib.Path, tasks: list[str], folder: pathlib.Path) -> dict
   """{task: accuracy}, and means over kinds by `next` and `word`."""
   out = folder / 'out.json'
   line = [f'--workdir={workdir}', f'--tasks={",".join(tasks)}', f'--include_path={folder}', f'--out={out}']
-  subprocess.run([sys.executable, '-m', 'dipaco_jax.harness', *line, '--batch_size=32'], check=True)
+  if status := stopping.run_process([sys.executable, '-m', 'dipaco_jax.harness', *line, '--batch_size=32']):
+    sys.exit(status)
   found = {task: scores['acc_norm,none'] for task, scores in json.loads(out.read_text()).items()}
   for name in ('next', 'word'):
     mine = [accuracy for task, accuracy in found.items() if task.startswith(name)]

@@ -8,7 +8,6 @@ others have become.
 import gzip
 import json
 import pathlib
-import subprocess
 import sys
 
 import common
@@ -21,6 +20,7 @@ from runs import Row
 from tau import STEPS, TAUS
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.training import stopping
 
 UNREAD = ('law_de', 'code')
 BASE = '{workdir}/base-{seed}'  # filled in when a row is run
@@ -92,7 +92,8 @@ def export_base(one: runs.Run, of: str, folder: pathlib.Path):
     sys.exit(status)
   command = [sys.executable, '-m', 'dipaco_jax.export', f'--workdir={runs.workdir(one, folder)}', '--path=0']
   common.publish(out.with_suffix('.text'), of)
-  subprocess.run([*command, f'--out={out}'], check=True)
+  if status := stopping.run_process([*command, f'--out={out}']):
+    sys.exit(status)
 
 
 if __name__ == '__main__':

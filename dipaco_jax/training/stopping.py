@@ -11,9 +11,10 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from dipaco_jax.training import display
@@ -159,6 +160,27 @@ def listening(words: str = '') -> Iterator[Signals]:
     signal.set_wakeup_fd(before)
     os.close(writing)  # which ends the thread
     _listening = None
+
+
+def run_process(command: Sequence[str], **options) -> int:
+  """Runs another process, with options of `subprocess.Popen`, and returns its exit status; for the main thread.
+
+  Signals are passed on, each once: the process has a group of its own, which Ctrl-C does not reach. This one ends when
+  the other has; at a second signal at once.
+  """
+  started = list[subprocess.Popen]()
+
+  def pass_on(number: int) -> bool:
+    for process in started:
+      process.send_signal(number)
+    return bool(started)
+
+  with listening() as signals, last_words(lambda status: pass_on(signal.SIGTERM)), signals.answered(pass_on):
+    started.append(subprocess.Popen(command, process_group=0, **options))
+    status = started[0].wait()
+    if signals.requested():
+      signals.leave()
+  return status
 
 
 def _read(numbers: int, hear: Callable[[int], None]):

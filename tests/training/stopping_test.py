@@ -216,3 +216,54 @@ def test_in_another_thread_signals_stay_the_programs():
   program = f'import signal, threading\nfrom dipaco_jax.training import stopping\ndef run():\n  global same\n  {body}\n'
   program += 'thread = threading.Thread(target=run)\nthread.start()\nthread.join()\nassert same'
   subprocess.run([sys.executable, '-c', program], check=True)
+
+
+PASSES = """
+  child = 'import os, signal, sys, time\\n' + sys.argv[1] + '\\nprint(os.getpid(), flush=True)\\ntime.sleep(20)'
+  print('ended with', stopping.run_process([sys.executable, '-c', child]), flush=True)
+"""
+SAVES_FIRST = """
+def save(number, frame):
+  print('saving', flush=True)
+  time.sleep(1)
+  print('saved', flush=True)
+  sys.exit(3)
+signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT], ids=str)
+def test_a_signal_ends_the_other_process_first_and_is_told_by_the_status(number):
+  command = [sys.executable, '-c', HEARD + PASSES, SAVES_FIRST]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    process.stdout.readline()
+    process.send_signal(number)  # to this one alone, as a scheduler does
+    assert process.stdout.read() == 'saving\nsaved\n'
+    assert process.wait(10) == 128 + number
+
+
+def test_ctrl_c_reaches_the_other_process_once():
+  command = [sys.executable, '-c', HEARD + PASSES, SAVES_FIRST]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)  # all of the terminal's foreground
+    assert process.stdout.read() == 'saving\nsaved\n'
+    assert process.wait(10) == 130
+
+
+def test_a_second_signal_leaves_no_process_behind():
+  ignores = 'signal.signal(signal.SIGINT, signal.SIG_IGN)'
+  with subprocess.Popen([sys.executable, '-c', HEARD + PASSES, ignores], stdout=subprocess.PIPE, text=True) as process:
+    process.stdout.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    process.stdout.read()  # to its end, which the other holds open
+    assert time.monotonic() - began < 10
+
+
+def test_the_status_of_a_process_that_ends_by_itself():
+  assert ended("  sys.exit(stopping.run_process([sys.executable, '-c', 'raise SystemExit(5)']))", status=5) == ('', '')
