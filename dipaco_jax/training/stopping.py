@@ -8,6 +8,8 @@ In another's program, which is not ours to end, a signal raises an exception in 
 """
 
 import contextlib
+import ctypes
+import functools
 import logging
 import os
 import signal
@@ -20,6 +22,7 @@ from typing import Any, NoReturn
 from dipaco_jax.training import display
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any more
 
 Answer = Callable[[int], bool]  # whether the process goes on for now; called by the thread that hears
@@ -166,7 +169,7 @@ def run_process(command: Sequence[str], **options) -> int:
   """Runs another process, with options of `subprocess.Popen`, and returns its exit status; for the main thread.
 
   Signals are passed on, each once: the process has a group of its own, which Ctrl-C does not reach. This one ends when
-  the other has; at a second signal at once.
+  the other has; at a second signal at once. On Linux the other does not outlive this one, however it ends.
   """
   started = list[subprocess.Popen]()
 
@@ -176,11 +179,19 @@ def run_process(command: Sequence[str], **options) -> int:
     return bool(started)
 
   with listening() as signals, last_words(lambda status: pass_on(signal.SIGTERM)), signals.answered(pass_on):
-    started.append(subprocess.Popen(command, process_group=0, **options))
+    first = _ends_with_its_parent()  # one system call, which needs no lock of another thread's
+    started.append(subprocess.Popen(command, process_group=0, preexec_fn=first, **options))  # noqa: PLW1509
     status = started[0].wait()
     if signals.requested():
       signals.leave()
   return status
+
+
+def _ends_with_its_parent() -> Callable[[], object] | None:
+  """Returns what a new process calls to be killed when its parent is gone; None where the system cannot do that."""
+  if sys.platform != 'linux':
+    return None
+  return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read(numbers: int, hear: Callable[[int], None]):

@@ -265,5 +265,15 @@ def test_a_second_signal_leaves_no_process_behind():
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.skipif(sys.platform != 'linux', reason='only there')
+def test_the_other_process_does_not_outlive_this_one():
+  with subprocess.Popen([sys.executable, '-c', HEARD + PASSES, ''], stdout=subprocess.PIPE, text=True) as process:
+    process.stdout.readline()
+    began = time.monotonic()
+    process.kill()
+    process.stdout.read()
+    assert time.monotonic() - began < 10
+
+
 def test_the_status_of_a_process_that_ends_by_itself():
   assert ended("  sys.exit(stopping.run_process([sys.executable, '-c', 'raise SystemExit(5)']))", status=5) == ('', '')
