@@ -31,6 +31,7 @@ TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on
 SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # Student's t of 90%, both ways, by seeds; with more seeds 2
 
 Results = dict[tuple[str, int], Record]  # by row and seed
+Prepare = Callable[[Sequence[runs.Run]], None]
 
 
 class Column(NamedTuple):
@@ -165,8 +166,8 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
 # -- the script
 
 
-def main(table: Table, prepare: Callable[[str], None] = lambda size: None):
-  """Of a table's script; `prepare(size)` makes what its rows start from."""
+def main(table: Table, prepare: Prepare = lambda missing: None):
+  """Of a table's script; `prepare(missing)` makes what these runs start from."""
   define_flags()
   command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results), prepare))
 
@@ -181,7 +182,7 @@ def define_flags():
   flags.DEFINE_string('results', str(RESULTS), 'Where tables and their pictures are.')
 
 
-def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], None]) -> int:
+def run(table: Table, size: str, folder: pathlib.Path, prepare: Prepare) -> int:
   """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
   rows, f = table.rows(size), flags.FLAGS
   if unknown := set(f.rows) - {row.name for row in rows}:
@@ -192,9 +193,9 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Callable[[str], 
   results |= {(p.row.name, p.seed): known[p.key] | {'row': p.row.name} for p in planned if p.key in known}
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
-  if any((p.row.name, p.seed) not in results for p in wanted):
+  if missing := [p for p in wanted if (p.row.name, p.seed) not in results]:
     with lock.locked(claimed_in(pathlib.Path(f.workdir) / size)):
-      prepare(size)
+      prepare(missing)
   failed = run_missing(table, folder, pathlib.Path(f.workdir) / size, wanted, results)
   print(f'{table.title}\n\n{to_markdown(table, size, results | read(table, size, folder))}')
   if failed:

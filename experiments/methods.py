@@ -1,27 +1,49 @@
 """(1) Methods at some 250 tokens a parameter: at equal steps of a path, and at equal FLOPs [4, Table 1]."""
 
 import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import bases
 import common
 import config
 import pictures
+import runs
+from absl import flags
 from common import Column
-from runs import Row
+from runs import Row, Run
 from tau import OUTER, TAUS
 
 MEASURED = 12  # times, along the steps
+BASE = 'diloco'
+# The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
+SHARES = {
+  'micro': {
+    'dense': 0.5, 'diloco': 0.25, 'flat': 0.25, 'diloco_kmeans': 0.5, 'diloco_own': 0.5, 'diloco_flat': 0.5,
+    'dense_px': 0.5,
+  }
+}  # fmt: skip
 
 
-def rows(size: str) -> list[Row]:
+def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
   """All are measured along the way; only a discriminative router's rows are re-routed, which scores every path.
 
   DiLoCo has longer phases than the grids: its momentum is of no use over the shortest.
+
+  `shares`: peak rates of rows' paths, as a share of the base's; those of SHARES, if they are not given.
   """
-  num_paths = math.prod(config.SIZES[size].grid)
+  shares = SHARES.get(size, {}) if shares is None else shares
+  num_paths, peak = math.prod(config.SIZES[size].grid), config.SIZES[size].config['inner']['learning_rate']
 
   def row(name: str, title: str, method: str, changes=None):
     phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
-    return Row(name, title, method, {'evaluate.every_phases': max(1, phases // MEASURED)} | (changes or {}))
+    rate = {'train.learning_rate': peak * shares[name]} if shares.get(name, 1) != 1 else {}
+    return Row(name, title, method, {'evaluate.every_phases': max(1, phases // MEASURED)} | rate | (changes or {}))
+
+  def after(name: str, words: str, method: str):
+    changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0}
+    return row(name, f'half of the steps DiLoCo, then {words}', method, changes)
 
   train = config.get_config(f'{size},dipaco').train
   seldom = config.lasting(size, train.phases * train.steps_per_phase, TAUS[size][1])
@@ -36,9 +58,42 @@ def rows(size: str) -> list[Row]:
     row('discriminative', 'DiPaCo, discriminative once', 'discriminative'),
     row('em', 'DiPaCo, discriminative twice', 'discriminative', once | {'routing.rounds': 2}),
     row('flat', f'flat MoE, {num_paths} paths, k-means', 'flat'),
+    after('diloco_kmeans', 'DiPaCo, k-means', 'dipaco'),
+    after('diloco_own', 'path-specific upper blocks', 'own'),
+    after('diloco_flat', 'flat MoE', 'flat'),
     row('dense_px', f'equal FLOPs: dense, {num_paths}x steps', f'dense,{num_paths}'),
     row('larger', f'equal FLOPs: dense, {num_paths}x parameters', 'larger'),
   ]
+
+
+def half(size: str) -> Row:
+  """DiLoCo's row, stopped at half of its phases."""
+  whole = next(row for row in rows(size) if row.name == BASE)
+  return whole._replace(name='half', changes=whole.changes | {'train.phases': whole.changes['train.phases'] // 2})
+
+
+def second_half(size: str, method: str, share: float) -> dict[str, Any]:
+  """The changes of a row that goes on from there: the rest of the steps and of the cosine, warmed up once more."""
+  c = config.get_config(f'{size},{method}')
+  steps = c.train.phases * c.train.steps_per_phase // 2
+  last, done = c.inner.final_fraction, (c.pretrain.steps + steps) / c.inner.decay_steps
+  left = round(last + (1 - last) * (1 + math.cos(math.pi * done)) / 2, 3)
+  return bases.start(BASE) | {
+    'train.phases': c.train.phases // 2,
+    'inner.decay_steps': steps,
+    'inner.learning_rate': c.inner.learning_rate * share * left,
+    'inner.final_fraction': round(last / left, 3),
+    'inner.warmup_steps': 0,
+    'inner.rewarm_steps': c.inner.warmup_steps // 2,
+  }
+
+
+def prepare(missing: Sequence[Run]):
+  """Trains and exports what some rows start from, by seed."""
+  f = flags.FLAGS
+  for seed in sorted({run.seed for run in missing if 'pretrain.init' in run.row.changes}):
+    one = runs.make(f.size, half(f.size), seed, f.data, f.validation)
+    bases.export(BASE, one, one.text, pathlib.Path(f.workdir) / f.size)
 
 
 COLUMNS = (
@@ -57,4 +112,4 @@ COLUMNS = (
 TABLE = common.Table('methods', 'Methods at equal steps of a path, and at equal FLOPs', rows, COLUMNS, pictures.curves)
 
 if __name__ == '__main__':
-  common.main(TABLE)
+  common.main(TABLE, prepare)

@@ -97,15 +97,18 @@ def along(row: Row, results: Results, of: Callable[[Mapping[str, Any], int], flo
 
 def tokens(record: Mapping[str, Any], step: int) -> float:
   """The base's too."""
-  own = record['train_tokens'] - record['pretrain_tokens']
-  return record['pretrain_tokens'] + own / record['paths'] * (step - record['pretrain_steps']) / record['steps']
+  own, earlier = record['train_tokens'] - record['pretrain_tokens'], record.get('before', {}).get('tokens', 0)
+  return (
+    earlier + record['pretrain_tokens'] + own / record['paths'] * (step - record['pretrain_steps']) / record['steps']
+  )
 
 
 def flops(record: Mapping[str, Any], step: int) -> float:
   """In proportion to all tokens that were read up to there, the base's too."""
   own = record['train_tokens'] - record['pretrain_tokens']
   read = record['pretrain_tokens'] + own * (step - record['pretrain_steps']) / record['steps']
-  return record['train_flops'] * read / record['train_tokens']
+  earlier = record.get('before', {}).get('flops', 0)
+  return earlier + (record['train_flops'] - earlier) * read / record['train_tokens']
 
 
 def against_number(title: str, series: Callable[[Row], Sequence[str]]):

@@ -8,22 +8,22 @@ others have become.
 import gzip
 import json
 import pathlib
-import sys
+from collections.abc import Sequence
 
+import bases
 import common
 import config
 import pictures
 import runs
 from absl import flags
 from common import Column
-from runs import Row
+from runs import Row, Run
 from tau import STEPS, TAUS
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import stopping
 
 UNREAD = ('law_de', 'code')
-BASE = '{workdir}/base-{seed}'  # filled in when a row is run
+BASE = 'six-kinds'
 
 
 def base_row(size: str) -> Row:
@@ -39,8 +39,7 @@ def rows(size: str) -> list[Row]:
   def row(name: str, title: str, method: str, tau: int, times: int = 1):
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau}
-    base = {'pretrain.init': BASE, 'pretrain.steps': 0, 'tokenizer.model_file': f'{BASE}/tokenizer.model'}
-    return Row(name, title, method, lasting | base)
+    return Row(name, title, method, lasting | bases.start(BASE))
 
   return [
     row('dense', 'dense, trained on', 'dense', seldom),
@@ -73,36 +72,18 @@ def without(file: str, out: pathlib.Path):
     common.publish(out, gzip.compress(''.join(kept).encode(), mtime=0))
 
 
-def make_base(size: str, seed: int, data: str, validation: str, folder: pathlib.Path):
-  """Trains and exports the base of a seed, which reads other kinds of text alone, where it is not there."""
-  for name, file in (('train', data), ('validation', validation)):
+def prepare(missing: Sequence[Run]):
+  """Trains and exports the base of each seed, which reads other kinds of text alone."""
+  f = flags.FLAGS
+  if not f.data.endswith('.jsonl.gz') or not f.validation.endswith('.jsonl.gz'):
+    raise InputError('--data, --validation: this table needs JSON lines with `text` and `domain`, gzipped')
+  folder = pathlib.Path(f.workdir) / f.size
+  for name, file in (('train', f.data), ('validation', f.validation)):
     without(file, folder / f'{name}.jsonl.gz')
   kept = [str(folder / f'{name}.jsonl.gz') for name in ('train', 'validation')]
-  export_base(runs.make(size, base_row(size), seed, *kept), runs.text_digest(data, validation), folder)
-
-
-def export_base(one: runs.Run, of: str, folder: pathlib.Path):
-  """Trains and exports a base, where it is not there; `of` is the digest of all text."""
-  out = folder / f'base-{one.seed}'
-  if (out / 'config.json').exists():
-    if out.with_suffix('.text').read_text() != of:
-      raise InputError(f'{out} is of another text: name another --workdir')
-    return
-  if status := runs.execute(one, folder):
-    sys.exit(status)
-  command = [sys.executable, '-m', 'dipaco_jax.export', f'--workdir={runs.workdir(one, folder)}', '--path=0']
-  common.publish(out.with_suffix('.text'), of)
-  if status := stopping.run_process([*command, f'--out={out}']):
-    sys.exit(status)
+  for seed in sorted({run.seed for run in missing}):
+    bases.export(BASE, runs.make(f.size, base_row(f.size), seed, *kept), missing[0].text, folder)
 
 
 if __name__ == '__main__':
-
-  def prepare(size: str):
-    f = flags.FLAGS
-    if not f.data.endswith('.jsonl.gz') or not f.validation.endswith('.jsonl.gz'):
-      raise InputError('--data, --validation: this table needs JSON lines with `text` and `domain`, gzipped')
-    for seed in f.seeds:
-      make_base(size, int(seed), f.data, f.validation, pathlib.Path(f.workdir) / size)
-
   common.main(TABLE, prepare)

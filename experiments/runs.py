@@ -92,8 +92,8 @@ def make_settings(variant: str, overrides: Mapping[str, Any]) -> settings.Settin
 
 
 def placed(run: Run, folder: pathlib.Path) -> dict[str, Any]:
-  """The overrides, with {workdir} and {seed} filled in: what a row starts from is in the folder of the runs."""
-  places = {'workdir': folder.absolute(), 'seed': run.seed}
+  """The overrides, with {workdir}, {text} and {seed} filled in: what a row starts from is in the folder of the runs."""
+  places = {'workdir': folder.absolute(), 'text': run.text[:4], 'seed': run.seed}
   return {name: x.format(**places) if isinstance(x, str) else x for name, x in run.overrides.items()}
 
 
@@ -165,6 +165,8 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
   if report['config_sha256'] != settings.digest(make_settings(run.variant, placed(run, folder))):
     raise InputError(f'{workdir(run, folder)} holds a run of another config: remove it')
   kept = {name: report.get(name) for name in KEPT}
+  if start := before(pathlib.Path(placed(run, folder).get('pretrain.init', ''))):
+    kept |= {'before': start, 'train_flops': kept['train_flops'] + start['flops']}
   scored = (workdir(run, folder) / 'routing' / '1-scores').exists()
   return {
     'row': run.row.name, 'seed': run.seed, 'config': run.config, 'text': run.text, 'variant': run.variant,
@@ -179,6 +181,16 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
     'routers': scores.routers(workdir(run, folder), run.settings) if scored and has_sklearn() else None,
   }  # fmt: skip
+
+
+def told(base: pathlib.Path) -> pathlib.Path:
+  """The file that says what a model that rows start from has taken, see bases.py."""
+  return base.with_name(f'{base.name}.json')
+
+
+def before(base: pathlib.Path) -> Record | None:
+  """FLOPs of all its paths, tokens and steps of one of them; None where nothing is known of it."""
+  return json.loads(told(base).read_text()) if base.name and told(base).exists() else None
 
 
 def from_metrics(folder: pathlib.Path) -> Record:

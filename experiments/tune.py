@@ -5,6 +5,7 @@ in table (4), and for the small model as in table (1). Methods of table (1) are 
 rates after the base of the best.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
-METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat')  # of table (1), tried at its steps
+METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_kmeans', 'diloco_own', 'diloco_flat')
 
 
 def rows(size: str) -> list[Row]:
@@ -47,11 +48,11 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
   train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
   is_longer = train.phases * train.steps_per_phase != STEPS[size]
   found = tried('long_', 'dense, steps of table (1)', 'dense', {}, rates if is_longer else ())
-  for row in methods.rows(size):
-    for rate in (peak / 4, peak / 2, peak) if row.name in METHODS else ():
-      name, title = f'long_{row.name}_{rate:g}', f'{row.title}, steps of table (1), {rate:g} after {peak:g}'
-      changes = {'train.learning_rate': rate} if rate != peak else {}
-      found.append(Row(name, title, row.method, row.changes | changes))
+  by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x))} for x in (0.25, 0.5, 1)}
+  for name, (share, of_share) in itertools.product(METHODS, by_share.items()):
+    row, rate = of_share[name], peak * share
+    title = f'{row.title}, steps of table (1), {rate:g} after {peak:g}'
+    found.append(row._replace(name=f'long_{name}_{rate:g}', title=title))
   return found
 
 
@@ -68,4 +69,4 @@ COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity')
 TABLE = common.Table('tune', 'Learning rates', rows, COLUMNS, pictures.dots)
 
 if __name__ == '__main__':
-  common.main(TABLE)
+  common.main(TABLE, methods.prepare)

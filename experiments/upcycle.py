@@ -6,17 +6,19 @@ the same kinds, its peak rate a share of the base's. Choose on text that no tabl
 """
 
 import pathlib
+from collections.abc import Sequence
 
+import bases
 import common
 import config
 import pictures
 import runs
 from absl import flags
 from common import Column
-from pretrained import BASE, export_base
-from runs import Row
+from runs import Row, Run
 from tau import STEPS, TAUS
 
+BASE = 'pretrained'
 FAMILY = {'model.num_kv_heads': 1, 'model.rope_base': 1e5}
 SHARES = (0.03, 0.1, 0.3, 1.0)  # of the base's peak rate
 SHARE, WARM = 0.3, 0.05  # of the rows that vary other things; WARM and WARMS are of all steps
@@ -46,7 +48,7 @@ def rows(size: str) -> list[Row]:
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau}
     rate = {'inner.learning_rate': peak * share, 'inner.rewarm_steps': round(warm * phases * tau)}
     schedule = rate | {'inner.warmup_steps': 0, 'inner.final_fraction': 0.1}
-    start = {'pretrain.init': BASE, 'pretrain.steps': 0, 'tokenizer.model_file': f'{BASE}/tokenizer.json'}
+    start = bases.start(BASE, 'tokenizer.json')
     return Row(name, title, method, FAMILY | lasting | schedule | start | OUTER.get(outer, {}))
 
   alone = config.SIZES[size].alone
@@ -71,12 +73,14 @@ COLUMNS = (
 
 TABLE = common.Table('upcycle', 'A pretrained model to a grid', rows, COLUMNS, pictures.dots)
 
+
+def prepare(missing: Sequence[Run]):
+  """Trains and exports the base of each seed."""
+  f = flags.FLAGS
+  for seed in sorted({run.seed for run in missing}):
+    one = runs.make(f.size, base_row(f.size), seed, f.data, f.validation)
+    bases.export(BASE, one, one.text, pathlib.Path(f.workdir) / f.size)
+
+
 if __name__ == '__main__':
-
-  def prepare(size: str):
-    f = flags.FLAGS
-    for seed in f.seeds:
-      one = runs.make(size, base_row(size), int(seed), f.data, f.validation)
-      export_base(one, one.text, pathlib.Path(f.workdir) / size)
-
   common.main(TABLE, prepare)

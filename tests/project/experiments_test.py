@@ -224,6 +224,19 @@ def test_the_learning_rate_is_the_tuned_one():
         assert float(best.removeprefix(prefix)) == stated
 
 
+def test_paths_have_the_rates_that_were_best():
+  for size, config_of_size in config.SIZES.items():
+    found = common.read(readme.tune.TABLE, size, common.RESULTS)
+    peak = config_of_size.config['inner']['learning_rate']
+    for name in readme.tune.METHODS:
+      prefix = f'long_{name}_'
+      rates = {row.removeprefix(prefix): r['perplexity'] for (row, _), r in found.items() if row.startswith(prefix)}
+      rates = {float(rate): perplexity for rate, perplexity in rates.items() if re.fullmatch(r'[\d.]+', rate)}
+      if len(rates) > 1:
+        stated = peak * readme.methods.SHARES.get(size, {}).get(name, 1)
+        assert min(rates, key=lambda rate: rates[rate]) == pytest.approx(stated), (size, name)
+
+
 # -- scripts
 
 
