@@ -37,6 +37,8 @@ NEUTRAL = {  # others', that have to be so where they are there
 
 def family_of(theirs: Config) -> families.Family:
   """Returns the family of a config.json; raises InputError where it is none of them."""
+  if 'model_type' not in theirs and {'grid', 'levels'} <= {*theirs}:
+    raise InputError('it is a run, not a model: write a path of it with python -m dipaco_jax.export, and name that')
   found = [family for family in families.FAMILIES if family.model_type == theirs.get('model_type')]
   if not found:
     known = ', '.join(family.model_type for family in families.FAMILIES)

@@ -216,6 +216,13 @@ def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, wo
   assert str(e.value).startswith(f'config.pretrain.init={tmp_path}') and words in str(e.value)
 
 
+def test_a_runs_own_folder_is_told_from_a_model(tmp_path, pieces):
+  write(tmp_path, 400)
+  (tmp_path / 'config.json').write_text(json.dumps(settings.Settings().to_dict()))
+  with pytest.raises(ValueError, match='it is a run, not a model: write a path of it with python -m dipaco_jax.export'):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+
+
 @pytest.mark.parametrize(
   'kind, words',
   [
