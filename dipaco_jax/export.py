@@ -96,6 +96,7 @@ def main():
     raise InputError('--version is of paths: the base has one')
   if '://' in options.out:
     raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
+  command.quiet()
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
