@@ -19,6 +19,7 @@ from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
+SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_kmeans', 'diloco_own', 'diloco_flat')
 
 
@@ -48,9 +49,11 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
   train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
   is_longer = train.phases * train.steps_per_phase != STEPS[size]
   found = tried('long_', 'dense, steps of table (1)', 'dense', {}, rates if is_longer else ())
-  by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x))} for x in (0.25, 0.5, 1)}
+  by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x))} for x in SHARES}
   for name, (share, of_share) in itertools.product(METHODS, by_share.items()):
     row, rate = of_share[name], peak * share
+    if share == min(SHARES) and name != 'diloco':
+      continue  # the lower the best rate is, the more have to be tried
     title = f'{row.title}, steps of table (1), {rate:g} after {peak:g}'
     found.append(row._replace(name=f'long_{name}_{rate:g}', title=title))
   return found
