@@ -21,29 +21,39 @@ NAMES = {'sgd': 'outer SGD 1.0', 'nesterov': 'outer Nesterov 0.7, 0.9'}
 def rows(size: str) -> list[Row]:
   steps, taus = STEPS[size], TAUS[size]
   rate, base = (config.SIZES[size].config[s][f] for s, f in (('inner', 'learning_rate'), ('pretrain', 'steps')))
-  often, seldom = taus[0], taus[1]
+  often, seldom, most = taus[0], taus[1], taus[:3]
   outer = config.get_config(f'{size},dipaco').outer
-  other = 'nesterov' if outer.optimizer == 'sgd' else 'sgd'
+  usual, other = (outer.optimizer, 'nesterov' if outer.optimizer == 'sgd' else 'sgd')
+  quarter, words = {'train.learning_rate': rate / 4}, 'a quarter of the rate'
 
   def grid(name: str, title: str, tau: int, changes=None, method='dipaco'):
     return Row(name, title, method, config.lasting(size, steps, tau) | (changes or {}))
 
+  def diloco(name: str, tau: int, kind: str, title: str = '', changes=None):
+    return grid(
+      f'{name}_{tau}', f'DiLoCo, tau = {tau}, {NAMES[kind]}{title}', tau, OUTER[kind] | (changes or {}), 'diloco'
+    )
+
   found = [Row('dense', 'dense', 'dense', config.lasting(size, steps, config.SIZES[size].alone))]
-  found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}', t) for t in taus]
-  found += [grid(f'diloco_{t}', f'DiLoCo, tau = {t}', t, method='diloco') for t in taus]
-  found += [grid(f'averaged_{t}', f'DiLoCo, {NAMES["sgd"]}, tau = {t}', t, OUTER['sgd'], 'diloco') for t in taus[:3]]
-  third = {'train.learning_rate': rate / 3}
-  found += [grid(f'third_{t}', f'tau = {t}, a third of the rate', t, third) for t in taus[:3]]
-  found += [grid(f'{other}_{t}', f'tau = {t}, {NAMES[other]}', t, OUTER[other]) for t in taus[:3]]
-  by_shard = {'outer.row_weights': not outer.row_weights, 'outer.rescale': False}
-  words = 'without' if outer.row_weights else 'with'
-  found += [grid(f'rows_{t}', f'tau = {t}, {words} row weights', t, by_shard) for t in taus[:3]]
+  found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}', t) for t in taus]
+  found += [grid(f'quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}, {words}', t, quarter) for t in most]
+  found += [grid(f'{other}_{seldom}', f'DiPaCo, tau = {seldom}, {NAMES[other]}', seldom, OUTER[other])]
   found += [
-    grid(f'{other}_third', f'tau = {seldom}, {NAMES[other]}, a third of the rate', seldom, OUTER[other] | third),
-    grid('rescale', f'tau = {often}, {"not " * outer.rescale}rescaled', often,
+    grid(f'{other}_quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[other]}, {words}', t, OUTER[other] | quarter) for t in most
+  ]
+  found += [diloco('diloco', t, 'nesterov') for t in most[1:]]
+  found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in most]
+  found += [diloco('averaged', t, 'sgd') for t in most[:2]]
+  found += [diloco('averaged_quarter', often, 'sgd', f', {words}', quarter)]
+  bases = max(1, (base + steps) // 16 // often) * often, (base + steps) // 2
+  by_shard = {'outer.row_weights': not outer.row_weights, 'outer.rescale': False}
+  found += [
+    grid('rows', f'DiPaCo, tau = {often}, {"without" if outer.row_weights else "with"} row weights', often, by_shard),
+    grid('rescale', f'DiPaCo, tau = {often}, {"not " * outer.rescale}rescaled', often,
          {'outer.rescale': not outer.rescale, 'outer.row_weights': False}),
-    *(grid(f'base_{n}', f'tau = {often}, a base of {n:,} of all steps', often, config.lasting(size, steps, often, n))
-      for n in (max(1, (base + steps) // 16 // often) * often, (base + steps) // 2)),
+    *(grid(f'base_{n}', f'DiPaCo, tau = {often}, a base of {n:,} of all steps', often,
+           config.lasting(size, steps, often, n))
+      for n in bases),
   ]  # fmt: skip
   return found
 
@@ -60,15 +70,14 @@ COLUMNS = (
 
 
 def series(row: Row) -> list[str]:
-  named = {
-    'tau': 'DiPaCo',
-    'diloco': 'DiLoCo',
-    'averaged': 'averages',
-    'third': 'a third of the rate',
-    'rows': 'other row weights',
-  } | NAMES
-  kind, _, tau = row.name.partition('_')
-  return [named[kind]] if kind in named and tau.isdecimal() else []
+  """Rows that differ in tau alone, of two or more."""
+  lines = {
+    'tau': 'DiPaCo, the rate of the base', 'quarter': 'DiPaCo, a quarter of it',
+    'nesterov_quarter': 'DiPaCo, Nesterov, a quarter', 'sgd_quarter': 'DiPaCo, averages, a quarter',
+    'diloco': 'DiLoCo', 'diloco_quarter': 'DiLoCo, a quarter of the rate', 'averaged': 'DiLoCo, averages',
+  }  # fmt: skip
+  kind, _, tau = row.name.rpartition('_')
+  return [lines[kind]] if kind in lines and tau.isdecimal() else []
 
 
 TABLE = common.Table(
