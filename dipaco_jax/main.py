@@ -95,8 +95,8 @@ def check_options(rest: list[str]):
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
   if FLAGS.metrics_port is not None and not 0 <= FLAGS.metrics_port < 2**16:
     raise InputError(f'--metrics_port={FLAGS.metrics_port} should be from 0 to {2**16 - 1}; 0: any that is free')
-  if FLAGS.profile and FLAGS.role:
-    raise InputError('--profile is for a run in one job: leave it out with --role')
+  if FLAGS.profile and FLAGS.role not in (None, 'worker'):
+    raise InputError(f'--profile is for what trains: leave it out with --role={FLAGS.role}')
   command.check_reuse(FLAGS.reuse)
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
@@ -216,12 +216,13 @@ def run_role(settings: settings_lib.Settings):
     threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
   command.check_devices()
   preflight.check_model(settings)
-  compilation_cache.keep_in(roles.make_local_place(FLAGS.workdir))
-  found = roles.run_role(
-    FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
-    resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
-    watched=watched,
-  )  # fmt: skip
+  compilation_cache.keep_in(place := roles.make_local_place(FLAGS.workdir))
+  with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
+    found = roles.run_role(
+      FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
+      resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
+      watched=watched, profiler=profiler,
+    )  # fmt: skip
   if found:
     lines = [f'{FLAGS.workdir}: finished', *headline.outcome(found), f'the report: {FLAGS.workdir}/report.html']
     print('\n'.join(lines))

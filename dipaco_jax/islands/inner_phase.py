@@ -56,7 +56,7 @@ def run(
   with hosts.ending_together():
     hosts.broadcast(start._asdict())
     evaluated = evaluate_first(job, start, hosts.share(begins_with)) if start.evaluates else None
-    found = inner_steps(job, start, broadcast_state(hosts, state), done, island.run.settings.checkpoint.every_steps)
+    found = inner_steps(island, job, start, broadcast_state(hosts, state), done)
     hosts.barrier()
   return Result(*found, evaluated)
 
@@ -73,8 +73,7 @@ def follow(island: Island, hosts: Hosts):
         zeros = path_state.zeros(job, start.has_inner)
         if start.evaluates:
           evaluate_first(job, start, hosts.share(zeros.params))
-        every = island.run.settings.checkpoint.every_steps
-        inner_steps(job, start, broadcast_state(hosts, zeros), lambda *_: None, every)
+        inner_steps(island, job, start, broadcast_state(hosts, zeros), lambda *_: None)
         hosts.barrier()
 
 
@@ -84,9 +83,10 @@ def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
 
 
 def inner_steps(
-  job: Job, start: Start, state: PathState, done: Done, every: int
+  island: Island, job: Job, start: Start, state: PathState, done: Done
 ) -> tuple[PathState, float | None]:  # fmt: skip
-  """Takes the inner steps on this host; `done` gets the state after every so many steps."""
+  """Takes the inner steps on this host; `done` gets the state after every `checkpoint.every_steps`."""
+  every, profiler = island.run.settings.checkpoint.every_steps, island.run.profiler
   programs, (path, phase, step, end, fresh, *_) = job.programs, start
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
@@ -97,13 +97,19 @@ def inner_steps(
   def is_busy() -> bool:
     return bool(found) and not mesh.is_ready(found['loss'])
 
+  def settle():
+    jax.block_until_ready(params)
+
   with time_use.doing(time_use.INNER):
     for dispatch, batch in time_use.fed(batches, is_busy):
       first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
+      stop = first + job.schedule.dispatch_steps
+      profiler.begin(first, stop, settle)
       params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
+      profiler.end(stop, after == end, settle)
       is_due = after < end and after // every > dispatch.step // every
       done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
-    jax.block_until_ready(params)  # so that what follows is not taken for inner steps
+    settle()  # so that what follows is not taken for inner steps
   with time_use.doing(time_use.EVALUATE):
     loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
   return path_state.to_host(programs, params, inner), loss

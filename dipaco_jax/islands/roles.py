@@ -53,7 +53,7 @@ from dipaco_jax.reports import run_report
 from dipaco_jax.storage import files, publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
-from dipaco_jax.training import metrics_server
+from dipaco_jax.training import metrics_server, profiling
 
 ROLES = (*monitor.ROLES, 'monitor')
 
@@ -70,6 +70,7 @@ def check_settings(settings: settings_lib.Settings):
 def run_role(
   role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
   is_backup: bool = False, resumes: bool = True, watched: metrics_server.MetricsServer | None = None,
+  profiler: profiling.Profiler = profiling.NONE,
 ) -> dict[str, Any]:  # fmt: skip
   """Works in a role until the run is finished, and returns its last fact, with the perplexity.
 
@@ -84,6 +85,7 @@ def run_role(
     is_backup: whether this worker takes abandoned tasks and stragglers' only.
     resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
     watched: the server that tells Prometheus what this role does; None: it is not told.
+    profiler: of the inner steps of a worker.
 
   Raises InputError where another config began this run, or the database or the place cannot be used; Diverged.
   """
@@ -92,7 +94,7 @@ def run_role(
     raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
   storage, local = open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
-  run = run_lib.unattended(local, own, own.mesh.data)
+  run = run_lib.unattended(local, own, own.mesh.data, profiler)
   registry = Registry(url or default_registry(local), lease_s)
   run_id = settle(registry, storage, settings, local)
   island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')

@@ -42,7 +42,7 @@ class Run:
   graceful: Callable[[Callable[[], bool]], contextlib.AbstractContextManager]
   num_devices: int = 0  # that are used, the first ones; 0: all
   disk: disks.Disk = disks.SHARED  # of the workdir
-  profiler: profiling.Profiler | None = None
+  profiler: profiling.Profiler = profiling.NONE
 
   def record(self, name: str) -> dict[str, Any] | None:
     """Returns the record of a finished stage; None if it is not finished."""
@@ -134,7 +134,11 @@ def read_metrics(run: Run, clock: time_use.Clock) -> metrics_server.Reading:
   return metrics_server.Reading(clock.place, numbers, clock.read_all())
 
 
-def unattended(workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0) -> Run:
+def unattended(
+  workdir: pathlib.Path, settings: settings_lib.Settings, num_devices: int = 0,
+  profiler: profiling.Profiler = profiling.NONE,
+) -> Run:  # fmt: skip
   """Returns a run that writes no metrics and is not asked to stop, for one process of an islands run."""
   silent, counted = metrics_log.Metrics(workdir, writes=False), performance.count_compilations()
-  return Run(workdir, settings, silent, counted, lambda: False, contextlib.nullcontext, num_devices)
+  never, nothing = lambda: False, contextlib.nullcontext
+  return Run(workdir, settings, silent, counted, never, nothing, num_devices, profiler=profiler)

@@ -54,7 +54,7 @@ class Profiler:
   """Traces the dispatches of one turn that cover the steps that are asked for, once."""
 
   def __init__(self, workdir: pathlib.Path, steps: Steps | None):
-    self._steps = steps if processes.is_first() else None  # None: nothing is left to do
+    self._steps = steps if steps and processes.is_first() else None  # None: nothing is left to do
     self._folder = workdir / FOLDER
     self._first: int | None = None  # while it traces
     self._began = 0.0
@@ -119,6 +119,9 @@ class Profiler:
   def _give_up(self, error: Exception):
     logging.warning('--profile: %s; training goes on without', str(error).split('\n')[0] or repr(error))
     self._steps, self._first = None, None
+
+
+NONE = Profiler(pathlib.Path(), None)  # that traces nothing
 
 
 def show(lines: Iterable[str]):

@@ -49,7 +49,7 @@ class Trainer:
 
   def __init__(
     self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop,
-    disk: disks.Disk = disks.SHARED, profiler: profiling.Profiler | None = None,
+    disk: disks.Disk = disks.SHARED, profiler: profiling.Profiler = profiling.NONE,
   ):  # fmt: skip
     """`stop` is asked after every dispatch whether to save and stop; `disk` is the workdir's."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
@@ -65,7 +65,7 @@ class Trainer:
       raise seals.Damaged(folder, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
-    self.profiler = profiler or profiling.Profiler(workdir, None)
+    self.profiler = profiler
     self.rows = rows
     rows.rewind(job.name, self._updates())
     self.journal = Journal(job, rows, record)

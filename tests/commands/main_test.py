@@ -71,7 +71,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--registry=sqlite:////x'], '--registry is for runs with --role'),
     ([TINY, '--profile=5'], '--profile=5: write START:STEPS, a global step from 0 and how many, as --profile=100:8'),
     ([TINY, '--profile=216:1'], '--profile=216:1: the steps of this run are 0 to 215, those of the base model first'),
-    ([TINY, '--profile=1:1', '--role=worker'], '--profile is for a run in one job: leave it out with --role'),
+    ([TINY, '--profile=1:1', '--role=outer'], '--profile is for what trains: leave it out with --role=outer'),
     ([TINY, '--metrics_port=99999'], '--metrics_port=99999 should be from 0 to 65535; 0: any that is free'),
     ([TINY, '--coordinator=h:1'], '--coordinator is for runs with --distributed'),
     ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),

@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, wo
 def test_a_runs_own_folder_is_told_from_a_model(tmp_path, pieces):
   write(tmp_path, 400)
   (tmp_path / 'config.json').write_text(json.dumps(settings.Settings().to_dict()))
-  with pytest.raises(ValueError, match='it is a run, not a model: write a path of it with python -m dipaco_jax.export'):
+  with pytest.raises(ValueError, match='it is a run, not a model: write a path of it with python -m'):
     tokenize_stage.check_init(of(tmp_path, str(pieces)))
 
 

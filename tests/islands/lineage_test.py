@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import threading
@@ -33,6 +34,8 @@ from dipaco_jax.islands.island import Gone, Later
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.training import profiling
 
 made = one_process.made
 EVERY = 3  # phases from one publication to the next
@@ -305,11 +308,16 @@ def counting_answers():
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.parametrize('name', slow.but(RUNS, *(name for name in RUNS if name != 'thin')))
 def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, prepared, tmp_path):  # noqa: F811
-  """A monitor collects beside it, and nothing that it has deleted is missed."""
+  """A monitor collects beside it, and nothing that it has deleted is missed. What is compared with was traced."""
   alone = begin(name, machine, prepared, tmp_path / 'one')
-  with counting_answers() as waited:
+  steps = profiling.Steps(alone.settings.pretrain.steps + 3, 2)
+  with counting_answers() as waited, pytest.MonkeyPatch.context() as patch:
+    profiler = profiling.Profiler(tmp_path, steps)
+    patch.setattr(run_lib, 'unattended', functools.partial(run_lib.unattended, profiler=profiler))
     alone.to_the_end(tmp_path / 'one', Faults(), end=one_process.TRAINED)
   assert not replays(tmp_path / 'one')
+  [table] = (tmp_path / 'profile').glob('*.txt')
+  assert table.read_text().startswith('profile of steps ')
   if name == 'thin':  # far from the database, each of them would take as long as some inner steps
     assert len(waited) > 40 and sum(waited.values()) < 10, waited
   if name == 'plain':
