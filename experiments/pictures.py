@@ -12,7 +12,8 @@ from dipaco_jax.reports import palette, plot_style
 
 @plot_style.styled
 def dots(table: Table, rows: Sequence[Row], results: Results):
-  """The first column: a line for every row, a dot for every seed, a bar at their mean."""
+  """The first column: a line for every row that was run, a dot for every seed, a bar at their mean."""
+  rows = [row for row in rows if any(name == row.name for name, _ in results)]
   made, ax = plot_style.axes(plot_style.WIDE, 1.0 + 0.32 * len(rows))
   draw_dots(ax, table, rows, results)
   return made
@@ -24,8 +25,7 @@ def draw_dots(ax, table: Table, rows: Sequence[Row], results: Results):
     ax.plot(found, [y] * len(found), 'o', color=palette.BLUE, markersize=4, alpha=0.6)
     if found:
       ax.plot([statistics.fmean(found)], [y], '|', color=palette.INK, markersize=14)
-  run = {name for name, _ in results}
-  ax.set_yticks(range(len(rows)), [row.title if row.name in run else f'{row.title} (not run)' for row in rows])
+  ax.set_yticks(range(len(rows)), [row.title for row in rows])
   ax.set_ylim(len(rows) - 0.5, -0.5)
   ax.set_xlabel(f'{table.columns[0].title}, a dot per seed and their mean')
 

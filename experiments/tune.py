@@ -47,14 +47,14 @@ def tried(name: str, title: str, method: str, changes: Mapping[str, Any], rates:
 def longer(size: str, rates: Sequence[float]) -> list[Row]:
   """The small model at the steps of table (1), where they are others; methods of it, whose paths have another rate."""
   train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
-  is_longer = train.phases * train.steps_per_phase != STEPS[size]
-  found = tried('long_', 'dense, steps of table (1)', 'dense', {}, rates if is_longer else ())
+  steps = train.phases * train.steps_per_phase
+  found = tried('long_', f'dense, {steps:,} steps', 'dense', {}, rates if steps != STEPS[size] else ())
   by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x))} for x in SHARES}
   for name, (share, of_share) in itertools.product(METHODS, by_share.items()):
     row, rate = of_share[name], peak * share
     if share == min(SHARES) and name != 'diloco':
       continue  # the lower the best rate is, the more have to be tried
-    title = f'{row.title}, steps of table (1), {rate:g} after {peak:g}'
+    title = f'{row.title}: {steps:,} steps, {rate:g} after {peak:g}'
     found.append(row._replace(name=f'long_{name}_{rate:g}', title=title))
   return found
 
