@@ -7,6 +7,7 @@ import numpy as np
 import own_modules
 import pytest
 import repository
+import slow
 import small
 
 from dipaco_jax.core.errors import InputError
@@ -48,9 +49,9 @@ def loss_and_gradient(made, params):
   return jax.jit(jax.value_and_grad(lambda p: loss.path_loss(made, 8, p, tokens, segments)[0]))(params)
 
 
-@pytest.mark.parametrize('changes', [
+@pytest.mark.parametrize('changes', slow.but([
   {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}, {'remat': 'dots', 'num_kv_heads': 1, 'qk_norm': 'head'},
-])  # fmt: skip
+], {}))  # fmt: skip
 def test_a_copy_of_our_block_trains_the_same_to_the_bit(write, changes):
   ours, copy = made_of('', **changes), made_of(write(OURS), **changes)
   assert type(block.blocks(copy.config)[0]) is not block.Block
@@ -81,8 +82,10 @@ def test_blocks_repeat_after_their_period(write):
   assert block.period(made_of(name, num_layers=6).config) == 4
 
 
-@pytest.mark.parametrize('source', [own_modules.RECURRENT, own_modules.examples()['my_block.py']])
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+KEEP = [(s, t) for s in (own_modules.RECURRENT, own_modules.examples()['my_block.py']) for t in ('float32', 'bfloat16')]
+
+
+@pytest.mark.parametrize('source, dtype', slow.but(KEEP, KEEP[1], KEEP[2]), ids=['0-32', '0-16', '1-32', '1-16'])
 def test_what_keeps_to_the_rules_is_taken(write, source, dtype):
   made = made_of(write(source), dtype=dtype)
   block_check.check(made)

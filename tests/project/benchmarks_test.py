@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import repository
 import shapes_of_families
+import slow
 import small
 
 from dipaco_jax.models import loss, transformer
@@ -50,7 +51,7 @@ def bare_families() -> dict[str, dict]:
   }
 
 
-@pytest.mark.parametrize('family', bare_families())
+@pytest.mark.parametrize('family', slow.but(bare_families(), 'llama2', 'mistral'))
 def test_the_bare_loop_is_of_the_same_architecture(family, monkeypatch):
   monkeypatch.syspath_prepend(str(FOLDER))
   import bare
