@@ -20,7 +20,7 @@ from tau import STEPS, TAUS
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
-METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_kmeans', 'diloco_own', 'diloco_flat')
+METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_own')
 
 
 def rows(size: str) -> list[Row]:
