@@ -3,11 +3,13 @@
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import common
 import runs
-from runs import Run
+from absl import flags
+from runs import Row, Run
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import stopping
@@ -21,6 +23,14 @@ def place(name: str) -> str:
 def start(name: str, tokenizer: str = 'tokenizer.model') -> dict[str, Any]:
   """The changes of a row that starts from it."""
   return {'pretrain.init': place(name), 'pretrain.steps': 0, 'tokenizer.model_file': f'{place(name)}/{tokenizer}'}
+
+
+def export_for(missing: Sequence[Run], name: str, row: Row, data: str, validation: str):
+  """Trains and exports the base of each seed of these runs, by a row of its own on text that may be its own too."""
+  f = flags.FLAGS
+  for seed in sorted({run.seed for run in missing}):
+    one = runs.make(f.size, row, seed, data, validation)
+    export(name, one, missing[0].text, pathlib.Path(f.workdir) / f.size)
 
 
 def export(name: str, one: Run, of: str, folder: pathlib.Path):

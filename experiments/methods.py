@@ -1,7 +1,6 @@
 """(1) Methods at some 250 tokens a parameter: at equal steps of a path, and at equal FLOPs [4, Table 1]."""
 
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,6 @@ import bases
 import common
 import config
 import pictures
-import runs
 from absl import flags
 from common import Column
 from runs import Row, Run
@@ -91,9 +89,8 @@ def second_half(size: str, method: str, share: float) -> dict[str, Any]:
 def prepare(missing: Sequence[Run]):
   """Trains and exports what some rows start from, by seed."""
   f = flags.FLAGS
-  for seed in sorted({run.seed for run in missing if 'pretrain.init' in run.row.changes}):
-    one = runs.make(f.size, half(f.size), seed, f.data, f.validation)
-    bases.export(BASE, one, one.text, pathlib.Path(f.workdir) / f.size)
+  after = [run for run in missing if 'pretrain.init' in run.row.changes]
+  bases.export_for(after, BASE, half(f.size), f.data, f.validation)
 
 
 COLUMNS = (

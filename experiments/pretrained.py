@@ -14,7 +14,6 @@ import bases
 import common
 import config
 import pictures
-import runs
 from absl import flags
 from common import Column
 from runs import Row, Run
@@ -81,8 +80,7 @@ def prepare(missing: Sequence[Run]):
   for name, file in (('train', f.data), ('validation', f.validation)):
     without(file, folder / f'{name}.jsonl.gz')
   kept = [str(folder / f'{name}.jsonl.gz') for name in ('train', 'validation')]
-  for seed in sorted({run.seed for run in missing}):
-    bases.export(BASE, runs.make(f.size, base_row(f.size), seed, *kept), missing[0].text, folder)
+  bases.export_for(missing, BASE, base_row(f.size), *kept)
 
 
 if __name__ == '__main__':

@@ -5,14 +5,12 @@ and read again by `config.pretrain.init`. Its cosine has ended. Every row starts
 the same kinds, its peak rate a share of the base's. Choose on text that no table reports (split.py).
 """
 
-import pathlib
 from collections.abc import Sequence
 
 import bases
 import common
 import config
 import pictures
-import runs
 from absl import flags
 from common import Column
 from runs import Row, Run
@@ -77,9 +75,7 @@ TABLE = common.Table('upcycle', 'A pretrained model to a grid', rows, COLUMNS, p
 def prepare(missing: Sequence[Run]):
   """Trains and exports the base of each seed."""
   f = flags.FLAGS
-  for seed in sorted({run.seed for run in missing}):
-    one = runs.make(f.size, base_row(f.size), seed, f.data, f.validation)
-    bases.export(BASE, one, one.text, pathlib.Path(f.workdir) / f.size)
+  bases.export_for(missing, BASE, base_row(f.size), f.data, f.validation)
 
 
 if __name__ == '__main__':
