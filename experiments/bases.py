@@ -12,33 +12,42 @@ from absl import flags
 from runs import Row, Run
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import lock
 from dipaco_jax.training import stopping
 
 
-def place(name: str) -> str:
-  """Where the model of a seed is, filled in when a row is run."""
-  return f'{{workdir}}/{name}-{{text}}-{{seed}}'
+def place(size: str, row: Row) -> str:
+  """Where the model of a seed is, filled in when a row is run: another base is another row's start."""
+  return f'{{workdir}}/{row.name}-{runs.make(size, row, 0).config[:8]}-{{text}}-{{seed}}'
 
 
-def start(name: str, tokenizer: str = 'tokenizer.model') -> dict[str, Any]:
-  """The changes of a row that starts from it."""
-  return {'pretrain.init': place(name), 'pretrain.steps': 0, 'tokenizer.model_file': f'{place(name)}/{tokenizer}'}
+def start(size: str, row: Row, tokenizer: str = 'tokenizer.model') -> dict[str, Any]:
+  """The changes of a row that starts from what `row` has trained."""
+  model = place(size, row)
+  return {'pretrain.init': model, 'pretrain.steps': 0, 'tokenizer.model_file': f'{model}/{tokenizer}'}
 
 
-def export_for(missing: Sequence[Run], name: str, row: Row, data: str, validation: str):
-  """Trains and exports the base of each seed of these runs, by a row of its own on text that may be its own too."""
+def export_for(missing: Sequence[Run], row: Row, data: str, validation: str, phases: int = 0):
+  """Trains and exports the base of each seed of these runs, by a row of its own on text that may be its own too.
+
+  `phases`: where the row's run is stopped; 0: at its end. It may be trained on later in the same workdir.
+  """
   f = flags.FLAGS
-  for seed in sorted({run.seed for run in missing}):
+  folder = pathlib.Path(f.workdir) / f.size
+  for seed, of in sorted({(run.seed, run.text) for run in missing}):
     one = runs.make(f.size, row, seed, data, validation)
-    export(name, one, missing[0].text, pathlib.Path(f.workdir) / f.size)
+    if phases:
+      one = one._replace(overrides=one.overrides | {'train.phases': phases})
+    out = pathlib.Path(place(f.size, row).format(workdir=folder, text=of[:4], seed=seed))
+    with lock.locked(common.claimed_in(folder, out.name)):
+      export(one, of, folder, out)
 
 
-def export(name: str, one: Run, of: str, folder: pathlib.Path):
+def export(one: Run, of: str, folder: pathlib.Path, out: pathlib.Path):
   """Trains and exports a base, where it is not there; what it took is kept beside it.
 
   `of`: the digest of the rows' text, which may be other text than the base's own.
   """
-  out = folder / f'{name}-{of[:4]}-{one.seed}'
   if (out / 'config.json').exists():
     if runs.before(out)['text'] != of:
       raise InputError(f'{out} is of another text: name another --workdir')

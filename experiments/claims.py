@@ -4,8 +4,9 @@
 
 Differences are taken seed by seed, between runs of the same text; behind ± is the standard error of their mean. A claim
 that one row is lower or higher than another needs a difference that is above chance with 95% by Student's t, of two
-seeds or more, and above twice the standard error; `unclear` is for a difference that is not. All seeds share one
-validation text, whose own chance is not in these. `figure` claims nothing, and may be of one seed.
+seeds or more, and above twice the standard error; `unclear` is for a difference that is not. `under` and `over` compare
+a ratio with a limit, likewise. All seeds share one validation text, whose own chance is not in these. `figure` and
+`percent` claim nothing, and may be of one seed.
 """
 
 import math
@@ -81,6 +82,32 @@ def percent(results: Results, row: str, other: str, field: str = 'perplexity') -
   return f'{100 * statistics.fmean(mine) / statistics.fmean(others):.1f}%'
 
 
+def under(results: Results, row: str, other: str, limit: str, field: str = 'perplexity') -> str:
+  """ROW as a share of OTHER, by seed, which is below LIMIT percent."""
+  mean, half = ratio(results, row, other, field)
+  if not mean + half < float(limit):
+    raise InputError(f'{row} is not below {limit}% of {other} in {field}: {mean:.1f} ± {half:.1f}%')
+  return f'{mean:.1f}%'
+
+
+def over(results: Results, row: str, other: str, limit: str, field: str = 'perplexity') -> str:
+  """ROW as a share of OTHER, by seed, which is above LIMIT percent."""
+  mean, half = ratio(results, row, other, field)
+  if not mean - half > float(limit):
+    raise InputError(f'{row} is not above {limit}% of {other} in {field}: {mean:.1f} ± {half:.1f}%')
+  return f'{mean:.1f}%'
+
+
+def ratio(results: Results, row: str, other: str, field: str) -> tuple[float, float]:
+  """ROW as a percentage of OTHER: the mean over seeds, and half of its interval; inf with one seed."""
+  by_row = [{seed: common.figure(r, field) for (name, seed), r in results.items() if name == x} for x in (row, other)]
+  seeds = by_row[0].keys() & by_row[1].keys()
+  if not seeds:
+    raise InputError(f'there are no two runs of {row} and {other} that have {field}')
+  found = [100 * by_row[0][seed] / by_row[1][seed] for seed in sorted(seeds)]
+  return statistics.fmean(found), common.half_width(found)
+
+
 def exponent(results: Results, kind: str) -> str:
   """Of table (2), with its interval; kind: 'dense', 'grid' or 'long'."""
   b, (low, high) = paths.exponent(results, kind)
@@ -99,7 +126,9 @@ def predicted(results: Results, size: str, row: str) -> str:
   return f'{loss:.3f}, where the law says {said:.3f}'
 
 
-KINDS = {f.__name__: f for f in (lower, higher, unclear, within, figure, percent, exponent, law, predicted)}
+KINDS = {
+  f.__name__: f for f in (lower, higher, unclear, within, figure, percent, under, over, exponent, law, predicted)
+}
 
 
 def render(words: Sequence[str], results: Results) -> str:

@@ -156,11 +156,16 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
   lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
   for row in table.rows(size):
     mine = [record for (name, _), record in results.items() if name == row.name]
-    cells = [cell(figures(results, row.name, c), c.form, c.interval) for c in table.columns]
+    cells = [cell(found := figures(results, row.name, c), c.form, c.interval) + of(found, mine) for c in table.columns]
     if not mine or any(record['perplexity'] is None for record in mine):
       cells[0] = 'diverged' if mine else 'not run'
     lines.append([row.title, str(len(mine)), *cells])
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def of(found: Sequence[float], mine: Sequence[Record]) -> str:
+  """Says where not all of a row's runs have a figure, as where the row that it is compared with has fewer seeds."""
+  return f' (of {len(found)})' if 0 < len(found) < len(mine) else ''
 
 
 # -- the script
@@ -194,8 +199,7 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Prepare) -> int:
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
   if missing := [p for p in wanted if (p.row.name, p.seed) not in results]:
-    with lock.locked(claimed_in(pathlib.Path(f.workdir) / size)):
-      prepare(missing)
+    prepare(missing)
   failed = run_missing(table, folder, pathlib.Path(f.workdir) / size, wanted, results)
   print(f'{table.title}\n\n{to_markdown(table, size, results | read(table, size, folder))}')
   if failed:
@@ -242,8 +246,8 @@ def train(one: runs.Run, workdirs: pathlib.Path, failed: list[str]) -> Record | 
   return None
 
 
-def claimed_in(workdirs: pathlib.Path, key: str = '') -> pathlib.Path:
-  """The folder by whose lock a process claims a run, or the preparation of all."""
+def claimed_in(workdirs: pathlib.Path, key: str) -> pathlib.Path:
+  """The folder by whose lock a process claims a run, or a base."""
   place = workdirs / 'claims' / key
   place.mkdir(parents=True, exist_ok=True)
   return place

@@ -32,6 +32,9 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import performance
 
 Numbers = tuple[int, ...]
+UNLIKE = 'law_de'  # the kind of text that is least like the rest
+UNREAD = (UNLIKE, 'code')  # what the base of table (5) has not read
+LAST = {'train.early_stopping': False}  # the change of rows that are measured at their last version
 
 
 class Size(NamedTuple):

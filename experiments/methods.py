@@ -14,12 +14,11 @@ from runs import Row, Run
 from tau import OUTER, TAUS
 
 MEASURED = 12  # times, along the steps
-BASE = 'diloco'
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
 SHARES = {
   'micro': {
     'dense': 0.5, 'diloco': 0.25, 'flat': 0.25, 'diloco_own': 0.5,
-    'dense_px': 0.5, 'diloco_kmeans': 0.5, 'diloco_flat': 0.5,  # as those that are like them
+    'dense_px': 0.5, 'diloco_kmeans': 0.5, 'diloco_averaged': 0.5, 'diloco_flat': 0.5,  # as those that are like them
   }
 }  # fmt: skip
 
@@ -27,28 +26,22 @@ SHARES = {
 def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
   """All are measured along the way; only a discriminative router's rows are re-routed, which scores every path.
 
-  DiLoCo has longer phases than the grids: its momentum is of no use over the shortest.
-
   `shares`: peak rates of rows' paths, as a share of the base's; those of SHARES, if they are not given.
   """
   shares = SHARES.get(size, {}) if shares is None else shares
-  num_paths, peak = math.prod(config.SIZES[size].grid), config.SIZES[size].config['inner']['learning_rate']
+  num_paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, changes=None):
-    phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
-    rate = {'train.learning_rate': peak * shares[name]} if shares.get(name, 1) != 1 else {}
-    return Row(name, title, method, {'evaluate.every_phases': max(1, phases // MEASURED)} | rate | (changes or {}))
+    return make_row(size, name, title, method, shares.get(name, 1), changes)
 
-  def after(name: str, words: str, method: str):
-    changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0}
+  def after(name: str, words: str, method: str, changes=None):
+    changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0} | (changes or {})
     return row(name, f'half of the steps DiLoCo, then {words}', method, changes)
 
-  train = config.get_config(f'{size},dipaco').train
-  seldom = config.lasting(size, train.phases * train.steps_per_phase, TAUS[size][1])
   once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
   return [
     row('dense', 'dense', 'dense'),
-    row('diloco', f'DiLoCo, {num_paths} workers, tau = {TAUS[size][1]}', 'diloco', seldom),
+    diloco(size, shares.get('diloco', 1)),
     row('averaged', f'{num_paths} workers, averaged, tau = {TAUS[size][0]}', 'diloco', OUTER['sgd']),
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
@@ -59,15 +52,31 @@ def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
     after('diloco_kmeans', 'DiPaCo, k-means', 'dipaco'),
     after('diloco_own', 'path-specific upper blocks', 'own'),
     after('diloco_flat', 'flat MoE', 'flat'),
+    after('diloco_averaged', 'averaged workers', 'diloco', OUTER['sgd']),
     row('dense_px', f'equal FLOPs: dense, {num_paths}x steps', f'dense,{num_paths}'),
     row('larger', f'equal FLOPs: dense, {num_paths}x parameters', 'larger'),
   ]
 
 
-def half(size: str) -> Row:
-  """DiLoCo's row, stopped at half of its phases."""
-  whole = next(row for row in rows(size) if row.name == BASE)
-  return whole._replace(name='half', changes=whole.changes | {'train.phases': whole.changes['train.phases'] // 2})
+def make_row(size: str, name: str, title: str, method: str, share: float, changes=None) -> Row:
+  """Measured along the way, at its last version: hold-outs of a path's own shard are smaller than DiLoCo's of all."""
+  phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
+  rate = {'train.learning_rate': config.SIZES[size].config['inner']['learning_rate'] * share} if share != 1 else {}
+  measured = {'evaluate.every_phases': max(1, phases // MEASURED)}
+  return Row(name, title, method, measured | config.LAST | rate | (changes or {}))
+
+
+def diloco(size: str, share: float) -> Row:
+  """Of longer phases than the grids': its momentum is of no use over the shortest."""
+  train, tau = config.get_config(f'{size},dipaco').train, TAUS[size][1]
+  lasting = config.lasting(size, train.phases * train.steps_per_phase, tau)
+  title = f'DiLoCo, {math.prod(config.SIZES[size].grid)} workers, tau = {tau}'
+  return make_row(size, 'diloco', title, 'diloco', share, lasting)
+
+
+def base_row(size: str) -> Row:
+  """DiLoCo's own row, at its own rate, which hands over at half of its phases."""
+  return diloco(size, SHARES.get(size, {}).get('diloco', 1))
 
 
 def second_half(size: str, method: str, share: float) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def second_half(size: str, method: str, share: float) -> dict[str, Any]:
   steps = c.train.phases * c.train.steps_per_phase // 2
   last, done = c.inner.final_fraction, (c.pretrain.steps + steps) / c.inner.decay_steps
   left = round(last + (1 - last) * (1 + math.cos(math.pi * done)) / 2, 3)
-  return bases.start(BASE) | {
+  return bases.start(size, base_row(size)) | {
     'train.phases': c.train.phases // 2,
     'inner.decay_steps': steps,
     'inner.learning_rate': c.inner.learning_rate * share * left,
@@ -87,20 +96,21 @@ def second_half(size: str, method: str, share: float) -> dict[str, Any]:
 
 
 def prepare(missing: Sequence[Run]):
-  """Trains and exports what some rows start from, by seed."""
+  """Trains and exports what some rows start from, by seed; before DiLoCo's own row, which goes on from there."""
   f = flags.FLAGS
-  after = [run for run in missing if 'pretrain.init' in run.row.changes]
-  bases.export_for(after, BASE, half(f.size), f.data, f.validation)
+  base = base_row(f.size)
+  of_it = [run for run in missing if 'pretrain.init' in run.row.changes or run.row == base]
+  bases.export_for(of_it, base, f.data, f.validation, phases=base.changes['train.phases'] // 2)
 
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
-  Column('last version', 'perplexity_final'),
+  Column('German law', 'perplexity_by_domain.law_de', '.1f'),
+  Column('the other kinds, geometric mean', 'perplexity_of_others'),
   Column('re-routed, W = 128', 'reroute.learned.128'),
   Column('W = 16', 'reroute.learned.16'),
-  Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
-  Column('steps', 'steps', ',.0f'),
+  Column('steps of a path', 'steps_of_path', ',.0f'),
   Column('FLOPs', 'train_flops', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
   Column('to serve', 'parameters_path', ',.0f'),

@@ -1,31 +1,43 @@
 """(2) More paths on more text: as many documents for each path, whatever their number [4; OpenDiPaCo's table].
 
-Beside each grid two dense models on the same text: one of as many steps as a path, one of the FLOPs of all paths.
+Beside each grid DiLoCo of as many workers and two dense models, all on the same text: one of as many steps as a path,
+one of the FLOPs of all paths. Rates are those of table (1).
 """
 
 import common
 import config
 import fits
+import methods
 import pictures
 from common import Column
 from runs import Row
+from tau import TAUS
 
 GRIDS = {'test': (1, 2), 'smoke': (1, 2)}  # 2: a grid of 2x2
 STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
 DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for each path
-TAU = {'test': 2, 'smoke': 8, 'micro': 5, 'medium': 50}
 
 
 def rows(size: str) -> list[Row]:
   found = []
-  for n in GRIDS.get(size, (1, 2, 4, 6)):
-    lasting = config.lasting(size, STEPS[size], TAU[size])
-    long = config.lasting(size, STEPS[size] * n * n, TAU[size])
-    text = {'data.max_documents': DOCUMENTS[size] * n * n}
-    found.append(Row(f'dense_{n * n}', f'dense, text for {n * n}', 'dense', lasting | text))
+  for n in GRIDS.get(size, (1, 2, 4)):
+    number = n * n
+
+    def row(kind: str, title: str, method: str, tau: int, times: int = 1, *, like: str, number: int = number):
+      share = methods.SHARES.get(size, {}).get(like, 1)
+      rate = {'train.learning_rate': config.SIZES[size].config['inner']['learning_rate'] * share} if share != 1 else {}
+      text = {'data.max_documents': DOCUMENTS[size] * number}
+      lasting = config.lasting(size, STEPS[size] * times, tau)
+      return Row(f'{kind}_{number}', title, method, lasting | text | config.LAST | rate)
+
+    alone = config.SIZES[size].alone
+    found.append(row('dense', f'dense, text for {number}', 'dense', alone, like='dense'))
     if n > 1:
-      found.append(Row(f'grid_{n * n}', f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', lasting | text))
-      found.append(Row(f'long_{n * n}', f'dense, {n * n}x steps, text for {n * n}', 'dense', long | text))
+      found += [
+        row('diloco', f'DiLoCo, {number} workers', f'diloco,{number}', TAUS[size][1], like='diloco'),
+        row('grid', f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', TAUS[size][0], like='kmeans'),
+        row('long', f'dense, {number}x steps, text for {number}', 'dense', alone, number, like='dense_px'),
+      ]
   return found
 
 
@@ -33,13 +45,12 @@ COLUMNS = (
   Column('bits per byte', 'bits_per_byte', '.4f'),
   Column('less dense on the text for 1', 'bits_per_byte', '+.4f', 'dense_1'),
   Column('perplexity (tokenizers differ with the text)', 'perplexity'),
-  Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
 )
 
-KINDS = {'dense': 'dense, equal steps', 'grid': 'DiPaCo', 'long': 'dense, equal FLOPs'}
+KINDS = {'dense': 'dense, equal steps', 'diloco': 'DiLoCo', 'grid': 'DiPaCo', 'long': 'dense, equal FLOPs'}
 
 
 def series(row: Row) -> list[str]:

@@ -178,6 +178,7 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'steps_per_phase': run.settings.train.steps_per_phase,
     'text_tokens': sum(json.loads((workdir(run, folder) / 'shards' / '0' / 'meta.json').read_text())['shard_tokens']),
     'wire_bytes': wire_bytes(run.settings), 'state_bytes': state_bytes(run.settings), 'forgetting': forgetting(kept),
+    'perplexity_of_others': of_others(kept), 'steps_of_path': steps_of_path(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
     'routers': scores.routers(workdir(run, folder), run.settings) if scored and has_sklearn() else None,
   }  # fmt: skip
@@ -216,14 +217,22 @@ def has_sklearn() -> bool:
   return False
 
 
+def steps_of_path(kept: Record) -> int:
+  """All that its parameters have seen, from the first step of the first base on."""
+  return kept.get('before', {}).get('steps', 0) + kept['pretrain_steps'] + kept['steps']
+
+
 def forgetting(report: Record) -> float | None:
-  """How many nats a target what was lost has cost: the mean over the kinds of text of which perplexity has risen."""
-  base, now = report['base_perplexity_by_domain'], report['perplexity_by_domain']
-  if not base or not now:
-    return None
-  rises = [math.log(now[kind] / base[kind]) for kind in base if base[kind] and now.get(kind)]
-  lost = [rise for rise in rises if rise > 0]
-  return statistics.fmean(lost) if lost else 0.0 if rises else None
+  """By how many nats a target the kinds of text that table (5)'s base has read have become worse: their mean."""
+  base, now = report['base_perplexity_by_domain'] or {}, report['perplexity_by_domain'] or {}
+  read = [kind for kind in base if base[kind] and now.get(kind) and kind not in config.UNREAD]
+  return statistics.fmean(math.log(now[kind] / base[kind]) for kind in read) if read else None
+
+
+def of_others(report: Record) -> float | None:
+  """The geometric mean of the perplexities of the kinds of text but UNLIKE, each of the same weight."""
+  found = [x for kind, x in (report['perplexity_by_domain'] or {}).items() if kind != config.UNLIKE and x]
+  return statistics.geometric_mean(found) if found else None
 
 
 def tenths(values: Sequence[float | None]) -> list[float | None]:

@@ -13,9 +13,9 @@ from tau import STEPS, TAUS
 
 
 def rows(size: str) -> list[Row]:
-  lasting = config.lasting(size, STEPS[size], TAUS[size][0])
+  lasting = config.lasting(size, STEPS[size], TAUS[size][0]) | config.LAST
   by_row = config.get_config(f'{size},dipaco').outer.row_weights
-  alone = config.lasting(size, STEPS[size], config.SIZES[size].alone)
+  alone = config.lasting(size, STEPS[size], config.SIZES[size].alone) | config.LAST
 
   def row(name: str, title: str, method: str = 'dipaco', **changes):
     return Row(name, title, method, lasting | {key.replace('__', '.'): value for key, value in changes.items()})
@@ -37,7 +37,6 @@ def rows(size: str) -> list[Row]:
     row('ends', 'path-specific embedding (and, of more than two blocks, the outer ones)', 'ends'),
     row('own', 'path-specific upper blocks', 'own'),
     row('blocks', 'all blocks path-specific', 'blocks_own'),
-    row('own_alike', 'path-specific upper blocks, paths that meet are alike', 'own', routing__arrange='alike'),
     Row('flat', 'nothing shared (flat MoE)', 'flat', alone),
   ]
 
@@ -46,7 +45,6 @@ COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('less k-means, by seed', 'perplexity', '+.2f', 'kmeans'),
   Column('German law', 'perplexity_by_domain.law_de'),
-  Column('averaging gap, last tenth', 'averaging_gap.-1', '+.3f'),
   Column('cosine, lower level', 'cosine.low.-1', '+.2f'),
   Column('parameters', 'parameters_total', ',.0f'),
 )

@@ -35,7 +35,7 @@ def rows(size: str) -> list[Row]:
       for steps in STEPS[size]:
         method = f'dipaco,{n}x{n}' if n > 1 else 'dense'
         name, title = f'{width}_{n}_{steps}', f'width {width}, {n}x{n}, {steps:,} steps'
-        found.append(Row(name, title, method, config.lasting(size, steps, TAU[size]) | model))
+        found.append(Row(name, title, method, config.lasting(size, steps, TAU[size]) | config.LAST | model))
   return found
 
 

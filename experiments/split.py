@@ -1,11 +1,15 @@
 """Text to tune on, which no table reports and no table's run trains on.
 
-    python experiments/split.py --data=TRAIN.jsonl.gz --out=DIR
+    python experiments/split.py --data=TRAIN.jsonl.gz --validation=VALIDATION.jsonl.gz --out=DIR
 
-writes DIR/train.jsonl.gz and DIR/tuning.jsonl.gz. Whole sources go to the one or the other, by a hash of the field
-`source`, or of the text where there is none: no tuning document has a neighbour in training. Choices (rates, outer
-steps, tau) are made with --data=DIR/train.jsonl.gz --validation=DIR/tuning.jsonl.gz; tables are of the same training
-text, and of validation text that no choice has seen.
+writes DIR/train.jsonl.gz, DIR/tuning.jsonl.gz and DIR/validation.jsonl.gz. Whole sources go to the one or the other of
+the first two, by a hash of the field `source`, or of the text where there is none: no tuning document has a neighbour
+in training. Choices (rates, outer steps, tau) are made with --data=DIR/train.jsonl.gz --validation=DIR/tuning.jsonl.gz;
+tables are of the same training text, and of validation text that no choice has seen.
+
+Of a validation document no more than the first tokens are scored, as many as a row has: in DIR/validation.jsonl.gz it
+is cut into pieces, each of which counts as a document, as a training document is cut into sequences. Tuning documents
+are left whole.
 """
 
 import contextlib
@@ -15,6 +19,7 @@ import io
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 
 from absl import flags
 
@@ -22,6 +27,7 @@ from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
 
 FRACTION = 0.01
+PIECE = 400  # characters, 128 tokens or so of a small vocabulary
 
 
 def is_for_tuning(line: bytes, fraction: float = FRACTION) -> bool:
@@ -31,28 +37,48 @@ def is_for_tuning(line: bytes, fraction: float = FRACTION) -> bool:
   return int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest(), 'big') < fraction * 2**64
 
 
+def pieces(line: bytes) -> Iterator[bytes]:
+  """The document's whole pieces, which begin with a word; one that is shorter than a piece stays as it is."""
+  document = json.loads(line)
+  text, start = document['text'], 0
+  if len(text) < PIECE:
+    yield line
+  while start + PIECE <= len(text):
+    yield json.dumps(document | {'text': text[start : start + PIECE]}).encode() + b'\n'
+    start = next((i for i in range(start + PIECE, len(text)) if text[i - 1].isspace()), len(text))
+
+
 def main():
-  data, out = pathlib.Path(flags.FLAGS.data), pathlib.Path(flags.FLAGS.out)
-  if not data.is_file():
-    raise InputError(f'--data={data}: name one file of JSON lines, gzipped')
+  data, validation, out = (pathlib.Path(x) for x in (flags.FLAGS.data, flags.FLAGS.validation, flags.FLAGS.out))
+  for name, file in (('data', data), ('validation', validation)):
+    if not file.is_file():
+      raise InputError(f'--{name}={file}: name one file of JSON lines, gzipped')
   out.mkdir(parents=True, exist_ok=True)
-  names = ('train', 'tuning')
+  names = ('train', 'tuning', 'validation')
   counts = dict.fromkeys(names, 0)
   with contextlib.ExitStack() as opened:
     files = {}
     for name in names:  # mtime 0: the same bytes every time
       raw = opened.enter_context(open(out / f'.{name}', 'wb'))
       files[name] = opened.enter_context(io.BufferedWriter(gzip.GzipFile('', 'wb', fileobj=raw, mtime=0)))
-    for line in opened.enter_context(gzip.open(data, 'rb')):
-      name = names[is_for_tuning(line)]
+
+    def write(name: str, line: bytes):
       files[name].write(line)
       counts[name] += 1
+
+    for line in opened.enter_context(gzip.open(data, 'rb')):
+      write(names[is_for_tuning(line)], line)
+    for line in opened.enter_context(gzip.open(validation, 'rb')):
+      for piece in pieces(line):
+        write('validation', piece)
   for name in names:
     os.replace(out / f'.{name}', out / f'{name}.jsonl.gz')
-  print(f'{counts["train"]:,} documents to train on, {counts["tuning"]:,} to tune on, in {out}')
+  to_train, to_tune, to_report = (f'{counts[name]:,}' for name in names)
+  print(f'{to_train} documents to train on, {to_tune} to tune on, {to_report} pieces to report, in {out}')
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('data', '', 'JSON lines with `text`, gzipped.')
-  flags.DEFINE_string('out', 'runs/split', 'Where the two files go.')
+  flags.DEFINE_string('data', '', 'Training text: JSON lines with `text`, gzipped.')
+  flags.DEFINE_string('validation', '', 'Text of the tables, likewise.')
+  flags.DEFINE_string('out', 'runs/split', 'Where the three files go.')
   command.run(main)

@@ -38,17 +38,11 @@ def rows(size: str) -> list[Row]:
   found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}', t) for t in taus]
   found += [grid(f'quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}, {words}', t, quarter) for t in most]
   found += [grid(f'{other}_{seldom}', f'DiPaCo, tau = {seldom}, {NAMES[other]}', seldom, OUTER[other])]
-  found += [
-    grid(f'{other}_quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[other]}, {words}', t, OUTER[other] | quarter) for t in most
-  ]
   found += [diloco('diloco', t, 'nesterov') for t in most[1:]]
-  found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in most]
-  found += [diloco('averaged', t, 'sgd') for t in most[:2]]
-  found += [diloco('averaged_quarter', often, 'sgd', f', {words}', quarter)]
+  found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in most[1:]]
+  found += [diloco('averaged', often, 'sgd')]
   bases = max(1, (base + steps) // 16 // often) * often, (base + steps) // 2
-  by_shard = {'outer.row_weights': not outer.row_weights, 'outer.rescale': False}
   found += [
-    grid('rows', f'DiPaCo, tau = {often}, {"without" if outer.row_weights else "with"} row weights', often, by_shard),
     grid('rescale', f'DiPaCo, tau = {often}, {"not " * outer.rescale}rescaled', often,
          {'outer.rescale': not outer.rescale, 'outer.row_weights': False}),
     *(grid(f'base_{n}', f'DiPaCo, tau = {often}, a base of {n:,} of all steps', often,
@@ -59,9 +53,8 @@ def rows(size: str) -> list[Row]:
 
 
 COLUMNS = (
-  Column('perplexity', 'perplexity'),
-  Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
-  Column('last version', 'perplexity_final'),
+  Column('perplexity, last version', 'perplexity_final'),
+  Column('less dense, by seed', 'perplexity_final', '+.2f', 'dense'),
   Column('averaging gap, first tenth', 'averaging_gap.0', '+.3f'),
   Column('last tenth', 'averaging_gap.-1', '+.3f'),
   Column('phases', 'phases', ',.0f'),
@@ -73,8 +66,7 @@ def series(row: Row) -> list[str]:
   """Rows that differ in tau alone, of two or more."""
   lines = {
     'tau': 'DiPaCo, the rate of the base', 'quarter': 'DiPaCo, a quarter of it',
-    'nesterov_quarter': 'DiPaCo, Nesterov, a quarter', 'sgd_quarter': 'DiPaCo, averages, a quarter',
-    'diloco': 'DiLoCo', 'diloco_quarter': 'DiLoCo, a quarter of the rate', 'averaged': 'DiLoCo, averages',
+    'diloco': 'DiLoCo', 'diloco_quarter': 'DiLoCo, a quarter of the rate',
   }  # fmt: skip
   kind, _, tau = row.name.rpartition('_')
   return [lines[kind]] if kind in lines and tau.isdecimal() else []

@@ -55,7 +55,8 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
     if share == min(SHARES) and name != 'diloco':
       continue  # the lower the best rate is, the more have to be tried
     title = f'{row.title}: {steps:,} steps, {rate:g} after {peak:g}'
-    found.append(row._replace(name=f'long_{name}_{rate:g}', title=title))
+    chosen = {'train.early_stopping': True}  # as all of this table
+    found.append(row._replace(name=f'long_{name}_{rate:g}', title=title, changes=row.changes | chosen))
   return found
 
 

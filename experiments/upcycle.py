@@ -16,7 +16,6 @@ from common import Column
 from runs import Row, Run
 from tau import STEPS, TAUS
 
-BASE = 'pretrained'
 FAMILY = {'model.num_kv_heads': 1, 'model.rope_base': 1e5}
 SHARES = (0.03, 0.1, 0.3, 1.0)  # of the base's peak rate
 SHARE, WARM = 0.3, 0.05  # of the rows that vary other things; WARM and WARMS are of all steps
@@ -35,7 +34,7 @@ OUTER = {
 def base_row(size: str) -> Row:
   """The base's own run, as long as a row of table (4)."""
   lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
-  return Row('base', 'base', 'dense', FAMILY | lasting | {'tokenizer.kind': 'bytes'})
+  return Row('pretrained', 'base', 'dense', FAMILY | lasting | {'tokenizer.kind': 'bytes'})
 
 
 def rows(size: str) -> list[Row]:
@@ -46,7 +45,7 @@ def rows(size: str) -> list[Row]:
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau}
     rate = {'inner.learning_rate': peak * share, 'inner.rewarm_steps': round(warm * phases * tau)}
     schedule = rate | {'inner.warmup_steps': 0, 'inner.final_fraction': 0.1}
-    start = bases.start(BASE, 'tokenizer.json')
+    start = bases.start(size, base_row(size), 'tokenizer.json')
     return Row(name, title, method, FAMILY | lasting | schedule | start | OUTER.get(outer, {}))
 
   alone = config.SIZES[size].alone
@@ -75,7 +74,7 @@ TABLE = common.Table('upcycle', 'A pretrained model to a grid', rows, COLUMNS, p
 def prepare(missing: Sequence[Run]):
   """Trains and exports the base of each seed."""
   f = flags.FLAGS
-  bases.export_for(missing, BASE, base_row(f.size), f.data, f.validation)
+  bases.export_for(missing, base_row(f.size), f.data, f.validation)
 
 
 if __name__ == '__main__':

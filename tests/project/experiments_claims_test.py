@@ -19,6 +19,8 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   assert claims.render(['lower', 'grid', 'dense'], sure) == '1.10 ± 0.06'
   assert claims.render(['higher', 'dense', 'grid'], sure) == '1.10 ± 0.06'
   assert claims.render(['percent', 'grid', 'dense'], sure) == '90.0%'
+  assert claims.render(['under', 'grid', 'dense', '93'], sure) == '90.0%'  # 90.0, 90.8, 89.1
+  assert claims.render(['over', 'grid', 'dense', '88'], sure) == '90.0%'
   assert claims.render(['figure', 'grid', 'perplexity', '.1f'], sure) == '9.9'
   assert claims.render(['within', 'grid', 'dense', 'perplexity'], of('dense', 10.0, 12.0) | of('grid', 9.0, 12.1)) == (
     '-0.45 ± 0.55'
@@ -29,6 +31,10 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
     (['lower', 'dense', 'grid'], sure),
     (['unclear', 'grid', 'dense'], sure),
     (['lower', 'grid', 'dense'], unsure),
+    (['under', 'grid', 'dense', '91'], sure),  # the mean is, its interval's end is not
+    (['over', 'grid', 'dense', '89'], sure),
+    (['under', 'grid', 'dense', '200'], of('dense', 10.0) | of('grid', 1.0)),
+    (['under', 'grid', 'gone', '200'], sure),
     (['within', 'grid', 'dense', 'perplexity'], sure),  # 1.1 of 1.0
     (['within', 'grid', 'dense', 'perplexity'], of('dense', 10.0) | of('grid', 10.0)),
     (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -24,6 +25,7 @@ import common
 import config
 import readme
 import runs
+import split
 from runs import Row
 
 FOLDER = runs.HERE
@@ -121,6 +123,30 @@ def test_a_digest_knows_the_config_and_the_bytes_of_the_text(tmp_path):
   assert runs.make('micro', row, 0, str(two)).text != base.text
 
 
+def test_a_row_starts_from_the_base_as_it_is_stated_now(monkeypatch):
+  def start():
+    row = next(row for row in readme.methods.rows('micro') if row.name == 'diloco_own')
+    return row.changes['pretrain.init'], runs.make('micro', row, 0).config
+
+  place, digest = start()
+  shares = readme.methods.SHARES['micro']
+  monkeypatch.setitem(readme.methods.SHARES, 'micro', shares | {'diloco': shares['diloco'] / 2})
+  other, other_digest = start()
+  assert other != place and other_digest != digest  # though the row itself is the same
+
+
+def test_validation_text_is_cut_into_pieces_that_begin_with_a_word():
+  text = ' '.join(f'word{n}' for n in range(300))
+  line = json.dumps({'text': text, 'domain': 'books'}).encode()
+  found = [json.loads(piece) for piece in split.pieces(line)]
+  assert len(found) > 3 and {piece['domain'] for piece in found} == {'books'}
+  assert all(len(piece['text']) == split.PIECE and piece['text'].startswith('word') for piece in found)
+  places = [text.index(piece['text']) for piece in found]
+  assert all(split.PIECE <= b - a < split.PIECE + len('word000 ') for a, b in itertools.pairwise(places))
+  short = json.dumps({'text': 'short'}).encode()
+  assert list(split.pieces(short)) == [short]
+
+
 # -- tables
 
 
@@ -145,9 +171,9 @@ def results() -> common.Results:
 
 def test_markdown():
   lines = common.to_markdown(TABLE, 'micro', results()).splitlines()
-  assert lines[2] == '| Dense | 2 | 11.00 ± 1.41 | +0.0 ± 0.0 | 1.2e+03 |'
+  assert lines[2] == '| Dense | 2 | 11.00 ± 1.41 | +0.0 ± 0.0 | 1.2e+03 (of 1) |'
   # Differences are by seed: -1 and -2; seed 2 has no dense run to compare with.
-  assert lines[3] == '| Grid | 3 | 8.00 ± 2.65 | -1.5 ± 0.7 | 1.2e+03 |'
+  assert lines[3] == '| Grid | 3 | 8.00 ± 2.65 | -1.5 ± 0.7 (of 2) | 1.2e+03 (of 1) |'
   assert lines[4] == '| Bad | 1 | diverged |  |  |'
   assert lines[5] == '| None | 0 | not run |  |  |'
   assert common.lowest(TABLE, 'micro', results()) == 'grid'
