@@ -99,7 +99,7 @@ def axes(width: float, height: float, columns: int = 1, **kwargs):
 @styled
 def to_png(figure) -> bytes:
   data = io.BytesIO()
-  figure.savefig(data, format='png', dpi=160)
+  _save(figure, data, format='png', dpi=160)
   return data.getvalue()
 
 
@@ -111,11 +111,17 @@ def to_svg(figure, name: str) -> str:
   data = io.StringIO()
   with matplotlib.rc_context({'svg.hashsalt': name}):
     metadata = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
-    figure.savefig(data, format='svg', metadata=metadata, transparent=True)
+    _save(figure, data, format='svg', metadata=metadata, transparent=True)
   svg = data.getvalue()
   svg = re.sub(r'<metadata>.*?</metadata>', '', svg[svg.index('<svg') :], flags=re.DOTALL)
   svg = re.sub(r' id="[a-zA-Z][\w.]*_\d+"', '', svg)  # names of groups, which repeat from figure to figure
   return palette.themed(svg)
+
+
+def _save(figure, file, **options):
+  """Saves a figure; where its parts are is found once, which takes as long as to draw them."""
+  figure.savefig(file, **options)
+  figure.set_layout_engine('none')
 
 
 # -- axes

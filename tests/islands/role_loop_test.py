@@ -1,6 +1,7 @@
 """A role at work: the next task is claimed and fetched meanwhile, and both are given back when it ends."""
 
 import collections
+import contextlib
 import itertools
 import pathlib
 import random
@@ -10,11 +11,12 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import repository
 import sqlalchemy
+import tiny_run
 
 from dipaco_jax.core import settings
 from dipaco_jax.islands import claims, registry as registry_lib, role_loop
@@ -45,7 +47,7 @@ def owned(island) -> list[str]:
 
 
 def wait_for(what):
-  until = time.monotonic() + 20
+  until = time.monotonic() + tiny_run.PATIENCE_S  # another process may have to import first, beside other tests
   while not what():
     assert time.monotonic() < until
     time.sleep(0.005)
@@ -152,8 +154,18 @@ role_loop.Role(claims, perform).serve()
 """
 
 
+@contextlib.contextmanager
+def another_role(folder: pathlib.Path, lease_s: int) -> Iterator[subprocess.Popen]:
+  """A process that holds tasks, which ends with the block."""
+  with subprocess.Popen([sys.executable, '-c', HOLDS, str(folder), str(lease_s)], env=ENV) as process:
+    try:
+      yield process
+    finally:
+      process.kill()
+
+
 def test_both_tasks_are_given_back_at_once(island, tmp_path):
-  with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '20'], env=ENV) as process:
+  with another_role(tmp_path, lease_s=20) as process:
     wait_for(lambda: owned(island) == ['0', '1'])
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
@@ -164,7 +176,7 @@ def test_both_tasks_are_given_back_at_once(island, tmp_path):
 
 def test_tasks_of_a_killed_process_run_elsewhere_within_two_leases(tmp_path):
   island, began = make(tmp_path, 'worker-1', lease_s=4), []
-  with subprocess.Popen([sys.executable, '-c', HOLDS, str(tmp_path), '4'], env=ENV) as process:
+  with another_role(tmp_path, lease_s=4) as process:
     wait_for(lambda: owned(island) == ['0', '1'])
     time.sleep(2)  # it is late in its lease, or has renewed it
     process.kill()
